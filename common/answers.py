@@ -1,0 +1,84 @@
+"""Reading what a model wrote: boxed answers and their equality, the steps of a solution and where each one ends."""
+
+import bisect
+import re
+
+from math_verify import parse, verify
+
+STEP = re.compile(r"<step>(.*?)</step>", re.DOTALL)
+
+
+# ------------------------------------------------------------------ answers
+def boxed(text: str) -> str | None:
+    """Content of the last complete \\boxed{...} (braces may nest), or None."""
+    for start in reversed([m.end() for m in re.finditer(r"\\boxed\{", text)]):
+        depth = 1
+        for i in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[i], 0)
+            if depth == 0:
+                return text[start:i]
+    return None
+
+
+def is_correct(text: str, gold: str) -> bool:
+    """Whether the last boxed answer of `text` equals `gold`.
+
+    Equal strings are equal; a plain number is compared as a number; anything else is left to math-verify. No box, an
+    empty box or anything that math-verify cannot read is wrong, never an exception."""
+    answer = boxed(text)
+    if answer is None or not answer.strip():
+        return False
+    answer, gold = answer.strip(), gold.strip()
+    if answer == gold:
+        return True
+    if re.fullmatch(r"-?\d+", answer) and re.fullmatch(r"-?\d+", gold):
+        return len(answer) < 1000 and len(gold) < 1000 and int(answer) == int(gold)
+    if len(answer) > 1000:  # nothing that long is an answer, and parsing it could take minutes
+        return False
+    try:
+        # no timeouts: math-verify's use signals, which work in the main thread only
+        return bool(
+            verify(
+                parse(f"\\boxed{{{gold}}}", parsing_timeout=None),
+                parse(f"\\boxed{{{answer}}}", parsing_timeout=None),
+                timeout_seconds=None,
+            )
+        )
+    except Exception:
+        return False
+
+
+# ------------------------------------------------------------------ steps
+def split_steps(text: str) -> list[str]:
+    """The contents of all <step>...</step> blocks, in order."""
+    return STEP.findall(text)
+
+
+def step_ends(token_ids: list[int], tokenizer) -> list[int]:
+    """For every <step>...</step> block, the index of the token that holds the last character of its `</step>`.
+
+    Found from the token ids themselves: re-encoding decoded text need not give the same tokens back, and in a byte-level
+    BPE `>` may share its token with the newline after it. Always as many as `split_steps(tokenizer.decode(ids))`.
+    """
+    text = tokenizer.decode(token_ids)
+    expected = len(split_steps(text))
+    if expected == 0:
+        return []
+    # Token by token. A character cut in two by the tokenizer decodes to replacement marks, but ASCII tags stay intact.
+    pieces = tokenizer.batch_decode([[i] for i in token_ids])
+    ends = _ends_in(pieces)
+    if len(ends) != expected:
+        # A tokenizer that decodes a token differently at the start of a text (SentencePiece drops the leading space):
+        # take the pieces from growing prefixes instead, exact and slow.
+        prefixes = [tokenizer.decode(token_ids[: i + 1]) for i in range(len(token_ids))]
+        pieces = [new[len(old) :] for old, new in zip([""] + prefixes, prefixes)]
+        ends = _ends_in(pieces)
+    return ends[:expected]
+
+
+def _ends_in(pieces: list[str]) -> list[int]:
+    starts, position = [], 0  # character at which each piece starts
+    for piece in pieces:
+        starts.append(position)
+        position += len(piece)
+    return [bisect.bisect_right(starts, match.end() - 1) - 1 for match in STEP.finditer("".join(pieces))]

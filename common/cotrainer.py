@@ -1,0 +1,334 @@
+"""CoTrainer: several players in one `GRPOTrainer`, each a LoRA adapter on one shared base.
+
+TRL keeps doing what it does: the loop, sampling, reward calls, group advantages, the clipped loss, optimiser, schedule,
+logging, checkpoints, `accelerate launch`. `CoTrainer` adds three verbs, and each optimiser step trains exactly one adapter:
+
+    act(player, prompts) -> texts     sample without training (the verifier judging, a solver estimating difficulty)
+    turn(player, rows)   -> batch     TRL's own rollouts, rewards and group advantages, for that player
+    join(batches)        -> batch     several turns of ONE adapter in one update, padded to one shape
+
+A script overrides `_generate_and_score_completions(rows)`, plays its paper's turns with these verbs, writes
+`batch["advantages"]` where the paper needs per-token credit, (B, T), or another normalisation, and returns the batch.
+
+This is the only file that overrides TRL. It relies on internals, so requirements.txt pins trl==1.16.* and
+tests/test_trl_contract.py fails first if they move. What is overridden, and why:
+
+    create_optimizer                         one AdamW with a parameter group per adapter, so that each has its own lr
+    _generate_and_score_completions          (by the script) whose turn it is
+    _calculate_rewards                       keeps texts and rewards, which TRL's batch leaves out
+    _prepare_inputs                          rows that cannot matter are dropped, micro-batches sorted by length and trimmed
+    _get_per_token_logps_and_entropies       log-probs through common/logprob.py
+    _compute_loss, log                       metrics under the player's name; a NaN stops the run
+    _save_checkpoint, _load_from_checkpoint  `memory`: what a script keeps between steps
+
+Shapes: P questions, G samples each, B = P * G rows, T completion tokens, H hidden, V vocabulary.
+"""
+
+import functools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import gather_object
+from peft.utils import set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import GenerationConfig, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from common.data import UserError
+from common.logprob import linear_logprob
+
+
+@dataclass
+class Player:
+    """What TRL keeps once per trainer and co-training needs once per player."""
+
+    rewards: list[Callable]
+    """reward functions, called as TRL calls them (empty for a player that only acts)"""
+    lr: float
+    """learning rate of its adapter"""
+    max_tokens: int
+    """completion length limit"""
+    group_size: int = 8
+    """rows whose rewards are compared with each other"""
+    temperature: float = 1.0
+    """sampling temperature in its turns"""
+    adapter: str = ""
+    """adapter it plays with; empty = one named after the player"""
+
+
+class CoTrainer(GRPOTrainer):
+    """See the top of this file. `memory` is a JSON-able dict that is saved with every checkpoint."""
+
+    def __init__(self, model, players: dict[str, Player], args: GRPOConfig, kl: float = 0.0, **kwargs):
+        for name, player in players.items():
+            player.adapter = player.adapter or name
+        self.players = players
+        self.memory = {}
+        self.player = next(iter(players))
+        rows = args.per_device_train_batch_size * args.steps_per_generation
+        for name, player in players.items():
+            if rows % player.group_size:
+                raise UserError(
+                    f"{rows} rows per step and process are not a multiple of the {name}'s group of {player.group_size}."
+                )
+        # beta = 0 here: with a ready PeftModel and beta != 0 TRL would look for an adapter called "default" and copy it.
+        # Set afterwards, TRL takes as reference the adapter named "ref" if there is one, else the base, adapters off.
+        args.beta = 0.0
+        args.weight_decay = 0.0  # it would move an adapter whose gradient is exactly zero
+        args.logging_steps = 1  # the player is a property of the step
+        args.logging_nan_inf_filter = False  # we want to see a NaN, and stop
+        super().__init__(model, [lambda completions, **_: [0.0] * len(completions)], args, **kwargs)
+        self.beta = kl
+        self._trainable(True)
+        _install_scoring(model.get_base_model())
+        self.add_callback(_SkipFlatSteps(self))
+
+    # ------------------------------------------------------------------ the three verbs
+    def become(self, name: str):
+        """Make `name` the player that samples, is scored and is trained from here on."""
+        player = self.players[name]
+        self.player = name
+        self.model.set_adapter(player.adapter)
+        self._trainable(True)
+        self.num_generations = player.group_size
+        self.max_completion_length = player.max_tokens
+        self.temperature = player.temperature
+        self.reward_funcs = player.rewards
+        self.reward_func_names = [f.__name__ for f in player.rewards]
+        self.reward_processing_classes = [None] * len(player.rewards)
+        self.reward_weights = torch.ones(len(player.rewards))
+        self._set_sampling(player.max_tokens, player.temperature)
+        if self.use_vllm:
+            self._last_loaded_step = -1  # vLLM holds the weights of the player before
+
+    @torch.no_grad()
+    def act(self, name: str, prompts: list, greedy: bool = False, rows_at_once: int = 256) -> list[str]:
+        """Sample one text per prompt from `name`, without training on it. Every process gives its own prompts."""
+        before = self.player
+        self.become(name)
+        if greedy:
+            self._set_sampling(self.players[name].max_tokens, 0.0)
+        texts = []
+        for start in range(0, len(prompts), rows_at_once):
+            prompt_ids, images, fields = self._tokenize_prompts(prompts[start : start + rows_at_once])
+            completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
+            texts += self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+        self.become(before)
+        return texts
+
+    def turn(self, name: str, rows: list[dict]) -> dict:
+        """One round of `name`: a completion per row, its reward, and TRL's group-normalised advantages.
+
+        Args:
+            rows: as TRL wants them, {"prompt": ..., columns for the reward functions}; groups adjacent.
+
+        Returns:
+            TRL's batch (prompt_ids, prompt_mask, completion_ids, completion_mask (B, T), advantages (B,), ...), with
+            rewards (B,) float and texts (B strings) added, all of this process.
+        """
+        self.become(name)
+        with self._metrics_named(name):
+            batch = GRPOTrainer._generate_and_score_completions(self, rows)
+        mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
+        batch["rewards"] = self._rewards_per_func.nansum(1)[mine]  # (B,)
+        batch["texts"] = self._texts
+        return batch
+
+    def join(self, batches: list[dict]) -> dict:
+        """Several turns of one adapter as one batch, for one update on all of them.
+
+        Prompts are padded on the left and completions on the right to the widest; advantages become (B, T)."""
+        pad_id = self.processing_class.pad_token_id
+        joined = {
+            "texts": [text for batch in batches for text in batch["texts"]],
+            "num_items_in_batch": sum(batch["num_items_in_batch"] for batch in batches),
+        }
+        for batch in batches:
+            if batch["advantages"].dim() == 1:
+                batch["advantages"] = batch["advantages"][:, None] * batch["completion_mask"]  # (B,) -> (B, T)
+        for key in batches[0].keys() - joined.keys():
+            values = [batch[key] for batch in batches]
+            if values[0].dim() == 2:
+                width = max(v.shape[1] for v in values)
+                left = key.startswith("prompt")
+                fill = pad_id if key.endswith("_ids") else 0
+                values = [F.pad(v, (width - v.shape[1], 0) if left else (0, width - v.shape[1]), value=fill) for v in values]
+            joined[key] = torch.cat(values)
+        return joined
+
+    # ------------------------------------------------------------------ overrides: the training phase
+    def create_optimizer(self, model=None):
+        """One AdamW, one parameter group per adapter. An adapter without gradient (None) is left alone by AdamW."""
+        if self.optimizer is None:
+            adapters = {player.adapter: player.lr for player in self.players.values()}
+            groups = [
+                {"params": [p for n, p in self.model.named_parameters() if f".{adapter}." in n and "lora_" in n], "lr": lr}
+                for adapter, lr in adapters.items()
+            ]
+            optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = optimizer_class(groups, **options)
+        return self.optimizer
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        self._texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
+        self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._rewards_per_func
+
+    def _prepare_inputs(self, rows):
+        """TRL's, with two exact savings in place of its shuffle (the order of rows inside a step is immaterial).
+
+        A row whose advantages are all zero has zero gradient if there is no KL term and no entropy bonus: it is dropped
+        before the forward pass. Rows are sorted by length and each micro-batch is trimmed to its own longest prompt and
+        completion. The loss divides by `num_items_in_batch`, the tokens of *all* rows, so the gradient is unchanged."""
+        steps = self.args.steps_per_generation
+        if self._step % steps == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(rows)
+            self._buffered_inputs = self._micro_batches(batch, steps)
+        return self._buffered_inputs[self._step % steps]
+
+    def _micro_batches(self, batch: dict, count: int) -> list[dict]:
+        mask = batch["completion_mask"]  # (B, T)
+        advantages = batch["advantages"]
+        live = (advantages.reshape(len(mask), -1) != 0).any(1)  # (B,)
+        self.flat = not bool(self.accelerator.reduce(live.sum(), "sum")) and self.beta == 0.0
+        lengths = mask.sum(1) + batch["prompt_mask"].sum(1)
+        order = torch.argsort(lengths, stable=True)
+        # what makes it exact: no KL, no entropy bonus, and a normaliser that counts the tokens of the whole batch
+        if self.beta == 0.0 and not self._entropy_bonus_enabled and self.loss_type in ("dapo", "cispo"):
+            order = torch.cat([order[live[order]], order[~live[order]]])[: max(int(live.sum()), count)]
+        chunks = []
+        for index in torch.tensor_split(order, count):
+            rows = {k: v[index] if v.dim() else v for k, v in batch.items() if isinstance(v, torch.Tensor)}
+            prompt = int(rows["prompt_mask"].sum(1).max())
+            completion = int(rows["completion_mask"].sum(1).max())
+            for key, value in rows.items():
+                if value.dim() == 2:
+                    rows[key] = value[:, -prompt:] if key.startswith("prompt") else value[:, :completion]
+            chunks.append(rows)
+        return chunks
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **_):
+        """(log-probs, entropies, None), the first two (B, T): TRL's contract, computed by common/logprob.py."""
+        logps, entropies = [], []
+        size = batch_size or len(input_ids)
+        for start in range(0, len(input_ids), size):
+            ids, mask = input_ids[start : start + size], attention_mask[start : start + size]
+            # through the wrapped model's forward, so that DDP sees it; see _install_scoring
+            with self.accelerator.autocast():
+                logp, entropy = model(input_ids=ids, attention_mask=mask, score=(logits_to_keep, self.temperature))
+            logps.append(logp)
+            entropies.append(entropy)
+        return torch.cat(logps), torch.cat(entropies), None
+
+    def _compute_loss(self, model, inputs):
+        with self._metrics_named(self.player):
+            return super()._compute_loss(model, inputs)
+
+    # ------------------------------------------------------------------ overrides: logging and checkpoints
+    def log(self, logs: dict, start_time: float | None = None):
+        for key in ("loss", "grad_norm"):
+            if key in logs and not math.isfinite(float(logs[key])):
+                raise UserError(
+                    f"step {self.state.global_step}: the {self.player}'s {key} is {logs[key]}. The run stops here and keeps "
+                    f"its last checkpoint in {self.args.output_dir}; a lower --lr is the first thing to try."
+                )
+        prefix = f"{self.player[:3]}/"
+        super().log({prefix + k if k in ("loss", "grad_norm", "learning_rate") else k: v for k, v in logs.items()}, start_time)
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            # written last: a checkpoint without it was cut short
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            (folder / "memory.json").write_text(json.dumps(self.memory))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """Every adapter by its own name; Trainer would load into the active one."""
+        for adapter in {player.adapter for player in self.players.values()}:
+            state = load_file(Path(resume_from_checkpoint) / adapter / "adapter_model.safetensors")
+            set_peft_model_state_dict(self.model, state, adapter_name=adapter)
+        self.memory = json.loads((Path(resume_from_checkpoint) / "memory.json").read_text())
+
+    # ------------------------------------------------------------------ small things
+    def gather(self, values: list) -> list:
+        """The lists of all processes, one after the other."""
+        return gather_object(values)
+
+    def log_metric(self, name: str, value: float):
+        """A number for metrics.jsonl under its full name, such as "ver/balanced_accuracy"."""
+        self._metrics["train"][name].append(value)
+
+    @contextmanager
+    def _metrics_named(self, name: str):
+        """TRL's own metric names get the first three letters of the player: gen/reward, ver/entropy."""
+        outer, self._metrics["train"] = self._metrics["train"], defaultdict(list)
+        try:
+            yield
+        finally:
+            inner, self._metrics["train"] = self._metrics["train"], outer
+            for key, values in inner.items():
+                shared = key == "num_tokens" or key[:4] in {f"{player[:3]}/" for player in self.players} | {"co/"}
+                outer[key if shared else f"{name[:3]}/{key}"].extend(values)
+
+    def _set_sampling(self, max_tokens: int, temperature: float):
+        """The generation settings TRL builds once, for this player. Temperature 0 = greedy."""
+        sample = temperature > 0
+        self.generation_kwargs = {
+            **self.generation_kwargs,
+            "max_new_tokens": max_tokens,
+            "do_sample": sample,
+            "temperature": temperature if sample else 1.0,
+        }
+        self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
+
+    def _trainable(self, yes: bool):
+        """All adapters keep requires_grad: set_adapter would turn the idle ones off, and DDP fixes its list at the start.
+        An idle adapter is not part of the graph, so its gradient is None and AdamW does not touch it."""
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:
+                parameter.requires_grad_(yes and any(f".{p.adapter}." in name for p in self.players.values()))
+
+
+class _SkipFlatSteps(TrainerCallback):
+    """A step whose advantages are all zero must not move anything, but Adam's momentum would."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if self.trainer.flat:
+            self.trainer.optimizer.zero_grad(set_to_none=True)
+
+
+def _install_scoring(base):
+    """Let `model(..., score=(T, temperature))` return (logprob, entropy), both (B, T), of the last T tokens.
+
+    A keyword of forward, because only a forward through the outermost wrapper keeps DDP's gradient exchange alive. TRL
+    patches the same place for its own fused head; without the keyword its forward runs, so generation is unchanged."""
+    for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"):
+        if getattr(base.config.get_text_config(), setting, None) not in (None, 1.0):
+            raise UserError(f"--model {base.config._name_or_path}: heads with {setting} are not supported.")
+    original = base.forward
+
+    @functools.wraps(original)  # keeps the signature: generate() validates its arguments against it
+    def forward(*args, score=None, **kwargs):
+        if score is None:
+            return original(*args, **kwargs)
+        length, temperature = score
+        input_ids, attention_mask = kwargs["input_ids"], kwargs["attention_mask"]
+        hidden = base.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        hidden = hidden[:, -length - 1 : -1]  # (B, T, H): the state before each token predicts it
+        targets, valid = input_ids[:, -length:], attention_mask[:, -length:].bool()  # (B, T)
+        head = base.get_output_embeddings()
+        logp, entropy = linear_logprob(hidden[valid], head.weight, targets[valid], head.bias, temperature)  # (N,) each
+        zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
+        return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
+
+    base.forward = forward

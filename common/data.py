@@ -1,0 +1,119 @@
+"""Questions with answers, from the embedded tasks, a JSONL file or the Hugging Face hub: rows {question, answer}.
+
+Every source is split into a training part and a held-out part that never overlap. `load_questions` raises `UserError`
+with one sentence, naming argument, file and row, for anything a user can get wrong.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from common.tiny import tasks
+
+QUESTION_COLUMNS = ("question", "problem", "prompt")
+ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
+
+
+class UserError(Exception):
+    """Something the user can put right. Scripts print the message and end with exit code 2, without a stack trace."""
+
+
+def load_questions(dataset: str, train_count: int, held_out_count: int, seed: int) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows), each row {"question": str, "answer": str}.
+
+    Args:
+        dataset: "tiny" (the embedded chains of arithmetic, as many as asked for), a path to a .jsonl file, or a hub id
+            (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data and its like). A hub dataset's own test or validation split is the
+            held-out part if it has one; otherwise a question's hash decides, so that a question never changes sides.
+        train_count: at most this many training rows (the embedded tasks: exactly this many).
+        held_out_count: at most this many held-out rows.
+        seed: of the embedded tasks' training questions. Held-out questions do not depend on it.
+    """
+    if dataset == "tiny":
+        # the seed of the held-out part is fixed: runs with different seeds are measured on the same questions
+        train = tasks.sample_questions(seed + 1, train_count, held_out=False)
+        held_out = tasks.sample_questions(0, held_out_count, held_out=True)
+        return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
+    if dataset.endswith((".jsonl", ".json")):
+        rows, held_out = _read_jsonl(Path(dataset)), []
+    else:
+        rows, held_out = _read_hub(dataset)
+    if not held_out:
+        rows, held_out = [r for r in rows if not _held_out(r)], [r for r in rows if _held_out(r)]
+    else:  # a question that stands in both splits is held out
+        taken = {row["question"] for row in held_out}
+        rows = [row for row in rows if row["question"] not in taken]
+    if not rows or not held_out:
+        raise UserError(f"--dataset {dataset}: {len(rows)} training and {len(held_out)} held-out questions; both are needed.")
+    return rows[:train_count], held_out[:held_out_count]
+
+
+def _tiny_row(question: str) -> dict:
+    return {"question": question, "answer": str(tasks.gold_answer(question))}
+
+
+def _held_out(row: dict) -> bool:
+    """A tenth of all questions, decided by the question's own text."""
+    return hashlib.blake2b(row["question"].encode(), digest_size=2).digest()[0] % 10 == 0
+
+
+def _read_jsonl(path: Path) -> list[dict]:
+    if not path.is_file():
+        raise UserError(f"--dataset {path}: there is no such file.")
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--dataset {path}: not a UTF-8 text file (byte {error.start}).") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"--dataset {path}: row {number} is not JSON ({error.msg} at column {error.colno}).") from None
+        if not isinstance(row, dict):
+            raise UserError(f"--dataset {path}: row {number} is not a JSON object.")
+        rows.append(_read_row(row, f"{path}: row {number}"))
+    return rows
+
+
+def _read_hub(name: str) -> tuple[list[dict], list[dict]]:
+    from datasets import load_dataset  # slow to import, and not needed by the default
+
+    try:
+        # gsm8k names its one configuration "main"
+        splits = load_dataset(name, "main") if name.endswith("gsm8k") else load_dataset(name)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"--dataset {name}: not 'tiny', not a .jsonl file, and the hub could not give it ({reason}).") from None
+    if "train" not in splits:
+        raise UserError(f"--dataset {name}: it has no 'train' split, only {', '.join(splits)}.")
+    rows = [_read_row(row, f"{name}: train row {i}") for i, row in enumerate(splits["train"]) if _is_math(row)]
+    held = next((splits[s] for s in ("test", "validation") if s in splits), [])
+    return rows, [_read_row(row, f"{name}: held-out row {i}") for i, row in enumerate(held) if _is_math(row)]
+
+
+def _is_math(row: dict) -> bool:
+    return row.get("ability", "math") == "math"  # Eurus-2-RL-Data also holds programming tasks
+
+
+def _read_row(row: dict, where: str) -> dict:
+    question = next((row[c] for c in QUESTION_COLUMNS if row.get(c)), None)
+    answer = next((row[c] for c in ANSWER_COLUMNS if row.get(c) is not None), None)
+    if isinstance(question, list):  # a conversation: its last user message
+        question = next((m.get("content") for m in reversed(question) if isinstance(m, dict) and m.get("role") == "user"), None)
+    if isinstance(answer, dict):  # Eurus-2-RL-Data: {"ground_truth": ..., "style": "rule"}
+        answer = answer.get("ground_truth")
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f"--dataset {where} has no question (one of the columns {', '.join(QUESTION_COLUMNS)}).")
+    if answer is None:
+        raise UserError(f"--dataset {where} has no answer (one of the columns {', '.join(ANSWER_COLUMNS)}).")
+    answer = str(answer)
+    if "####" in answer:  # GSM8K: reasoning, then "#### 1,234"
+        answer = answer.rsplit("####", 1)[1].replace(",", "")
+    answer = re.sub(r"^\\boxed\{(.*)\}$", r"\1", answer.strip())
+    if not answer:
+        raise UserError(f"--dataset {where} has an empty answer.")
+    return {"question": question.strip(), "answer": answer}

@@ -1,0 +1,63 @@
+"""One base model, one LoRA adapter per player: `load_model`.
+
+The papers train two or three full models. Here the base is loaded once (4-bit NF4 on a GPU) and each trained player is
+a LoRA adapter on it, so that switching player costs a pointer, and the base with all adapters off is the reference model.
+"""
+
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from common.data import UserError
+
+TINY = Path(__file__).parent / "tiny" / "model"
+
+
+def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool | None, seed: int):
+    """(PeftModel with one trainable adapter per name in `adapters`, tokenizer).
+
+    Args:
+        name: "tiny" (the embedded default), a hub id, or a local folder.
+        adapters: one LoRA adapter each, on all linear layers but the head; alpha = 2 * rank, no dropout, B = 0, so every
+            player starts as the base itself.
+        four_bit: NF4 with double quantisation; None = on a GPU yes, on a CPU no.
+        seed: of the adapters' random A matrices.
+
+    Raises:
+        UserError: the model cannot be had, or four_bit is asked of a machine that cannot do it.
+    """
+    path = TINY if name == "tiny" else name
+    on_gpu = torch.cuda.is_available()
+    four_bit = on_gpu if four_bit is None else four_bit
+    bf16 = on_gpu and torch.cuda.is_bf16_supported()
+    compute_dtype = torch.bfloat16 if bf16 else torch.float16 if on_gpu else torch.float32
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute_dtype
+    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=compute_dtype,
+            quantization_config=quantization if four_bit else None,
+            device_map={"": torch.cuda.current_device()} if on_gpu else None,
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--model {name}: not 'tiny', and neither a local folder nor the hub could give it ({reason})."
+        ) from None
+    if tokenizer.chat_template is None:
+        raise UserError(f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model.")
+    torch.manual_seed(seed)
+    lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora, adapter_name=adapters[0])
+    for adapter in adapters[1:]:
+        model.add_adapter(adapter, lora)
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_" in parameter_name:
+            parameter.requires_grad_(True)  # add_adapter and set_adapter leave only the active one trainable
+            parameter.data = parameter.data.float()  # Adam steps of 1e-5 vanish in 16 bits
+    return model, tokenizer

@@ -1,0 +1,265 @@
+"""What a run leaves behind, and what it shows while it lasts: `start_run`, `Run`, `plain_errors`.
+
+    runs/tango-20260101-120000-0/
+      args.json          every argument, filled in          metrics.jsonl   one line per step, one per evaluation
+      tango.py           the script as it was               curves.png      both players over time
+      versions.json      libraries, device, git commit      checkpoint-N/   adapters, optimiser, RNG, memory
+      generator/ ...     the trained adapters, in PEFT's own format
+
+A run goes on where it stopped if its folder is given again with the same arguments (`--out FOLDER`).
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from tqdm import tqdm
+from transformers import PrinterCallback, TrainerCallback
+
+from common.data import UserError
+
+MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
+"""Arguments that do not change what is computed (evaluation has random numbers of its own)."""
+
+
+@contextmanager
+def plain_errors():
+    """What a user can put right ends in one sentence and exit code 2, not in a stack trace."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def fill_in(args, small: dict, real: dict):
+    """Arguments left at None take the value for the embedded model (`small`) or for a real one (`real`)."""
+    values = small if args.model == "tiny" else real
+    return dataclasses.replace(args, **{k: v for k, v in values.items() if getattr(args, k) is None})
+
+
+def start_run(args, script: str) -> "Run":
+    """Make (or find again) the run's folder, write down what will be run, set the thread count.
+
+    Raises:
+        UserError: the folder cannot be written; it holds a run with other arguments; its checkpoints are all cut short.
+    """
+    name = Path(script).stem
+    _quiet()
+    out = Path(args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}")
+    checkpoint = None
+    written = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
+    if PartialState().is_main_process:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / ".writable").touch()
+            (out / ".writable").unlink()
+        except OSError as error:
+            raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
+    PartialState().wait_for_everyone()
+    if (out / "args.json").exists():
+        before = json.loads((out / "args.json").read_text())
+        other = sorted(k for k in written.keys() | before.keys() if k not in MAY_CHANGE and written.get(k) != before.get(k))
+        if other:
+            was = ", ".join(f"--{k.replace('_', '-')} {before.get(k)}" for k in other)
+            raise UserError(f"--out {out} holds a run with other arguments ({was}); repeat those, or choose another folder.")
+        checkpoint = last_checkpoint(out)
+    PartialState().wait_for_everyone()  # nobody may write before everybody has read
+    if PartialState().is_main_process:
+        (out / "args.json").write_text(json.dumps(written, indent=1) + "\n")
+        shutil.copy(script, out / Path(script).name)
+        (out / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    return Run(out, name, checkpoint)
+
+
+def _quiet():
+    """Notices of libraries that nobody can act on here would bury the run's own lines."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("math_verify.parser", "math_verify.grader", "bitsandbytes.backends.cpu.ops"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint: `memory.json` is what CoTrainer writes last. None if there was never one.
+
+    A checkpoint that was cut short is passed over; UserError if there are only such ones."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True)
+    for path in found:
+        if (path / "memory.json").exists():
+            return path
+    if found:
+        raise UserError(f"--out {folder}: {found[0].name} was cut short while being written; delete it to start again.")
+    return None
+
+
+def versions() -> dict:
+    names = ["torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "math-verify"]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in names},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads",
+        "commit": commit.stdout.strip() or None,
+    }
+
+
+class Run(TrainerCallback):
+    """Logging, evaluation, samples, checkpoints on Ctrl-C: everything around the loop that is alike in all scripts."""
+
+    def __init__(self, folder: Path, name: str, checkpoint: Path | None):
+        self.folder, self.name, self.checkpoint = folder, name, checkpoint
+        self.evaluations: list[dict] = []
+        self.stop = False
+        self.spent = 0.0  # seconds, before it was resumed
+        self.main = PartialState().is_main_process
+        if self.main:
+            self._forget_after(int(checkpoint.name.split("-")[1]) if checkpoint else -1)
+
+    def train(self, trainer, evaluate, args, curves: dict[str, list[str]]):
+        """Train to the end or to Ctrl-C. `evaluate() -> dict` is called at step 0, every `eval_every` steps, and at the end."""
+        self.trainer, self.evaluate, self.args, self.curves = trainer, evaluate, args, curves
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+        signal.signal(signal.SIGINT, self._interrupted)
+        self.started = time.time() - self.spent
+        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        if self.stop:
+            self.say(f"stopped at step {trainer.state.global_step}; go on with the same command and --out {self.folder}")
+            sys.exit(130)
+        if self.main:
+            trainer.model.save_pretrained(self.folder)
+            self.draw()
+            self.table()
+
+    # ------------------------------------------------------------------ Trainer's events
+    def on_train_begin(self, args, state, control, **_):
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=not self.main or not sys.stderr.isatty())
+        self.since = time.time()
+        self.first = state.global_step
+        if state.global_step == 0:
+            self._evaluate(0)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        """After every step's line, on all processes: the sample and the evaluation that are due."""
+        if "train_runtime" in logs:
+            return
+        step = state.global_step
+        if self.main:
+            self._step_line(state, logs)
+            if self.args.show_every and step % self.args.show_every == 0:
+                self.say(self.trainer.example)
+        if step == state.max_steps or (self.args.eval_every and step % self.args.eval_every == 0):
+            self._evaluate(step)
+
+    def on_step_end(self, args, state, control, **_):
+        self.bar.update()
+        self.stop = any(gather_object([self.stop]))  # all processes stop after the same step
+        if self.stop or state.global_step == state.max_steps:
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+
+    # ------------------------------------------------------------------ output
+    def _step_line(self, state, logs):
+        step = state.global_step
+        self._write({"step": step, "seconds": round(time.time() - self.started, 2), **logs})
+        done, left = state.global_step - self.first, state.max_steps - state.global_step
+        eta = (time.time() - self.since) / max(1, done) * left
+        shown = "  ".join(f"{key} {logs[key]:.3f}" for keys in self.curves.values() for key in keys if key in logs)
+        self.say(f"step {step}/{state.max_steps}  {self.trainer.player[:3]}  {shown}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
+
+    def say(self, text: str):
+        if self.main:
+            tqdm.write(text)
+            sys.stdout.flush()
+
+    def table(self):
+        """First and last evaluation side by side."""
+        first, last = self.evaluations[0], self.evaluations[-1]
+        self.say(f"\n{'held-out questions':<34}{'step 0':>10}{'step ' + str(last['step']):>12}{'change':>10}")
+        for key in [k for k in last if k.startswith("eval/")]:
+            self.say(f"{key[5:]:<34}{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}")
+        self.say(f"\n{time.time() - self.started:.0f} s; everything is in {self.folder}")
+
+    def draw(self):
+        """curves.png: one panel per entry of `curves`, training values as lines, evaluations as dots."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        figure, axes = pyplot.subplots(1, len(self.curves), figsize=(4.2 * len(self.curves), 3.4), squeeze=False)
+        for axis, (title, keys) in zip(axes[0], self.curves.items()):
+            for color, key in enumerate(keys):
+                points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+                if points:
+                    axis.plot(*zip(*points), color=f"C{color}", alpha=0.8, linewidth=1.2, label=key)
+                held_out = [(row["step"], row[f"eval/{key}"]) for row in rows if row.get(f"eval/{key}") is not None]
+                if held_out:
+                    axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--", label=f"{key}, held out")
+            axis.set(title=title, xlabel="optimiser step")
+            axis.grid(alpha=0.25)
+            axis.legend(fontsize=7)
+        figure.tight_layout()
+        figure.savefig(self.folder / "curves.png", dpi=110)
+        pyplot.close(figure)
+
+    # ------------------------------------------------------------------ small things
+    def _evaluate(self, step: int):
+        """With random numbers of its own, so that a run with more evaluations is still the same run."""
+        start = time.time()
+        cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(1_000_003 + PartialState().process_index)
+            result = {f"eval/{key}": value for key, value in self.evaluate().items()}
+        self.evaluations.append({"step": step, **result})
+        self.since += time.time() - start  # the ETA speaks of training
+        if self.main:
+            self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
+            shown = "  ".join(f"{key[5:]} {value:.3f}" for key, value in result.items())
+            self.say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
+
+    def _write(self, row: dict):
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _forget_after(self, step: int):
+        """On resuming, metrics of steps after the checkpoint will be written again; a line cut short is dropped."""
+        path, kept = self.folder / "metrics.jsonl", []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if row["step"] <= step:
+                kept.append(line)
+                self.spent = row["seconds"]
+                if any(key.startswith("eval/") for key in row):
+                    self.evaluations.append(row)
+        path.write_text("".join(line + "\n" for line in kept))
+
+    def _interrupted(self, *_):
+        if self.stop:  # the second time: at once
+            raise KeyboardInterrupt
+        self.stop = True
+        self.say("\nstopping after this step, with a checkpoint (Ctrl-C again to stop at once)")

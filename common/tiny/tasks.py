@@ -1,0 +1,130 @@
+"""The embedded tasks: chains of arithmetic modulo 10, with gold answers and gold step labels for free.
+
+A question is a left-nested chain such as `((3+4)*6)-5 mod 10`. Only the last digit is kept after each operation, so
+every intermediate value is one digit and the right solution is
+
+    <step>3+4=7</step>
+    <step>7*6=2</step>
+    <step>2-5=7</step>
+    <answer>\\boxed{7}</answer>
+
+The programming tasks are the same chains with an input in place of the first digit: "Read x. Add 4, times 6, minus 5.
+Print x mod 10." Both are small enough for a one-million-parameter model to half know, and both have an exact oracle,
+so that everything a co-training run claims about a verifier or a tester can be checked against the truth.
+
+Nothing here is random by itself: every sampling function takes a `random.Random`.
+"""
+
+import hashlib
+import random
+import re
+
+OPERATORS = {"+": lambda a, b: (a + b) % 10, "-": lambda a, b: (a - b) % 10, "*": lambda a, b: (a * b) % 10}
+WORDS = {"+": "add", "-": "minus", "*": "times"}
+CHAIN = re.compile(r"(\(*)(\d)((?:[+*-]\d\)?)+) mod 10")
+
+
+# ------------------------------------------------------------------ questions
+def make_question(rng: random.Random, steps: int) -> str:
+    """A chain of `steps` operations. `*0`, `*5` and `+0` are left out: they would hide an earlier mistake."""
+    text = "(" * (steps - 1) + str(rng.randint(0, 9))
+    for k in range(steps):
+        op = rng.choice("+-*")
+        operand = rng.choice([2, 3, 4, 6, 7, 8, 9]) if op == "*" else rng.randint(1, 9)
+        text += f"{op}{operand}" + (")" if k < steps - 1 else "")
+    return text + " mod 10"
+
+
+def parse_question(question: str) -> tuple[int, list[tuple[str, int]]] | None:
+    """`((3+4)*6)-5 mod 10` -> (3, [('+', 4), ('*', 6), ('-', 5)]); None unless it is a well-formed chain."""
+    match = CHAIN.fullmatch(question.strip())
+    if not match:
+        return None
+    operations = re.findall(r"([+*-])(\d)(\)?)", match[3])
+    closing = [close for _, _, close in operations]
+    # left-nested: one "(" per operation but the last, closed right after it
+    if len(match[1]) != len(operations) - 1 or closing != [")"] * (len(operations) - 1) + [""]:
+        return None
+    return int(match[2]), [(op, int(operand)) for op, operand, _ in operations]
+
+
+def is_held_out(question: str) -> bool:
+    """True for a tenth of all questions, by hash: the model has never been trained on them, at any stage."""
+    return hashlib.blake2b(question.encode(), digest_size=1).digest()[0] % 10 == 0
+
+
+def sample_questions(seed: int, count: int, held_out: bool, steps=(2, 3, 4, 5)) -> list[str]:
+    """`count` different questions of the training or the held-out part, the lengths in `steps` in equal shares."""
+    rng, seen = random.Random(seed), {}
+    while len(seen) < count:
+        question = make_question(rng, steps[len(seen) % len(steps)])
+        if is_held_out(question) == held_out:
+            seen[question] = None
+    return list(seen)
+
+
+# ------------------------------------------------------------------ solutions
+def format_solution(steps: list[str], answer: int) -> str:
+    return "".join(f"<step>{step}</step>\n" for step in steps) + f"<answer>\\boxed{{{answer}}}</answer>"
+
+
+def gold_solution(question: str) -> str:
+    """The right solution, one operation a line. Raises TypeError on a malformed question."""
+    value, operations = parse_question(question)
+    steps = []
+    for op, operand in operations:
+        result = OPERATORS[op](value, operand)
+        steps.append(f"{value}{op}{operand}={result}")
+        value = result
+    return format_solution(steps, value)
+
+
+def gold_answer(question: str) -> int:
+    value, operations = parse_question(question)
+    for op, operand in operations:
+        value = OPERATORS[op](value, operand)
+    return value
+
+
+def step_labels(question: str, steps: list[str]) -> list[bool]:
+    """Gold label of each step of any solution. A step is right when it applies the question's k-th operation to the
+    value claimed just before it and gets the result right: a mistake is charged once, to the step that makes it."""
+    value, operations = parse_question(question)
+    labels = []
+    for k, step in enumerate(steps):
+        match = re.fullmatch(r"(\d)([+*-])(\d)=(\d)", step.strip())
+        if not match or k >= len(operations) or value is None:
+            labels.append(False)
+            value = int(step.strip()[-1]) if step.strip()[-1:].isdigit() else None
+            continue
+        a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
+        labels.append((a, op, b) == (value, *operations[k]) and claimed == OPERATORS[op](a, b))
+        value = claimed
+    return labels
+
+
+# ------------------------------------------------------------------ programming tasks
+def make_program_task(rng: random.Random, steps: int) -> str:
+    """`Read x. Add 4, times 6, minus 5. Print x mod 10.`"""
+    _, operations = parse_question(make_question(rng, steps))
+    words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
+    return f"Read x. Then {words}. Print x mod 10."
+
+
+def parse_program_task(task: str) -> list[tuple[str, int]]:
+    by_word = {word: op for op, word in WORDS.items()}
+    return [(by_word[word], int(operand)) for word, operand in re.findall(r"(add|minus|times) (\d)", task)]
+
+
+def program_output(task: str, x: int) -> int:
+    value = x
+    for op, operand in parse_program_task(task):
+        value = OPERATORS[op](value, operand)
+    return value % 10
+
+
+def format_program(operations: list[tuple[str, int]]) -> str:
+    text = "(" * (len(operations) - 1) + "x"
+    for k, (op, operand) in enumerate(operations):
+        text += f"{op}{operand}" + (")" if k < len(operations) - 1 else "")
+    return f"```python\nx=int(input())\nprint(({text})%10)\n```"
