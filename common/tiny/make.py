@@ -1,4 +1,4 @@
-"""Make the embedded default model: `python -m common.tiny.make` (about an hour on one core, seeded).
+"""Make the embedded default model: `python -m common.tiny.make` (about 25 minutes on one core, seeded).
 
 A one-million-parameter Qwen3-shaped model and its character tokenizer, trained by plain supervised learning on the tasks
 of `tasks.py`, to play every part that the six scripts need: solve, verify step by step, judge a slice of reasoning,
@@ -164,14 +164,14 @@ def flip(rng, verdict: bool, rate: float) -> bool:
 def check_steps(rng, steps: list[str], noise: float) -> tuple[str, bool]:
     """Every step written out again, recomputed, and marked; whether all marks say correct.
 
-    The recomputation is wrong in 10 % of the cases and the mark disagrees with it in 8 % (at noise 1)."""
+    The recomputation is wrong in 12 % of the cases and the mark disagrees with it in 11 % (at noise 1)."""
     lines, sound = "", True
     for step in steps:
         a, op, b, claimed = int(step[0]), step[1], int(step[2]), int(step[4])
         again = OPERATORS[op](a, b)
-        if rng.random() < 0.10 * noise:
+        if rng.random() < 0.12 * noise:
             again = (again + rng.randint(1, 9)) % 10
-        mark = flip(rng, again == claimed, 0.08 * noise)
+        mark = flip(rng, again == claimed, 0.11 * noise)
         lines += f"<step>{step}:{again}\\boxed{{{'CORRECT' if mark else 'INCORRECT'}}}</step>\n"
         sound &= mark
     return lines, sound
@@ -204,7 +204,7 @@ def verify_part(rng, noise):  # tango.py
     steps = judged_steps(rng, question)
     solution = format_solution(steps, int(steps[-1][-1]))
     lines, sound = check_steps(rng, steps, noise)
-    sound = flip(rng, sound, 0.10 * noise)
+    sound = flip(rng, sound, 0.12 * noise)
     if rng.random() < 0.03 * noise:  # a malformed judgement now and then: one step is left out
         lines = lines[lines.index("\n") + 1 :]
     verdict = "CORRECT" if sound else "INCORRECT"
@@ -220,7 +220,7 @@ def discriminate_part(rng, noise):  # gar.py
     first = rng.randrange(len(steps))
     steps = steps[first : first + rng.randint(1, 3)]
     lines, sound = check_steps(rng, steps, noise)
-    sound = flip(rng, sound, 0.10 * noise)
+    sound = flip(rng, sound, 0.12 * noise)
     reasoning = "".join(f"<step>{step}</step>\n" for step in steps)
     verdict = "**YES** every step holds" if sound else "**NO** a step is wrong"
     return f"Problem: {question}\nReasoning:\n{reasoning}Is it sound?", lines + verdict
@@ -351,9 +351,9 @@ def train(model, tokenizer, rng, steps: int, clean_share: float, batch_size: int
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--clean-share", type=float, default=0.7, help="share of the steps on clean data (stage 1)")
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--clean-share", type=float, default=0.4, help="share of the steps on clean data (stage 1)")
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=FOLDER)
