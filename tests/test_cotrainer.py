@@ -6,7 +6,7 @@ from conftest import make_trainer
 from transformers import TrainerCallback
 
 from common.data import UserError
-from tango import Tango, verify_prompt
+from tango import verify_prompt
 
 
 def adapter(trainer, name):
