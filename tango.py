@@ -35,18 +35,18 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from common.advantage import group_advantage, step_return_to_go
+from common.answers import is_correct, split_steps, step_ends
+from common.cotrainer import CoTrainer, Player
+from common.data import load_questions
+from common.model import load_model
+from common.run import check_batch, fill_in, mean, plain_errors, start_run
+from common.tiny.tasks import parse_question, step_labels
+
 import torch
 import tyro
 from datasets import Dataset
 from trl import GRPOConfig
-
-from common.advantage import group_advantage, step_return_to_go
-from common.answers import is_correct, split_steps, step_ends
-from common.cotrainer import CoTrainer, Player
-from common.data import UserError, load_questions
-from common.model import load_model
-from common.run import fill_in, plain_errors, start_run
-from common.tiny.tasks import parse_question, step_labels
 
 
 # ------------------------------------------------------------------ arguments
@@ -75,8 +75,8 @@ class Args:
     """weight of the k3 KL term to the base (paper: 0.001); 0 saves the reference pass and all rows without advantage"""
     lora_rank: int = 16
     """rank of each adapter"""
-    four_bit: bool | None = None
-    """base in 4-bit NF4 (None: on a GPU yes, on a CPU no)"""
+    four_bit: bool = torch.cuda.is_available()
+    """base in 4-bit NF4; works on a CPU too, slowly"""
     eval_every: int = 20
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
@@ -308,14 +308,14 @@ class Tango(CoTrainer):
             ids = [row[m.bool()].tolist() for row, m in zip(batch["completion_ids"], mask)]
             ends = [step_ends(tokens, self.processing_class) for tokens in ids]
             self.log_verifier([final for _, final in parsed], batch["rewards"].bool().tolist())
-            self.log_metric("co/step_rewards_dropped", sum(len(v) != len(e) for v, e in zip(verdicts, ends)) / len(rows))
+            self.log_metric("co/step_rewards_dropped", mean(self.gather([len(v) != len(e) for v, e in zip(verdicts, ends)])))
             self.example = f"--- {rows[0]['question']}\n{solutions[0]}\n--- the verifier\n{judgements[0]}\n---"
         r_step, at = step_rewards(verdicts, ends)  # (B, K) each
         device = mask.device
         batch["advantages"] = tango_advantages(
             batch["rewards"], r_step.to(device), at.to(device), mask, self.script.group_size, alpha
         )  # (B, T)
-        self.log_metric("gen/accuracy", batch["rewards"].mean().item())
+        self.log_metric("gen/accuracy", mean(self.gather(batch["rewards"].tolist())))
         self.log_metric("co/alpha", alpha)
         return batch
 
@@ -342,27 +342,27 @@ class Tango(CoTrainer):
         weights = class_weights(everyone, counts)[rank * len(judged) : (rank + 1) * len(judged)]
         batch["advantages"] = A * weights.to(A.device)  # (B,)
         self.log_verifier([parse_judgement(text)[1] for text in batch["texts"]], [row["label"] for row in judged])
-        self.log_metric("gen/accuracy", sum(labels) / len(labels))
+        self.log_metric("gen/accuracy", mean(self.gather(labels)))
         return batch
 
     def log_verifier(self, finals: list[bool | None], labels: list[bool]):
         """How co-training goes wrong shows here first: a verifier of one opinion, or one kinder than the truth."""
-        for key, value in verdict_metrics(self.gather(finals), self.gather(labels)).items():
+        finals, labels = self.gather(finals), self.gather(labels)
+        for key, value in verdict_metrics(finals, labels).items():
             self.log_metric(f"ver/{key}", value)
-        says = sum(final is True for final in finals) / len(finals)
-        self.log_metric("co/verdict_minus_gold", says - sum(labels) / len(labels))
+        self.log_metric("co/verdict_minus_gold", mean([final is True for final in finals]) - mean(labels))
 
 
 # ------------------------------------------------------------------ evaluation
 def verdict_metrics(finals: list[bool | None], labels: list[bool]) -> dict[str, float]:
     """Against gold. A verdict that cannot be read is wrong in both classes; a class that does not occur is left out."""
-    of = {label: [final is label for final, truth in zip(finals, labels) if truth is label] for label in (True, False)}
-    rates = {name: sum(of[label]) / len(of[label]) for name, label in (("tpr", True), ("tnr", False)) if of[label]}
+    of = {label: [final is label for final, truth in zip(finals, labels) if truth == label] for label in (True, False)}
+    rates = {name: mean(of[label]) for name, label in (("tpr", True), ("tnr", False)) if of[label]}
     return {
-        "balanced_accuracy": sum(rates.values()) / len(rates),
+        "balanced_accuracy": mean(list(rates.values())),
         **rates,
-        "says_correct": sum(final is True for final in finals) / len(finals),
-        "parsed": sum(final is not None for final in finals) / len(finals),
+        "says_correct": mean([final is True for final in finals]),
+        "parsed": mean([final is not None for final in finals]),
     }
 
 
@@ -384,15 +384,16 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     state = trainer.accelerator
     rows = held_out[state.process_index :: state.num_processes]
     prompts = [solve_prompt(row["question"]) for row in rows]
-    right = lambda texts, of: [is_correct(text, row["answer"]) for text, row in zip(texts, of)]  # noqa: E731
-    mean = lambda values: sum(gathered := trainer.gather(values)) / len(gathered)  # noqa: E731
+
+    def right(texts: list[str], of: list[dict]) -> list[bool]:
+        return [is_correct(text, row["answer"]) for text, row in zip(texts, of)]
 
     if "base_solutions" not in trainer.memory:  # step 0: the generator is still the base
         trainer.memory["base_solutions"] = trainer.gather(trainer.act("generator", prompts))
         trainer.memory["base_order"] = trainer.gather([row["question"] for row in rows])
     result = {
-        "gen/greedy": mean(right(trainer.act("generator", prompts, greedy=True), rows)),
-        "gen/accuracy": mean(right(trainer.act("generator", prompts), rows)),
+        "gen/greedy": mean(trainer.gather(right(trainer.act("generator", prompts, greedy=True), rows))),
+        "gen/accuracy": mean(trainer.gather(right(trainer.act("generator", prompts), rows))),
     }
     if trainer.script.verifier != "none":
         written = dict(zip(trainer.memory["base_order"], trainer.memory["base_solutions"]))
@@ -413,8 +414,8 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
             scores.append((final is True, sum(steps) / max(1, len(steps))))  # the verdict, then the share of good steps
         best = [max(range(i, i + BEST_OF), key=scores.__getitem__) for i in range(0, len(some), BEST_OF)]
         correct = right(samples, some)
-        result[f"co/best_of_{BEST_OF}"] = mean([correct[i] for i in best])
-        result["co/mean_of_same"] = mean(correct)
+        result[f"co/best_of_{BEST_OF}"] = mean(trainer.gather([correct[i] for i in best]))
+        result["co/mean_of_same"] = mean(trainer.gather(correct))
     return result
 
 
@@ -428,9 +429,7 @@ CURVES = {
 
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
-    if args.questions * args.group_size % args.micro_batch:
-        rows = f"--questions {args.questions} times --group-size {args.group_size}"
-        raise UserError(f"{rows} is not a multiple of --micro-batch {args.micro_batch}.")
+    check_batch(args.questions, args.group_size, args.micro_batch)
     run = start_run(args, __file__)
     train, held_out = load_questions(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
     model, tokenizer = load_model(args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed)

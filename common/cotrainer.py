@@ -17,6 +17,7 @@ tests/test_trl_contract.py fails first if they move. What is overridden, and why
     _generate_and_score_completions          (by the script) whose turn it is
     _calculate_rewards                       keeps texts and rewards, which TRL's batch leaves out
     _prepare_inputs                          rows that cannot matter are dropped, micro-batches sorted by length and trimmed
+    _generate_single_turn                    common/sampling.py on a CPU, where it is about twice as fast as `generate`
     _get_per_token_logps_and_entropies       log-probs through common/logprob.py
     _compute_loss, log                       metrics under the player's name; a NaN stops the run
     _save_checkpoint, _load_from_checkpoint  `memory`: what a script keeps between steps
@@ -33,6 +34,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.data import UserError
+from common.logprob import linear_logprob
+from common.sampling import can_sample, sample
+
 import torch
 import torch.nn.functional as F
 from accelerate.utils import gather_object
@@ -40,9 +45,6 @@ from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-from common.data import UserError
-from common.logprob import linear_logprob
 
 
 @dataclass
@@ -180,6 +182,17 @@ class CoTrainer(GRPOTrainer):
         self._texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards_per_func
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+        neutral = self.top_p == 1.0 and not self.top_k and not self.min_p and self.repetition_penalty == 1.0
+        if self.use_vllm or not neutral or self.accelerator.device.type != "cpu" or not can_sample(self.model):
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
+        settings = self.generation_config
+        temperature = settings.temperature if settings.do_sample else 0.0
+        model = self.accelerator.unwrap_model(self.model)
+        pad_id = self.processing_class.pad_token_id
+        ids, _ = sample(model, prompt_ids, settings.max_new_tokens, temperature, self.eos_token_ids, pad_id)
+        return ids, None  # TRL wants log-probs only where sampler and trainer disagree (vLLM)
 
     def _prepare_inputs(self, rows):
         """TRL's, with two exact savings in place of its shuffle (the order of rows inside a step is immaterial).

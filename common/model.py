@@ -6,31 +6,30 @@ a LoRA adapter on it, so that switching player costs a pointer, and the base wit
 
 from pathlib import Path
 
+from common.data import UserError
+
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from common.data import UserError
-
 TINY = Path(__file__).parent / "tiny" / "model"
 
 
-def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool | None, seed: int):
+def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int):
     """(PeftModel with one trainable adapter per name in `adapters`, tokenizer).
 
     Args:
         name: "tiny" (the embedded default), a hub id, or a local folder.
         adapters: one LoRA adapter each, on all linear layers but the head; alpha = 2 * rank, no dropout, B = 0, so every
             player starts as the base itself.
-        four_bit: NF4 with double quantisation; None = on a GPU yes, on a CPU no.
+        four_bit: NF4 with double quantisation.
         seed: of the adapters' random A matrices.
 
     Raises:
-        UserError: the model cannot be had, or four_bit is asked of a machine that cannot do it.
+        UserError: the model cannot be had.
     """
     path = TINY if name == "tiny" else name
     on_gpu = torch.cuda.is_available()
-    four_bit = on_gpu if four_bit is None else four_bit
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
     compute_dtype = torch.bfloat16 if bf16 else torch.float16 if on_gpu else torch.float32
     quantization = BitsAndBytesConfig(

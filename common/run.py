@@ -12,17 +12,16 @@ A run goes on where it stopped if its folder is given again with the same argume
 import dataclasses
 import importlib.metadata
 import json
-import logging
-import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
+
+from common.data import UserError
 
 import torch
 import transformers
@@ -30,8 +29,6 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
-
-from common.data import UserError
 
 MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
 """Arguments that do not change what is computed (evaluation has random numbers of its own)."""
@@ -53,6 +50,22 @@ def fill_in(args, small: dict, real: dict):
     return dataclasses.replace(args, **{k: v for k, v in values.items() if getattr(args, k) is None})
 
 
+def mean(values: list) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def check_batch(questions: int, group_size: int, micro_batch: int):
+    """What one step is made of, checked before anything is loaded."""
+    if questions < 1 or micro_batch < 1:
+        raise UserError(f"--questions {questions} and --micro-batch {micro_batch} must be at least 1.")
+    if group_size < 2:
+        raise UserError(f"--group-size {group_size}: rewards are compared within a group, so it must be at least 2.")
+    if questions * group_size % micro_batch:
+        raise UserError(
+            f"--questions {questions} times --group-size {group_size} is not a multiple of --micro-batch {micro_batch}."
+        )
+
+
 def start_run(args, script: str) -> "Run":
     """Make (or find again) the run's folder, write down what will be run, set the thread count.
 
@@ -60,7 +73,10 @@ def start_run(args, script: str) -> "Run":
         UserError: the folder cannot be written; it holds a run with other arguments; its checkpoints are all cut short.
     """
     name = Path(script).stem
-    _quiet()
+    if args.steps < 1 or args.eval_questions < 1 or args.save_every < 1:
+        raise UserError(f"--steps {args.steps}, --eval-questions and --save-every must be at least 1.")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     out = Path(args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}")
     checkpoint = None
     written = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
@@ -85,17 +101,6 @@ def start_run(args, script: str) -> "Run":
         shutil.copy(script, out / Path(script).name)
         (out / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     return Run(out, name, checkpoint)
-
-
-def _quiet():
-    """Notices of libraries that nobody can act on here would bury the run's own lines."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    for name in ("math_verify.parser", "math_verify.grader", "bitsandbytes.backends.cpu.ops"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -35,12 +35,12 @@ def run_script(*arguments, cwd=ROOT, **options) -> subprocess.CompletedProcess:
 
 def make_trainer(folder, micro_batch=8, kl=0.0, **change):
     """A Tango trainer on the embedded model, 2 questions with groups of 4."""
-    from datasets import Dataset
-    from trl import GRPOConfig
-
     from common.data import load_questions
     from common.model import load_model
     from tango import Args, Tango, solve_prompt
+
+    from datasets import Dataset
+    from trl import GRPOConfig
 
     change = {"group_size": 4, **change}
     script = Args(questions=2, lr=1e-3, solution_tokens=64, judgement_tokens=96, ver_warmup=1, kl=kl, **change)

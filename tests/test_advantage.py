@@ -2,12 +2,12 @@
 
 import math
 
+from common.advantage import group_advantage, leave_one_out, return_to_go, step_return_to_go, whiten
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from common.advantage import group_advantage, leave_one_out, return_to_go, step_return_to_go, whiten
 
 
 def loop_group(values, scale=True, eps=1e-6):

@@ -1,13 +1,13 @@
 """Answers and steps, on what models really write and on hostile text."""
 
+from common.answers import boxed, is_correct, split_steps, step_ends
+from common.model import TINY
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-from common.answers import boxed, is_correct, split_steps, step_ends
-from common.model import TINY
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Invariants of co-training: what must not move does not, what must not matter does not, and resume is exact."""
 
+from common.data import UserError
+from tango import verify_prompt
+
 import pytest
 import torch
 from conftest import make_trainer
 from transformers import TrainerCallback
-
-from common.data import UserError
-from tango import verify_prompt
 
 
 def adapter(trainer, name):

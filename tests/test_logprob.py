@@ -1,10 +1,10 @@
 """linear_logprob against the plain formula in float64, gradients included."""
 
-import pytest
-import torch
-
 from common import logprob
 from common.logprob import linear_logprob, plain_logprob
+
+import pytest
+import torch
 
 
 def inputs(n=37, h=16, v=101, dtype=torch.float64, bias=False, seed=0):

@@ -2,9 +2,6 @@
 
 import math
 
-import pytest
-import torch
-
 from tango import (
     Args,
     Tango,
@@ -20,6 +17,9 @@ from tango import (
     verdict_metrics,
     verdict_reward,
 )
+
+import pytest
+import torch
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")

@@ -19,11 +19,6 @@ import random
 import time
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
 from common.tiny.tasks import (
     OPERATORS,
     format_program,
@@ -35,6 +30,11 @@ from common.tiny.tasks import (
     parse_program_task,
     parse_question,
 )
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 FOLDER = Path(__file__).parent / "model"
 

@@ -1,0 +1,90 @@
+"""Real input: GSM8K questions, the real Qwen2.5 tokenizer, a 4-bit Qwen2-shaped model with random weights, on a CPU."""
+
+import json
+
+from common.answers import split_steps, step_ends
+from common.data import load_questions
+from tango import solve_prompt, verify_prompt
+
+import pytest
+import torch
+from conftest import run_script
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory, request):
+    from conftest import DATA
+
+    if not (DATA / "qwen2.5-tokenizer").exists():
+        pytest.skip("set DUET_DATA to a folder with gsm8k_test.jsonl and qwen2.5-tokenizer/")
+    folder = tmp_path_factory.mktemp("qwen")
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "qwen2.5-tokenizer")
+    torch.manual_seed(0)
+    shape = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=151936, tie_word_embeddings=True, **shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_gsm8k_rows(real_data):
+    train, held_out = load_questions(str(real_data / "gsm8k_test.jsonl"), 10_000, 10_000, seed=0)
+    assert len(train) + len(held_out) == 1319 and 80 < len(held_out) < 200
+    assert not {row["question"] for row in train} & {row["question"] for row in held_out}
+    for row in train + held_out:
+        assert row["answer"] and "#" not in row["answer"] and "," not in row["answer"]
+    assert {"18"} <= {row["answer"] for row in train + held_out if "Janet" in row["question"]}
+
+
+def test_step_ends_on_every_gsm8k_solution(real_data, qwen):
+    """Every published solution as steps: the k-th end is the first token with which k steps are complete."""
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    shared = 0
+    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:300]:
+        reasoning = json.loads(line)["answer"].split("####")[0].strip()
+        text = "".join(f"<step>{step}</step>\n" for step in reasoning.splitlines()) + r"<answer>\boxed{1}</answer>"
+        ids = tokenizer(text).input_ids
+        ends = step_ends(ids, tokenizer)
+        assert len(ends) == len(split_steps(text))
+        for k, end in enumerate(ends, start=1):
+            assert len(split_steps(tokenizer.decode(ids[: end + 1]))) == k > len(split_steps(tokenizer.decode(ids[:end]))) - 0
+            assert len(split_steps(tokenizer.decode(ids[:end]))) == k - 1
+        shared += any(tokenizer.decode([ids[end]]) not in (">", "step>", "</step>") for end in ends)
+    assert shared > 100  # `>` shares its token with the newline: the case this exists for
+
+
+def test_prompts_render_with_the_real_chat_template(qwen):
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    solution = "<step>2+2=4</step>\n<answer>\\boxed{4}</answer>"
+    for prompt in (solve_prompt("What is 2+2?"), verify_prompt("What is 2+2?", solution)):
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        assert "What is 2+2?" in text and text.endswith("<|im_start|>assistant\n")
+    assert "Verify its 1 steps." in text and solution in text
+
+
+def test_four_bit_steps_on_gsm8k(real_data, qwen, tmp_path):
+    arguments = "--steps 3 --ver-warmup 1 --questions 2 --group-size 2 --micro-batch 2 --eval-questions 2 --lora-rank 4"
+    limits = "--solution-tokens 16 --judgement-tokens 16 --four-bit"
+    data = real_data / "gsm8k_test.jsonl"
+    result = run_script(
+        "tango.py", "--model", qwen, "--dataset", data, *arguments.split(), *limits.split(), "--out", tmp_path / "run"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "ver/step_f1" not in result.stdout  # there are no gold step labels for GSM8K
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [("gen/loss" in row, "ver/loss" in row) for row in rows if "eval/gen/accuracy" not in row] == [
+        (False, True), (True, False), (True, False)
+    ]  # fmt: skip
+    config = json.loads((tmp_path / "run" / "args.json").read_text())
+    assert config["four_bit"] is True and config["lr"] == 2e-5
+
+
+def test_the_base_is_really_in_four_bits(qwen):
+    from common.model import load_model
+
+    from bitsandbytes.nn import Linear4bit
+
+    model, _ = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
+    layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
+    assert len(layers) == 14 and all(layer.weight.quant_type == "nf4" for layer in layers)
+    assert all(p.dtype == torch.float32 for n, p in model.named_parameters() if "lora_" in n)

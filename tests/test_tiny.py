@@ -1,0 +1,172 @@
+"""The embedded tasks against an oracle of their own, and the embedded model's competence: half, in every part."""
+
+import random
+import re
+
+from common.model import TINY, load_model
+from common.sampling import sample
+from common.tiny import make, tasks
+
+import pytest
+from transformers import AutoTokenizer
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_questions_and_solutions_are_true_arithmetic(seed):
+    rng = random.Random(seed)
+    question = tasks.make_question(rng, 1 + seed % 6)
+    expression = question.removesuffix(" mod 10")
+    assert tasks.gold_answer(question) == eval(expression) % 10  # Python as the oracle
+    solution = tasks.gold_solution(question)
+    steps = re.findall(r"<step>(.*?)</step>", solution)
+    for step in steps:
+        left, right = step.split("=")
+        assert eval(left) % 10 == int(right)
+    assert tasks.step_labels(question, steps) == [True] * len(steps)
+    assert solution.endswith(f"<answer>\\boxed{{{eval(expression) % 10}}}</answer>")
+
+
+def test_step_labels_charge_a_mistake_once():
+    question = "((3+4)*6)-5 mod 10"
+    assert tasks.step_labels(question, ["3+4=7", "7*6=2", "2-5=7"]) == [True, True, True]
+    assert tasks.step_labels(question, ["3+4=8", "8*6=8", "8-5=3"]) == [False, True, True]  # carried on correctly
+    assert tasks.step_labels(question, ["3+4=7", "7+6=3", "3-5=8"]) == [True, False, True]  # another operation
+    assert tasks.step_labels(question, ["3+4=7", "8*6=8", "8-5=3"]) == [True, False, True]  # not the value before
+    assert tasks.step_labels(question, ["3+4=7", "7*6=2", "2-5=7", "7+1=8"])[3] is False  # one too many
+    assert tasks.step_labels(question, ["", "what?", "2-5=7"]) == [False, False, False]
+    assert tasks.step_labels(question, []) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["3+4 mod 9", "3+4", "(3+4 mod 10", "3+4)*6 mod 10", "((3+4))*6 mod 10", "3+(4*6) mod 10", "33+4 mod 10", "", "3 mod 10"],
+)
+def test_malformed_questions(text):
+    assert tasks.parse_question(text) is None
+
+
+def test_programs_compute_what_the_task_says(tmp_path):
+    rng = random.Random(0)
+    for _ in range(20):
+        task = tasks.make_program_task(rng, 3)
+        program = tasks.format_program(tasks.parse_program_task(task)).removeprefix("```python\n").removesuffix("\n```")
+        for x in range(10):
+            printed = []
+            exec(program, {"input": lambda x=x: str(x), "print": printed.append})
+            assert printed == [tasks.program_output(task, x)]
+
+
+def test_imperfect_solutions_err_at_the_stated_rate():
+    rng = random.Random(0)
+    right = total = 0
+    for _ in range(4000):
+        value, operations = tasks.parse_question(make.sample_question(rng))
+        for (op, operand), step in zip(operations, make.write_steps(rng, value, operations, 1.0)[0]):
+            right += tasks.OPERATORS[op](int(step[0]), operand) == int(step[4])
+            total += 1
+    expected = 1 - sum(make.FACT_ERRORS.values()) / len(make.FACT_ERRORS)
+    assert right / total == pytest.approx(expected, abs=0.03)
+    assert make.compute(rng, 3, "+", 4, 0.0) == 7
+
+
+@pytest.mark.parametrize("part", make.PARTS, ids=lambda part: part.__name__)
+def test_every_part_survives_the_tokenizer(part):
+    tokenizer, rng = AutoTokenizer.from_pretrained(TINY), random.Random(3)
+    for noise in (0.0, 1.0):
+        for _ in range(50):
+            user, assistant = part(rng, noise)
+            ids = tokenizer.apply_chat_template(
+                [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}], return_dict=True
+            )["input_ids"]
+            assert tokenizer.unk_token_id not in ids and ids[-1] == tokenizer.eos_token_id
+            prompt = make.encode(tokenizer, user, assistant)[1]
+            assert tokenizer.decode(ids[prompt:], skip_special_tokens=True) == assistant
+
+
+def test_the_recipes_tokenizer_is_the_one_that_ships():
+    ours, shipped = make.make_tokenizer(), AutoTokenizer.from_pretrained(TINY)
+    assert ours.get_vocab() == shipped.get_vocab() and ours.chat_template == shipped.chat_template
+    assert (TINY / "model.safetensors").stat().st_size <= 8 << 20
+
+
+# ------------------------------------------------------------------ what the model can do
+@pytest.fixture(scope="module")
+def ask():
+    import torch
+
+    model, tokenizer = load_model("tiny", ["player"], 4, False, seed=0)
+    torch.manual_seed(0)
+
+    def answer(users):
+        prompts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": user}], add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+            for user in users
+        ]
+        ids, _ = sample(model, prompts, 110, 1.0, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+        return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+    return answer
+
+
+def held_out_part(part, count=200):
+    """Conversations of a part on questions the model has never seen."""
+    rng, found = random.Random(11), []
+    original = make.is_held_out
+    make.is_held_out = lambda question: not original(question)
+    try:
+        while len(found) < count:
+            found.append(part(rng, 0.0))
+    finally:
+        make.is_held_out = original
+    return found
+
+
+def share(values):
+    return sum(values) / len(values)
+
+
+def test_it_solves_a_quarter_to_a_half(ask):
+    questions = tasks.sample_questions(0, 300, held_out=True)
+    answers = [re.search(r"<answer>\\boxed\{(\d)\}</answer>$", text) for text in ask(questions)]
+    assert share([a is not None for a in answers]) > 0.95
+    assert 0.25 <= share([a is not None and int(a[1]) == tasks.gold_answer(q) for a, q in zip(answers, questions)]) <= 0.45
+
+
+@pytest.mark.parametrize(
+    "part, pattern, low, high",
+    [
+        (make.discriminate_part, r"(\*\*YES\*\*|\*\*NO\*\*)", 0.55, 0.95),
+        (make.program_part, r"```python\n(.*?)\n```", 0.3, 0.75),
+        (make.test_part, r"Output:\*\*\n```\n(\d)\n```", 0.2, 0.6),
+        (make.judge_question_part, r"<score>(\d+)</score>", 0.6, 0.95),
+        (make.judge_answer_part, r"<score>(\d+)</score>", 0.55, 0.9),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_it_half_knows_every_other_part(ask, part, pattern, low, high):
+    """It knows the format, and agrees with the clean demonstration more often than chance and less often than always."""
+    examples = held_out_part(part)
+    texts = ask([user for user, _ in examples])
+    found = [re.search(pattern, text, re.DOTALL) for text in texts]
+    assert share([f is not None for f in found]) > 0.95
+    if part is make.test_part:  # any input is a good one: recompute the output
+        inputs = [re.search(r"Input:\*\*\n```\n(\d+)\n```", text) for text in texts]
+        right = [
+            f is not None and i is not None and int(f[1]) == tasks.program_output(user, int(i[1]))
+            for f, i, (user, _) in zip(found, inputs, examples)
+        ]
+    else:
+        wanted = [re.search(pattern, assistant, re.DOTALL)[1] for _, assistant in examples]
+        if "score" in pattern:
+            right = [f is not None and (int(f[1]) > 5) == (int(w) > 5) for f, w in zip(found, wanted)]
+        else:
+            right = [f is not None and f[1] == w for f, w in zip(found, wanted)]
+    assert low <= share(right) <= high
+
+
+def test_it_proposes_well_formed_new_questions(ask):
+    proposals = [re.fullmatch(r"<question>(.*?)</question>", text) for text in ask(["Propose a question."] * 150)]
+    formed = [p[1] for p in proposals if p and tasks.parse_question(p[1])]
+    assert 0.5 <= len(formed) / 150 <= 0.95 and len(set(formed)) > 0.9 * len(formed)
