@@ -12,8 +12,13 @@ chunked cross-entropy does, takes three. Nothing of size (N, V) outlives one blo
 import torch
 
 BLOCK_BYTES = 64 << 20
-"""Memory budget of one block of logits, in bytes: rows per block = BLOCK_BYTES / (4 V). Two or three such blocks are
-alive at a time, whatever N is."""
+"""Memory budget of one block of logits in bytes. Only one block is alive at a time, whatever N is."""
+
+
+def _rows(vocab: int) -> int:
+    """Rows per block: what the budget allows, at most 256 (a block should stay near the cache), at least 16 (fewer rows
+    would read all of W for too little work)."""
+    return max(16, min(256, BLOCK_BYTES // (4 * vocab)))
 
 
 def linear_logprob(
@@ -59,32 +64,16 @@ def plain_logprob(hidden, weight, targets, bias=None, temperature=1.0) -> tuple[
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, bias, temperature):
-        n, vocab = hidden.shape[0], weight.shape[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        logp = torch.empty(n, dtype=wide, device=hidden.device)  # (N,)
-        entropy = torch.empty_like(logp)  # (N,)
-        need_u = ctx.needs_input_grad[0]
-        u = torch.empty_like(hidden) if need_u else None  # (N, H), takes the place of the saved hidden states
-        w = weight.to(wide)
-        rows = max(1, BLOCK_BYTES // (4 * vocab))
-        for start in range(0, n, rows):
-            block = slice(start, start + rows)
-            z = hidden[block].to(wide) @ w.T  # (n, V)
-            if bias is not None:
-                z += bias
-            z /= temperature
-            z -= z.logsumexp(-1, keepdim=True)  # now log p
-            p = z.exp()  # (n, V)
-            y = targets[block, None]
-            logp[block] = z.gather(1, y).squeeze(1)
-            entropy[block] = -(z.mul_(p)).sum(-1)  # H = -sum_v p_v log p_v
-            if need_u:
-                # u = (W[y] - sum_v p_v W_v) / T. The one-hot goes into the product: no cancellation as p_y -> 1
-                q = p.neg_()
-                q.scatter_add_(1, y, torch.ones_like(y, dtype=wide))
-                u[block] = ((q @ w) / temperature).to(u.dtype)
+        h, w = hidden.to(wide) / temperature, weight.to(wide)  # temperature is folded into h: N * H divisions, not N * V
+        b = None if bias is None else bias.to(wide) / temperature
+        if ctx.needs_input_grad[0]:
+            logp, entropy, u = _score_and_u(h, w, targets, b)
+            # u takes the place of the saved hidden states; d/dh = (1/T) d/d(h/T)
+            ctx.save_for_backward(u.div_(temperature).to(hidden.dtype))
+        else:
+            logp, entropy = _score(h, w, targets, b)
         ctx.mark_non_differentiable(entropy)
-        ctx.save_for_backward(u)
         return logp, entropy
 
     @staticmethod
@@ -92,6 +81,66 @@ class _FrozenHead(torch.autograd.Function):
         (u,) = ctx.saved_tensors
         # fp32 product, rounded once
         return (grad_logp[:, None] * u).to(u.dtype), None, None, None, None
+
+
+def _score_and_u(h, w, targets, b):
+    """Two products. (N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u = W[y] - E_p[W] (N, H)."""
+    n, vocab, rows = len(h), len(w), _rows(len(w))
+    logp, u = h.new_empty(n), torch.empty_like(h)
+    entropy = torch.zeros_like(logp)
+    block_memory = h.new_empty(min(rows, n), vocab)
+    for start in range(0, n, rows):
+        i = slice(start, min(start + rows, n))
+        y = targets[i, None]  # (r, 1)
+        z = torch.mm(h[i], w.T, out=block_memory[: i.stop - start])  # (r, V)
+        if b is not None:
+            z += b
+        top, z_y = z.amax(1, keepdim=True), z.gather(1, y)
+        p = z.sub_(top).exp_()  # not normalised yet, p_v * s: one pass over V less
+        s = p.sum(1, keepdim=True)
+        log_s = s.log()
+        logp[i] = (z_y - top - log_s).squeeze(1)
+        if b is not None:  # the bias's part of E_p[z] - z_y, which u does not hold
+            entropy[i] = ((p @ b[:, None]) / s - b[y]).squeeze(1)
+        # u = W[y] - sum_v p_v W_v. The one-hot goes into the product, so nothing cancels as p_y -> 1
+        p.scatter_add_(1, y, -s)
+        torch.mm(p, w, out=u[i])
+        u[i] /= -s
+    # H = log Z - E_p[z] = (z_y - E_p[z]) - log p_y, and h . u = z_y - E_p[z] but for the bias: the entropy comes for free
+    entropy = (h * u).sum(1) - logp - entropy
+    return logp, entropy, u
+
+
+def _score(h, w, targets, b):
+    """One product: no gradient is wanted. Narrow tiles of the vocabulary, folded as they come (online softmax)."""
+    n, vocab, rows, columns = len(h), len(w), 512, 2048
+    logp, entropy = h.new_empty(n), h.new_empty(n)
+    tile_memory = h.new_empty(min(rows, n) * columns)
+    for start in range(0, n, rows):
+        i = slice(start, min(start + rows, n))
+        r = i.stop - start
+        top = h.new_full((r, 1), -torch.inf)  # running maximum of z
+        s, sz = h.new_zeros(r, 1), h.new_zeros(r, 1)  # running sums of e^(z - top) and of e^(z - top) * (z - top)
+        for first in range(0, vocab, columns):
+            part = w[first : first + columns]
+            z = torch.mm(h[i], part.T, out=tile_memory[: r * len(part)].view(r, len(part)))  # (r, c)
+            if b is not None:
+                z += b[first : first + columns]
+            new = torch.maximum(top, z.amax(1, keepdim=True))
+            shrink = (top - new).exp_()  # 0 at the first tile
+            sz = shrink * (sz + torch.where(s > 0, s * (top - new), 0.0))
+            z.sub_(new)
+            e = z.exp()
+            s = s * shrink + e.sum(1, keepdim=True)
+            sz += e.mul_(z).sum(1, keepdim=True)
+            top = new
+        z_y = (h[i] * w[targets[i]]).sum(1, keepdim=True)
+        if b is not None:
+            z_y += b[targets[i], None]
+        log_s = s.log()
+        logp[i] = (z_y - top - log_s).squeeze(1)
+        entropy[i] = (log_s - sz / s).squeeze(1)
+    return logp, entropy
 
 
 def _check(hidden, weight, targets, bias, temperature):

@@ -33,6 +33,17 @@ def test_values_and_gradient_equal_autograd(monkeypatch, block_bytes, temperatur
         assert (ours - plain).abs().max() <= 1e-11
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("vocab", [5, 2048, 5001])  # one tile, a full one, a ragged last one
+def test_values_without_gradient(temperature, bias, vocab):
+    hidden, weight, targets, b = inputs(v=vocab, bias=bias)
+    for ours, plain in zip(
+        linear_logprob(hidden, weight, targets, b, temperature), plain_logprob(hidden, weight, targets, b, temperature)
+    ):
+        assert (ours - plain).abs().max() <= 1e-11 and not ours.requires_grad
+
+
 def test_gradcheck():
     hidden, weight, targets, b = inputs(5, 4, 9, bias=True)
     hidden.requires_grad_()
