@@ -1,7 +1,8 @@
 """common/sampling.py against `generate`, side by side: python benchmarks/sampling.py
 
 The embedded model with a LoRA adapter, 16 questions in groups of 8, to the end of every row. Alternating; a figure is the
-median of the ratios within one repetition, with their range. Greedy tokens must be equal. Writes docs/evidence/sampling_cpu.json.
+median of the ratios within one repetition, with their range. Greedy tokens must be equal.
+Writes docs/evidence/sampling_cpu.json.
 """
 
 import argparse

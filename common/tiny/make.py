@@ -1,4 +1,4 @@
-"""Make the embedded default model: `python -m common.tiny.make` (about 25 minutes on one core, seeded).
+"""Make the embedded default model: `python -m common.tiny.make` (about half an hour on one core, seeded).
 
 A one-million-parameter Qwen3-shaped model and its character tokenizer, trained by plain supervised learning on the tasks
 of `tasks.py`, to play every part that the six scripts need: solve, verify step by step, judge a slice of reasoning,
@@ -279,7 +279,7 @@ def judge_answer_part(rng, noise):  # mae.py, judge
     reasoning = "".join(f"<step>{step}</step>\n" for step in steps)
     return (
         f"Question: {question}\nAnswer: {answer}\nScore the answer.",
-        f"<think>\n{reasoning}</think>\n" + score(rng, own == answer, noise),
+        f"<think>\n{reasoning}{own}:{answer}\n</think>\n" + score(rng, own == answer, noise),
     )
 
 
@@ -287,18 +287,22 @@ def judge_question_part(rng, noise):  # mae.py, judge
     question = sample_question(rng)
     if rng.random() < 0.5:
         question = spoil(rng, question)
-    return f"Question: {question}\nScore the question.", score(rng, parse_question(question) is not None, noise)
+    reasoning = f"{question.count('(')}:{question.count(')')}"  # brackets opened and closed, the subtlest fault
+    return (
+        f"Question: {question}\nScore the question.",
+        f"<think>\n{reasoning}\n</think>\n" + score(rng, parse_question(question) is not None, noise),
+    )
 
 
 PARTS = {  # share of the examples; judging is learnt far more slowly than solving
-    solve_part: 22,
-    verify_part: 30,
-    discriminate_part: 10,
-    program_part: 8,
-    test_part: 10,
+    solve_part: 20,
+    verify_part: 26,
+    discriminate_part: 8,
+    program_part: 7,
+    test_part: 9,
     propose_part: 4,
-    judge_answer_part: 11,
-    judge_question_part: 5,
+    judge_answer_part: 14,
+    judge_question_part: 12,
 }
 
 
@@ -351,7 +355,7 @@ def train(model, tokenizer, rng, steps: int, clean_share: float, batch_size: int
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--clean-share", type=float, default=0.4, help="share of the steps on clean data (stage 1)")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
