@@ -16,7 +16,8 @@ tests/test_trl_contract.py fails first if they move. What is overridden, and why
     create_optimizer                         one AdamW with a parameter group per adapter, so that each has its own lr
     _generate_and_score_completions          (by the script) whose turn it is
     _calculate_rewards                       keeps texts and rewards, which TRL's batch leaves out
-    _prepare_inputs                          rows that cannot matter are dropped, micro-batches sorted by length and trimmed
+    _prepare_inputs                          rows that cannot matter are dropped, micro-batches sorted by length and trimmed,
+                                             a prompt that rows share is run once
     _generate_single_turn                    common/sampling.py on a CPU, where it is about twice as fast as `generate`
     _get_per_token_logps_and_entropies       log-probs through common/logprob.py
     _compute_loss, log                       metrics under the player's name; a NaN stops the run
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.data import UserError
-from common.logprob import linear_logprob
+from common.logprob import NonFiniteError, linear_logprob
 from common.sampling import can_sample, sample
 
 import torch
@@ -43,7 +44,7 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import GenerationConfig, TrainerCallback
+from transformers import DynamicCache, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -195,7 +196,7 @@ class CoTrainer(GRPOTrainer):
         return ids, None  # TRL wants log-probs only where sampler and trainer disagree (vLLM)
 
     def _prepare_inputs(self, rows):
-        """TRL's, with two exact savings in place of its shuffle (the order of rows inside a step is immaterial).
+        """TRL's, with exact savings in place of its shuffle (the order of rows inside a step is immaterial).
 
         A row whose advantages are all zero has zero gradient if there is no KL term and no entropy bonus: it is dropped
         before the forward pass. Rows are sorted by length and each micro-batch is trimmed to its own longest prompt and
@@ -207,25 +208,26 @@ class CoTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % steps]
 
     def _micro_batches(self, batch: dict, count: int) -> list[dict]:
-        mask = batch["completion_mask"]  # (B, T)
-        advantages = batch["advantages"]
-        live = (advantages.reshape(len(mask), -1) != 0).any(1)  # (B,)
-        self.flat = not bool(self.accelerator.reduce(live.sum(), "sum")) and self.beta == 0.0
-        lengths = mask.sum(1) + batch["prompt_mask"].sum(1)
-        order = torch.argsort(lengths, stable=True)
+        """The batch in `count` parts; parts that are not needed are empty and come first (DDP exchanges at the last)."""
+        micro = self.args.per_device_train_batch_size
+        live = (batch["advantages"].reshape(len(batch["advantages"]), -1) != 0).any(1)  # (B,)
+        self.flat = self.beta == 0.0 and not self.accelerator.reduce(live.sum(), "sum").item()
+        order = torch.argsort(batch["completion_mask"].sum(1), stable=True)
+        needed = count
         # what makes it exact: no KL, no entropy bonus, and a normaliser that counts the tokens of the whole batch
         if self.beta == 0.0 and not self._entropy_bonus_enabled and self.loss_type in ("dapo", "cispo"):
-            order = torch.cat([order[live[order]], order[~live[order]]])[: max(int(live.sum()), count)]
-        chunks = []
-        for index in torch.tensor_split(order, count):
+            # all processes take part in every forward pass, so the one with the most rows decides
+            needed = max(self.gather([max(1, math.ceil(int(live.sum()) / micro))]))
+            order = torch.cat([order[live[order]], order[~live[order]]])[: max(int(live.sum()), needed)]
+        parts = [{}] * (count - needed)
+        for index in torch.tensor_split(order, needed):
             rows = {k: v[index] if v.dim() else v for k, v in batch.items() if isinstance(v, torch.Tensor)}
-            prompt = int(rows["prompt_mask"].sum(1).max())
-            completion = int(rows["completion_mask"].sum(1).max())
+            prompt, completion = (int(rows[f"{part}_mask"].sum(1).max()) for part in ("prompt", "completion"))
             for key, value in rows.items():
                 if value.dim() == 2:
                     rows[key] = value[:, -prompt:] if key.startswith("prompt") else value[:, :completion]
-            chunks.append(rows)
-        return chunks
+            parts.append(rows)
+        return parts
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **_):
         """(log-probs, entropies, None), the first two (B, T): TRL's contract, computed by common/logprob.py."""
@@ -234,13 +236,18 @@ class CoTrainer(GRPOTrainer):
         for start in range(0, len(input_ids), size):
             ids, mask = input_ids[start : start + size], attention_mask[start : start + size]
             # through the wrapped model's forward, so that DDP sees it; see _install_scoring
-            with self.accelerator.autocast():
-                logp, entropy = model(input_ids=ids, attention_mask=mask, score=(logits_to_keep, self.temperature))
+            try:
+                with self.accelerator.autocast():
+                    logp, entropy = model(input_ids=ids, attention_mask=mask, score=(logits_to_keep, self.temperature))
+            except NonFiniteError:
+                raise self._diverged("hidden states are no longer finite") from None
             logps.append(logp)
             entropies.append(entropy)
         return torch.cat(logps), torch.cat(entropies), None
 
     def _compute_loss(self, model, inputs):
+        if not inputs:  # a part that was not needed: a zero that backward accepts
+            return 0.0 * next(p for n, p in model.named_parameters() if f".{self.players[self.player].adapter}." in n).sum()
         with self._metrics_named(self.player):
             return super()._compute_loss(model, inputs)
 
@@ -248,10 +255,7 @@ class CoTrainer(GRPOTrainer):
     def log(self, logs: dict, start_time: float | None = None):
         for key in ("loss", "grad_norm"):
             if key in logs and not math.isfinite(float(logs[key])):
-                raise UserError(
-                    f"step {self.state.global_step}: the {self.player}'s {key} is {logs[key]}. The run stops here and keeps "
-                    f"its last checkpoint in {self.args.output_dir}; a lower --lr is the first thing to try."
-                )
+                raise self._diverged(f"{key} is {logs[key]}")
         prefix = f"{self.player[:3]}/"
         super().log({prefix + k if k in ("loss", "grad_norm", "learning_rate") else k: v for k, v in logs.items()}, start_time)
 
@@ -270,6 +274,12 @@ class CoTrainer(GRPOTrainer):
         self.memory = json.loads((Path(resume_from_checkpoint) / "memory.json").read_text())
 
     # ------------------------------------------------------------------ small things
+    def _diverged(self, what: str) -> UserError:
+        return UserError(
+            f"step {self.state.global_step}: the {self.player}'s {what}. The run stops here and keeps its last checkpoint "
+            f"in {self.args.output_dir}; a lower --lr is the first thing to try."
+        )
+
     def gather(self, values: list) -> list:
         """The lists of all processes, one after the other."""
         return gather_object(values)
@@ -336,8 +346,7 @@ def _install_scoring(base):
             return original(*args, **kwargs)
         length, temperature = score
         input_ids, attention_mask = kwargs["input_ids"], kwargs["attention_mask"]
-        hidden = base.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        hidden = hidden[:, -length - 1 : -1]  # (B, T, H): the state before each token predicts it
+        hidden = _hidden_states(base, input_ids, attention_mask, length)  # (B, T, H): the state before each token
         targets, valid = input_ids[:, -length:], attention_mask[:, -length:].bool()  # (B, T)
         head = base.get_output_embeddings()
         logp, entropy = linear_logprob(hidden[valid], head.weight, targets[valid], head.bias, temperature)  # (N,) each
@@ -345,3 +354,22 @@ def _install_scoring(base):
         return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
 
     base.forward = forward
+
+
+def _hidden_states(base, input_ids, attention_mask, length: int):
+    """(B, P + T) -> (B, T, H), the states that predict the last T tokens. Rows with the same prompt run it once: its keys
+    and values are copied to every row, and their gradients flow back through the copies."""
+    marked = 2 * input_ids[:, :-length] + attention_mask[:, :-length]  # token and padding in one number
+    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
+    # not with activation checkpointing, which cannot keep a cache
+    if length == 1 or len(prompts) > len(rows) / 2 or base.is_gradient_checkpointing or not can_sample(base):
+        states = base.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return states[:, -length - 1 : -1]
+    cache = DynamicCache()
+    states = base.base_model(input_ids=prompts // 2, attention_mask=prompts % 2, past_key_values=cache).last_hidden_state
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+    rest = base.base_model(
+        input_ids=input_ids[:, -length:-1], attention_mask=attention_mask[:, :-1], past_key_values=cache
+    ).last_hidden_state
+    return torch.cat([states[rows, -1:], rest], dim=1)

@@ -7,12 +7,31 @@ With LoRA the head W is frozen, and then the gradient of a token's log-prob with
 a vector that does not depend on the loss. So one pass over the vocabulary yields the log-prob, the entropy **and** u
 (two matrix products: h W^T and q W), and backward is `g_t * u_t`, elementwise. Recomputing the logits in backward, as a
 chunked cross-entropy does, takes three. Nothing of size (N, V) outlives one block of rows.
+
+Where              how                                            memory beyond the result and u (N, H)
+CPU, gradient      product, in-place softmax, product             one block of at most 256 rows, BLOCK_BYTES
+CPU, no gradient   one product, narrow tiles, online softmax      one tile of 512 x 2048 floats
+GPU                cuBLAS product, one Triton fold, product       one block, a 32nd of the GPU's memory, 4 GiB at most
+
+Logits are float32 whatever the inputs are: a bfloat16 tile of logits costs up to 5e-2 in log-prob. Use something else
+when the head is trained (this falls back to plain autograd) or split over GPUs. Measured: docs/evidence/logprob_cpu.json,
+made by benchmarks/logprob.py.
 """
 
 import torch
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # CPU builds of torch come without it
+    triton = None
+
 BLOCK_BYTES = 64 << 20
-"""Memory budget of one block of logits in bytes. Only one block is alive at a time, whatever N is."""
+"""Memory budget of one block of logits on a CPU, in bytes. Only one block is alive at a time, whatever N is."""
+
+
+class NonFiniteError(ValueError):
+    """The hidden states hold a NaN or an infinity."""
 
 
 def _rows(vocab: int) -> int:
@@ -42,8 +61,8 @@ def linear_logprob(
         `entropy` carries no gradient; if it is trainable, everything is differentiable, by recomputing the logits.
 
     Raises:
-        ValueError: shapes that do not match, a target out of range (checked on CPU tensors only: looking at values
-            would synchronise a GPU), temperature <= 0.
+        ValueError: shapes or devices that do not match, temperature <= 0; and on CPU tensors only, because looking at
+            values would synchronise a GPU: a target out of range, non-finite hidden states (NonFiniteError).
     """
     _check(hidden, weight, targets, bias, temperature)
     if weight.requires_grad or (bias is not None and bias.requires_grad):
@@ -64,10 +83,16 @@ def plain_logprob(hidden, weight, targets, bias=None, temperature=1.0) -> tuple[
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, bias, temperature):
+        need_u = ctx.needs_input_grad[0]
+        if hidden.is_cuda and triton is not None and hidden.dtype != torch.float64:
+            logp, entropy, u = _score_on_gpu(hidden, weight, targets, bias, temperature, need_u)
+            ctx.save_for_backward(u)
+            ctx.mark_non_differentiable(entropy)
+            return logp, entropy
         wide = torch.promote_types(hidden.dtype, torch.float32)
         h, w = hidden.to(wide) / temperature, weight.to(wide)  # temperature is folded into h: N * H divisions, not N * V
         b = None if bias is None else bias.to(wide) / temperature
-        if ctx.needs_input_grad[0]:
+        if need_u:
             logp, entropy, u = _score_and_u(h, w, targets, b)
             # u takes the place of the saved hidden states; d/dh = (1/T) d/d(h/T)
             ctx.save_for_backward(u.div_(temperature).to(hidden.dtype))
@@ -143,6 +168,85 @@ def _score(h, w, targets, b):
     return logp, entropy
 
 
+# ------------------------------------------------------------------ GPU: cuBLAS product, one fold, cuBLAS product
+# One flash-style kernel for all three is not feasible: its accumulator would be rows x H floats, more than shared memory.
+if triton is not None:
+
+    @triton.jit
+    def _fold(
+        Z, Q, Y, B, LOGP, ENTROPY, vocab, inv_t, HAS_BIAS: tl.constexpr, WRITE_Q: tl.constexpr, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        """One program per row: logits z (V) -> log p_y, entropy and, into Q, one-hot(y) - p."""
+        row = tl.program_id(0).to(tl.int64)
+        Z += row * vocab
+        y = tl.load(Y + row)
+        lanes = tl.arange(0, BLOCK)
+        # every lane keeps its own online softmax; they are joined once, at the end
+        top = tl.full([BLOCK], -float("inf"), tl.float32)
+        s = tl.zeros([BLOCK], tl.float32)
+        sz = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, vocab, BLOCK):
+            inside = start + lanes < vocab
+            z = tl.load(Z + start + lanes, mask=inside, other=0.0).to(tl.float32)
+            if HAS_BIAS:
+                z += tl.load(B + start + lanes, mask=inside, other=0.0).to(tl.float32)
+            z *= inv_t
+            new = tl.where(inside, tl.maximum(top, z), top)
+            e = tl.where(inside, tl.exp(z - new), 0.0)
+            shrink = tl.where(s > 0, tl.exp(top - new), 0.0)
+            s = s * shrink + e
+            sz = sz * shrink + e * z
+            top = new
+        highest = tl.max(top, 0)
+        weight = tl.where(s > 0, tl.exp(top - highest), 0.0)
+        total = tl.sum(s * weight, 0)
+        log_z = highest + tl.log(total)
+        z_y = tl.load(Z + y).to(tl.float32)
+        if HAS_BIAS:
+            z_y += tl.load(B + y).to(tl.float32)
+        tl.store(LOGP + row, z_y * inv_t - log_z)
+        tl.store(ENTROPY + row, log_z - tl.sum(sz * weight, 0) / total)
+        if WRITE_Q:
+            Q += row * vocab
+            for start in range(0, vocab, BLOCK):
+                inside = start + lanes < vocab
+                z = tl.load(Z + start + lanes, mask=inside, other=0.0).to(tl.float32)
+                if HAS_BIAS:
+                    z += tl.load(B + start + lanes, mask=inside, other=0.0).to(tl.float32)
+                q = tl.where(start + lanes == y, 1.0, 0.0) - tl.exp(z * inv_t - log_z)
+                tl.store(Q + start + lanes, q.to(Q.dtype.element_ty), mask=inside)
+
+
+def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
+    """(N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u (N, H) or None. No host synchronisation."""
+    n, vocab = len(hidden), len(weight)
+    weight = weight.to(hidden.dtype)  # under autocast the head may be wider than the hidden states
+    logp = torch.empty(n, dtype=torch.float32, device=hidden.device)
+    entropy = torch.empty_like(logp)
+    u = torch.empty_like(hidden) if need_u else None
+    budget = min(4 << 30, torch.cuda.get_device_properties(hidden.device).total_memory // 32) if hidden.is_cuda else BLOCK_BYTES
+    rows = max(64, min(4096, budget // (6 * vocab) // 64 * 64))  # 4 bytes of z and 2 of q per entry
+    with torch.autocast(hidden.device.type, enabled=False):
+        for start in range(0, n, rows):
+            i = slice(start, min(start + rows, n))
+            z = _product(hidden[i], weight.T)  # (r, V) float32
+            q = torch.empty(z.shape, dtype=hidden.dtype, device=z.device) if need_u else z
+            _fold[(len(z),)](
+                z, q, targets[i], z if bias is None else bias, logp[i], entropy[i], vocab, 1.0 / temperature,
+                HAS_BIAS=bias is not None, WRITE_Q=need_u, BLOCK=4096, num_warps=8,
+            )  # fmt: skip
+            if need_u:
+                u[i] = _product(q, weight).div_(temperature)
+    return logp, entropy, u
+
+
+def _product(a, b):
+    """a @ b in float32, without rounding to the inputs' dtype in between."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
 def _check(hidden, weight, targets, bias, temperature):
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden must be (N, H) and weight (V, H); got {tuple(hidden.shape)} and {tuple(weight.shape)}")
@@ -152,6 +256,11 @@ def _check(hidden, weight, targets, bias, temperature):
         raise ValueError(f"bias must be ({weight.shape[0]},), one per row of weight; got {tuple(bias.shape)}")
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    on_cpu = targets.device.type == "cpu"
-    if on_cpu and len(targets) and not (0 <= int(targets.min()) and int(targets.max()) < weight.shape[0]):
-        raise ValueError(f"targets must lie in [0, {weight.shape[0]}), got {int(targets.min())} to {int(targets.max())}")
+    devices = {str(x.device) for x in (hidden, weight, targets, bias) if x is not None}
+    if len(devices) > 1:
+        raise ValueError(f"hidden, weight, targets and bias must be on one device; got {', '.join(sorted(devices))}")
+    if hidden.device.type == "cpu" and len(targets):
+        if not (0 <= int(targets.min()) and int(targets.max()) < weight.shape[0]):
+            raise ValueError(f"targets must lie in [0, {weight.shape[0]}), got {int(targets.min())} to {int(targets.max())}")
+        if not torch.isfinite(hidden).all():
+            raise NonFiniteError("hidden has values that are not finite")

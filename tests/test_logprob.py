@@ -96,6 +96,8 @@ def test_no_rows():
         (dict(targets=torch.tensor([0, -1, 1])), r"targets must lie in \[0, 7\)"),
         (dict(bias=torch.zeros(3)), "bias must be"),
         (dict(temperature=0.0), "temperature must be positive"),
+        (dict(hidden=torch.full((3, 4), torch.nan)), "hidden has values that are not finite"),
+        (dict(weight=torch.zeros(7, 4, device="meta")), "must be on one device"),
     ],
 )
 def test_bad_arguments_are_named(change, message):
