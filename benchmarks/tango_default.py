@@ -1,13 +1,14 @@
 """What `python tango.py` shows, over seeds: python benchmarks/tango_default.py
 
 Runs the default once per seed, one after the other, and writes held-out figures before and after, and the seconds, to
-docs/evidence/tango_default.json. Finished seeds are kept; a seed that was interrupted goes on where it stopped.
+docs/evidence/tango_default.json, the README's table and its picture. Finished seeds are kept; a seed that was interrupted goes on where it stopped.
 """
 
 import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,32 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+COLUMNS = {
+    "eval/gen/accuracy": "generator accuracy",
+    "eval/gen/greedy": "the same, greedy",
+    "eval/ver/balanced_accuracy": "verifier balanced accuracy",
+    "eval/ver/step_f1": "verifier step F1",
+    "eval/co/best_of_4": "best of 4, picked by the verifier",
+}
+
+
+def table(results: dict) -> str:
+    """The README's table: held-out figures before -> after, per seed."""
+    some = next(iter(results.values()))
+    lines = [
+        f"Held-out figures before and after `python tango.py`, sampled at temperature 1 but for greedy, "
+        f"{some['held_out_questions']} questions, {some['machine']}:",
+        "",
+        "| seed | " + " | ".join(COLUMNS.values()) + " | minutes |",
+        "|---|" + "---|" * (len(COLUMNS) + 1),
+    ]
+    for seed, result in results.items():
+        first, last = result["evaluations"][0], result["evaluations"][-1]
+        cells = [f"{100 * first[key]:.0f} → {100 * last[key]:.0f} %" for key in COLUMNS]
+        lines.append(f"| {seed} | " + " | ".join(cells) + f" | {result['wall_seconds'] / 60:.1f} |")
+    return "\n".join(lines) + "\n"
 
 
 def main():
@@ -43,18 +70,18 @@ def main():
             "wall_seconds": round(time.time() - start, 1),
             "machine": f"{processor()}, {os.cpu_count()} cores",
             "versions": json.loads((folder / "versions.json").read_text()),
+            "held_out_questions": json.loads((folder / "args.json").read_text())["eval_questions"],
             "evaluations": evaluations,
         }
         RESULT.parent.mkdir(parents=True, exist_ok=True)
         RESULT.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{'seed':<6}{'gen/accuracy':>24}{'ver/balanced_accuracy':>26}{'seconds':>10}")
-    for seed, result in results.items():
-        first, last = result["evaluations"][0], result["evaluations"][-1]
-        columns = [
-            f"{first[key]:.3f} -> {last[key]:.3f} ({last[key] - first[key]:+.3f})"
-            for key in ("eval/gen/accuracy", "eval/ver/balanced_accuracy")
-        ]
-        print(f"{seed:<6}{columns[0]:>24}{columns[1]:>26}{result['wall_seconds']:>10}")
+    text = table(results)
+    print(text)
+    readme = (ROOT / "README.md").read_text()
+    start, end = "<!-- table: tango_default -->\n", "<!-- end -->"
+    before, after = readme.split(start)
+    (ROOT / "README.md").write_text(before + start + text + end + after.split(end, 1)[1])
+    shutil.copy(args.runs / str(args.seeds[0]) / "curves.png", ROOT / "docs" / "tango_default.png")
 
 
 if __name__ == "__main__":
