@@ -1,7 +1,8 @@
 """What `python tango.py` shows, over seeds: python benchmarks/tango_default.py
 
 Runs the default once per seed, one after the other, and writes held-out figures before and after, and the seconds, to
-docs/evidence/tango_default.json, the README's table and its picture. Finished seeds are kept; a seed that was interrupted goes on where it stopped.
+docs/evidence/tango_default.json, the README's table and its picture. Finished seeds are kept; a seed that was interrupted
+goes on where it stopped.
 """
 
 import argparse

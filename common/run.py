@@ -140,7 +140,9 @@ class Run(TrainerCallback):
             self._forget_after(int(checkpoint.name.split("-")[1]) if checkpoint else -1)
 
     def train(self, trainer, evaluate, args, curves: dict[str, list[str]]):
-        """Train to the end or to Ctrl-C. `evaluate() -> dict` is called at step 0, every `eval_every` steps, and at the end."""
+        """Train to the end or to Ctrl-C. `evaluate() -> dict` is called at step 0, every `eval_every` steps, and at the end.
+
+        curves: title of a panel of curves.png -> metrics in it; the first one of each is on the progress line, too."""
         self.trainer, self.evaluate, self.args, self.curves = trainer, evaluate, args, curves
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
@@ -189,7 +191,7 @@ class Run(TrainerCallback):
         self._write({"step": step, "seconds": round(time.time() - self.started, 2), **logs})
         done, left = state.global_step - self.first, state.max_steps - state.global_step
         eta = (time.time() - self.since) / max(1, done) * left
-        shown = "  ".join(f"{key} {logs[key]:.3f}" for keys in self.curves.values() for key in keys if key in logs)
+        shown = "  ".join(f"{key} {logs[key]:.3f}" for key in [keys[0] for keys in self.curves.values()] if key in logs)
         self.say(f"step {step}/{state.max_steps}  {self.trainer.player[:3]}  {shown}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
 
     def say(self, text: str):

@@ -36,30 +36,12 @@ def sample(
     Returns:
         (token ids, log-prob of each sampled token under the distribution it was drawn from) per row.
     """
-    unique = list(dict.fromkeys(map(tuple, prompt_ids)))
-    place = {prompt: i for i, prompt in enumerate(unique)}
-    rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids])  # (B,) -> its prompt
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     backbone, head, device = base.base_model, base.get_output_embeddings(), base.device
     eos = torch.tensor(eos_ids, device=device)
-
     with _merged(model):
-        # one prefill of the different prompts, left-padded
-        width = max(map(len, unique))
-        ids = torch.full((len(unique), width), pad_id)
-        mask = torch.zeros(len(unique), width + max_tokens, dtype=torch.bool)
-        for i, prompt in enumerate(unique):
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            mask[i, width - len(prompt) :] = True
-        ids, mask, rows = ids.to(device), mask.to(device), rows.to(device)
-        positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-        prefill = DynamicCache()
-        states = backbone(input_ids=ids, attention_mask=mask[:, :width].long(), position_ids=positions, past_key_values=prefill)
-        hidden = states.last_hidden_state[rows, -1]  # (B, H)
-        cache = DynamicCache()
-        cache.layers = [_Slots(layer, rows, width + max_tokens) for layer in prefill.layers]
-        mask, position = mask[rows], positions[rows, -1]  # (B, width + max_tokens), (B,)
-
+        hidden, cache, mask, position = _prefill(backbone, prompt_ids, max_tokens, pad_id, device)
+        width = mask.shape[1] - max_tokens
         tokens = torch.full((len(prompt_ids), max_tokens), -1, device=device)  # (B, T)
         logps = torch.zeros(len(prompt_ids), max_tokens, device=device)  # (B, T)
         alive = torch.arange(len(prompt_ids), device=device)  # rows of `tokens` that the cache still holds
@@ -97,6 +79,31 @@ def sample(
         [row[:n] for row, n in zip(tokens.tolist(), lengths)],
         [row[:n] for row, n in zip(logps.tolist(), lengths)],
     )
+
+
+def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
+    """The different prompts, run once and left-padded, their caches copied to the rows that share them.
+
+    Returns the last states (B, H), the cache, the mask (B, width + max_tokens) over everything that will be in it, and the
+    position of each row's last token (B,)."""
+    unique = list(dict.fromkeys(map(tuple, prompt_ids)))
+    place = {prompt: i for i, prompt in enumerate(unique)}
+    rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids], device=device)  # (B,) -> its prompt
+    width = max(map(len, unique))
+    ids = torch.full((len(unique), width), pad_id)
+    mask = torch.ones(len(unique), width + max_tokens, dtype=torch.bool)
+    for i, prompt in enumerate(unique):
+        ids[i, width - len(prompt) :] = torch.tensor(prompt)
+        mask[i, : width - len(prompt)] = False
+    ids, mask = ids.to(device), mask.to(device)
+    positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
+    shared = DynamicCache()
+    states = backbone(
+        input_ids=ids, attention_mask=mask[:, :width].long(), position_ids=positions, past_key_values=shared
+    ).last_hidden_state
+    cache = DynamicCache()
+    cache.layers = [_Slots(layer, rows, width + max_tokens) for layer in shared.layers]
+    return states[rows, -1], cache, mask[rows], positions[rows, -1]
 
 
 class _Slots(DynamicLayer):
