@@ -259,7 +259,7 @@ class Prime(CoTrainer):
 
     def ratio_parts(self, batch: dict, grad: bool):
         self.become("prm")
-        model = self.accelerator.unwrap_model(self.model)  # its gradients are exchanged by hand, below
+        model = self.accelerator.unwrap_model(self.model)  # gradients are exchanged by hand, in step_adapter
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         T = batch["completion_ids"].shape[1]
@@ -281,19 +281,12 @@ class Prime(CoTrainer):
             (loss * len(index) / len(outcome)).backward()
             scores.append(ratio.detach())  # the policy's gradient must not reach the PRM
             losses += [loss.item()] * len(index)
-        parameters = [p for n, p in self.model.named_parameters() if ".prm." in n]
-        for p in parameters:
-            p.grad = self.accelerator.reduce(p.grad, "mean")
-        norm = torch.nn.utils.clip_grad_norm_(parameters, PRM_MAX_GRAD_NORM)
-        # The one AdamW, outside of the trainer's own step: the policy has no gradient now and is left alone.
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper would wait for its turn
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        norm = self.step_adapter("prm", PRM_MAX_GRAD_NORM)  # the policy has no gradient now and is left alone
         scores = torch.cat(scores)
         says = (scores * mask).sum(1) > 0
         self.log_metric("prm/loss", mean(self.gather(losses)))
         self.log_metric("prm/accuracy", mean(self.gather((says == (outcome > 0.5)).tolist())))
-        self.log_metric("prm/grad_norm", norm.item())
+        self.log_metric("prm/grad_norm", norm)
         return scores
 
     def on_all_processes(self, log_ratio, outcome, mask):

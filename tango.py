@@ -61,7 +61,7 @@ class Args:
     """run folder; given again, the run goes on where it stopped (default: runs/tango-<time>-<seed>)"""
     seed: int = 0
     """of adapters, questions and sampling"""
-    steps: int = 80
+    steps: int = 48
     """optimiser steps of both players together"""
     questions: int = 16
     """P, questions per step and process (paper: 256)"""
@@ -77,7 +77,7 @@ class Args:
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    eval_every: int = 40
+    eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
     """held-out questions"""
@@ -106,7 +106,7 @@ class Args:
     """length limit of a judgement (paper: 4096)"""
 
 
-SMALL = {"lr": 2e-3, "ver_warmup": 16, "solution_tokens": 64, "judgement_tokens": 96}
+SMALL = {"lr": 2e-3, "ver_warmup": 20, "solution_tokens": 64, "judgement_tokens": 96}
 REAL = {"lr": 2e-5, "ver_warmup": 20, "solution_tokens": 1024, "judgement_tokens": 1024}
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
 CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)

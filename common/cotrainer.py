@@ -1,11 +1,15 @@
 """CoTrainer: several players in one `GRPOTrainer`, each a LoRA adapter on one shared base.
 
 TRL keeps doing what it does: the loop, sampling, reward calls, group advantages, the clipped loss, optimiser, schedule,
-logging, checkpoints, `accelerate launch`. `CoTrainer` adds three verbs, and each optimiser step trains exactly one adapter:
+logging, checkpoints, `accelerate launch`. `CoTrainer` adds three verbs, and each update trains exactly one adapter:
 
     act(player, prompts) -> texts     sample without training (the verifier judging, a solver estimating difficulty)
     turn(player, rows)   -> batch     TRL's own rollouts, rewards and group advantages, for that player
     join(batches)        -> batch     several turns of ONE adapter in one update, padded to one shape
+
+and, for a paper in which a second player learns in the same step, before the trainer's own update:
+
+    update(batch)                     one optimiser step of the current player's adapter on this batch, at once
 
 A script overrides `_generate_and_score_completions(rows)`, plays its paper's turns with these verbs, writes
 `batch["advantages"]` where the paper needs per-token credit, (B, T), or another normalisation, and returns the batch.
@@ -165,6 +169,34 @@ class CoTrainer(GRPOTrainer):
                 values = [F.pad(v, (width - v.shape[1], 0) if left else (0, width - v.shape[1]), value=fill) for v in values]
             joined[key] = torch.cat(values)
         return joined
+
+    def update(self, batch: dict):
+        """One optimiser step of the current player's adapter on this batch, at once: TRL's loss, micro-batch by micro-batch,
+        outside of the trainer's own step, whose batch is still to come."""
+        outer = self.current_gradient_accumulation_steps
+        self.current_gradient_accumulation_steps = self.args.steps_per_generation
+        model = self.accelerator.unwrap_model(self.model)  # gradients are exchanged by hand, in step_adapter
+        for micro_batch in self._micro_batches(batch, self.args.steps_per_generation):
+            self._compute_loss(model, micro_batch).backward()
+        self.current_gradient_accumulation_steps = outer
+        if not self.flat:
+            norm = self.step_adapter(self.players[self.player].adapter, self.args.max_grad_norm)
+            self.log_metric(f"{self.player[:3]}/grad_norm", norm)
+        self.model.zero_grad(set_to_none=True)
+
+    def step_adapter(self, adapter: str, max_norm: float) -> float:
+        """The one AdamW's step on the gradients `adapter` has, averaged over processes and clipped; returns their norm.
+        All other adapters have no gradient now and are left alone, momentum included."""
+        parameters = [p for n, p in self.model.named_parameters() if f".{adapter}." in n and p.grad is not None]
+        for p in parameters:
+            p.grad = self.accelerator.reduce(p.grad, "mean")
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()
+        if not math.isfinite(norm):
+            raise self._diverged(f"grad_norm is {norm}")
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper would wait for its turn
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
 
     # ------------------------------------------------------------------ overrides: the training phase
     def create_optimizer(self, model=None):

@@ -1,4 +1,4 @@
-"""Questions with answers, from the embedded tasks, a JSONL file or the Hugging Face hub: rows {question, answer}.
+"""Questions with answers, from the embedded tasks, a JSONL file or the Hugging Face hub: rows {question, answer, reference}.
 
 Every source is split into a training part and a held-out part that never overlap. `load_questions` raises `UserError`
 with one sentence, naming argument, file and row, for anything a user can get wrong.
@@ -20,7 +20,8 @@ class UserError(Exception):
 
 
 def load_questions(dataset: str, train_count: int, held_out_count: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows), each row {"question": str, "answer": str}.
+    """(training rows, held-out rows), each row {"question": str, "answer": str, "reference": str}, the last one a solution
+    written out, as the data set has it, or "".
 
     Args:
         dataset: "tiny" (the embedded chains of arithmetic, as many as asked for), a path to a .jsonl file, or a hub id
@@ -50,7 +51,7 @@ def load_questions(dataset: str, train_count: int, held_out_count: int, seed: in
 
 
 def _tiny_row(question: str) -> dict:
-    return {"question": question, "answer": str(tasks.gold_answer(question))}
+    return {"question": question, "answer": str(tasks.gold_answer(question)), "reference": tasks.gold_solution(question)}
 
 
 def _held_out(row: dict) -> bool:
@@ -110,10 +111,11 @@ def _read_row(row: dict, where: str) -> dict:
         raise UserError(f"--dataset {where} has no question (one of the columns {', '.join(QUESTION_COLUMNS)}).")
     if answer is None:
         raise UserError(f"--dataset {where} has no answer (one of the columns {', '.join(ANSWER_COLUMNS)}).")
-    answer = str(answer)
+    answer, reference = str(answer), row.get("reference") or row.get("solution") or ""
     if "####" in answer:  # GSM8K: reasoning, then "#### 1,234"
+        reference = reference or re.sub(r"<<.*?>>", "", answer)  # without the calculator's marks
         answer = answer.rsplit("####", 1)[1].replace(",", "")
     answer = re.sub(r"^\\boxed\{(.*)\}$", r"\1", answer.strip())
     if not answer:
         raise UserError(f"--dataset {where} has an empty answer.")
-    return {"question": question.strip(), "answer": answer}
+    return {"question": question.strip(), "answer": answer, "reference": reference if isinstance(reference, str) else ""}

@@ -220,13 +220,13 @@ class Run(TrainerCallback):
             for color, key in enumerate(keys):
                 points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
                 if points:
-                    axis.plot(*zip(*points), color=f"C{color}", alpha=0.8, linewidth=1.2, label=key)
+                    axis.plot(*zip(*points), color=f"C{color}", alpha=0.6, linewidth=1, label=key)
                 held_out = [(row["step"], row[f"eval/{key}"]) for row in rows if row.get(f"eval/{key}") is not None]
                 if held_out:
-                    axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--", label=f"{key}, held out")
-            axis.set(title=title, xlabel="optimiser step")
+                    axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--")
+            axis.set(title=title, xlabel="optimiser step (lines: training batches, dots: held out)")
             axis.grid(alpha=0.25)
-            axis.legend(fontsize=7)
+            axis.legend(fontsize=7, framealpha=0.6)
         figure.tight_layout()
         figure.savefig(self.folder / "curves.png", dpi=110)
         pyplot.close(figure)

@@ -3,12 +3,12 @@
 import json
 import math
 
+from prime import prime_advantages, prm_loss
+
 import pytest
 import torch
 from conftest import ROOT, run_script
 from safetensors.torch import load_file
-
-from prime import prime_advantages, prm_loss
 
 K = 4
 MASK = (torch.arange(6) < torch.tensor([[6], [4], [5], [3], [6], [2], [4], [5]])).long()
