@@ -9,6 +9,7 @@ from pathlib import Path
 from common.data import UserError
 
 import torch
+from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -50,6 +51,11 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
         ) from None
     if tokenizer.chat_template is None:
         raise UserError(f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model.")
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its first forward pass in eval
+            # mode, and the packed layer has no backward pass.
+            module.support_avx512bf16_for_cpu = False
     torch.manual_seed(seed)
     lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora, adapter_name=adapters[0])

@@ -122,6 +122,7 @@ def versions() -> dict:
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in names},
+        "processes": PartialState().num_processes,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads",
         "commit": commit.stdout.strip() or None,
     }

@@ -33,6 +33,17 @@ def run_script(*arguments, cwd=ROOT, **options) -> subprocess.CompletedProcess:
     )
 
 
+def run_two_processes(script: str, *arguments) -> subprocess.CompletedProcess:
+    """Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them through MPI only; without
+    an MPI hostfile it runs one process."""
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    try:
+        return run_script(*launcher, script, *arguments)
+    finally:
+        del os.environ["ACCELERATE_USE_CPU"]
+
+
 def make_trainer(folder, micro_batch=8, kl=0.0, **change):
     """A Tango trainer on the embedded model, 2 questions with groups of 4."""
     from common.data import load_questions

@@ -7,7 +7,7 @@ from prime import prime_advantages, prm_loss
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, run_script, run_two_processes
 from safetensors.torch import load_file
 
 K = 4
@@ -165,9 +165,9 @@ def test_variants(tmp_path, flags):
 
 
 def test_two_processes(tmp_path):
-    command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "prime.py", *SMALL]
-    result = run_script(*command, "--steps", "2", "--out", tmp_path / "run")
+    result = run_two_processes("prime.py", *SMALL, "--steps", "2", "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["processes"] == 2
     moved = weights(tmp_path / "run")
     for player in ("policy", "prm"):
         assert any(t.abs().max() > 0 for n, t in moved.items() if n.startswith(player) and "lora_B" in n)

@@ -88,3 +88,23 @@ def test_the_base_is_really_in_four_bits(qwen):
     layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
     assert len(layers) == 14 and all(layer.weight.quant_type == "nf4" for layer in layers)
     assert all(p.dtype == torch.float32 for n, p in model.named_parameters() if "lora_" in n)
+
+
+def test_four_bit_layers_have_a_gradient_after_evaluation(qwen):
+    """A pass in eval mode without gradient, as an evaluation makes, must not change what training computes."""
+    from common.model import load_model
+
+    model, tokenizer = load_model(str(qwen), ["generator"], 4, True, seed=0)
+    ids = torch.tensor([tokenizer("What is 2+2?").input_ids] * 2)
+
+    def gradient():
+        model.train().zero_grad()
+        model(input_ids=ids).logits.square().mean().backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    before = gradient()
+    with torch.no_grad():
+        model.eval()(input_ids=ids)
+    after = gradient()
+    assert before and all(torch.equal(before[name], after[name]) for name in before)
+    assert any(g.abs().max() > 0 for g in before.values())

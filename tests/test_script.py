@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, run_script, run_two_processes
 from safetensors.torch import load_file
 
 SMALL = "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1 --eval-questions 8".split()
@@ -153,14 +153,20 @@ def test_ablations(tmp_path, flag):
 
 
 def test_two_processes_train_both_adapters(tmp_path):
-    command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "tango.py", *SMALL, "--micro-batch", "8"]
-    command += ["--questions", "4"]
-    result = run_script(*command, "--steps", "3", "--out", tmp_path / "run")
+    result = run_two_processes("tango.py", *SMALL, "--questions", "4", "--steps", "3", "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["processes"] == 2
     moved = weights(tmp_path / "run")
     for player in ("generator", "verifier"):
         assert any(t.abs().max() > 0 for n, t in moved.items() if n.startswith(player) and "lora_B" in n)
     assert result.stdout.count("step 3/3") == 1  # one process speaks
+
+
+def test_two_processes_leave_the_idle_adapter_alone(tmp_path):
+    arguments = ["--questions", "4", "--steps", "2", "--generator", "frozen", "--out", tmp_path / "run"]
+    result = run_two_processes("tango.py", *SMALL, *arguments)
+    assert result.returncode == 0, result.stderr
+    assert all((t == 0).all() for n, t in weights(tmp_path / "run").items() if n.startswith("generator") and "lora_B" in n)
 
 
 # ------------------------------------------------------------------ bad input: one sentence, exit code 2, no stack trace
