@@ -278,7 +278,7 @@ class Prime(CoTrainer):
         scores, losses = [], []
         for index, ratio in self.log_ratios(batch, grad=True):
             loss = prm_loss(ratio, outcome[index], mask[index], self.script.beta)
-            (loss * len(index) / len(outcome)).backward()
+            self.backward_now(loss * len(index) / len(outcome), "prm")
             scores.append(ratio.detach())  # the policy's gradient must not reach the PRM
             losses += [loss.item()] * len(index)
         norm = self.step_adapter("prm", PRM_MAX_GRAD_NORM)  # the policy has no gradient now and is left alone

@@ -177,12 +177,20 @@ class CoTrainer(GRPOTrainer):
         self.current_gradient_accumulation_steps = self.args.steps_per_generation
         model = self.accelerator.unwrap_model(self.model)  # gradients are exchanged by hand, in step_adapter
         for micro_batch in self._micro_batches(batch, self.args.steps_per_generation):
-            self._compute_loss(model, micro_batch).backward()
+            self.backward_now(self._compute_loss(model, micro_batch), self.players[self.player].adapter)
         self.current_gradient_accumulation_steps = outer
         if not self.flat:
             norm = self.step_adapter(self.players[self.player].adapter, self.args.max_grad_norm)
             self.log_metric(f"{self.player[:3]}/grad_norm", norm)
         self.model.zero_grad(set_to_none=True)
+
+    def backward_now(self, loss: torch.Tensor, adapter: str):
+        """Add the gradient of `loss` to the adapter's, without DDP noticing: loss.backward() would fire DDP's hooks, which
+        then take this adapter to be part of the trainer's own backward pass."""
+        parameters = [p for n, p in self.model.named_parameters() if f".{adapter}." in n]
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True)):
+            if g is not None:
+                p.grad = g if p.grad is None else p.grad + g
 
     def step_adapter(self, adapter: str, max_norm: float) -> float:
         """The one AdamW's step on the gradients `adapter` has, averaged over processes and clipped; returns their norm.

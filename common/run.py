@@ -50,6 +50,11 @@ def fill_in(args, small: dict, real: dict):
     return dataclasses.replace(args, **{k: v for k, v in values.items() if getattr(args, k) is None})
 
 
+def this_process() -> PartialState:
+    """Which process this is, under torchrun or accelerate launch; said before the trainer exists."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
 def mean(values: list) -> float:
     return sum(values) / max(1, len(values))
 
@@ -80,14 +85,14 @@ def start_run(args, script: str) -> "Run":
     out = Path(args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}")
     checkpoint = None
     written = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
-    if PartialState().is_main_process:
+    if this_process().is_main_process:
         try:
             out.mkdir(parents=True, exist_ok=True)
             (out / ".writable").touch()
             (out / ".writable").unlink()
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
-    PartialState().wait_for_everyone()
+    this_process().wait_for_everyone()
     if (out / "args.json").exists():
         before = json.loads((out / "args.json").read_text())
         other = sorted(k for k in written.keys() | before.keys() if k not in MAY_CHANGE and written.get(k) != before.get(k))
@@ -95,8 +100,8 @@ def start_run(args, script: str) -> "Run":
             was = ", ".join(f"--{k.replace('_', '-')} {before.get(k)}" for k in other)
             raise UserError(f"--out {out} holds a run with other arguments ({was}); repeat those, or choose another folder.")
         checkpoint = last_checkpoint(out)
-    PartialState().wait_for_everyone()  # nobody may write before everybody has read
-    if PartialState().is_main_process:
+    this_process().wait_for_everyone()  # nobody may write before everybody has read
+    if this_process().is_main_process:
         (out / "args.json").write_text(json.dumps(written, indent=1) + "\n")
         shutil.copy(script, out / Path(script).name)
         (out / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
@@ -122,7 +127,7 @@ def versions() -> dict:
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in names},
-        "processes": PartialState().num_processes,
+        "processes": this_process().num_processes,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads",
         "commit": commit.stdout.strip() or None,
     }
@@ -136,7 +141,7 @@ class Run(TrainerCallback):
         self.evaluations: list[dict] = []
         self.stop = False
         self.spent = 0.0  # seconds, before it was resumed
-        self.main = PartialState().is_main_process
+        self.main = this_process().is_main_process
         if self.main:
             self._forget_after(int(checkpoint.name.split("-")[1]) if checkpoint else -1)
 
@@ -238,7 +243,7 @@ class Run(TrainerCallback):
         start = time.time()
         cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(1_000_003 + PartialState().process_index)
+            torch.manual_seed(1_000_003 + this_process().process_index)
             result = {f"eval/{key}": value for key, value in self.evaluate().items()}
         self.evaluations.append({"step": step, **result})
         self.since += time.time() - start  # the ETA speaks of training

@@ -29,14 +29,14 @@ def run_script(*arguments, cwd=ROOT, **options) -> subprocess.CompletedProcess:
     """`python <arguments>`, with its output as text; two threads, no network."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "COLUMNS": "120"}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, **options
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, **options
     )
 
 
 def run_two_processes(script: str, *arguments) -> subprocess.CompletedProcess:
     """Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them through MPI only; without
     an MPI hostfile it runs one process."""
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     os.environ["ACCELERATE_USE_CPU"] = "true"
     try:
         return run_script(*launcher, script, *arguments)
