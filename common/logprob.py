@@ -57,8 +57,8 @@ def linear_logprob(
         temperature: what the logits are divided by, > 0.
 
     Returns:
-        (logprob, entropy), both (N,) float32, in nats. `logprob` is differentiable in `hidden`. If the head is frozen,
-        `entropy` carries no gradient; if it is trainable, everything is differentiable, by recomputing the logits.
+        (logprob, entropy), both (N,) float32, in nats, differentiable in `hidden`. The gradient of `logprob` costs nothing
+        more; one that is asked through `entropy`, or of a trainable head, is had by recomputing the logits.
 
     Raises:
         ValueError: shapes or devices that do not match, temperature <= 0; and on CPU tensors only, because looking at
@@ -83,29 +83,46 @@ def plain_logprob(hidden, weight, targets, bias=None, temperature=1.0) -> tuple[
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, bias, temperature):
+        ctx.set_materialize_grads(False)  # an unused entropy then has gradient None, not zeros
         need_u = ctx.needs_input_grad[0]
         if hidden.is_cuda and triton is not None and hidden.dtype != torch.float64:
             logp, entropy, u = _score_on_gpu(hidden, weight, targets, bias, temperature, need_u)
-            ctx.save_for_backward(u)
-            ctx.mark_non_differentiable(entropy)
-            return logp, entropy
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        h, w = hidden.to(wide) / temperature, weight.to(wide)  # temperature is folded into h: N * H divisions, not N * V
-        b = None if bias is None else bias.to(wide) / temperature
-        if need_u:
-            logp, entropy, u = _score_and_u(h, w, targets, b)
-            # u takes the place of the saved hidden states; d/dh = (1/T) d/d(h/T)
-            ctx.save_for_backward(u.div_(temperature).to(hidden.dtype))
         else:
-            logp, entropy = _score(h, w, targets, b)
-        ctx.mark_non_differentiable(entropy)
+            wide = torch.promote_types(hidden.dtype, torch.float32)
+            h, w = hidden.to(wide) / temperature, weight.to(wide)  # T is folded into h: N * H divisions, not N * V
+            b = None if bias is None else bias.to(wide) / temperature
+            if need_u:
+                logp, entropy, u = _score_and_u(h, w, targets, b)
+                u = u.div_(temperature).to(hidden.dtype)  # d/dh = (1/T) d/d(h/T)
+            else:
+                (logp, entropy), u = _score(h, w, targets, b), None
+        ctx.save_for_backward(u, hidden, weight, targets, bias)
+        ctx.temperature = temperature
         return logp, entropy
 
     @staticmethod
-    def backward(ctx, grad_logp, _):
-        (u,) = ctx.saved_tensors
-        # fp32 product, rounded once
-        return (grad_logp[:, None] * u).to(u.dtype), None, None, None, None
+    def backward(ctx, grad_logp, grad_entropy):
+        u, hidden, weight, targets, bias = ctx.saved_tensors
+        if grad_entropy is not None:
+            grad = _recomputed(hidden, weight, targets, bias, ctx.temperature, grad_logp, grad_entropy)
+        elif grad_logp is None:
+            grad = None
+        else:
+            grad = (grad_logp[:, None] * u).to(u.dtype)  # float32 product, rounded once
+        return grad, None, None, None, None
+
+
+def _recomputed(hidden, weight, targets, bias, temperature, grad_logp, grad_entropy):
+    """The gradient if the loss goes through the entropy: logits are computed again, block by block."""
+    grad, rows = torch.empty_like(hidden), _rows(len(weight))
+    for start in range(0, len(hidden), rows):
+        i = slice(start, start + rows)
+        with torch.enable_grad():
+            h = hidden[i].detach().requires_grad_()
+            logp, entropy = plain_logprob(h, weight, targets[i], bias, temperature)
+        upstream = [torch.zeros_like(logp) if grad_logp is None else grad_logp[i], grad_entropy[i]]
+        grad[i] = torch.autograd.grad([logp, entropy], h, upstream)[0]
+    return grad
 
 
 def _score_and_u(h, w, targets, b):

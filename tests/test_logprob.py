@@ -71,6 +71,22 @@ def test_bf16_inputs_are_scored_in_float32():
     assert hidden.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("block_bytes", [1, 1 << 26])
+@pytest.mark.parametrize("through", ["entropy", "both"])
+def test_a_gradient_through_the_entropy(monkeypatch, block_bytes, through):
+    """Asked for, it is recomputed; the frozen head's shortcut knows only d logp."""
+    monkeypatch.setattr(logprob, "BLOCK_BYTES", block_bytes)
+    hidden, weight, targets, b = inputs(bias=True)
+    grads = []
+    for function in (linear_logprob, plain_logprob):
+        h = hidden.clone().requires_grad_()
+        logp, entropy = function(h, weight, targets, b, 0.8)
+        loss = (entropy * torch.linspace(-1, 1, len(h))).sum() + (logp.square().sum() if through == "both" else 0)
+        loss.backward()
+        grads.append(h.grad)
+    assert (grads[0] - grads[1]).abs().max() <= 1e-11
+
+
 def test_a_trainable_head_gets_its_gradient():
     hidden, weight, targets, _ = inputs()
     weight.requires_grad_()
