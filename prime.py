@@ -240,6 +240,7 @@ class Prime(CoTrainer):
         self.log_metric("co/groups_kept", len(kept) / len(accuracies))
         self.log_metric("co/tokens_per_kept_group", tokens / len(kept))
         self.log_metric("co/samples", self.memory["samples"])
+        kept = kept[: min(self.gather([len(kept)]))]  # as many rows on every process
         joined = self.join(kept[: s.questions])
         joined["num_items_in_batch"] = self.accelerator.reduce(joined["completion_mask"].sum(), "sum")
         joined["questions"] = [row["question"] for row in names]

@@ -256,9 +256,10 @@ class CoTrainer(GRPOTrainer):
         needed = count
         # what makes it exact: no KL, no entropy bonus, and a normaliser that counts the tokens of the whole batch
         if self.beta == 0.0 and not self._entropy_bonus_enabled and self.loss_type in ("dapo", "cispo"):
-            # all processes take part in every forward pass, so the one with the most rows decides
-            needed = max(self.gather([max(1, math.ceil(int(live.sum()) / micro))]))
-            order = torch.cat([order[live[order]], order[~live[order]]])[: max(int(live.sum()), needed)]
+            # TRL gathers over processes in every micro-batch: all need as many rows and parts as the one with the most
+            rows_left = max(self.gather([max(1, int(live.sum()))]))
+            needed = math.ceil(rows_left / micro)
+            order = torch.cat([order[live[order]], order[~live[order]]])[:rows_left]
         parts = [{}] * (count - needed)
         for index in torch.tensor_split(order, needed):
             rows = {k: v[index] if v.dim() else v for k, v in batch.items() if isinstance(v, torch.Tensor)}

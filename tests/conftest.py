@@ -27,7 +27,7 @@ def real_data() -> Path:
 
 def run_script(*arguments, cwd=ROOT, **options) -> subprocess.CompletedProcess:
     """`python <arguments>`, with its output as text; two threads, no network."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "COLUMNS": "120"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": options.pop("threads", "2"), "COLUMNS": "120"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, **options
     )
@@ -39,7 +39,7 @@ def run_two_processes(script: str, *arguments) -> subprocess.CompletedProcess:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     os.environ["ACCELERATE_USE_CPU"] = "true"
     try:
-        return run_script(*launcher, script, *arguments)
+        return run_script(*launcher, script, *arguments, threads="1")
     finally:
         del os.environ["ACCELERATE_USE_CPU"]
 
