@@ -110,19 +110,30 @@ def test_the_opponent_is_frozen_anew_in_every_iteration(finished):
         opens = row["step"] % 2 == 1
         assert (abs(row["pla/spin_loss"] - math.log(2)) < 1e-5) == opens, row["step"]
         assert (abs(row["pla/reward_human"]) < 1e-4 and abs(row["pla/reward_generated"]) < 1e-4) == opens
-    frozen = load_file(finished / "checkpoint-4" / "player" / "adapter_model.safetensors")
-    opponent = load_file(finished / "checkpoint-5" / "ref" / "adapter_model.safetensors")
-    assert all(torch.equal(frozen[name], opponent[name]) for name in frozen)
 
 
-def test_previous_pairs_are_mixed_in_and_cut_answers_get_no_end(finished):
-    memory = json.loads((finished / "checkpoint-6" / "memory.json").read_text())
-    before = json.loads((finished / "checkpoint-4" / "memory.json").read_text())
-    assert memory["previous_pairs"] == before["pairs"] and memory["iteration"] == 2
+@pytest.fixture(scope="module")
+def one_step_iterations(tmp_path_factory):
+    """Four iterations of one step each; the last two checkpoints are of two iterations."""
+    folder = tmp_path_factory.mktemp("spin") / "short"
+    result = run_script("spin.py", *SMALL, "--steps", "4", "--iterations", "4", "--out", folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_the_opponent_is_the_player_as_the_iteration_before_left_it(one_step_iterations):
+    before = load_file(one_step_iterations / "checkpoint-3" / "player" / "adapter_model.safetensors")
+    opponent = load_file(one_step_iterations / "checkpoint-4" / "ref" / "adapter_model.safetensors")
+    assert all(torch.equal(before[name], opponent[name]) for name in before)
+
+
+def test_previous_pairs_are_mixed_in_and_cut_answers_get_no_end(one_step_iterations):
     from common.model import TINY
 
     from transformers import AutoTokenizer
 
+    memory, before = (json.loads((one_step_iterations / f"checkpoint-{n}" / "memory.json").read_text()) for n in (4, 3))
+    assert memory["previous_pairs"] == before["pairs"] and (before["iteration"], memory["iteration"]) == (2, 3)
     end = AutoTokenizer.from_pretrained(TINY).eos_token_id
     for pair in memory["pairs"]["0"] + memory["previous_pairs"]["0"]:
         assert pair["real"][-1] == end
@@ -141,17 +152,15 @@ def test_an_answer_cut_at_the_limit_keeps_its_cut(tmp_path):
     assert all(pair["generated"].count(4) == 0 for pair in memory["pairs"]["0"] if len(pair["generated"]) == 8)
 
 
-@pytest.mark.parametrize("at", [3, 4])  # in the middle of an iteration, and between two
-def test_resume_is_the_same_run_bit_for_bit(finished, tmp_path, at):
-    whole, folder = tmp_path / "whole", tmp_path / "resumed"
-    result = run_script("spin.py", *SMALL, "--out", whole)  # with the checkpoints of its own steps
+@pytest.mark.parametrize("every, at", [(1, 5), (2, 4)])  # in the middle of an iteration, and between two
+def test_resume_is_the_same_run_bit_for_bit(finished, tmp_path, every, at):
+    folder = tmp_path / "resumed"
+    result = run_script("spin.py", *SMALL, "--save-every", every, "--out", folder)
     assert result.returncode == 0
-    shutil.copytree(whole, folder)
-    for path in folder.glob("checkpoint-*"):
-        if int(path.name.split("-")[1]) > 5:
-            shutil.rmtree(path)
-    result = run_script("spin.py", *SMALL, "--out", folder)
-    assert result.returncode == 0 and "step 6/6" in result.stdout and "step 5/6" not in result.stdout, result.stderr
+    shutil.rmtree(folder / "checkpoint-6")
+    result = run_script("spin.py", *SMALL, "--save-every", every, "--out", folder)
+    assert result.returncode == 0, result.stderr
+    assert f"step {at + 1}/6" in result.stdout and f"step {at}/6" not in result.stdout
     ours, expected = weights(folder), weights(finished)
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
