@@ -105,10 +105,10 @@ def finished(tmp_path_factory):
 
 
 def test_the_opponent_is_frozen_anew_in_every_iteration(finished):
-    """Steps 1, 3 and 5 open iterations: loss ln 2, rewards 0. The other steps do not."""
+    """Steps 1, 3 and 5 open iterations: loss ln 2, rewards 0, to float32 rounding of a sum of log-probs times lambda = 5."""
     for row in steps(finished):
         opens = row["step"] % 2 == 1
-        assert (abs(row["pla/spin_loss"] - math.log(2)) < 1e-5) == opens, row["step"]
+        assert (abs(row["pla/spin_loss"] - math.log(2)) < 1e-4) == opens, row["step"]
         assert (abs(row["pla/reward_human"]) < 1e-4 and abs(row["pla/reward_generated"]) < 1e-4) == opens
 
 
@@ -165,7 +165,9 @@ def test_resume_is_the_same_run_bit_for_bit(finished, tmp_path, every, at):
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("flags", ["--no-mix-previous", "--opponent sft", "--opponent none", "--opponent-temperature 0"])
+@pytest.mark.parametrize(
+    "flags", ["--no-mix-previous", "--opponent sft", "--opponent none", "--opponent-temperature 0 --questions 24"]
+)
 def test_variants(tmp_path, flags):
     result = run_script("spin.py", *SMALL, *flags.split(), "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
@@ -180,7 +182,7 @@ def test_two_processes(tmp_path):
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["processes"] == 2
     opening = [row["pla/spin_loss"] for row in steps(tmp_path / "run") if row["step"] % 2 == 1]
-    assert opening == pytest.approx([math.log(2)] * 3, abs=1e-5)
+    assert opening == pytest.approx([math.log(2)] * 3, abs=1e-4)
 
 
 def test_human_answers_missing_or_too_long(tmp_path):
