@@ -68,7 +68,7 @@ class Args:
     """run folder; given again, the run goes on where it stopped (default: runs/gar-<time>-<seed>)"""
     seed: int = 0
     """of adapters, questions and sampling"""
-    steps: int = 60
+    steps: int = 40
     """optimiser steps, each of both players"""
     questions: int = 16
     """P, questions per step and process"""
@@ -84,7 +84,7 @@ class Args:
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    eval_every: int = 40
+    eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
     """held-out questions"""

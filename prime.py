@@ -60,7 +60,7 @@ class Args:
     """run folder; given again, the run goes on where it stopped (default: runs/prime-<time>-<seed>)"""
     seed: int = 0
     """of adapters, questions and sampling"""
-    steps: int = 60
+    steps: int = 30
     """optimiser steps"""
     questions: int = 16
     """P, questions per step and process (paper: 256)"""
@@ -76,7 +76,7 @@ class Args:
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    eval_every: int = 40
+    eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
     """held-out questions"""
@@ -108,7 +108,7 @@ class Args:
     """length limit of a response (paper: 3072)"""
 
 
-SMALL = {"lr": 2e-3, "prm_lr": 2e-3, "solution_tokens": 64}
+SMALL = {"lr": 5e-4, "prm_lr": 1e-3, "solution_tokens": 64}
 REAL = {"lr": 1e-5, "prm_lr": 2e-5, "solution_tokens": 1024}
 PRM_MAX_GRAD_NORM = 10.0  # the released script's
 NOISE = 1e-3  # nats; a largest return-to-go below this is rounding

@@ -23,13 +23,13 @@ FOLDER = ROOT / "docs" / "evidence"
 EXPERIMENTS = {  # script, arguments of all variants, variants, what is kept of every step
     "prime": (
         "prime.py",
-        "--steps 40 --eval-every 10 --show-every 0",
+        "--steps 30 --eval-every 15 --show-every 0",
         {"PRIME": "", "outcome only": "--no-process-reward", "offline PRM": "--prm-update none"},
         ("pol/accuracy", "co/samples", "prm/accuracy", "prm/loss"),
     ),
     "gar": (
         "gar.py",
-        "--steps 40 --eval-every 20 --show-every 0",
+        "--steps 24 --lr 1e-3 --eval-every 0 --show-every 0",
         {
             "2 GRPO, exact match only": "--discriminator none",
             "4 fixed discriminator": "--discriminator frozen",

@@ -232,7 +232,8 @@ class Run(TrainerCallback):
                     axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--")
             axis.set(title=title, xlabel="optimiser step (lines: training batches, dots: held out)")
             axis.grid(alpha=0.25)
-            axis.legend(fontsize=7, framealpha=0.6)
+            if axis.lines:
+                axis.legend(fontsize=7, framealpha=0.6)
         figure.tight_layout()
         figure.savefig(self.folder / "curves.png", dpi=110)
         pyplot.close(figure)

@@ -28,6 +28,9 @@ def test_commands_are_understood(line):
     """Every command of the README with --help added: unknown arguments and missing files end in an error."""
     program, rest = line
     words = shlex.split(rest)
+    if words[0].startswith("benchmarks/"):
+        assert (ROOT / words[0]).exists()
+        return
     script = next(i for i, word in enumerate(words) if word.endswith(".py"))
     code = (
         "import sys, tyro, runpy; sys.argv = sys.argv[1:]; sys.path.insert(0, '.');"
