@@ -68,7 +68,7 @@ class Args:
     """run folder; given again, the run goes on where it stopped (default: runs/gar-<time>-<seed>)"""
     seed: int = 0
     """of adapters, questions and sampling"""
-    steps: int = 40
+    steps: int = 24
     """optimiser steps, each of both players"""
     questions: int = 16
     """P, questions per step and process"""
@@ -113,7 +113,7 @@ class Args:
     """stop with an explanation when a larger share of a step's judgements has no verdict"""
 
 
-SMALL = {"lr": 2e-3, "slice_tokens": 18, "min_slice_tokens": 6, "solution_tokens": 64, "judgement_tokens": 64}
+SMALL = {"lr": 1e-3, "slice_tokens": 18, "min_slice_tokens": 6, "solution_tokens": 64, "judgement_tokens": 64}
 REAL = {"lr": 2e-5, "slice_tokens": 320, "min_slice_tokens": 48, "solution_tokens": 1024, "judgement_tokens": 128}
 LAMBDA_MATCH, LAMBDA_SLICES, LAMBDA_REAL, LAMBDA_AGREE = 1.0, 1.0, 1.0, 0.5  # l1 to l4 (paper sec. 4.1)
 
