@@ -103,12 +103,27 @@ def step_labels(question: str, steps: list[str]) -> list[bool]:
     return labels
 
 
+def gold_steps(question: str, text: str) -> list[bool] | None:
+    """`step_labels` of the <step> blocks of a text; None if the question is not an embedded one."""
+    return step_labels(question, re.findall(r"<step>(.*?)</step>", text, re.DOTALL)) if parse_question(question) else None
+
+
 # ------------------------------------------------------------------ programming tasks
 def make_program_task(rng: random.Random, steps: int) -> str:
     """`Read x. Add 4, times 6, minus 5. Print x mod 10.`"""
     _, operations = parse_question(make_question(rng, steps))
     words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
     return f"Read x. Then {words}. Print x mod 10."
+
+
+def sample_tasks(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
+    """`count` different programming tasks of the training or the held-out part, the lengths in `steps` in equal shares."""
+    rng, seen = random.Random(seed), {}
+    while len(seen) < count:
+        task = make_program_task(rng, steps[len(seen) % len(steps)])
+        if is_held_out(task) == held_out:
+            seen[task] = None
+    return list(seen)
 
 
 def parse_program_task(task: str) -> list[tuple[str, int]]:

@@ -1,0 +1,359 @@
+"""cure.py: both rewards against for-loops, the theorem against simulation, hostile answers, runs as a user runs them."""
+
+import json
+import math
+import shutil
+
+import cure  # not its names: pytest would collect tester_rewards as a test
+from common.sandbox import Sandbox
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, run_script, run_two_processes
+from safetensors.torch import load_file
+
+
+def table(text: str) -> torch.Tensor:
+    """ "101 010" -> two programs, three tests."""
+    return torch.tensor([[c == "1" for c in row] for row in text.split()])
+
+
+def random_tables(seed: int):
+    rng = np.random.default_rng(seed)
+    N, t, M = rng.integers(1, 9), rng.integers(1, 5), rng.integers(1, 9)
+    own = torch.tensor(rng.random((N, t)) < rng.choice([0.3, 0.7, 0.95]))
+    return own, torch.tensor(rng.random((N, M)) < rng.choice([0.2, 0.5, 0.9]))
+
+
+# ------------------------------------------------------------------ the tester's reward
+def test_reward_is_the_estimate_of_mu_test_by_test():
+    """mu = p_u (1 - p01) - (1 - p_u) p00 with the estimators of section 3.2, in plain loops."""
+    both = 0
+    for seed in range(1000):
+        own, unit = random_tables(seed)
+        right = [j for j in range(len(own)) if all(own[j])]
+        wrong = [j for j in range(len(own)) if j not in right]
+        rewards = cure.tester_rewards(own, unit)
+        if not right:
+            assert rewards is None
+            continue
+        if not wrong:
+            assert rewards.tolist() == [1.0 if all(unit[j, k] for j in right) else -1.0 for k in range(unit.shape[1])]
+            continue
+        both += 1
+        for k in range(unit.shape[1]):
+            p_u = float(all(unit[j, k] for j in right))
+            failing = sum(not unit[j, k] for j in wrong) / len(wrong)
+            passing = sum(bool(unit[j, k]) for j in wrong) / len(wrong)
+            assert rewards[k].item() == pytest.approx(p_u * failing - (1 - p_u) * passing, abs=1e-12)
+    assert both > 200
+
+
+def test_equation_4_as_printed_would_never_be_positive():
+    """The product over ALL programs is zero as soon as one is wrong: why the reward is over the right ones."""
+    positive = 0
+    for seed in range(300):
+        own, unit = random_tables(seed)
+        right = own.all(1)
+        if right.all() or not right.any():
+            continue
+        product = (right[:, None] & unit).all(0)  # I_l * B[l, k] over all l
+        assert not product.any()
+        positive += bool((cure.tester_rewards(own, unit) > 0).any())
+    assert positive > 50
+
+
+# programs 0 and 1 are right, 2 and 3 are wrong
+OWN = table("11 11 10 00")
+
+
+@pytest.mark.parametrize(
+    ("column", "reward"),
+    [
+        ("1100", 1.0),  # all right ones pass, no wrong one does
+        ("1110", 0.5),
+        ("1111", 0.0),  # right, but tells nothing apart
+        ("0000", 0.0),  # wrong, and nobody is misled
+        ("0010", -0.5),
+        ("0011", -1.0),
+        ("1011", -1.0),  # one right program fails: wrong
+        ("1000", 0.0),
+    ],
+)
+def test_edge_cases_of_one_test(column, reward):
+    unit = torch.tensor([[c == "1"] for c in column])
+    assert cure.tester_rewards(OWN, unit).tolist() == [reward]
+    assert cure.tester_rewards(OWN, unit, "simple").tolist() == [float(column.startswith("11"))]
+
+
+def test_edge_cases_of_a_task():
+    unit = table("10 10 10")
+    assert cure.tester_rewards(table("10 01 00"), unit) is None  # nobody is right
+    assert cure.tester_advantages(table("10 01 00"), unit) is None
+    assert cure.tester_rewards(table("1 1 1"), unit).tolist() == [1.0, -1.0]  # everybody is right
+    assert cure.tester_advantages(table("1 1 1"), unit).tolist() == [1.0, -1.0]
+    assert cure.tester_advantages(table("1 1 0"), table("11 11 11")) is None  # all tests equally good
+    assert cure.tester_advantages(table("1 1 0"), table("00 00 00")) is None  # -0.0 and 0.0 are equal
+    assert cure.coder_advantages(table("1 1 1")) is None and cure.coder_advantages(table("10 01 10")) is None
+
+
+def test_advantages_are_normalised_with_the_population_std_and_no_epsilon():
+    for seed in range(200):
+        own, unit = random_tables(seed)
+        for advantages, rewards in (
+            (cure.coder_advantages(own), cure.coder_rewards(own)),
+            (cure.tester_advantages(own, unit), cure.tester_rewards(own, unit)),
+        ):
+            if rewards is None or len(set(rewards.tolist())) == 1:
+                assert advantages is None
+                continue
+            r = rewards.numpy()
+            expected = (r - sum(r) / len(r)) / math.sqrt(sum((x - sum(r) / len(r)) ** 2 for x in r) / len(r))
+            assert np.allclose(advantages.numpy(), expected, atol=1e-12)
+
+
+def test_p01_and_p00_carry_the_right_names():
+    right, good = torch.tensor([True, False, False]), torch.tensor([True, True, False])
+    unit = table("110 101 001")
+    # wrong programs are 1 and 2: of 4 cells on right tests one is passed, of 2 on the wrong test both
+    assert cure.reward_precision(unit, right, good) == {"p01": 0.25, "p00": 1.0}
+    assert cure.reward_precision(unit, torch.tensor([True] * 3), good) == {}
+    assert cure.reward_precision(unit, right, torch.tensor([True] * 3)) == {"p01": 0.5}
+
+
+def test_theorem_3_1_by_simulation():
+    """P(a right program passes more tests than a wrong one) is at least 1 - exp(-mu^2 m / 8)."""
+    rng = np.random.default_rng(0)
+    for p_u, p01, p00, m in ((0.8, 0.3, 0.1, 16), (0.6, 0.5, 0.2, 64), (0.9, 0.2, 0.3, 8)):
+        correct = rng.random((20000, m)) < p_u
+        wrong_passes = rng.random((20000, m)) < np.where(correct, p01, p00)
+        measured = (correct.sum(1) > wrong_passes.sum(1)).mean()
+        mu = p_u * (1 - p01) - (1 - p_u) * p00
+        assert 0 < 1 - math.exp(-(mu**2) * m / 8) <= measured
+
+
+# ------------------------------------------------------------------ the transform for long reasoning
+def test_shorter_is_better_against_the_printed_formula():
+    rng, shaped_groups = np.random.default_rng(0), 0
+    for _ in range(300):
+        M = rng.integers(2, 12)
+        r, length = rng.normal(size=M), rng.integers(5, 60, size=M)
+        r -= r.mean()
+        if not (r > 0).any():
+            continue
+        good = sorted(length[j] for j in range(M) if r[j] > 0)
+        T = (good[(len(good) - 1) // 2] + good[len(good) // 2]) / 2
+        rhat = [T - length[i] if r[i] > 0 else T - good[-1] for i in range(M)]
+        gains, losses = sum(x for x in rhat if x > 0), -sum(x for x in rhat if x < 0)
+        ours = cure.shorter_is_better(torch.tensor(r), torch.tensor(length))
+        if gains == 0 or losses == 0:
+            assert ours.tolist() == r.tolist()
+            continue
+        shaped_groups += 1
+        scaled = np.array([losses / gains * x if x > 0 else x for x in rhat])
+        assert np.allclose(ours.numpy(), scaled / scaled.std(), atol=1e-9)
+        assert abs(ours.sum().item()) < 1e-9
+    assert shaped_groups > 150
+
+
+# ------------------------------------------------------------------ parsing
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\nprint(1)\n```", "print(1)\n"),
+        ("think\n```python\nprint(1)\n``` no\n```python\nprint(2)\n```\nend", "print(2)\n"),  # the last one
+        ("```python\nprint(1)\n```\n```python\nprint(2)", "print(1)\n"),  # cut at the length limit
+        ("```python\nprint('```')\n```", "print('```')\n"),  # a fence inside of a line ends nothing
+        ("```python  \nx\n```", "x\n"),
+        ("```\nprint(1)\n```", None),
+        ("```Python\nprint(1)\n```", None),
+        ("``` python\nprint(1)\n```", None),
+        ("print(1)", None),
+        ("```python\n   \n```", None),
+        ("```python```", None),
+        ("```python\nprint(1)", None),
+        ("", None),
+    ],
+)
+def test_parse_program(text, program):
+    assert cure.parse_program(text) == program
+
+
+def written_test(given="3\n", expected="7\n", mark=""):
+    return f"**Test Input:**\n```{mark}\n{given}```\n**Test Output:**\n```{mark}\n{expected}```\n**Explanation:** x"
+
+
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [
+        (written_test(), ("3\n", "7\n")),
+        (written_test(mark="plaintext"), ("3\n", "7\n")),
+        (written_test(mark="text"), ("3\n", "7\n")),
+        (written_test("1\n") + "\nbetter:\n" + written_test("2\n"), ("2\n", "7\n")),  # the last one
+        (written_test(given=""), ("", "7\n")),  # a program may read nothing
+        (written_test(given="1\\n2\n"), ("1\\n2\n", "7\n")),  # a backslash stays what it is
+        (written_test(expected=""), None),  # programs that print nothing would pass
+        (written_test(expected=" \n \n"), None),
+        (written_test().replace("Output", "Result"), None),
+        (written_test().replace("**", ""), None),
+        (written_test().split("**Test Output")[0], None),
+        ("**Test Output:**\n```\n7\n```\n**Test Input:**\n```\n3\n```", None),
+        (written_test()[:-25], None),  # cut at the length limit
+        ("Timeout Error", None),
+        ("", None),
+    ],
+)
+def test_parse_test(text, test):
+    assert cure.parse_test(text) == test
+
+
+# ------------------------------------------------------------------ the table
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(2, unsafe=True) as sandbox:
+        yield sandbox
+
+
+def bare(sandbox, **change):
+    """A trainer without a model: what the table needs."""
+    trainer = cure.Cure.__new__(cure.Cure)
+    trainer.script, trainer.sandbox, trainer.runs = cure.Args(group_size=3, **change), sandbox, {}
+    return trainer
+
+
+def answer(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def code(expression):
+    return f"```python\nx=int(input())\nprint({expression})\n```"
+
+
+def test_tables_from_real_runs(sandbox):
+    """x + 2: one right program, one that is right at 2 only, one that cannot be read."""
+    trainer = bare(sandbox)
+    programs = [answer(code("x+2")), answer(code("x*2")), answer("print(x+2)")]
+    rewards = trainer.own_tests_reward(programs, [["1\n", "2\n"]] * 3, [["3\n", "4"]] * 3)
+    assert rewards == [1.0, 0.5, 0.0]
+    assert trainer.passes_own[0].tolist() == [[True, True], [False, True], [False, False]]
+    tests = [answer(written_test("5\n", "7\n")), answer(written_test("2\n", "4\n")), answer("no test")]
+    # right and telling: both wrong programs fail. Right, passed by one of two wrong ones. Not readable: the worst
+    assert trainer.precision_reward(tests) == [1.0, 0.5, -1.0]
+    assert trainer.precision_reward([tests[0], tests[0], answer(written_test("2\n", "5\n"))]) == [1.0, 1.0, 0.0]
+
+
+def test_a_pair_that_occurs_twice_is_run_once(sandbox):
+    class Counting:
+        def run(self, programs, inputs, *limits):
+            self.pairs = list(zip(programs, inputs))
+            return sandbox.run(programs, inputs, *limits)
+
+    counting = Counting()
+    trainer = bare(counting)
+    program, other = "print(int(input())+1)", "print(int(input())+2)"
+    tables = trainer.run_tables([[program, program, None], [other]], [[("1\n", "2"), ("1\n", "3"), None], [("1\n", "3")]])
+    assert len(counting.pairs) == 2
+    trainer.run_tables([[program]], [[("1\n", "9"), ("2\n", "3")]])  # the same program on a known input and a new one
+    assert counting.pairs == [(program, "2\n")]
+    assert tables[0].tolist() == [[True, False, False]] * 2 + [[False] * 3] and tables[1].tolist() == [[True]]
+
+
+def test_what_a_runner_says_is_no_output(sandbox):
+    """An expected output that reads like an error message is not passed by a program that fails."""
+    trainer = bare(sandbox, time_limit=0.5)
+    programs = ["1/0", "while True: pass", "import sys; sys.exit(1)"]
+    tests = [("", "error: division by zero"), ("", "Timeout Error"), ("", "ZeroDivisionError"), ("", "None")]
+    assert not trainer.run_tables([programs], [tests])[0].any()
+
+
+def test_tolerance(sandbox):
+    program = "print(7.0)"
+    assert not bare(sandbox).run_tables([[program]], [[("", "7")]])[0].any()
+    assert bare(sandbox, tolerance=1e-6).run_tables([[program]], [[("", "7")]])[0].all()
+
+
+# ------------------------------------------------------------------ runs
+SMALL = "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --eval-questions 4 --eval-every 2 --save-every 2".split()
+SMALL += ["--show-every", "2", "--unsafe-sandbox"]
+
+
+def weights(folder):
+    return load_file(folder / "policy" / "adapter_model.safetensors")
+
+
+def steps_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "eval/cod/accuracy" not in row]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cure") / "whole"
+    result = run_script("cure.py", *SMALL, "--out", folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_a_run_trains_both_parts(finished):
+    rows = steps_of(finished)
+    for row in rows:
+        for key in ("cod/accuracy", "cod/parsed", "tes/parsed", "co/tasks_with_a_right_program", "cod/reward", "tes/reward"):
+            assert math.isfinite(row[key])
+    assert any("cod/grad_norm" in row for row in rows) and any("tes/grad_norm" in row for row in rows)
+    assert any(tensor.abs().max() > 0 for name, tensor in weights(finished).items() if "lora_B" in name)
+
+
+def test_the_reference_of_the_kl_term_is_the_base(finished):
+    """The tester's update follows the coder's: against a reference taken at the update's start its KL would be exactly 0."""
+    rows = steps_of(finished)
+    moved = [row for row in rows if row.get("cod/grad_norm", 0) > 0]
+    assert moved and all(row["tes/kl"] > 0 for row in moved)
+    assert rows[0]["cod/kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["cod/kl"] > 0
+
+
+def test_resume_is_the_same_run_bit_for_bit(finished, tmp_path):
+    folder = tmp_path / "resumed"
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "checkpoint-4")
+    result = run_script("cure.py", *SMALL, "--out", folder)
+    assert result.returncode == 0 and "step 3/4" in result.stdout and "step 2/4" not in result.stdout, result.stderr
+    ours, expected = weights(folder), weights(finished)
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("flags", ["--tester-reward simple --short-tests", "--kl 0 --own-tests 1 --tolerance 1e-6"])
+def test_ablations(tmp_path, flags):
+    result = run_script("cure.py", *SMALL, "--steps", "2", *flags.split(), "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+
+
+def test_two_processes(tmp_path):
+    result = run_two_processes("cure.py", *SMALL, "--steps", "2", "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["processes"] == 2
+
+
+def test_a_model_that_never_writes_a_program_is_seen_and_the_run_goes_on(tmp_path):
+    limits = ["--program-tokens", "3", "--test-tokens", "3", "--steps", "2"]
+    result = run_script("cure.py", *SMALL, *limits, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert all(row["cod/parsed"] == 0 and row["tes/parsed"] == 0 for row in steps_of(tmp_path / "run"))
+
+
+def test_tasks_from_a_file(tmp_path):
+    rows = [
+        {
+            "question": f"Read x. Then add {i}. Print x mod 10.",
+            "test_input": ["1\n", "2\n"],
+            "test_output": [f"{(1 + i) % 10}\n", f"{(2 + i) % 10}\n"],
+        }
+        for i in range(60)
+    ]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    result = run_script("cure.py", *SMALL, "--steps", "1", "--dataset", path, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    path.write_text(json.dumps({"question": "q"}))
+    result = run_script(ROOT / "cure.py", *SMALL, "--dataset", path, "--out", tmp_path / "other")
+    assert result.returncode == 2 and "row 1 has no tests" in result.stderr and "Traceback" not in result.stderr
