@@ -1,0 +1,80 @@
+"""--vllm, as far as a machine without vLLM can tell: what it is asked for, which weights it is given, and that its
+log-probs still correct the loss. vLLM is played by common/sampling.py."""
+
+import inspect
+
+from common.sampling import sample
+from tango import solve_prompt, verify_prompt
+
+import pytest
+import torch
+from trl.generation.vllm_generation import VLLMGeneration
+
+
+class Sampler:
+    """Answers as TRL's VLLMGeneration does, and remembers what it was asked. `off`: added to its log-probs."""
+
+    def __init__(self, trainer, off: float = 0.0):
+        self.trainer, self.off, self.calls, self.adapter = trainer, off, [], None
+        self.temperature = self.max_completion_length = None
+
+    def sync_weights(self):
+        self.adapter = self.trainer.model.active_adapter
+
+    def generate(self, prompts, images, num_generations, profiler=None):
+        self.calls.append((self.adapter, self.max_completion_length, self.temperature, len(prompts), num_generations))
+        assert self.adapter == self.trainer.model.active_adapter  # never the weights of another player
+        eos, pad = self.trainer.eos_token_ids, self.trainer.processing_class.pad_token_id
+        ids, logps = sample(self.trainer.model, prompts, self.max_completion_length, self.temperature, eos, pad)
+        return prompts, ids, [[[lp + self.off] for lp in row] for row in logps], None
+
+
+@pytest.fixture
+def with_vllm(trainer):
+    def put(off: float = 0.0):
+        trainer.use_vllm, trainer.vllm_generation, trainer.vllm_mode = True, Sampler(trainer, off), "colocate"
+        trainer.vllm_importance_sampling_correction = True
+        trainer._last_loaded_step = -1
+        return trainer
+
+    return put
+
+
+def test_trl_has_what_is_set():
+    source = inspect.getsource(VLLMGeneration)
+    for name in ("max_completion_length", "temperature"):
+        assert f"self.{name}" in source  # read when generating, so that it can differ between players
+    assert {"prompts", "images", "num_generations", "profiler"} <= set(inspect.signature(VLLMGeneration.generate).parameters)
+
+
+def test_every_player_has_its_own_weights_limit_and_temperature(with_vllm):
+    trainer = with_vllm()
+    trainer.players["verifier"].temperature = 0.7
+    trainer.act("generator", [solve_prompt("3+4 mod 10")] * 2, greedy=True)
+    trainer.act("verifier", [verify_prompt("3+4 mod 10", "<step>3+4=7</step>")] * 3)
+    trainer.act("generator", [solve_prompt("3+4 mod 10")])
+    assert trainer.vllm_generation.calls == [
+        ("generator", 64, 0.0, 2, 1), ("verifier", 96, 0.7, 3, 1), ("generator", 64, 1.0, 1, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("off", [0.0, 0.1])
+def test_the_importance_correction_sees_the_samplers_log_probs(with_vllm, off):
+    """The ratio of trainer to sampler: 1 where they agree, exp(-0.1) per token where the sampler is 0.1 nats too sure."""
+    trainer = with_vllm(off)
+    trainer.vllm_importance_sampling_mode = "token_truncate"
+    trainer.model.train()
+    rows = [{"prompt": solve_prompt("3+4 mod 10"), "answer": "7"}] * 4
+    batch = trainer.turn("generator", rows)
+    mask = batch["completion_mask"].bool()
+    assert mask.any() and batch["sampling_per_token_logps"].shape == mask.shape
+    ratio = batch["importance_sampling_ratio"].expand(mask.shape)[mask]
+    assert ratio == pytest.approx(torch.full_like(ratio, -off).exp(), abs=1e-3)
+    # and it arrives in the loss, through this project's micro-batches
+    batch["advantages"] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    trainer.current_gradient_accumulation_steps = 1
+    losses = []
+    for share in (1.0, 0.5):
+        parts = trainer._micro_batches({**batch, "importance_sampling_ratio": batch["importance_sampling_ratio"] * share}, 1)
+        losses.append(sum(trainer._compute_loss(trainer.model, part).item() for part in parts))
+    assert losses[1] == pytest.approx(0.5 * losses[0], rel=1e-4) and losses[0] != 0
