@@ -35,6 +35,7 @@ Run
 Shapes: P questions, G solutions each, B = P * G rows, T completion tokens.
 """
 
+import itertools
 import json
 import random
 import re
@@ -48,7 +49,7 @@ from common.cotrainer import CoTrainer, Player
 from common.data import UserError, load_questions
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
-from common.tiny.tasks import parse_question, step_labels
+from common.tiny.tasks import gold_steps, parse_question, step_labels
 
 import torch
 import tyro
@@ -266,6 +267,10 @@ class Gar(CoTrainer):
         spread = torch.tensor([mean([v or 0 for v in s]) for s in scores]).reshape(-1, self.script.group_size).std(1)
         self.log_metric("rea/total_reward", mean(self.gather(R.tolist())))
         self.log_metric("dis/spread_in_groups", mean(self.gather(spread.tolist())))
+        for i, (note, r) in enumerate(zip(batch["notes"], R.tolist())):
+            own = [(part, vs) for (row, part), vs in zip(generated, verdicts) if row == i]
+            note["rewards"]["with the slices"] = r
+            note |= slice_notes(rows[i]["question"], [part for part, _ in own], [mean([v == 1 for v in vs]) for _, vs in own])
         self.become("reasoner")
         return batch
 
@@ -295,6 +300,8 @@ class Gar(CoTrainer):
             for place, j in enumerate(chosen):
                 verdicts[j] = said[place * M : (place + 1) * M]
             self.log_verdicts(said, [a for a in asked for _ in range(M)])
+            for note, (_, _, reference, right) in zip(batch["notes"], [a for a in asked for _ in range(M)]):
+                note |= {"slice": "reference" if reference else "generated", "solution is right": reference or right}
         others = [j for j, of_one in enumerate(verdicts) if not of_one]
         texts = self.act("discriminator", [judge_prompt(rows[generated[j][0]]["question"], generated[j][1]) for j in others])
         for j, text in zip(others, texts):
@@ -325,6 +332,14 @@ class Gar(CoTrainer):
             if found:
                 self.log_metric(f"dis/yes_{name}", mean(found))
         self.log_metric("dis/says_yes", mean(self.gather([v == 1 for v in said])))
+
+
+def slice_notes(question: str, slices: list[str], verdicts: list[float]) -> dict[str, list]:
+    """For the report: every slice with the share of its judgements that say YES and, on embedded questions, whether the steps
+    that end in it are all right (None: none ends in it)."""
+    labels = [gold_steps(question, "".join(slices[:k])) or [] for k in range(len(slices) + 1)]  # of the first k slices
+    ending = [after[len(before) :] for before, after in itertools.pairwise(labels)]
+    return {"parts": slices, "verdicts": verdicts, "gold": [all(steps) if steps else None for steps in ending]}
 
 
 # ------------------------------------------------------------------ stage 1: supervised training of the discriminator

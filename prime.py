@@ -39,6 +39,7 @@ from common.cotrainer import CoTrainer, Player
 from common.data import UserError, load_questions
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
+from common.tiny.tasks import gold_steps
 
 import torch
 import torch.nn.functional as F
@@ -203,6 +204,8 @@ class Prime(CoTrainer):
         # normalisation and whitening are over all processes' rows
         batch["advantages"] = self.on_all_processes(log_ratio, outcome, mask)  # (B, T)
         self.become("policy")
+        for note, text in zip(batch["notes"], batch["texts"]):
+            note["gold"] = gold_steps(note["prompt"], text)  # for the report: does credit find the wrong step?
         i = int(batch["rewards"].argmax())
         self.example = f"--- {batch['questions'][i // self.script.group_size]}\n{batch['texts'][i]}\n---"
         return batch

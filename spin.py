@@ -171,6 +171,7 @@ class Spin(CoTrainer):
         order = shuffled(len(pairs), t, epoch) + shuffled(len(pairs), t, epoch + 1)
         chosen = [pairs[i] for i in order[offset : offset + s.questions]]
         self.become("player")
+        self.asked = [pair["question"] for pair in chosen]
         return self.collate(chosen)
 
     # --- the outer loop
@@ -239,6 +240,7 @@ class Spin(CoTrainer):
             "completion_mask": mask.reshape(len(pairs), 2, -1).amax(1),  # what micro-batches are sorted and trimmed by
             "advantages": torch.ones(len(pairs)),  # no pair is dead
             "rows_in_step": torch.tensor(len(pairs)),
+            "row": torch.arange(len(pairs)),
         }
         return {key: value.to(device) for key, value in batch.items()}
 
@@ -264,7 +266,23 @@ class Spin(CoTrainer):
         self.log_metric("pla/reward_human", real_reward.mean().item())
         self.log_metric("pla/reward_generated", generated_reward.mean().item())
         self.log_metric("pla/pair_accuracy", (real_reward > generated_reward).float().mean().item())
+        if self._step % self.args.steps_per_generation == 0:
+            self.record_pairs(inputs["row"].tolist(), pair_ids, pair_mask, beta * (logps.detach() - ref_logps))
         return loss * share
+
+    def record_pairs(self, rows: list[int], pair_ids, pair_mask, token_rewards):
+        """For the report: both answers to a question, each token with its share of the reward, lambda log(player / opponent).
+
+        pair_ids, pair_mask: (b, 2, T).  token_rewards: (2b, T)."""
+        notes = [
+            {"player": who, "prompt": self.asked[i], "credit": "share of the reward"}
+            for i in rows
+            for who in ("human", "opponent")
+        ]
+        for note, reward in zip(notes, token_rewards.sum(1).tolist()):
+            note["rewards"] = {"reward": reward}
+        ids, mask = pair_ids.flatten(0, 1), pair_mask.flatten(0, 1)  # (2b, T)
+        self.record({"completion_ids": ids, "completion_mask": mask, "advantages": token_rewards, "notes": notes})
 
 
 def learning_rate_at(step: int, length: int) -> float:

@@ -41,7 +41,7 @@ from common.cotrainer import CoTrainer, Player
 from common.data import load_questions
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
-from common.tiny.tasks import parse_question, step_labels
+from common.tiny.tasks import gold_steps, parse_question, step_labels
 
 import torch
 import tyro
@@ -310,6 +310,8 @@ class Tango(CoTrainer):
             self.log_verifier([final for _, final in parsed], batch["rewards"].bool().tolist())
             self.log_metric("co/step_rewards_dropped", mean(self.gather([len(v) != len(e) for v, e in zip(verdicts, ends)])))
             self.example = f"--- {rows[0]['question']}\n{solutions[0]}\n--- the verifier\n{judgements[0]}\n---"
+            for note, row, text, judgement, steps in zip(batch["notes"], rows, solutions, judgements, verdicts):
+                note |= {"judgement": judgement, "verdicts": steps, "gold": gold_steps(row["question"], text)}
         r_step, at = step_rewards(verdicts, ends)  # (B, K) each
         device = mask.device
         batch["advantages"] = tango_advantages(
@@ -326,7 +328,7 @@ class Tango(CoTrainer):
         labels = [is_correct(solution, row["answer"]) for solution, row in zip(solutions, questions)]
         # The group is M judgements of one solution, all with the same label; judgements that all agree teach nothing
         judged = [
-            {"prompt": verify_prompt(row["question"], solution), "solution": solution, "label": label}
+            {**row, "prompt": verify_prompt(row["question"], solution), "solution": solution, "label": label}
             for row, solution, label in zip(questions, solutions, labels)
             for _ in range(M)
         ]
@@ -342,6 +344,9 @@ class Tango(CoTrainer):
         weights = class_weights(everyone, counts)[rank * len(judged) : (rank + 1) * len(judged)]
         batch["advantages"] = A * weights.to(A.device)  # (B,)
         self.log_verifier([parse_judgement(text)[1] for text in batch["texts"]], [row["label"] for row in judged])
+        for note, row, judgement in zip(batch["notes"], judged, batch["texts"]):
+            note |= {"solution is right": row["label"], "verdicts": parse_judgement(judgement)[0]}
+            note["gold"] = gold_steps(row["question"], row["solution"])
         self.log_metric("gen/accuracy", mean(self.gather(labels)))
         return batch
 

@@ -2,8 +2,8 @@
 
 Every variant of an experiment runs on the embedded default with the same seeds, two runs at a time with one thread each.
 docs/evidence/NAME.json keeps each finished run (held-out evaluations, and per step what the experiment compares); runs that
-are there are not repeated, one that was interrupted goes on where it stopped. The tables are printed and written to
-docs/evidence/NAME.md.
+are there are not repeated, one that was interrupted goes on where it stopped. Tables and figures are made from these files
+alone (`--tables-only` does just that): docs/evidence/NAME.md and .png, the results block of docs/NAME.md, and the README's.
 """
 
 import argparse
@@ -11,23 +11,61 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 
-EXPERIMENTS = {  # script, arguments of all variants, variants, what is kept of every step
-    "prime": (
+
+@dataclass
+class Experiment:
+    script: str
+    arguments: str
+    """of all variants"""
+    variants: dict[str, str | tuple[str, str]]
+    """name -> arguments, or (arguments, a line of Python that changes the imported script: for what is no switch of ours)"""
+    kept: tuple[str, ...]
+    """metrics kept of every step"""
+
+
+ONLY_STEPS = "tango.alpha_at = lambda n, total, alpha: 1.0"  # A = A_step: the gold answer is no longer in the reward
+NO_CLASS_WEIGHTS = "tango.class_weights = lambda labels, counts: (labels == labels).float()"  # 1 for every row
+
+EXPERIMENTS = {
+    "tango": Experiment(
+        "tango.py",
+        "--eval-every 0 --show-every 0",
+        {
+            "co-trained": "--steps 48",
+            "frozen verifier": "--steps 21 --verifier frozen",
+            "GRPO, no verifier": "--steps 21 --verifier none",
+            "co-trained, no class weights": ("--steps 48", NO_CLASS_WEIGHTS),
+            "reward from the verifier alone, frozen": ("--steps 21 --verifier frozen", ONLY_STEPS),
+            "reward from the verifier alone, co-trained": ("--steps 48", ONLY_STEPS),
+        },
+        (
+            "gen/accuracy",
+            "ver/balanced_accuracy",
+            "ver/tpr",
+            "ver/tnr",
+            "ver/says_correct",
+            "co/verdict_minus_gold",
+            "co/alpha",
+        ),
+    ),
+    "prime": Experiment(
         "prime.py",
         "--steps 30 --eval-every 15 --show-every 0",
         {"PRIME": "", "outcome only": "--no-process-reward", "offline PRM": "--prm-update none"},
         ("pol/accuracy", "co/samples", "prm/accuracy", "prm/loss"),
     ),
-    "gar": (
+    "gar": Experiment(
         "gar.py",
         "--steps 24 --lr 1e-3 --eval-every 0 --show-every 0",
         {
@@ -39,15 +77,48 @@ EXPERIMENTS = {  # script, arguments of all variants, variants, what is kept of 
         },
         ("rea/accuracy", "dis/yes_reference", "dis/yes_generated_right", "dis/yes_generated_wrong", "dis/spread_in_groups"),
     ),
+    "cure": Experiment(
+        "cure.py",
+        "--eval-every 0 --show-every 0",
+        {"precision": "", "simple reward": "--tester-reward simple"},
+        ("cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/tasks_with_a_right_program"),
+    ),
+    "spin": Experiment(
+        "spin.py",
+        "--steps 64 --eval-every 16 --show-every 0",
+        {"SPIN": "", "continued SFT": "--opponent none", "opponent fixed at the SFT model": "--opponent sft"},
+        ("pla/spin_loss", "pla/pair_accuracy", "pla/logp_human", "opp/equal_to_human"),
+    ),
+    "mae": Experiment(
+        "mae.py",
+        "--eval-every 16 --show-every 0",
+        {
+            "all parts trained": "",
+            "no proposer training": "--no-train-proposer",
+            "no solver training": "--no-train-solver",
+            "no judge training": "--no-train-judge",
+            "no quality gate": "--no-quality-gate",
+            "judge paid for agreement with gold": "--judge-reward agreement",
+        },
+        ("sol/judged", "pro/difficulty", "pro/quality", "pro/accepted", "jud/unparsable", "co/questions"),
+    ),
 }
 
 
 def run(name: str, variant: str, seed: int) -> dict:
-    script, shared, variants, kept = EXPERIMENTS[name]
-    folder = ROOT / "runs" / "evidence" / name / variant.replace(" ", "_").replace(",", "") / str(seed)
-    command = [sys.executable, script, *shared.split(), *variants[variant].split(), "--seed", str(seed), "--out", str(folder)]
+    experiment = EXPERIMENTS[name]
+    arguments, patch = experiment.variants[variant], None
+    if isinstance(arguments, tuple):
+        arguments, patch = arguments
+    folder = ROOT / "runs" / "evidence" / name / re.sub(r"\W+", "_", variant) / str(seed)
+    options = [*experiment.arguments.split(), *arguments.split(), "--seed", str(seed), "--out", str(folder)]
+    module = experiment.script.removesuffix(".py")
+    patched = f"import {module}; {patch}; import tyro; {module}.main(tyro.cli({module}.Args))"
+    command = [sys.executable, "-c", patched] if patch else [sys.executable, experiment.script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command + options, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}, {variant}, seed {seed}:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
     return {
@@ -56,15 +127,21 @@ def run(name: str, variant: str, seed: int) -> dict:
         "seconds": rows[-1]["seconds"],
         "versions": json.loads((folder / "versions.json").read_text()),
         "evaluations": evaluations,
-        "steps": [{"step": r["step"], **{k: r[k] for k in kept if k in r}} for r in rows if r not in evaluations],
+        "steps": [{"step": r["step"], **{k: r[k] for k in experiment.kept if k in r}} for r in rows if r not in evaluations],
     }
 
 
-def spread(values: list[float], percent: bool = True) -> str:
-    """mean, and the range over seeds."""
-    scale, digits = (100, 1) if percent else (1, 0)
-    low, high = min(values) * scale, max(values) * scale
-    return f"{statistics.mean(values) * scale:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+# two-sided 95 % quantiles of Student's t with n - 1 degrees of freedom
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
+def spread(values: list[float], percent: bool = True, digits: int = 1) -> str:
+    """Mean, 95 % interval of the mean, and the range over seeds."""
+    values = [value * (100 if percent else 1) for value in values]
+    text = f"{statistics.mean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
+    return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
 def final(results: list[dict], variant: str, key: str) -> list[float]:
@@ -80,102 +157,337 @@ def samples_to_reach(steps: list[dict], level: float, window: int = 10) -> float
     return math.inf
 
 
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+# ------------------------------------------------------------------ a table per paper, from the kept runs alone
+def tango_table(results: list[dict]) -> str:
+    """Figure 4's claim (GRPO's final accuracy after 3.3x fewer generator steps), the verifier's steps, and reward hacking."""
+    by_seed = {(r["variant"], r["seed"]): r for r in results}
+    rows = []
+    for variant in EXPERIMENTS["tango"].variants:
+        runs = [r for r in results if r["variant"] == variant]
+        ratios = []
+        for r in runs:
+            plain = [s["gen/accuracy"] for s in by_seed["GRPO, no verifier", r["seed"]]["steps"]]
+            mine = [s["gen/accuracy"] for s in r["steps"] if "co/alpha" in s]  # the generator's steps
+            level = statistics.mean(plain[-5:])
+            reached = [first_at(curve, level, window=5) for curve in (plain, mine)]
+            ratios.append("never" if reached[1] is None else f"{reached[0] / reached[1]:.2f}")
+        cells = [spread(final(results, variant, "eval/gen/accuracy")), ", ".join(ratios)]
+        for key in ("balanced_accuracy", "tpr", "tnr", "step_f1"):
+            values = final(results, variant, f"eval/ver/{key}")
+            cells.append(spread(values) if values else "-")
+        first, last = zip(*[(h[0], h[-1]) for h in [claimed_minus_true(r) for r in runs] if h] or [((), ())])
+        cells.append(f"{spread(first)} → {spread(last)}" if first else "-")
+        rows.append([variant, *cells])
+    before = [r["evaluations"][0] for r in results if r["variant"] == "co-trained"]
+    names = ("gen/accuracy", "ver/balanced_accuracy", "ver/tpr", "ver/tnr", "ver/step_f1")
+    start = [spread([e[f"eval/{name}"] for e in before]) for name in names]
+    rows.insert(0, ["at the start", start[0], "", *start[1:], ""])
+    header = ["variant", "held-out accuracy", "GRPO's generator steps / own, to GRPO's final training accuracy, per seed"]
+    header += ["verifier: balanced accuracy", "says CORRECT to right", "says INCORRECT to wrong", "step F1"]
+    return markdown([*header, "verifier's accept rate minus true accuracy in training, first and last 5 generator steps"], rows)
+
+
+def first_at(curve: list[float], level: float, window: int) -> int | None:
+    """The step (from 1) at which the moving average first reaches the level."""
+    for i in range(len(curve)):
+        if statistics.mean(curve[max(0, i - window + 1) : i + 1]) >= level:
+            return i + 1
+    return None
+
+
+def claimed_minus_true(run_: dict) -> list[float]:
+    """Accept rate minus accuracy on the generator's own steps, averaged over the first and the last five of them."""
+    gaps = [s["co/verdict_minus_gold"] for s in run_["steps"] if "co/alpha" in s and "co/verdict_minus_gold" in s]
+    return [statistics.mean(gaps[:5]), statistics.mean(gaps[-5:])] if gaps else []
+
+
 def prime_table(results: list[dict]) -> str:
     """The paper's figure 3a: samples to the baseline's final training reward (10-step moving average). Paper: 2.5x fewer."""
     by_seed = {(r["variant"], r["seed"]): r for r in results}
     seeds = sorted({r["seed"] for r in results})
-    lines = [
-        "| variant | held-out accuracy, T = 1 | the same, greedy | samples drawn in all "
-        "| samples to the baseline's final reward | ratio baseline / variant, per seed |",
-        "|---|---|---|---|---|---|",
-    ]
-    baseline = {}
+    rows, baseline = [], {}
     for seed in seeds:
         steps = by_seed["outcome only", seed]["steps"]
         level = statistics.mean(s["pol/accuracy"] for s in steps[-10:])
         baseline[seed] = (level, samples_to_reach(steps, level))
-    for variant in EXPERIMENTS["prime"][2]:
+    for variant in EXPERIMENTS["prime"].variants:
         mine = [samples_to_reach(by_seed[variant, seed]["steps"], baseline[seed][0]) for seed in seeds]
         ratios = ", ".join("never reached" if m == math.inf else f"{baseline[s][1] / m:.2f}" for s, m in zip(seeds, mine))
         drawn = [by_seed[variant, seed]["steps"][-1]["co/samples"] for seed in seeds]
         reached = ", ".join("never" if m == math.inf else f"{m:.0f}" for m in mine)
         cells = [spread(final(results, variant, f"eval/pol/{key}")) for key in ("accuracy", "greedy")]
-        lines.append(f"| {variant} | {cells[0]} | {cells[1]} | {spread(drawn, False)} | {reached} | {ratios} |")
-    return "\n".join(lines) + "\n"
+        rows.append([variant, *cells, spread(drawn, False, 0), reached, ratios])
+    header = ["variant", "held-out accuracy, T = 1", "the same, greedy", "samples drawn in all"]
+    return markdown([*header, "samples to the baseline's final reward", "ratio baseline / variant, per seed"], rows)
 
 
 def gar_table(results: list[dict]) -> str:
     """The paper's table 4, with what the discriminator says at the end."""
     paper = {"2": (56.3, 40.7), "4": (58.6, 42.0), "5": (59.4, 42.8), "6": (60.2, 43.3), "7": (61.3, 44.3)}
     said = ("yes_reference", "yes_generated_right", "yes_generated_wrong", "yes_sound", "yes_unsound")
-    lines = [
-        "| row | paper: AIME24 / 25 | held-out accuracy, T = 1 | the same, greedy | "
-        + " | ".join(f"P({key.removeprefix('yes_').replace('_', ' ')} → YES)" for key in said)
-        + " |",
-        "|---|---|---|---|" + "---|" * len(said),
-    ]
-    for variant in EXPERIMENTS["gar"][2]:
+    rows = []
+    for variant in EXPERIMENTS["gar"].variants:
         cells = [spread(final(results, variant, f"eval/rea/{key}")) for key in ("accuracy", "greedy")]
         for key in said:
             values = final(results, variant, f"eval/dis/{key}")
             cells.append(spread(values) if values else "-")
-        lines.append(f"| {variant} | {paper[variant[0]][0]} / {paper[variant[0]][1]} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([variant, f"{paper[variant[0]][0]} / {paper[variant[0]][1]}", *cells])
+    header = ["row", "paper: AIME24 / 25", "held-out accuracy, T = 1", "the same, greedy"]
+    return markdown(header + [f"P({key.removeprefix('yes_').replace('_', ' ')} → YES)" for key in said], rows)
 
 
-def prime_figure(results: list[dict], path: Path):
-    """Unfiltered training accuracy by step and by samples drawn, every seed a line."""
+def spin_table(results: list[dict]) -> str:
+    """Table 2's claim: better with every iteration, where continued SFT is not."""
+    rows = []
+    for variant in EXPERIMENTS["spin"].variants:
+        runs = [r["evaluations"] for r in results if r["variant"] == variant]
+        for key, percent in (("accuracy", True), ("greedy", True), ("logp_human", False)):
+            points = [[e[f"eval/pla/{key}"] for e in at] for at in zip(*runs)]
+            rows.append([variant, key, *[spread(values, percent, 1 if percent else 2) for values in points]])
+    names = {"accuracy": "accuracy, T = 1", "greedy": "accuracy, greedy", "logp_human": "log-likelihood of human answers"}
+    rows = [[variant, names[key], *cells] for variant, key, *cells in rows]
+    return markdown(["variant", "held out", "start", *[f"after iteration {t}" for t in range(4)]], rows)
+
+
+def cure_table(results: list[dict]) -> str:
+    """Figure 6b's claim: the precision reward ends with lower p01 and p00 than the simple one; best-of-n gains."""
+    paper = {"precision": ("36.5", "9.1"), "simple reward": ("42.2", "14.7")}
+    keys = ["cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/precision", "co/best_of_4", "co/best_of_16"]
+    rows = []
+    for variant in EXPERIMENTS["cure"].variants:
+        runs = [r["evaluations"] for r in results if r["variant"] == variant]
+        if variant == "precision":
+            rows.append(["at the start", *[spread([e[0][f"eval/{key}"] for e in runs]) for key in keys], "-"])
+        rows.append([variant, *[spread(final(results, variant, f"eval/{key}")) for key in keys], " / ".join(paper[variant])])
+    header = ["tester's reward", "right programs", "right tests", "p01", "p00", "reward precision"]
+    return markdown([*header, "best of 4 by 4 tests", "best of 16 by 16 tests", "paper: p01 / p00 after 100 steps"], rows)
+
+
+def mae_table(results: list[dict]) -> str:
+    """Table 6's rows, and whether the model's opinion of itself follows the truth."""
+    paper = {"all": "59.9", "no proposer training": "57.9", "no solver training": "57.8", "no judge training": "57.2"}
+    paper |= {"no quality gate": "56.2"}
+    keys = ["sol/accuracy", "sol/greedy", "co/flattery", "jud/balanced_accuracy", "jud/rank_agreement", "pro/answerable"]
+    rows = []
+    for variant in EXPERIMENTS["mae"].variants:
+        runs = [r["evaluations"] for r in results if r["variant"] == variant]
+        if variant == "all parts trained":
+            rows.append(["at the start", *[spread([e[0][f"eval/{key}"] for e in runs]) for key in keys], "55.3"])
+        cells = [spread(final(results, variant, f"eval/{key}")) for key in keys]
+        rows.append([variant, *cells, paper.get(variant, paper["all"] if variant.startswith("all") else "-")])
+    header = ["variant", "held-out accuracy, T = 1", "the same, greedy", "judged minus true accuracy (flattery)"]
+    header += ["judge: balanced accuracy", "judge: rank agreement with the truth (AUC)", "proposals with an answer"]
+    return markdown([*header, "paper: mean accuracy of 22 benchmarks"], rows)
+
+
+TABLES = {
+    "tango": tango_table,
+    "prime": prime_table,
+    "gar": gar_table,
+    "spin": spin_table,
+    "cure": cure_table,
+    "mae": mae_table,
+}
+NOTES = {
+    "cure": "The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong programs pass than the "
+    "simple one's. p01 and p00 are the shares of wrong programs, written by the base, that pass right and wrong tests. Here "
+    "they do not fall: soon nearly all programs are right, and then either reward pays for nothing but right tests.",
+    "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
+    "that training never sees, but for the last row's judge.",
+    "tango": "The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that learns to judge steps "
+    "without step labels. The last two variants take the gold answer out of the generator's reward (alpha = 1), the two before "
+    "the last row above them are the paper's ablations.",
+    "prime": "The paper reports a ratio of 2.5. An offline PRM that was never trained is the reference: its process reward is "
+    "zero, and the row repeats the baseline.",
+    "gar": "The paper's table 4: each row better than the one before.",
+    "spin": "The paper: accuracy rises with every iteration, where continued SFT on the same data does not. There the starting "
+    "model had been trained on these very data before; the embedded one has not, so SFT still has something to give.",
+}
+FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it begins with eval/), variants
+    "tango": [
+        ("generator, training accuracy", "step", "gen/accuracy", ("co-trained", "frozen verifier", "GRPO, no verifier")),
+        (
+            "accept rate minus true accuracy",
+            "step",
+            "co/verdict_minus_gold",
+            ("co-trained", "reward from the verifier alone, frozen", "reward from the verifier alone, co-trained"),
+        ),
+        ("verifier, balanced accuracy", "step", "ver/balanced_accuracy", ("co-trained", "co-trained, no class weights")),
+    ],
+    "prime": [
+        ("training accuracy before the filter", x, "pol/accuracy", ("PRIME", "outcome only")) for x in ("step", "co/samples")
+    ],
+    "gar": [
+        (f"P({kind} → YES)", "step", f"dis/yes_{kind}", tuple(list(EXPERIMENTS["gar"].variants)[2:]))
+        for kind in ("reference", "generated_right", "generated_wrong")
+    ],
+    "cure": [
+        (title, "step", key, tuple(EXPERIMENTS["cure"].variants))
+        for title, key in (
+            ("coder: right programs", "cod/accuracy"),
+            ("tester: right tests", "tes/accuracy"),
+            ("p01", "tes/p01"),
+        )
+    ],
+    "mae": [
+        (title, "step", f"eval/{key}", tuple(EXPERIMENTS["mae"].variants))
+        for title, key in (
+            ("held-out accuracy", "sol/accuracy"),
+            ("judged minus true accuracy", "co/flattery"),
+            ("judge against gold, AUC", "jud/rank_agreement"),
+        )
+    ],
+    "spin": [
+        ("held-out accuracy", "step", "eval/pla/accuracy", tuple(EXPERIMENTS["spin"].variants)),
+        ("log-likelihood of held-out human answers", "step", "eval/pla/logp_human", tuple(EXPERIMENTS["spin"].variants)),
+    ],
+}
+
+
+def draw(results: list[dict], panels: list[tuple], path: Path):
+    """Every seed a thin line, the mean of all seeds a thick one."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    for axis, x, label in zip(axes, ("step", "co/samples"), ("optimiser step", "samples drawn, filtered ones included")):
-        for color, variant in enumerate(("PRIME", "outcome only")):
-            for i, run_ in enumerate(r for r in results if r["variant"] == variant):
-                points = [(s[x], s["pol/accuracy"]) for s in run_["steps"]]
-                axis.plot(*zip(*points), color=f"C{color}", alpha=0.7, linewidth=1, label=variant if i == 0 else None)
-        axis.set(xlabel=label, ylabel="training accuracy before the filter" if x == "step" else "")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), squeeze=False)
+    for axis, (title, x, key, variants) in zip(axes[0], panels):
+        for color, variant in enumerate(variants):
+            curves = []
+            for r in [r for r in results if r["variant"] == variant]:
+                rows = r["evaluations"] if key.startswith("eval/") else r["steps"]
+                curves.append([(row[x], row[key]) for row in rows if key in row])
+                axis.plot(*zip(*curves[-1]), color=f"C{color}", alpha=0.3, linewidth=0.8)
+            if len({tuple(x for x, _ in curve) for curve in curves}) == 1:  # the same places in every run
+                means = [(points[0][0], statistics.mean(y for _, y in points)) for points in zip(*curves)]
+                axis.plot(*zip(*means), color=f"C{color}", linewidth=1.8, label=variant)
+            else:
+                axis.plot([], [], color=f"C{color}", linewidth=1.8, label=variant)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel({"step": "optimiser step", "co/samples": "samples drawn, filtered ones included"}[x])
         axis.grid(alpha=0.25)
-    axes[0].legend()
+        axis.legend(fontsize=7, framealpha=0.6)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
-TABLES = {"prime": prime_table, "gar": gar_table}
+def summary() -> str:
+    """The README's table: one line per claim, for every experiment there is."""
+    rows = []
+    for name in EXPERIMENTS:
+        path = FOLDER / f"{name}.json"
+        if not path.exists():
+            continue
+        results = json.loads(path.read_text())["runs"]
+        start = [r["evaluations"][0] for r in results if r["seed"] == results[0]["seed"]][0]
+
+        def end(variant: str, key: str, results=results) -> str:
+            return spread(final(results, variant, f"eval/{key}"))
+
+        link = f"[`{name}.py`](docs/evidence/{name}.md)"
+        if name == "tango":
+            f1, accuracy = 100 * start["eval/ver/step_f1"], 100 * start["eval/gen/accuracy"]
+            alone = [f"reward from the verifier alone, {kind}" for kind in ("frozen", "co-trained")]
+            gaps = [[claimed_minus_true(r)[1] for r in results if r["variant"] == variant] for variant in alone]
+            rows += [
+                [
+                    link,
+                    "co-training against plain GRPO, equally many generator steps",
+                    "46.1 against 37.0",
+                ]
+                + [f"{end('co-trained', 'gen/accuracy')} against {end('GRPO, no verifier', 'gen/accuracy')}"],
+                ["", "the verifier judges steps without step labels: step F1", "rises"]
+                + [f"{f1:.1f} → {end('co-trained', 'ver/step_f1')}"],
+                ["", "its balanced accuracy, with and without class weights", "collapses without"]
+                + [" and ".join(end(v, "ver/balanced_accuracy") for v in ("co-trained", "co-trained, no class weights"))],
+                ["", "reward from a frozen verifier alone: accuracy; accept rate minus accuracy", "-"]
+                + [f"{accuracy:.1f} → {end(alone[0], 'gen/accuracy')}; {spread(gaps[0])}"],
+                ["", "the same, verifier co-trained", "-"] + [f"{end(alone[1], 'gen/accuracy')}; {spread(gaps[1])}"],
+            ]
+        elif name == "prime":
+            rows.append([link, "token rewards against outcome only, held-out accuracy", "41.0 against 36.9"])
+            rows[-1].append(f"{end('PRIME', 'pol/accuracy')} against {end('outcome only', 'pol/accuracy')}")
+        elif name == "gar":
+            rows.append([link, "trained discriminator against plain GRPO", "61.3 against 56.3 (AIME24)"])
+            rows[-1].append(
+                f"{end('7 trained, both', 'rea/accuracy')} against {end('2 GRPO, exact match only', 'rea/accuracy')}"
+            )
+        elif name == "cure":
+            rows.append([link, "right programs; right tests", "+5.3; +37.8 points"])
+            rows[-1].append(
+                f"{100 * start['eval/cod/accuracy']:.1f} → {end('precision', 'cod/accuracy')}; "
+                f"{100 * start['eval/tes/accuracy']:.1f} → {end('precision', 'tes/accuracy')}"
+            )
+            rows.append(["", "p01 of the precision reward against the simple one", "36.5 against 42.2"])
+            rows[-1].append(f"{end('precision', 'tes/p01')} against {end('simple reward', 'tes/p01')}")
+        elif name == "spin":
+            rows.append([link, "self-play against continued SFT on the same answers", "rises; does not"])
+            rows[-1].append(f"{end('SPIN', 'pla/accuracy')} against {end('continued SFT', 'pla/accuracy')}")
+        elif name == "mae":
+            rows.append([link, "accuracy without any gold answer", "55.3 → 59.9"])
+            rows[-1].append(f"{100 * start['eval/sol/accuracy']:.1f} → {end('all parts trained', 'sol/accuracy')}")
+            rows.append(["", "its opinion of itself minus the truth", "not measured"])
+            rows[-1].append(f"{100 * start['eval/co/flattery']:.1f} → {end('all parts trained', 'co/flattery')}")
+    return markdown(["script", "claim", "paper", "here, in %: mean ± 95 % interval [range over seeds]"], rows)
+
+
+def fill(page: Path, name: str, text: str):
+    """Put text between <!-- name --> and <!-- end -->, if the page is there."""
+    if page.exists():
+        block = f"<!-- {name} -->\n{text}<!-- end -->"
+        page.write_text(re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, page.read_text(), flags=re.DOTALL))
+
+
+def write_up(name: str):
+    """docs/evidence/NAME.md and .png, and the results block of docs/NAME.md."""
+    kept = json.loads((FOLDER / f"{name}.json").read_text())
+    seeds = sorted({r["seed"] for r in kept["runs"]})
+    draw(kept["runs"], FIGURES[name], FOLDER / f"{name}.png")
+    experiment = EXPERIMENTS[name]
+    text = f"{NOTES[name]}\n\nMean ± 95 % interval [range] over seeds {', '.join(map(str, seeds))}; {kept['machine']}; "
+    text += f"`python benchmarks/evidence.py {name}` runs `{experiment.script} {experiment.arguments}` with"
+    for variant, arguments in experiment.variants.items():
+        arguments, patch = arguments if isinstance(arguments, tuple) else (arguments, None)
+        words = [f"`{arguments}`"] * bool(arguments) + [f"`{patch}`"] * bool(patch)
+        text += f"\n- {variant}: {' and '.join(words) or 'nothing else'}"
+    table = TABLES[name](kept["runs"])
+    picture = "![every seed thin, their mean thick]({})\n\n"
+    (FOLDER / f"{name}.md").write_text(f"# {name}\n\n{text}\n\n{picture.format(f'{name}.png')}{table}")
+    fill(ROOT / "docs" / f"{name}.md", "results", f"{text}\n\n{picture.format(f'evidence/{name}.png')}{table}")
+    fill(ROOT / "README.md", "evidence", summary())
+    print(table)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--variants", nargs="+", help="only these; a table with a variant missing is not written")
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--tables-only", action="store_true")
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in EXPERIMENTS if "all" in args.names else args.names:
         path = FOLDER / f"{name}.json"
-        kept = (
-            json.loads(path.read_text())
-            if path.exists()
-            else {"machine": f"{platform.machine()} CPU, 1 thread a run", "runs": []}
-        )
+        empty = {"machine": f"{platform.machine()} CPU, 1 thread a run", "runs": []}
+        kept = json.loads(path.read_text()) if path.exists() else empty
         done = {(r["variant"], r["seed"]) for r in kept["runs"]}
-        todo = [(v, s) for s in args.seeds for v in EXPERIMENTS[name][2] if (v, s) not in done]
+        variants = args.variants or EXPERIMENTS[name].variants
+        todo = [(v, s) for s in args.seeds for v in variants if (v, s) not in done]
         with ThreadPoolExecutor(args.at_once) as pool:
-            for result in pool.map(lambda job, name=name: run(name, *job), todo):
+            for result in pool.map(lambda job, name=name: run(name, *job), [] if args.tables_only else todo):
                 kept["runs"].append(result)
                 path.write_text(json.dumps(kept) + "\n")
                 print(f"{name}: {result['variant']}, seed {result['seed']}, {result['seconds']:.0f} s", flush=True)
-        text = TABLES[name](kept["runs"])
-        seeds = sorted({r["seed"] for r in kept["runs"]})
-        heading = f"Mean over seeds {', '.join(map(str, seeds))} and range. {EXPERIMENTS[name][0]} {EXPERIMENTS[name][1]}\n\n"
-        if name == "prime":
-            prime_figure(kept["runs"], FOLDER / "prime.png")
-            heading += "The paper reports a ratio of 2.5. An offline PRM that was never trained is the reference: its process "
-            heading += "reward is zero, and the row repeats the baseline.\n\n![by step and by samples](prime.png)\n\n"
-        (FOLDER / f"{name}.md").write_text(heading + text)
-        print(text)
+        if {r["variant"] for r in kept["runs"]} == set(EXPERIMENTS[name].variants):
+            write_up(name)
 
 
 if __name__ == "__main__":

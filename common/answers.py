@@ -1,6 +1,8 @@
-"""Reading what a model wrote: boxed answers and their equality, the steps of a solution and where each one ends."""
+"""Reading what a model wrote: boxed answers and their equality, the steps of a solution and where each ends, token texts."""
 
 import bisect
+import itertools
+import os
 import re
 
 from math_verify import parse, verify
@@ -74,6 +76,19 @@ def step_ends(token_ids: list[int], tokenizer) -> list[int]:
         pieces = [new[len(old) :] for old, new in zip([""] + prefixes, prefixes)]
         ends = _ends_in(pieces)
     return ends[:expected]
+
+
+def token_texts(token_ids: list[int], tokenizer) -> list[str]:
+    """The text of each token, such that together they are `tokenizer.decode(token_ids)`. A character that is cut in two by the
+    tokenizer goes to the token that completes it."""
+    text = tokenizer.decode(token_ids)
+    pieces = [tokenizer.decode([i]) for i in token_ids]
+    if "".join(pieces) == text:
+        return pieces
+    # how much of the text is there after each token; what a later one completes is not yet
+    known = [len(os.path.commonprefix([tokenizer.decode(token_ids[:n]), text])) for n in range(1, len(token_ids))]
+    ends = [*itertools.accumulate(known, max), len(text)]
+    return [text[start:end] for start, end in zip([0, *ends], ends)]
 
 
 def _ends_in(pieces: list[str]) -> list[int]:

@@ -20,7 +20,8 @@ tests/test_trl_contract.py fails first if they move. What is overridden, and why
     create_optimizer                         one AdamW with a parameter group per adapter, so that each has its own lr
     _generate_and_score_completions          (by the script) whose turn it is
     _calculate_rewards                       keeps texts and rewards, which TRL's batch leaves out
-    _prepare_inputs                          rows that cannot matter are dropped, micro-batches sorted by length and trimmed,
+    _prepare_inputs                          a few rows are recorded;
+                                             rows that cannot matter are dropped, micro-batches sorted by length and trimmed,
                                              a prompt that rows share is run once
     _generate_single_turn                    common/sampling.py on a CPU, where it is about twice as fast as `generate`
     _get_per_token_logps_and_entropies       log-probs through common/logprob.py
@@ -39,6 +40,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.answers import token_texts
 from common.data import UserError
 from common.logprob import NonFiniteError, linear_logprob
 from common.sampling import can_sample, sample
@@ -50,6 +52,12 @@ from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import DynamicCache, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+RECORDED_TOKENS = 512  # of an answer, in rollouts.jsonl
+
+
+PREFILL_TOKENS = 64
+"""Tokens per row that go through the model at once when `generate` reads prompts."""
 
 
 @dataclass
@@ -73,10 +81,11 @@ class Player:
 class CoTrainer(GRPOTrainer):
     """See the top of this file. `memory` is a JSON-able dict that is saved with every checkpoint."""
 
-    def __init__(self, model, players: dict[str, Player], args: GRPOConfig, kl: float = 0.0, **kwargs):
+    def __init__(self, model, players: dict[str, Player], args: GRPOConfig, kl: float = 0.0, rows_at_once: int = 256, **kwargs):
         for name, player in players.items():
             player.adapter = player.adapter or name
         self.players = players
+        self.rows_at_once = rows_at_once  # in sampling: what bounds the KV cache
         self.memory = {}
         self.player = next(iter(players))
         rows = args.per_device_train_batch_size * args.steps_per_generation
@@ -94,6 +103,9 @@ class CoTrainer(GRPOTrainer):
         super().__init__(model, [lambda completions, **_: [0.0] * len(completions)], args, **kwargs)
         self.beta = kl
         self._trainable(True)
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16, in which Adam's steps of 1e-5 vanish
+                parameter.data = parameter.data.float()
         _install_scoring(model.get_base_model())
         self.add_callback(_SkipFlatSteps(self))
 
@@ -116,17 +128,16 @@ class CoTrainer(GRPOTrainer):
             self._last_loaded_step = -1  # vLLM holds the weights of the player before
 
     @torch.no_grad()
-    def act(self, name: str, prompts: list, greedy: bool = False, rows_at_once: int = 256) -> list[str]:
+    def act(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Sample one text per prompt from `name`, without training on it. Every process gives its own prompts."""
         before = self.player
         self.become(name)
         if greedy:
             self._set_sampling(self.players[name].max_tokens, 0.0)
         texts = []
-        for start in range(0, len(prompts), rows_at_once):
-            prompt_ids, images, fields = self._tokenize_prompts(prompts[start : start + rows_at_once])
-            completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
-            texts += self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+        if prompts:
+            completion_ids, _ = self._generate_single_turn(*self._tokenize_prompts(prompts), 1)
+            texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
         self.become(before)
         return texts
 
@@ -138,7 +149,7 @@ class CoTrainer(GRPOTrainer):
 
         Returns:
             TRL's batch (prompt_ids, prompt_mask, completion_ids, completion_mask (B, T), advantages (B,), ...), with
-            rewards (B,) float and texts (B strings) added, all of this process.
+            rewards (B,) float, texts (B strings) and notes (B dicts, see `record`) added, all of this process.
         """
         self.become(name)
         with self._metrics_named(name):
@@ -146,6 +157,11 @@ class CoTrainer(GRPOTrainer):
         mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
         batch["rewards"] = self._rewards_per_func.nansum(1)[mine]  # (B,)
         batch["texts"] = self._texts
+        batch["notes"] = [
+            # the last message is the user's; a reward function may leave rows out, which are NaN
+            {"player": name, "prompt": row["prompt"][-1]["content"], "rewards": {k: r for k, r in paid if r == r}}
+            for row, paid in zip(rows, [zip(self.reward_func_names, r) for r in self._rewards_per_func[mine].tolist()])
+        ]
         return batch
 
     def join(self, batches: list[dict]) -> dict:
@@ -153,15 +169,15 @@ class CoTrainer(GRPOTrainer):
 
         Prompts are padded on the left and completions on the right to the widest; advantages become (B, T)."""
         pad_id = self.processing_class.pad_token_id
-        joined = {
-            "texts": [text for batch in batches for text in batch["texts"]],
-            "num_items_in_batch": sum(batch["num_items_in_batch"] for batch in batches),
-        }
+        joined = {"num_items_in_batch": sum(batch["num_items_in_batch"] for batch in batches)}
         for batch in batches:
             if batch["advantages"].dim() == 1:
                 batch["advantages"] = batch["advantages"][:, None] * batch["completion_mask"]  # (B,) -> (B, T)
         for key in batches[0].keys() - joined.keys():
             values = [batch[key] for batch in batches]
+            if isinstance(values[0], list):  # texts, notes
+                joined[key] = [value for of_one in values for value in of_one]
+                continue
             if values[0].dim() == 2:
                 width = max(v.shape[1] for v in values)
                 left = key.startswith("prompt")
@@ -173,6 +189,7 @@ class CoTrainer(GRPOTrainer):
     def update(self, batch: dict):
         """One optimiser step of the current player's adapter on this batch, at once: TRL's loss, micro-batch by micro-batch,
         outside of the trainer's own step, whose batch is still to come."""
+        self.record(batch)
         outer = self.current_gradient_accumulation_steps
         self.current_gradient_accumulation_steps = self.args.steps_per_generation
         model = self.accelerator.unwrap_model(self.model)  # gradients are exchanged by hand, in step_adapter
@@ -212,7 +229,11 @@ class CoTrainer(GRPOTrainer):
         if self.optimizer is None:
             adapters = {player.adapter: player.lr for player in self.players.values()}
             groups = [
-                {"params": [p for n, p in self.model.named_parameters() if f".{adapter}." in n and "lora_" in n], "lr": lr}
+                {
+                    "params": [p for n, p in self.model.named_parameters() if f".{adapter}." in n and "lora_" in n],
+                    "lr": lr,
+                    "weight_decay": self.args.weight_decay,  # Trainer gives it per group: left out, AdamW's own 0.01 counts
+                }
                 for adapter, lr in adapters.items()
             ]
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
@@ -225,15 +246,22 @@ class CoTrainer(GRPOTrainer):
         return self._rewards_per_func
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
-        neutral = self.top_p == 1.0 and not self.top_k and not self.min_p and self.repetition_penalty == 1.0
-        if self.use_vllm or not neutral or self.accelerator.device.type != "cpu" or not can_sample(self.model):
+        if self.use_vllm:  # it schedules rows by itself
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
+        neutral = self.top_p == 1.0 and not self.top_k and not self.min_p and self.repetition_penalty == 1.0
+        ours = neutral and self.accelerator.device.type == "cpu" and can_sample(self.model)
         settings = self.generation_config
         temperature = settings.temperature if settings.do_sample else 0.0
-        model = self.accelerator.unwrap_model(self.model)
-        pad_id = self.processing_class.pad_token_id
-        ids, _ = sample(model, prompt_ids, settings.max_new_tokens, temperature, self.eos_token_ids, pad_id)
-        return ids, None  # TRL wants log-probs only where sampler and trainer disagree (vLLM)
+        completions = []
+        for start in range(0, len(prompt_ids), self.rows_at_once):
+            part = prompt_ids[start : start + self.rows_at_once]
+            if ours:
+                model, pad_id = self.accelerator.unwrap_model(self.model), self.processing_class.pad_token_id
+                ids, _ = sample(model, part, settings.max_new_tokens, temperature, self.eos_token_ids, pad_id)
+            else:
+                ids, _ = super()._generate_single_turn(part, images, multimodal_fields, num_generations, has_tool_images)
+            completions += ids
+        return completions, None  # TRL wants log-probs only where sampler and trainer disagree (vLLM)
 
     def _prepare_inputs(self, rows):
         """TRL's, with exact savings in place of its shuffle (the order of rows inside a step is immaterial).
@@ -244,6 +272,7 @@ class CoTrainer(GRPOTrainer):
         steps = self.args.steps_per_generation
         if self._step % steps == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(rows)
+            self.record(batch)
             self._buffered_inputs = self._micro_batches(batch, steps)
         return self._buffered_inputs[self._step % steps]
 
@@ -314,6 +343,27 @@ class CoTrainer(GRPOTrainer):
             set_peft_model_state_dict(self.model, state, adapter_name=adapter)
         self.memory = json.loads((Path(resume_from_checkpoint) / "memory.json").read_text())
 
+    def record(self, batch: dict):
+        """A few rows of this update for rollouts.jsonl, see docs/report.md. Whatever a script adds to a row's note is kept.
+
+        Args:
+            batch: completion_ids and completion_mask (B, T), advantages (B,) or (B, T), and notes, B dicts with player,
+                prompt and rewards; without notes nothing is recorded."""
+        if not self.accelerator.is_main_process:
+            return
+        with open(Path(self.args.output_dir) / "rollouts.jsonl", "a") as file:
+            for i in rows_to_show(batch.get("notes", [])):
+                there = batch["completion_mask"][i].bool()  # (T,)
+                ids, A = batch["completion_ids"][i][there], batch["advantages"][i].expand_as(there)[there]  # (T_i,) each
+                row = {
+                    "step": self.state.global_step + 1,
+                    **batch["notes"][i],
+                    "length": len(ids),
+                    "tokens": token_texts(ids[:RECORDED_TOKENS].tolist(), self.processing_class),
+                    "advantages": [float(f"{a:.4g}") for a in A[:RECORDED_TOKENS].tolist()],
+                }
+                file.write(json.dumps(row) + "\n")
+
     # ------------------------------------------------------------------ small things
     def _diverged(self, what: str) -> UserError:
         return UserError(
@@ -350,7 +400,11 @@ class CoTrainer(GRPOTrainer):
             "do_sample": sample,
             "temperature": temperature if sample else 1.0,
         }
-        self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
+        # prompts are read PREFILL_TOKENS a row at a time: all at once, the MLP would need more memory than the KV cache
+        chunks = {"prefill_chunk_size": PREFILL_TOKENS, "disable_compile": True}
+        self.generation_config = GenerationConfig(**self.generation_kwargs, **chunks)
+        if self.use_vllm:  # it keeps a copy of its own
+            self.vllm_generation.max_completion_length, self.vllm_generation.temperature = max_tokens, temperature
 
     def _trainable(self, yes: bool):
         """All adapters keep requires_grad: set_adapter would turn the idle ones off, and DDP fixes its list at the start.
@@ -358,6 +412,22 @@ class CoTrainer(GRPOTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:
                 parameter.requires_grad_(yes and any(f".{p.adapter}." in name for p in self.players.values()))
+
+
+def rows_to_show(notes: list[dict]) -> list[int]:
+    """Of each player two prompts, and of each of these two answers: the first one, and the first that was rewarded otherwise,
+    or else the last. Prompts with such an answer come first: contrast shows credit, and the metrics show proportions."""
+    groups = defaultdict(lambda: defaultdict(list))  # player -> prompt -> its rows
+    for i, note in enumerate(notes):
+        groups[note["player"]][note["prompt"]].append(i)
+    chosen = []
+    for of_player in groups.values():
+        pairs = []
+        for first, *others in of_player.values():
+            otherwise = [i for i in others if notes[i]["rewards"] != notes[first]["rewards"]]
+            pairs.append((not otherwise, [first, *(otherwise[:1] or others[-1:])]))
+        chosen += [i for _, pair in sorted(pairs, key=lambda pair: pair[0])[:2] for i in pair]
+    return chosen
 
 
 class _SkipFlatSteps(TrainerCallback):

@@ -36,10 +36,14 @@ def load_questions(dataset: str, train_count: int, held_out_count: int, seed: in
         train = tasks.sample_questions(seed + 1, train_count, held_out=False)
         held_out = tasks.sample_questions(0, held_out_count, held_out=True)
         return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
-    if dataset.endswith((".jsonl", ".json")):
-        rows, held_out = _read_jsonl(Path(dataset)), []
-    else:
-        rows, held_out = _read_hub(dataset)
+    raw, raw_held_out = read_rows(dataset)
+    rows, held_out = ([_read_row(row, where) for where, row in part if _is_math(row)] for part in (raw, raw_held_out))
+    rows, held_out = split(rows, held_out, dataset)
+    return rows[:train_count], held_out[:held_out_count]
+
+
+def split(rows: list[dict], held_out: list[dict], dataset: str) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows) without a question in common. Without a held-out part of its own, a tenth is held out."""
     if not held_out:
         rows, held_out = [r for r in rows if not _held_out(r)], [r for r in rows if _held_out(r)]
     else:  # a question that stands in both splits is held out
@@ -47,7 +51,7 @@ def load_questions(dataset: str, train_count: int, held_out_count: int, seed: in
         rows = [row for row in rows if row["question"] not in taken]
     if not rows or not held_out:
         raise UserError(f"--dataset {dataset}: {len(rows)} training and {len(held_out)} held-out questions; both are needed.")
-    return rows[:train_count], held_out[:held_out_count]
+    return rows, held_out
 
 
 def _tiny_row(question: str) -> dict:
@@ -59,7 +63,13 @@ def _held_out(row: dict) -> bool:
     return hashlib.blake2b(row["question"].encode(), digest_size=2).digest()[0] % 10 == 0
 
 
-def _read_jsonl(path: Path) -> list[dict]:
+def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
+    """(training part, held-out part or nothing) of a .jsonl file or a hub data set, each row with the words that name it in an
+    error message."""
+    return (_read_jsonl(Path(dataset)), []) if dataset.endswith((".jsonl", ".json")) else _read_hub(dataset)
+
+
+def _read_jsonl(path: Path) -> list[tuple[str, dict]]:
     if not path.is_file():
         raise UserError(f"--dataset {path}: there is no such file.")
     rows = []
@@ -76,11 +86,11 @@ def _read_jsonl(path: Path) -> list[dict]:
             raise UserError(f"--dataset {path}: row {number} is not JSON ({error.msg} at column {error.colno}).") from None
         if not isinstance(row, dict):
             raise UserError(f"--dataset {path}: row {number} is not a JSON object.")
-        rows.append(_read_row(row, f"{path}: row {number}"))
+        rows.append((f"{path}: row {number}", row))
     return rows
 
 
-def _read_hub(name: str) -> tuple[list[dict], list[dict]]:
+def _read_hub(name: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
     from datasets import load_dataset  # slow to import, and not needed by the default
 
     try:
@@ -91,9 +101,9 @@ def _read_hub(name: str) -> tuple[list[dict], list[dict]]:
         raise UserError(f"--dataset {name}: not 'tiny', not a .jsonl file, and the hub could not give it ({reason}).") from None
     if "train" not in splits:
         raise UserError(f"--dataset {name}: it has no 'train' split, only {', '.join(splits)}.")
-    rows = [_read_row(row, f"{name}: train row {i}") for i, row in enumerate(splits["train"]) if _is_math(row)]
     held = next((splits[s] for s in ("test", "validation") if s in splits), [])
-    return rows, [_read_row(row, f"{name}: held-out row {i}") for i, row in enumerate(held) if _is_math(row)]
+    rows = [(f"{name}: train row {i}", row) for i, row in enumerate(splits["train"])]
+    return rows, [(f"{name}: held-out row {i}", row) for i, row in enumerate(held)]
 
 
 def _is_math(row: dict) -> bool:

@@ -18,6 +18,8 @@ when the head is trained (this falls back to plain autograd) or split over GPUs.
 made by benchmarks/logprob.py.
 """
 
+import math
+
 import torch
 
 try:
@@ -38,6 +40,11 @@ def _rows(vocab: int) -> int:
     """Rows per block: what the budget allows, at most 256 (a block should stay near the cache), at least 16 (fewer rows
     would read all of W for too little work)."""
     return max(16, min(256, BLOCK_BYTES // (4 * vocab)))
+
+
+def rows_on_gpu(vocab: int, gpu_bytes: int) -> int:
+    """Rows per block on a GPU with so much memory: of a 32nd of it, 4 GiB at most, every logit takes 4 bytes of z, 2 of q."""
+    return max(64, min(4096, min(4 << 30, gpu_bytes // 32) // (6 * vocab) // 64 * 64))
 
 
 def linear_logprob(
@@ -128,6 +135,7 @@ def _recomputed(hidden, weight, targets, bias, temperature, grad_logp, grad_entr
 def _score_and_u(h, w, targets, b):
     """Two products. (N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u = W[y] - E_p[W] (N, H)."""
     n, vocab, rows = len(h), len(w), _rows(len(w))
+    rows = max(1, math.ceil(n / max(1, math.ceil(n / rows))))  # equal blocks: BLAS is less exact on a last one of few rows
     logp, u = h.new_empty(n), torch.empty_like(h)
     entropy = torch.zeros_like(logp)
     block_memory = h.new_empty(min(rows, n), vocab)
@@ -241,8 +249,8 @@ def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
     logp = torch.empty(n, dtype=torch.float32, device=hidden.device)
     entropy = torch.empty_like(logp)
     u = torch.empty_like(hidden) if need_u else None
-    budget = min(4 << 30, torch.cuda.get_device_properties(hidden.device).total_memory // 32) if hidden.is_cuda else BLOCK_BYTES
-    rows = max(64, min(4096, budget // (6 * vocab) // 64 * 64))  # 4 bytes of z and 2 of q per entry
+    gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else 32 * BLOCK_BYTES
+    rows = rows_on_gpu(vocab, gpu_bytes)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, n, rows):
             i = slice(start, min(start + rows, n))

@@ -1,4 +1,4 @@
-"""One base model, one LoRA adapter per player: `load_model`.
+"""One base model, one LoRA adapter per player: `load_model`, `add_players`.
 
 The papers train two or three full models. Here the base is loaded once (4-bit NF4 on a GPU) and each trained player is
 a LoRA adapter on it, so that switching player costs a pointer, and the base with all adapters off is the reference model.
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.data import UserError
 
+import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
@@ -27,12 +28,13 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
         seed: of the adapters' random A matrices.
 
     Raises:
-        UserError: the model cannot be had.
+        UserError: the model cannot be had, or this GPU cannot hold or run it.
     """
     path = TINY if name == "tiny" else name
     on_gpu = torch.cuda.is_available()
-    bf16 = on_gpu and torch.cuda.is_bf16_supported()
-    compute_dtype = torch.bfloat16 if bf16 else torch.float16 if on_gpu else torch.float32
+    if on_gpu:
+        check_gpu(four_bit)
+    compute_dtype = torch.bfloat16 if on_gpu else torch.float32
     quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute_dtype
     )
@@ -44,11 +46,11 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             quantization_config=quantization if four_bit else None,
             device_map={"": torch.cuda.current_device()} if on_gpu else None,
         )
+    except torch.OutOfMemoryError:
+        kind = "a smaller model" if four_bit else "--four-bit or a smaller model"
+        raise UserError(f"--model {name}: its weights do not fit into the GPU's memory; take {kind}.") from None
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--model {name}: not 'tiny', and neither a local folder nor the hub could give it ({reason})."
-        ) from None
+        raise not_found(name, error) from None
     if tokenizer.chat_template is None:
         raise UserError(f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model.")
     for module in model.modules():
@@ -56,6 +58,11 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its first forward pass in eval
             # mode, and the packed layer has no backward pass.
             module.support_avx512bf16_for_cpu = False
+    return add_players(model, adapters, lora_rank, seed), tokenizer
+
+
+def add_players(model, adapters: list[str], lora_rank: int, seed: int):
+    """The base with one adapter per name on it, as `load_model` says, all of them trainable and in float32."""
     torch.manual_seed(seed)
     lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora, adapter_name=adapters[0])
@@ -65,4 +72,24 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
         if "lora_" in parameter_name:
             parameter.requires_grad_(True)  # add_adapter and set_adapter leave only the active one trainable
             parameter.data = parameter.data.float()  # Adam steps of 1e-5 vanish in 16 bits
-    return model, tokenizer
+    return model
+
+
+def check_gpu(four_bit: bool):
+    """Raises UserError if this GPU, or bitsandbytes on it, cannot do what is asked, before anything is loaded."""
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0):
+        raise UserError(
+            f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]} and no bfloat16; 8.0 "
+            f"(Ampere, 2020) or newer is needed. CUDA_VISIBLE_DEVICES= in front of the command runs it on the CPU."
+        )
+    if four_bit and isinstance(bitsandbytes.cextension.lib, bitsandbytes.cextension.ErrorHandlerMockBNBNativeLibrary):
+        raise UserError(
+            f"--four-bit: bitsandbytes {bitsandbytes.__version__} found no library of its own for CUDA {torch.version.cuda} "
+            f"(python -m bitsandbytes says why). Install a version that has one, or take --no-four-bit."
+        )
+
+
+def not_found(name: str, error: Exception) -> UserError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return UserError(f"--model {name}: not 'tiny', and neither a local folder nor the hub could give it ({reason}).")

@@ -2,9 +2,10 @@
 
     runs/tango-20260101-120000-0/
       args.json          every argument, filled in          metrics.jsonl   one line per step, one per evaluation
-      tango.py           the script as it was               curves.png      both players over time
-      versions.json      libraries, device, git commit      checkpoint-N/   adapters, optimiser, RNG, memory
-      generator/ ...     the trained adapters, in PEFT's own format
+      tango.py           the script as it was               rollouts.jsonl  a few answers of every step, with their credit
+      versions.json      libraries, device, git commit      report.html     all of it to look at, at every evaluation
+      generator/ ...     the trained adapters, PEFT's way   curves.png      both players over time
+                                                            checkpoint-N/   adapters, optimiser, RNG, memory
 
 A run goes on where it stopped if its folder is given again with the same arguments (`--out FOLDER`).
 """
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.data import UserError
+from common.report import read_lines, write_report
 
 import torch
 import transformers
@@ -155,6 +157,8 @@ class Run(TrainerCallback):
         signal.signal(signal.SIGINT, self._interrupted)
         self.started = time.time() - self.spent
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        if self.main:
+            write_report(self.folder)
         if self.stop:
             self.say(f"stopped at step {trainer.state.global_step}; go on with the same command and --out {self.folder}")
             sys.exit(130)
@@ -229,7 +233,7 @@ class Run(TrainerCallback):
                     axis.plot(*zip(*points), color=f"C{color}", alpha=0.6, linewidth=1, label=key)
                 held_out = [(row["step"], row[f"eval/{key}"]) for row in rows if row.get(f"eval/{key}") is not None]
                 if held_out:
-                    axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--")
+                    axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--", label=None if points else key)
             axis.set(title=title, xlabel="optimiser step (lines: training batches, dots: held out)")
             axis.grid(alpha=0.25)
             if axis.lines:
@@ -252,25 +256,21 @@ class Run(TrainerCallback):
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
             shown = "  ".join(f"{key[5:]} {value:.3f}" for key, value in result.items())
             self.say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
+            write_report(self.folder)
 
     def _write(self, row: dict):
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
 
     def _forget_after(self, step: int):
-        """On resuming, metrics of steps after the checkpoint will be written again; a line cut short is dropped."""
-        path, kept = self.folder / "metrics.jsonl", []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if row["step"] <= step:
-                kept.append(line)
-                self.spent = row["seconds"]
-                if any(key.startswith("eval/") for key in row):
-                    self.evaluations.append(row)
-        path.write_text("".join(line + "\n" for line in kept))
+        """On resuming, what came after the checkpoint will be written again; a line cut short is dropped."""
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            path = self.folder / name
+            rows = [row for row in read_lines(path)[0] if row["step"] <= step]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            if name == "metrics.jsonl" and rows:
+                self.spent = rows[-1]["seconds"]
+                self.evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
 
     def _interrupted(self, *_):
         if self.stop:  # the second time: at once

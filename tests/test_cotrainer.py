@@ -128,14 +128,34 @@ def test_a_flat_batch_moves_nothing(tmp_path, monkeypatch):
     assert moved(seen[2], seen[3]) == 0 and moved(seen[3], seen[4]) == 0
 
 
+def test_nothing_decays(trainer):
+    assert [group["weight_decay"] for group in trainer.create_optimizer().param_groups] == [0.0, 0.0]
+
+
 def test_act_neither_trains_nor_changes_the_player(trainer):
     trainer.model.train()
     trainer.become("verifier")
-    texts = trainer.act("generator", [trainer.train_dataset[i]["prompt"] for i in range(3)], greedy=True, rows_at_once=2)
+    trainer.rows_at_once = 2
+    texts = trainer.act("generator", [trainer.train_dataset[i]["prompt"] for i in range(3)], greedy=True)
     assert len(texts) == 3 and all("<step>" in text for text in texts)
     assert trainer.player == "verifier" and trainer.model.active_adapter == "verifier"
     assert trainer.generation_config.do_sample and trainer.generation_config.max_new_tokens == 96
     assert not gradients(trainer)
+
+
+def test_generate_gives_the_same_texts_in_parts_and_chunks(trainer, monkeypatch):
+    """What a GPU does: transformers' `generate`, a few rows at once, prompts read a few tokens at a time."""
+    prompts = [trainer.train_dataset[i]["prompt"] for i in range(5)]
+    ours = trainer.act("generator", prompts, greedy=True)
+    calls = []
+    original = trainer.model.get_base_model().generate
+    monkeypatch.setattr(
+        trainer.model.get_base_model(), "generate", lambda **k: calls.append(len(k["input_ids"])) or original(**k)
+    )
+    monkeypatch.setattr("common.cotrainer.PREFILL_TOKENS", 8)
+    trainer.top_k, trainer.rows_at_once = 1, 2  # a filter, which common/sampling.py does not have
+    assert trainer.act("generator", prompts, greedy=True) == ours and calls == [2, 2, 1]
+    assert trainer.act("generator", []) == []
 
 
 def test_players_differ_in_what_they_were_given(trainer):

@@ -71,6 +71,38 @@ def test_bf16_inputs_are_scored_in_float32():
     assert hidden.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 2e-5)])
+@pytest.mark.parametrize("need_gradient", [True, False])
+def test_a_vocabulary_of_real_size(dtype, bound, need_gradient):
+    """Qwen2.5's 151,936 words, logits of a spread as models have it."""
+    hidden, weight, targets, _ = inputs(24, 64, 151_936)
+    hidden, weight = hidden.to(dtype), (weight / 4).to(dtype)
+    oracle = plain_logprob(hidden.double(), weight.double(), targets)
+    ours = linear_logprob(hidden.requires_grad_(need_gradient), weight, targets)
+    assert all((a.detach().double() - b).abs().max() <= bound for a, b in zip(ours, oracle))
+
+
+@pytest.mark.parametrize("need_gradient", [True, False])
+def test_under_autocast_logits_stay_float32(need_gradient):
+    hidden, weight, targets, _ = inputs(dtype=torch.float32)
+    oracle = plain_logprob(hidden.double(), weight.double(), targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = linear_logprob(hidden.requires_grad_(need_gradient), weight, targets)
+    assert all(a.dtype == torch.float32 and (a.detach().double() - b).abs().max() <= 1e-5 for a, b in zip(ours, oracle))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inside_of_a_compiled_function():
+    hidden, weight, targets, _ = inputs()
+    compiled = torch.compile(lambda h: linear_logprob(h.tanh(), weight, targets)[0].sum(), backend="aot_eager")
+    grads = []
+    for function in (compiled, lambda h: plain_logprob(h.tanh(), weight, targets)[0].sum()):
+        h = hidden.clone().requires_grad_()
+        function(h).backward()
+        grads.append(h.grad)
+    assert (grads[0] - grads[1]).abs().max() <= 1e-11
+
+
 @pytest.mark.parametrize("block_bytes", [1, 1 << 26])
 @pytest.mark.parametrize("through", ["entropy", "both"])
 def test_a_gradient_through_the_entropy(monkeypatch, block_bytes, through):

@@ -90,6 +90,26 @@ def test_the_base_is_really_in_four_bits(qwen):
     assert all(p.dtype == torch.float32 for n, p in model.named_parameters() if "lora_" in n)
 
 
+def test_adapters_on_a_four_bit_base_stay_float32_in_the_trainer(qwen, tmp_path):
+    """TRL makes trainable weights on a 4-bit base bfloat16. There a step of 2e-5 on a weight of 0.01 is rounded away."""
+    from common.cotrainer import CoTrainer, Player
+    from common.model import load_model
+
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    weight = torch.tensor(0.01)
+    assert weight.bfloat16() + 2e-5 == weight.bfloat16() and weight + 2e-5 != weight
+    model, tokenizer = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
+    config = GRPOConfig(output_dir=str(tmp_path), per_device_train_batch_size=2, num_generations=2, bf16=False, max_steps=1)
+    rows = Dataset.from_list([{"prompt": "What is 2+2?"}] * 2)
+    players = {name: Player([], 2e-5, 8, 2) for name in ("generator", "verifier")}
+    trainer = CoTrainer(model, players, config, train_dataset=rows, processing_class=tokenizer)
+    assert {p.dtype for n, p in trainer.model.named_parameters() if "lora_" in n} == {torch.float32}
+    optimizer = trainer.create_optimizer()
+    assert all(p.dtype == torch.float32 for group in optimizer.param_groups for p in group["params"])
+
+
 def test_four_bit_layers_have_a_gradient_after_evaluation(qwen):
     """A pass in eval mode without gradient, as an evaluation makes, must not change what training computes."""
     from common.model import load_model

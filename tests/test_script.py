@@ -88,7 +88,7 @@ def interrupt_at(step, folder):
     process = subprocess.Popen(
         [sys.executable, "tango.py", *SMALL, "--out", str(folder)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -117,6 +117,7 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
         assert torch.equal(ours[name], expected[name]), name
     memory = [json.loads((f / "checkpoint-6" / "memory.json").read_text()) for f in (folder, whole)]
     assert memory[0] == memory[1] and "class_counts" in memory[0]
+    assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
     timing = ("seconds", "step_time")
     lines = [[{k: v for k, v in row.items() if k not in timing} for row in metrics(f)] for f in (folder, whole)]
     assert [row["step"] for row in lines[0]] == [row["step"] for row in lines[1]]

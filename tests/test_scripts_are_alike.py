@@ -52,10 +52,10 @@ def test_sections_come_in_one_order(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_prompts_and_the_configuration_are_shared_word_for_word(script):
     texts = [(ROOT / name).read_text() for name in (SCRIPTS[0], script)]
-    prompts = [re.search(r'SOLVE = r""".*?"""', text, re.DOTALL)[0] for text in texts]
-    assert prompts[0] == prompts[1]
+    prompts = [re.findall(r'SOLVE = r""".*?"""', text, re.DOTALL) for text in texts]
+    assert prompts[1] == ([] if script == "cure.py" else prompts[0])  # cure.py has no questions with a short answer
     settings = [set(re.findall(r"^        (\w+)=", text[text.index("config = GRPOConfig(") :], re.MULTILINE)) for text in texts]
-    assert len(settings[0] ^ settings[1]) <= 1
+    assert len(settings[0]) > 15 and len(settings[0] ^ settings[1]) <= 1
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
