@@ -45,6 +45,7 @@ from itertools import product
 from typing import Literal
 
 from common.cotrainer import CoTrainer, Player
+from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.programming import load_tasks
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
@@ -84,6 +85,14 @@ class Args:
     """rank of the adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
+    rows_at_once: int = 256
+    """most rows sampled at a time, which bounds the KV cache"""
+    eight_bit_adam: bool = False
+    """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
+    vllm: bool = False
+    """sample with vLLM, which needs a GPU and --no-four-bit"""
+    dry_run: bool = False
+    """print how much memory this needs, load nothing, and end"""
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 128
@@ -243,7 +252,7 @@ class Cure(CoTrainer):
             "coder": Player([self.own_tests_reward], script.lr, script.program_tokens, N, adapter="policy"),
             "tester": Player([self.precision_reward], script.lr, script.test_tokens, N, adapter="policy"),
         }
-        super().__init__(model, players, kl=script.kl, **kwargs)
+        super().__init__(model, players, kl=script.kl, rows_at_once=script.rows_at_once, **kwargs)
         self.example = ""
         self.runs = {}  # (program, input) -> result, of this step or evaluation
 
@@ -406,6 +415,7 @@ CURVES = {
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
+    check_memory(args, [(0, args.program_tokens), (0, args.test_tokens)], adapters=1)
     run = start_run(args, __file__)
     train, held_out = load_tasks(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
     model, tokenizer = load_model(args.model, ["policy"], args.lora_rank, args.four_bit, args.seed)
@@ -425,14 +435,13 @@ def main(args: Args):
         learning_rate=args.lr,
         lr_scheduler_type="constant",
         adam_beta2=0.95,
-        gradient_checkpointing=torch.cuda.is_available(),
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         save_steps=args.save_every,
         save_total_limit=2,
         report_to=args.report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
+        **machine_options(args),  # bfloat16, checkpointing, Adam in 8 bits, vLLM
     )
     rows = [{"prompt": code_prompt(row["question"]), **row} for row in train]
     processes = int(os.environ.get("WORLD_SIZE", 1))

@@ -42,7 +42,8 @@ from typing import Literal
 from common.advantage import whiten
 from common.answers import boxed, is_correct
 from common.cotrainer import CoTrainer, Player
-from common.data import UserError, load_questions
+from common.data import UserError, are_new, load_questions
+from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.run import fill_in, mean, plain_errors, start_run, this_process
 from common.tiny.tasks import parse_question
@@ -77,6 +78,14 @@ class Args:
     """rank of the adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
+    rows_at_once: int = 256
+    """most rows sampled at a time, which bounds the KV cache"""
+    eight_bit_adam: bool = False
+    """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
+    vllm: bool = False
+    """sample with vLLM, which needs a GPU and --no-four-bit"""
+    dry_run: bool = False
+    """print how much memory this needs, load nothing, and end"""
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
@@ -250,15 +259,6 @@ def add_questions(pool: list[str], new: list[str], seeds: int, size: int, never:
     del pool[seeds : seeds + max(0, len(pool) - size)]
 
 
-def are_new(questions: list[str], pool: list[str], n: int = 10) -> list[bool]:
-    """Whether less than half of a question's n-grams, runs of n words or symbols, occur in the pool. With n = 10, embedded
-    questions drawn afresh are 96 % new to a pool of 2,000; the words of a shorter question are its one n-gram."""
-    words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in questions + pool]
-    grams = [{tuple(w[i : i + n]) for i in range(max(1, len(w) - n + 1))} for w in words]
-    known = set().union(*grams[len(questions) :])
-    return [2 * len(own & known) < len(own) for own in grams[: len(questions)]]
-
-
 # ------------------------------------------------------------------ the trainer: one optimiser step
 class Mae(CoTrainer):
     """Inherited: sampling, log-probs, the clipped loss, the optimiser, logging, checkpoints.
@@ -270,7 +270,7 @@ class Mae(CoTrainer):
         limits = dict.fromkeys(("proposer", "solver", "all"), script.solution_tokens) | {"judge": script.judgement_tokens}
         # "all" plays nothing: it is the name under which the common update is logged
         players = {name: Player([format_reward], script.lr, limit, 1, adapter="agent") for name, limit in limits.items()}
-        super().__init__(model, players, **kwargs)
+        super().__init__(model, players, rows_at_once=script.rows_at_once, **kwargs)
         self.memory = {"questions": seeds, "seeds": len(seeds), "pairs": [], "hopeless_steps": 0}
         self.example, self.trouble = "", ""
 
@@ -455,6 +455,7 @@ def main(args: Args):
         raise UserError(f"--reference-share {args.reference_share}: it is a share, from 0 to 1.")
     if not 0 <= args.seed_questions < args.pool_size:
         raise UserError(f"--seed-questions {args.seed_questions} must be less than --pool-size {args.pool_size}.")
+    check_memory(args, [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)], adapters=1)
     run = start_run(args, __file__)
     set_aside = GOLD_QUESTIONS if args.judge_reward == "agreement" else 0
     train, held_out = load_questions(args.dataset, args.seed_questions + set_aside, args.eval_questions, args.seed)
@@ -479,14 +480,13 @@ def main(args: Args):
         learning_rate=args.lr,
         lr_scheduler_type="constant",
         adam_beta2=0.999,
-        gradient_checkpointing=torch.cuda.is_available(),
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         save_steps=args.save_every,
         save_total_limit=2,
         report_to=args.report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=True,
+        **machine_options(args),  # bfloat16, checkpointing, Adam in 8 bits, vLLM
     )
     rows = Dataset.from_list([{"prompt": propose_prompt(None)}] * 3 * args.questions * this_process().num_processes)
     trainer = Mae(model, args, seeds, gold, held_out, args=config, train_dataset=rows, processing_class=tokenizer)

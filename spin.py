@@ -39,6 +39,7 @@ from typing import Literal
 from common.answers import is_correct
 from common.cotrainer import CoTrainer, Player
 from common.data import UserError, load_questions
+from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.run import fill_in, mean, plain_errors, start_run
 
@@ -76,6 +77,14 @@ class Args:
     """rank of the adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
+    rows_at_once: int = 256
+    """most rows sampled at a time, which bounds the KV cache"""
+    eight_bit_adam: bool = False
+    """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
+    vllm: bool = False
+    """sample with vLLM, which needs a GPU and --no-four-bit"""
+    dry_run: bool = False
+    """print how much memory this needs, load nothing, and end"""
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
@@ -151,7 +160,7 @@ class Spin(CoTrainer):
             "player": Player([answer_reward], script.lr, script.solution_tokens, 1),
             "opponent": Player([answer_reward], 0.0, script.solution_tokens, 1, script.opponent_temperature, adapter="ref"),
         }
-        super().__init__(model, players, **kwargs)
+        super().__init__(model, players, rows_at_once=script.rows_at_once, **kwargs)
         self.example = ""
         self.length = script.steps // script.iterations  # optimiser steps per iteration
 
@@ -360,6 +369,7 @@ def main(args: Args):
         raise UserError(f"--questions {args.questions} is not a multiple of --micro-batch {args.micro_batch}.")
     if args.iterations < 1 or args.steps % args.iterations:
         raise UserError(f"--steps {args.steps} is not a multiple of --iterations {args.iterations}.")
+    check_memory(args, [(0, args.solution_tokens)], adapters=1, frozen_adapters=1, rows_per_item=2)
     run = start_run(args, __file__)
     wanted = args.steps // args.iterations * args.questions
     train, held_out = load_questions(args.dataset, wanted * 2, args.eval_questions, args.seed)
@@ -382,14 +392,13 @@ def main(args: Args):
         learning_rate=args.lr,
         lr_scheduler_type="constant",  # see create_scheduler
         adam_beta2=0.999,
-        gradient_checkpointing=torch.cuda.is_available(),
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         save_steps=args.save_every,
         save_total_limit=2,
         report_to=args.report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=True,  # the opponent has no gradient
+        **machine_options(args),  # bfloat16, checkpointing, Adam in 8 bits, vLLM
     )
     rows = [{"prompt": solve_prompt(row["question"]), **row} for row in train]
     trainer = Spin(model, args, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)

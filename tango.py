@@ -39,6 +39,7 @@ from common.advantage import group_advantage, step_return_to_go
 from common.answers import is_correct, split_steps, step_ends
 from common.cotrainer import CoTrainer, Player
 from common.data import load_questions
+from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
 from common.tiny.tasks import gold_steps, parse_question, step_labels
@@ -77,6 +78,14 @@ class Args:
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
+    rows_at_once: int = 256
+    """most rows sampled at a time, which bounds the KV cache"""
+    eight_bit_adam: bool = False
+    """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
+    vllm: bool = False
+    """sample with vLLM, which needs a GPU and --no-four-bit"""
+    dry_run: bool = False
+    """print how much memory this needs, load nothing, and end"""
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
@@ -275,7 +284,7 @@ class Tango(CoTrainer):
             "generator": Player([outcome_reward], script.lr, script.solution_tokens, M),
             "verifier": Player([verdict_reward, format_reward], script.lr, script.judgement_tokens, M),
         }
-        super().__init__(model, players, kl=script.kl, **kwargs)
+        super().__init__(model, players, kl=script.kl, rows_at_once=script.rows_at_once, **kwargs)
         self.example = ""
 
     def player_at(self, step: int) -> str:
@@ -435,6 +444,7 @@ CURVES = {
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
+    check_memory(args, [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)], adapters=2)
     run = start_run(args, __file__)
     train, held_out = load_questions(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
     model, tokenizer = load_model(args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed)
@@ -454,14 +464,13 @@ def main(args: Args):
         learning_rate=args.lr,
         lr_scheduler_type="constant",
         adam_beta2=0.999,
-        gradient_checkpointing=torch.cuda.is_available(),
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         save_steps=args.save_every,
         save_total_limit=2,
         report_to=args.report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=True,  # the idle adapter has no gradient
+        **machine_options(args),  # bfloat16, checkpointing, Adam in 8 bits, vLLM
     )
     rows = [{"prompt": solve_prompt(row["question"]), **row} for row in train]
     trainer = Tango(model, args, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)

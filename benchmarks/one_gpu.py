@@ -287,12 +287,12 @@ def ours(script: str, work: "Work", tokens: int, micro_batch: int, prepare=None,
     def load(name, adapters, lora_rank, four_bit, seed):
         return add_players(random_model(work.config, work.device), adapters, lora_rank, seed), work.tokenizer
 
-    before = module.load_model, module.start_run
-    module.load_model, module.start_run = load, lambda *_: bench
+    before = module.load_model, module.start_run, module.check_memory
+    module.load_model, module.start_run, module.check_memory = load, lambda *_: bench, lambda *_, **__: None
     try:
         module.main(args)
     finally:
-        module.load_model, module.start_run = before
+        module.load_model, module.start_run, module.check_memory = before
     return summary(bench.steps.records)
 
 

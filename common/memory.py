@@ -205,8 +205,9 @@ def check_memory(args, turns: list[tuple[int, int]], adapters: int, frozen_adapt
     now = need(args.rows_at_once, args.micro_batch)
     if args.dry_run:
         place = torch.cuda.get_device_name() if on_gpu else "this machine, on the CPU"
-        say(f"{args.model}, {'base in 4-bit, ' if args.four_bit else ''}{adapters + frozen_adapters} adapters\n{table(now)}")
-        say(f"{'free on ' + place:<58}{free / GIB:8.2f} GiB")
+        count = adapters + frozen_adapters
+        say(f"{args.model}, {'base in 4-bit, ' if args.four_bit else ''}{count} adapter{'s' * (count > 1)}\n{table(now)}")
+        say(f"{'free on ' + place:<58}{in_words(free)}")
     if now["peak"] > free:
         sentence = f"--model {args.model}: about {now['peak'] / GIB:.1f} GiB are needed, {free / GIB:.1f} GiB are free. "
         sentence += advice(need, free, args.rows_at_once, args.micro_batch, args.four_bit)
@@ -276,7 +277,11 @@ def table(need: dict[str, int]) -> str:
         ("sampling", "peak of sampling, with a tenth for fragmentation"),
         ("training", "peak of training, with a tenth for fragmentation"),
     ]
-    return "\n".join(f"{text:<58}{need[key] / GIB:8.2f} GiB" for key, text in lines)
+    return "\n".join(f"{text:<58}{in_words(need[key])}" for key, text in lines)
+
+
+def in_words(size: int) -> str:
+    return f"{size / GIB:8.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):8.2f} MiB"
 
 
 def read_config(name: str):

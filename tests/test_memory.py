@@ -1,5 +1,6 @@
 """common/memory.py: what is said to be exact is counted in real tensors, what is estimated is measured with a profiler."""
 
+import importlib
 import importlib.util
 import re
 import types
@@ -7,6 +8,7 @@ import types
 from common.data import UserError
 from common.memory import GIB, available, check_memory, estimate, machine_options, read_config, shapes, table
 from common.model import TINY, load_model
+from common.run import Run
 
 import bitsandbytes as bnb
 import pytest
@@ -365,3 +367,40 @@ def test_weights_that_do_not_fit_end_in_a_sentence(monkeypatch, four_bit, hint):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
     with pytest.raises(UserError, match=f"--model tiny: its weights do not fit into the GPU's memory; {hint}"):
         load_model("tiny", ["player"], 4, four_bit, seed=0)
+
+
+# ------------------------------------------------------------------ in the scripts
+SCRIPTS = ["tango", "prime", "gar", "cure", "spin", "mae"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatch, capsys):
+    module = importlib.import_module(script)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "load_model", None)
+    with pytest.raises(SystemExit) as ended:
+        module.main(module.Args(dry_run=True))
+    assert not ended.value.code and "peak of training" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, monkeypatch):
+    """As many adapters as load_model makes, as many of them in training as the optimiser has groups that learn; the limits of
+    all players; and the trainer hears of the other arguments."""
+    module = importlib.import_module(script)
+    asked, made, adapters = [], [], []
+
+    def load(name, names, *rest):
+        adapters.extend(names)
+        return load_model(name, names, *rest)
+
+    monkeypatch.setattr(module, "check_memory", lambda args, turns, **how: asked.append((turns, how)))
+    monkeypatch.setattr(module, "load_model", load)
+    monkeypatch.setattr(Run, "train", lambda self, trainer, *_: made.append(trainer))
+    module.main(module.Args(out=str(tmp_path), rows_at_once=7, eight_bit_adam=True, four_bit=False))
+    (turns, how), (trainer,) = asked[0], made
+    assert how["adapters"] + how.get("frozen_adapters", 0) == len(adapters)
+    learning = {p.adapter for p in trainer.players.values() if p.lr}
+    assert how["adapters"] == len(learning)
+    assert {p.max_tokens for p in trainer.players.values()} == {completion for _, completion in turns}
+    assert trainer.rows_at_once == 7 and trainer.args.optim == "paged_adamw_8bit" and not trainer.use_vllm

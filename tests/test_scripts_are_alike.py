@@ -7,10 +7,8 @@ import pytest
 from conftest import ROOT
 
 SCRIPTS = [name for name in ("tango.py", "gar.py", "prime.py", "cure.py", "spin.py", "mae.py") if (ROOT / name).exists()]
-COMMON = (
-    "model dataset out seed steps questions group_size micro_batch lr kl lora_rank four_bit eval_every eval_questions".split()
-)
-COMMON += "save_every show_every report_to".split()
+COMMON = "model dataset out seed steps questions group_size micro_batch lr kl lora_rank four_bit".split()
+COMMON += "rows_at_once eight_bit_adam vllm dry_run eval_every eval_questions save_every show_every report_to".split()
 
 
 def arguments(script) -> dict[str, tuple[str, str]]:
@@ -36,7 +34,7 @@ def test_common_arguments_come_first_in_one_order(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_plumbing_arguments_say_the_same(script):
     first = arguments(SCRIPTS[0])
-    for name in ("model", "seed", "four_bit", "eval_every", "eval_questions", "save_every", "show_every", "report_to"):
+    for name in ("model", "seed", *COMMON[COMMON.index("four_bit") :]):
         assert arguments(script)[name] == first[name]
 
 
