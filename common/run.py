@@ -38,12 +38,15 @@ MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
 
 @contextmanager
 def plain_errors():
-    """What a user can put right ends in one sentence and exit code 2, not in a stack trace."""
+    """What a user can put right ends in one sentence and exit code 2, not in a stack trace; processes part in order."""
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    finally:
+        if torch.distributed.is_initialized():  # left to the interpreter's end, gloo's threads abort one run in six
+            torch.distributed.destroy_process_group()
 
 
 def fill_in(args, small: dict, real: dict):

@@ -228,13 +228,14 @@ class Watched(tango.Tango):
         trainers.append(self)
 
 trainers, tango.Tango = [], Watched
-tango.main(tyro.cli(tango.Args))
-B = {{n: p.double().abs().sum().item() for n, p in trainers[0].model.named_parameters() if "lora_B" in n}}
-first, second = gather_object([B])
-assert first == second, "the processes' adapters differ"
-for player in ("generator", "verifier"):
-    assert any(value > 0 for name, value in B.items() if player in name), player
-print("alike on", trainers[0].accelerator.num_processes)
+with tango.plain_errors():
+    tango.main(tyro.cli(tango.Args))
+    B = {{n: p.double().abs().sum().item() for n, p in trainers[0].model.named_parameters() if "lora_B" in n}}
+    first, second = gather_object([B])
+    assert first == second, "the processes' adapters differ"
+    for player in ("generator", "verifier"):
+        assert any(value > 0 for name, value in B.items() if player in name), player
+    print("alike on", trainers[0].accelerator.num_processes)
 """
 
 

@@ -62,6 +62,7 @@ assert max(g.abs().max() for g in whole.values()) > 0.01
 weight = next(p for name, p in model.named_parameters() if "q_proj.base_layer.weight" in name)
 assert weight.to_local().numel() == weight.numel() // 2
 print("the same gradients")
+dist.destroy_process_group()
 """
 
 
