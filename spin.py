@@ -365,7 +365,7 @@ def human_answers(rows: list[dict], tokenizer, limit: int, where: str) -> list[d
 
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
-    if args.questions % args.micro_batch:
+    if args.micro_batch < 1 or args.questions % args.micro_batch:
         raise UserError(f"--questions {args.questions} is not a multiple of --micro-batch {args.micro_batch}.")
     if args.iterations < 1 or args.steps % args.iterations:
         raise UserError(f"--steps {args.steps} is not a multiple of --iterations {args.iterations}.")

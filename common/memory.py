@@ -183,10 +183,13 @@ def check_memory(args, turns: list[tuple[int, int]], adapters: int, frozen_adapt
         rows_per_item: rows of a forward pass per unit of --micro-batch (2 for pairs).
 
     Raises:
-        UserError: weights, adapters and Adam's state alone do not fit; or, with --dry-run, the peak does not, with what to
-            lower and to what. Without --dry-run the latter is a warning, because activations are estimated.
+        UserError: a size below 1; weights, adapters and Adam's state alone do not fit; or, with --dry-run, the peak does
+            not, with what to lower and to what. Without --dry-run the latter is a warning: activations are estimated.
         SystemExit: at the end of a dry run.
     """
+    for name in ("lora_rank", "micro_batch", "rows_at_once"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1.")
     say = print if this_process().is_main_process else lambda *_: None  # which also chooses this process's GPU
     config = read_config(args.model)
     on_gpu = torch.cuda.is_available()

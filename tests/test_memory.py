@@ -384,6 +384,15 @@ def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("name", ["lora_rank", "micro_batch", "rows_at_once"])
+def test_sizes_below_one_are_refused(script, name, tmp_path):
+    module = importlib.import_module(script)
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} (0|-1)"):
+        module.main(module.Args(**{name: 0 if name == "micro_batch" else -1, "out": str(tmp_path / "run")}))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, monkeypatch):
     """As many adapters as load_model makes, as many of them in training as the optimiser has groups that learn; the limits of
     all players; and the trainer hears of the other arguments."""
