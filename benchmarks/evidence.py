@@ -102,6 +102,19 @@ EXPERIMENTS = {
         },
         ("sol/judged", "pro/difficulty", "pro/quality", "pro/accepted", "jud/unparsable", "co/questions"),
     ),
+    "mae_collapse": Experiment(  # found on training questions with another seed: at this rate the judge is lost
+        "mae.py",
+        "--lr 4e-3 --steps 24 --eval-every 8 --show-every 0",
+        {
+            "all parts trained": "",
+            "no proposer training": "--no-train-proposer",
+            "no solver training": "--no-train-solver",
+            "no judge training": "--no-train-judge",
+            "no quality gate": "--no-quality-gate",
+            "judge paid for agreement with gold": "--judge-reward agreement",
+        },
+        ("sol/judged", "pro/accepted", "jud/unparsable"),
+    ),
 }
 
 
@@ -117,7 +130,7 @@ def run(name: str, variant: str, seed: int) -> dict:
     command = [sys.executable, "-c", patched] if patch else [sys.executable, experiment.script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command + options, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode and "steps in a row. The run ends" not in done.stderr:  # mae.py stops itself when it is hopeless
         raise RuntimeError(f"{name}, {variant}, seed {seed}:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
@@ -268,6 +281,23 @@ def cure_table(results: list[dict]) -> str:
     return markdown([*header, "best of 4 by 4 tests", "best of 16 by 16 tests", "paper: p01 / p00 after 100 steps"], rows)
 
 
+def collapse_table(results: list[dict]) -> str:
+    """What is left after too high a learning rate: mae's own table, and where a run gave up."""
+    rows = []
+    for variant in EXPERIMENTS["mae_collapse"].variants:
+        runs = [r["evaluations"] for r in results if r["variant"] == variant]
+        if not rows:
+            rows.append(["at the start", *[spread([e[0][f"eval/{key}"] for e in runs]) for key in COLLAPSE], "-"])
+        ended = ", ".join(str(e[-1]["step"]) for e in runs)
+        rows.append([variant, *[spread(final(results, variant, f"eval/{key}")) for key in COLLAPSE], ended])
+    header = ["variant", "held-out accuracy, T = 1", "judged minus true accuracy (flattery)"]
+    header += ["judge: rank agreement with the truth (AUC)", "judgements without a score", "proposals with an answer"]
+    return markdown([*header, "last step, per seed"], rows)
+
+
+COLLAPSE = ("sol/accuracy", "co/flattery", "jud/rank_agreement", "jud/unparsable", "pro/answerable")
+
+
 def mae_table(results: list[dict]) -> str:
     """Table 6's rows, and whether the model's opinion of itself follows the truth."""
     paper = {"all": "59.9", "no proposer training": "57.9", "no solver training": "57.8", "no judge training": "57.2"}
@@ -292,6 +322,7 @@ TABLES = {
     "spin": spin_table,
     "cure": cure_table,
     "mae": mae_table,
+    "mae_collapse": collapse_table,
 }
 NOTES = {
     "cure": "The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong programs pass than the "
@@ -299,6 +330,8 @@ NOTES = {
     "they do not fall: soon nearly all programs are right, and then either reward pays for nothing but right tests.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge.",
+    "mae_collapse": "Four times the default learning rate. When the judgements have lost their scores for three steps, a run "
+    "stops itself, at the step in the last column.",
     "tango": "The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that learns to judge steps "
     "without step labels. The last two variants take the gold answer out of the generator's reward (alpha = 1), the two before "
     "the last row above them are the paper's ablations.",
@@ -340,6 +373,14 @@ FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it 
             ("held-out accuracy", "sol/accuracy"),
             ("judged minus true accuracy", "co/flattery"),
             ("judge against gold, AUC", "jud/rank_agreement"),
+        )
+    ],
+    "mae_collapse": [
+        (title, "step", f"eval/{key}", tuple(EXPERIMENTS["mae_collapse"].variants))
+        for title, key in (
+            ("held-out accuracy", "sol/accuracy"),
+            ("judged minus true accuracy", "co/flattery"),
+            ("judgements without a score", "jud/unparsable"),
         )
     ],
     "spin": [
@@ -435,7 +476,32 @@ def summary() -> str:
             rows[-1].append(f"{100 * start['eval/sol/accuracy']:.1f} → {end('all parts trained', 'sol/accuracy')}")
             rows.append(["", "its opinion of itself minus the truth", "not measured"])
             rows[-1].append(f"{100 * start['eval/co/flattery']:.1f} → {end('all parts trained', 'co/flattery')}")
+        elif name == "mae_collapse":
+            rows.append([link.replace("mae_collapse.py", "mae.py"), "four times the learning rate: accuracy; flattery", "-"])
+            rows[-1].append(" ".join([end("all parts trained", "sol/accuracy") + ";", end("all parts trained", "co/flattery")]))
     return markdown(["script", "claim", "paper", "here, in %: mean ± 95 % interval [range over seeds]"], rows)
+
+
+def hardware() -> str:
+    """The README's table: minutes of the embedded defaults, and the largest Qwen2.5 for each card, by estimate."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from one_gpu_docs import CARDS, GIB, fitting
+    from one_gpu_docs import name as model_name
+
+    minutes = []
+    for name, experiment in EXPERIMENTS.items():
+        path, first = FOLDER / f"{name}.json", next(iter(experiment.variants))
+        if path.exists() and name != "mae_collapse":
+            runs = [r["seconds"] for r in json.loads(path.read_text())["runs"] if r["variant"] == first]
+            minutes.append(f"`{name}.py` {statistics.median(runs) / 60:.1f}")
+    rows = [["one thread of a CPU, no GPU", "the embedded defaults", "", f"minutes: {', '.join(minutes)}"]]
+    for card, gib in CARDS.items():
+        size = [size for size in ("0.5b", "1.5b", "7b", "14b", "32b") if fitting(size, gib)][-1]
+        at_once, micro, need = fitting(size, gib)
+        options = f"`--rows-at-once {at_once} --micro-batch {micro}`"
+        rows.append([f"one GPU of {card}", f"two players of {model_name(size)}, 4-bit", options])
+        rows[-1].append(f"{need['peak'] / GIB:.1f} GiB, estimated; not measured yet")
+    return markdown(["hardware", "the largest that fits", "with", "takes"], rows)
 
 
 def fill(page: Path, name: str, text: str):
@@ -460,8 +526,10 @@ def write_up(name: str):
     table = TABLES[name](kept["runs"])
     picture = "![every seed thin, their mean thick]({})\n\n"
     (FOLDER / f"{name}.md").write_text(f"# {name}\n\n{text}\n\n{picture.format(f'{name}.png')}{table}")
-    fill(ROOT / "docs" / f"{name}.md", "results", f"{text}\n\n{picture.format(f'evidence/{name}.png')}{table}")
+    page, block = ("mae", "collapse") if name == "mae_collapse" else (name, "results")
+    fill(ROOT / "docs" / f"{page}.md", block, f"{text}\n\n{picture.format(f'evidence/{name}.png')}{table}")
     fill(ROOT / "README.md", "evidence", summary())
+    fill(ROOT / "README.md", "hardware", hardware())
     print(table)
 
 

@@ -473,14 +473,14 @@ def _hidden_states(base, input_ids, attention_mask, length: int):
     marked = 2 * input_ids[:, :-length] + attention_mask[:, :-length]  # token and padding in one number
     prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
     # not with activation checkpointing, which cannot keep a cache
-    if length == 1 or len(prompts) > len(rows) / 2 or base.is_gradient_checkpointing or not can_sample(base):
+    if marked.shape[1] == 1 or len(prompts) > len(rows) / 2 or base.is_gradient_checkpointing or not can_sample(base):
         states = base.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         return states[:, -length - 1 : -1]
+    # without their last token, which runs with every row: so no state of a prompt is needed, only its keys and values
     cache = DynamicCache()
-    states = base.base_model(input_ids=prompts // 2, attention_mask=prompts % 2, past_key_values=cache).last_hidden_state
+    base.base_model(input_ids=prompts[:, :-1] // 2, attention_mask=prompts[:, :-1] % 2, past_key_values=cache)
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-    rest = base.base_model(
-        input_ids=input_ids[:, -length:-1], attention_mask=attention_mask[:, :-1], past_key_values=cache
+    return base.base_model(
+        input_ids=input_ids[:, -length - 1 : -1], attention_mask=attention_mask[:, :-1], past_key_values=cache
     ).last_hidden_state
-    return torch.cat([states[rows, -1:], rest], dim=1)
