@@ -2,7 +2,8 @@
 
 One batch of rollouts, half of its groups constant, ragged lengths, on two copies of one model with one LoRA adapter:
 TRL's GRPOTrainer with its micro-batches, CoTrainer with its own. Alternating; a figure is the median of the ratios within
-one repetition, with their range. The gradients must agree. Writes docs/evidence/train_phase_<device>.json.
+one repetition, with their range. The gradients must agree. Goes into docs/evidence/train_phase_<device>.json,
+beside what was measured with other thread counts and shapes.
 """
 
 import argparse
@@ -135,16 +136,19 @@ def main():
         difference = max((grads["ours"][n] - g).abs().max() for n, g in grads["trl"].items()) / scale
         ratios = [a / b for a, b in zip(times["ours"], times["trl"])]
         row = {
-            "shape": shape, "rows": rows, "repeats": repeats, "trl_ms": statistics.median(times["trl"]) * 1e3,
-            "ours_ms": statistics.median(times["ours"]) * 1e3, "ratio": statistics.median(ratios),
-            "range": [min(ratios), max(ratios)], "gradient_difference": float(difference),
+            "shape": shape, "threads": args.threads, "rows": rows, "repeats": repeats,
+            "trl_ms": statistics.median(times["trl"]) * 1e3, "ours_ms": statistics.median(times["ours"]) * 1e3,
+            "ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)],
+            "gradient_difference": float(difference),
         }  # fmt: skip
         table.append(row)
         print(row, flush=True)
     device = "gpu" if torch.cuda.is_available() else "cpu"
     out = ROOT / "docs" / "evidence" / f"train_phase_{device}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    machine = torch.cuda.get_device_name() if device == "gpu" else f"{platform.machine()} CPU, {args.threads} threads"
+    machine = torch.cuda.get_device_name() if device == "gpu" else f"{platform.machine()} CPU"
+    measured = {(row["shape"], row["threads"]) for row in table}
+    kept = json.loads(out.read_text())["rows"] if out.exists() else []
+    table = [row for row in kept if (row["shape"], row["threads"]) not in measured] + table
     out.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": table}, indent=1) + "\n")
 
 
