@@ -387,9 +387,9 @@ class CoTrainer(GRPOTrainer):
             yield
         finally:
             inner, self._metrics["train"] = self._metrics["train"], outer
+            named = ("num_tokens", "co/", *(f"{player[:3]}/" for player in self.players))  # already
             for key, values in inner.items():
-                shared = key == "num_tokens" or key[:4] in {f"{player[:3]}/" for player in self.players} | {"co/"}
-                outer[key if shared else f"{name[:3]}/{key}"].extend(values)
+                outer[key if key.startswith(named) else f"{name[:3]}/{key}"].extend(values)
 
     def _set_sampling(self, max_tokens: int, temperature: float):
         """The generation settings TRL builds once, for this player. Temperature 0 = greedy."""
