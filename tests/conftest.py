@@ -1,12 +1,17 @@
 """What several tests share: where the project lies, the optional real data, a script run as a user runs it."""
 
+import contextlib
+import importlib
+import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import tyro
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,6 +36,19 @@ def run_script(*arguments, cwd=ROOT, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options
     )
+
+
+def refused(script: str, *arguments) -> str:
+    """What `python script arguments` says when it ends with one sentence and exit code 2. In this process, which has imported
+    everything already; that the real command does the same is tested once, in test_script.py."""
+    module, said = importlib.import_module(Path(script).stem), io.StringIO()
+    interrupted = signal.getsignal(signal.SIGINT)
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with pytest.raises(SystemExit) as ended, module.plain_errors():
+            module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
+    signal.signal(signal.SIGINT, interrupted)
+    assert ended.value.code == 2 and said.getvalue().count("error: ") == 1, said.getvalue()
+    return said.getvalue()
 
 
 def run_two_processes(script: str, *arguments) -> subprocess.CompletedProcess:

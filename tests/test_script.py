@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, run_script, run_two_processes
+from conftest import ROOT, refused, run_script, run_two_processes
 from safetensors.torch import load_file
 
 SMALL = "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1 --eval-questions 8".split()
@@ -171,11 +171,10 @@ def test_two_processes_leave_the_idle_adapter_alone(tmp_path):
 
 
 # ------------------------------------------------------------------ bad input: one sentence, exit code 2, no stack trace
-def refused(*arguments, cwd=ROOT):
-    result = run_script(ROOT / "tango.py", *arguments, cwd=cwd)
+def test_the_command_itself_ends_in_a_sentence(tmp_path):
+    result = run_script(ROOT / "tango.py", "--dataset", "missing.jsonl", "--out", tmp_path / "run")
     assert result.returncode == 2, result.stdout + result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("error: ") == 1, result.stderr
-    return result.stderr
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def refused(*arguments, cwd=ROOT):
     ],
 )
 def test_arguments(arguments, says, tmp_path):
-    assert says in refused(*arguments.split(), *([] if "--out" in arguments else ["--out", tmp_path / "run"]))
+    assert says in refused("tango.py", *arguments.split(), *([] if "--out" in arguments else ["--out", tmp_path / "run"]))
 
 
 @pytest.mark.parametrize(
@@ -209,21 +208,21 @@ def test_arguments(arguments, says, tmp_path):
 def test_rows(line, says, tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text('{"question": "1+2", "answer": "3"}\n' + line + "\n")
-    message = refused("--dataset", path, "--out", tmp_path / "run")
+    message = refused("tango.py", "--dataset", path, "--out", tmp_path / "run")
     assert says in message and str(path) in message
 
 
 def test_other_arguments_than_the_run_was_started_with(finished):
     folder, _ = finished
     before = weights(folder)
-    message = refused(*SMALL, "--out", folder, "--lr", "0.5")
+    message = refused("tango.py", *SMALL, "--out", folder, "--lr", "0.5")
     assert "was" not in message.split(":")[0] and "--lr" in message
     for name, tensor in weights(folder).items():
         assert torch.equal(tensor, before[name])
 
 
 def test_a_loss_that_becomes_nan_stops_the_run(tmp_path):
-    message = refused(*SMALL, "--lr", "1e30", "--save-every", "1", "--out", tmp_path / "run")
+    message = refused("tango.py", *SMALL, "--lr", "1e30", "--save-every", "1", "--out", tmp_path / "run")
     assert "the generator's" in message or "the verifier's" in message
     assert "step " in message
     kept = sorted((tmp_path / "run").glob("checkpoint-*"))
