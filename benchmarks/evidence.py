@@ -278,13 +278,29 @@ def cure_table(results: list[dict]) -> str:
     """Figure 6b's claim: the precision reward ends with lower p01 and p00 than the simple one; best-of-n gains."""
     paper = {"precision": ("36.5", "9.1"), "simple reward": ("42.2", "14.7")}
     keys = ["cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/precision", "co/best_of_4", "co/best_of_16"]
+
+    def passes(e: dict) -> float:
+        """P(a wrong program passes a test), whether that is right or not."""
+        right = e["eval/tes/accuracy"]
+        return right * e["eval/tes/p01"] + (1 - right) * e["eval/tes/p00"]
+
     rows = []
     for variant in EXPERIMENTS["cure"].variants:
         runs = [r["evaluations"] for r in results if r["variant"] == variant]
-        if variant == "precision":
-            rows.append(["at the start", *[spread([e[0][f"eval/{key}"] for e in runs]) for key in keys], "-"])
-        rows.append([variant, *[spread(final(results, variant, f"eval/{key}")) for key in keys], " / ".join(paper[variant])])
-    header = ["tester's reward", "right programs", "right tests", "p01", "p00", "reward precision"]
+        for place, label in ((0, "at the start"), (-1, variant)):
+            if place == -1 or variant == "precision":
+                cells = [spread([e[place][f"eval/{key}"] for e in runs]) for key in keys]
+                cells.insert(4, spread([passes(e[place]) for e in runs]))
+                rows.append([label, *cells, " / ".join(paper[variant]) if place else "-"])
+    header = [
+        "tester's reward",
+        "right programs",
+        "right tests",
+        "p01",
+        "p00",
+        "a wrong program passes a test",
+        "reward precision",
+    ]
     return markdown([*header, "best of 4 by 4 tests", "best of 16 by 16 tests", "paper: p01 / p00 after 100 steps"], rows)
 
 
@@ -334,7 +350,9 @@ TABLES = {
 NOTES = {
     "cure": "The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong programs pass than the "
     "simple one's. p01 and p00 are the shares of wrong programs, written by the base, that pass right and wrong tests. Here "
-    "they do not fall: soon nearly all programs are right, and then either reward pays for nothing but right tests.",
+    "they do not fall: soon nearly all programs are right, and then either reward pays for nothing but right tests; the few "
+    "tests that stay wrong may be those whose mistake the programs share. A wrong program still passes fewer tests than at "
+    "the start, because fewer of them are wrong.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge.",
     "mae_collapse": "Four times the default learning rate. When the judgements have lost their scores for three steps, a run "
