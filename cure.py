@@ -60,13 +60,13 @@ from trl import GRPOConfig
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args:
-    # --- alike in all six scripts (None: see SMALL and REAL below)
+    # --- alike in all six scripts; what is None depends on the model, see SMALL and REAL below
     model: str = "tiny"
     """the embedded default, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded tasks, or a .jsonl file: MBPP's, or with question, test_input and test_output (lists of strings)"""
     out: str | None = None
-    """run folder; given again, the run goes on where it stopped (default: runs/cure-<time>-<seed>)"""
+    """run folder, runs/cure-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
     steps: int = 32
@@ -75,18 +75,18 @@ class Args:
     """P, tasks per step and process (paper: 100)"""
     group_size: int = 16
     """N, programs of one task, and as many tests (paper: 16)"""
-    micro_batch: int = 32
-    """rows per forward and backward pass; questions * group_size must be a multiple"""
+    micro_batch: int | None = None
+    """rows per forward and backward pass (embedded 32, real 8); questions * group_size must be a multiple"""
     lr: float | None = None
-    """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
+    """learning rate of the adapter, constant (embedded 5e-4, real 2e-5; paper: 1e-6, all weights)"""
     kl: float = 0.01
     """weight of the k3 KL term to the base (paper: 0.01); 0 saves the reference pass and all rows without advantage"""
     lora_rank: int = 16
     """rank of the adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = 256
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache (embedded 256, real 64)"""
     eight_bit_adam: bool = False
     """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
     vllm: bool = False
@@ -111,9 +111,9 @@ class Args:
     own_tests: int = 8
     """t, at most this many of a task's own tests are run (paper: 8)"""
     program_tokens: int | None = None
-    """length limit of a program (released code: 8000)"""
+    """length limit of a program (embedded 64, real 1024; released code: 8000)"""
     test_tokens: int | None = None
-    """length limit of a test (released code: 8000)"""
+    """length limit of a test (embedded 96, real 1024; released code: 8000)"""
     time_limit: float = 1.0
     """CPU seconds of one run of a program (released code: 1, by the clock)"""
     tolerance: float | None = None
@@ -416,8 +416,8 @@ def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
     check_memory(args, [(0, args.program_tokens), (0, args.test_tokens)], adapters=1)
-    run = start_run(args, __file__)
     train, held_out = load_tasks(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
     model, tokenizer = load_model(args.model, ["policy"], args.lora_rank, args.four_bit, args.seed)
     accumulation = args.questions * args.group_size // args.micro_batch
     config = GRPOConfig(

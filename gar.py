@@ -24,8 +24,8 @@ Where we differ from the paper [P], what it leaves open, and how we read it
      7. A discriminator that gives no verdict: not said; 0 for the reasoner, no reward for the discriminator.
      8. The KL weight: not said; here 0. Constant lr, not a cosine from 1e-6 to 5e-7.
      9. Slices: [P] cuts at newlines and cue words and merges to at most 320 tokens; minimum length and full cue list not said.
-    10. Stage 1, supervised training of the discriminator: `discriminator_sft`, on labels from a file, or on gold step labels
-        of the embedded questions. The embedded model has had it; for a real one give `--sft-labels`.
+    10. Stage 1, supervised training of the discriminator: the embedded model has had it; for a real one give `--sft-labels`.
+        One pass over the labels, then on. [P: 500 steps of 128, lr 1e-4, 100 of warm-up, early stopping.]
 
 Run
     python gar.py                                                                  # embedded default, CPU, five minutes
@@ -50,7 +50,7 @@ from common.data import UserError, load_questions
 from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
-from common.tiny.tasks import gold_steps, parse_question, step_labels
+from common.tiny.tasks import gold_steps
 
 import torch
 import tyro
@@ -61,13 +61,13 @@ from trl import GRPOConfig
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args:
-    # --- alike in all six scripts (None: see SMALL and REAL below)
+    # --- alike in all six scripts; what is None depends on the model, see SMALL and REAL below
     model: str = "tiny"
     """the embedded default, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question, answer and reference"""
     out: str | None = None
-    """run folder; given again, the run goes on where it stopped (default: runs/gar-<time>-<seed>)"""
+    """run folder, runs/gar-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
     steps: int = 24
@@ -76,18 +76,18 @@ class Args:
     """P, questions per step and process"""
     group_size: int = 8
     """G, solutions of one question, or judgements of one slice (paper: not said)"""
-    micro_batch: int = 32
-    """rows per forward and backward pass; questions * group_size must be a multiple"""
+    micro_batch: int | None = None
+    """rows per forward and backward pass (embedded 32, real 8); questions * group_size must be a multiple"""
     lr: float | None = None
-    """learning rate of the adapters, constant (paper: 1e-6, all weights)"""
+    """learning rate of the adapters, constant (embedded 1e-3, real 2e-5; paper: 1e-6, all weights)"""
     kl: float = 0.0
     """weight of the k3 KL term to the base (paper: not said)"""
     lora_rank: int = 16
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = 256
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache (embedded 256, real 64)"""
     eight_bit_adam: bool = False
     """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
     vllm: bool = False
@@ -110,13 +110,13 @@ class Args:
     reward: Literal["both", "alignment", "adversarial"] = "both"
     """ablation, rows 7, 5 and 6 of table 4: the discriminator's reward"""
     slice_tokens: int | None = None
-    """L, longest slice (paper: 320; longer ones nearly always hold an error, shorter ones nearly never)"""
+    """L, longest slice (embedded 18, real 320 as in the paper: longer ones nearly always hold an error)"""
     min_slice_tokens: int | None = None
-    """shortest slice, but for the last (paper: not said)"""
+    """a cue word ends a slice only once it is as long as this (embedded 6, real 48; paper: not said)"""
     solution_tokens: int | None = None
-    """length limit of a solution"""
+    """length limit of a solution (embedded 64, real 1024)"""
     judgement_tokens: int | None = None
-    """K, length limit of a judgement, which cuts its rationale only (paper: 128)"""
+    """K, length limit of a judgement, which cuts its rationale only (embedded 64, real 128; paper: 128)"""
     sft_labels: str | None = None
     """stage 1 first: a .jsonl file with question, slice, label (YES or NO) and optionally analysis and rationale"""
     silent_share: float = 0.5
@@ -161,8 +161,8 @@ def parse_verdict(text: str) -> int | None:
 
 
 def reasoning(text: str) -> str:
-    """What comes before the answer: only this is sliced."""
-    return text.split("<answer>")[0]
+    """What comes before the answer, the last one: only this is sliced, and a tag in passing must not hide what follows it."""
+    return text.rsplit("<answer>", 1)[0]
 
 
 # A new line, or a sentence that begins with a cue of a new thought. Zero-width, so that joining gives the text back.
@@ -173,8 +173,8 @@ CUTS = re.compile(rf"(?<=\n)(?=[^\n])|(?<=[.!?;]\s)(?=(?:{CUES})\b)")
 def slice_reasoning(text: str, count_tokens, max_tokens: int, min_tokens: int) -> list[str]:
     """Slices of reasoning, in order: cut at newlines and discourse cues, neighbours merged (paper sec. 3, app. D.1).
 
-    A slice grows to at least `min_tokens`, then ends before the next cut that starts a line or a cue if it would pass
-    `max_tokens` otherwise. A segment that is too long alone is split hard. `count_tokens(str) -> int`.
+    A slice ends before a cue once it has `min_tokens`, and at any cut if the next segment would take it past `max_tokens`.
+    A segment that is too long alone is split hard. `count_tokens(str) -> int`.
 
     Returns:
         Slices whose concatenation is `text`, none longer than `max_tokens` (unless one character is), none empty.
@@ -207,11 +207,11 @@ def match_reward(completions, answer, **_) -> list[float]:
     return [float(is_correct(c[0]["content"], gold)) for c, gold in zip(completions, answer)]
 
 
-def reasoner_reward(exact: list[int], verdicts: list[list[int | None]]) -> list[float]:
+def reasoner_reward(exact: list[int], verdicts: list[list[float | None]]) -> list[float]:
     """R = 1 * R_m + 1 * R_s, R_s = MEAN of the solution's slice verdicts: a sum would pay for length.
 
-    exact: 0/1 per solution.  verdicts: per solution its slices' verdicts, 1 = YES; None (no verdict) counts as 0, a
-    solution without slices has mean 0."""
+    exact: 0/1 per solution.  verdicts: per solution one number per slice, 1 = YES, or the share of YES if it was judged several
+    times; None (no verdict) counts as 0, a solution without slices has mean 0."""
     slices = [mean([v or 0 for v in of_one]) for of_one in verdicts]
     return [LAMBDA_MATCH * e + LAMBDA_SLICES * s for e, s in zip(exact, slices)]
 
@@ -256,7 +256,8 @@ class Gar(CoTrainer):
 
     def slices(self, text: str) -> list[str]:
         s = self.script
-        return slice_reasoning(reasoning(text), self.count_tokens, s.slice_tokens, s.min_slice_tokens)
+        parts = slice_reasoning(reasoning(text), self.count_tokens, s.slice_tokens, s.min_slice_tokens)
+        return [part for part in parts if part.strip()]  # white space is no reasoning, and must not earn a YES
 
     def _generate_and_score_completions(self, rows):
         """rows: B of them, every question G times in a row."""
@@ -269,17 +270,18 @@ class Gar(CoTrainer):
         # every generated slice: which solution it is from, and its text
         generated = [(i, part) for i, text in enumerate(batch["texts"]) for part in self.slices(text)]
         verdicts = self.judge(rows, exact, generated)  # also updates the discriminator, from these judgements
-        scores = [[v for (i, _), vs in zip(generated, verdicts) if i == row for v in vs] for row in range(len(rows))]
+        share_yes = [mean([v == 1 for v in of_one]) for of_one in verdicts]  # r_gi of every slice, however often it was judged
+        scores = [[r for (i, _), r in zip(generated, share_yes) if i == row] for row in range(len(rows))]
         # R_m + R_s are added BEFORE the group normalisation: R_s mostly breaks ties, and dominates where all are right or wrong
         R = torch.tensor(reasoner_reward(exact, scores), device=batch["rewards"].device)  # (B,)
         batch["advantages"] = group_advantage(R, self.script.group_size)  # (B,), one number per solution
-        spread = torch.tensor([mean([v or 0 for v in s]) for s in scores]).reshape(-1, self.script.group_size).std(1)
+        spread = torch.tensor([mean(of_one) for of_one in scores]).reshape(-1, self.script.group_size).std(1)
         self.log_metric("rea/total_reward", mean(self.gather(R.tolist())))
         self.log_metric("dis/spread_in_groups", mean(self.gather(spread.tolist())))
         for i, (note, r) in enumerate(zip(batch["notes"], R.tolist())):
-            own = [(part, vs) for (row, part), vs in zip(generated, verdicts) if row == i]
             note["rewards"]["with the slices"] = r
-            note |= slice_notes(rows[i]["question"], [part for part, _ in own], [mean([v == 1 for v in vs]) for _, vs in own])
+            parts = [part for row, part in generated if row == i]
+            note |= {"parts": parts, "verdicts": scores[i], "gold": are_sound(rows[i]["question"], parts)}
         self.become("reasoner")
         return batch
 
@@ -328,27 +330,23 @@ class Gar(CoTrainer):
             self.example = f"--- {rows[i]['question']}\n{part}--- the discriminator\n{texts[0]}\n---"
         if trained:
             self.update(batch)  # after everything has been judged by the discriminator as it was
+        self.log_metric("dis/updated", float(trained))
         return verdicts
 
     def log_verdicts(self, said, asked):
         """Per class, because the two rewards pull apart on generated slices of right solutions."""
-        for name, of_class in {
-            "reference": lambda reference, right: reference,
-            "generated_right": lambda reference, right: not reference and right,
-            "generated_wrong": lambda reference, right: not reference and not right,
-        }.items():
-            found = self.gather([v == 1 for v, (_, _, reference, right) in zip(said, asked) if of_class(reference, right)])
+        for name, wanted in {"reference": None, "generated_right": True, "generated_wrong": False}.items():
+            found = self.gather([v == 1 for v, (*_, right) in zip(said, asked) if right is wanted])
             if found:
                 self.log_metric(f"dis/yes_{name}", mean(found))
         self.log_metric("dis/says_yes", mean(self.gather([v == 1 for v in said])))
 
 
-def slice_notes(question: str, slices: list[str], verdicts: list[float]) -> dict[str, list]:
-    """For the report: every slice with the share of its judgements that say YES and, on embedded questions, whether the steps
-    that end in it are all right (None: none ends in it)."""
+def are_sound(question: str, slices: list[str]) -> list[bool | None]:
+    """Of a solution's slices in order, on embedded questions: whether all steps that end in it are right (None: none does)."""
     labels = [gold_steps(question, "".join(slices[:k])) or [] for k in range(len(slices) + 1)]  # of the first k slices
     ending = [after[len(before) :] for before, after in itertools.pairwise(labels)]
-    return {"parts": slices, "verdicts": verdicts, "gold": [all(steps) if steps else None for steps in ending]}
+    return [all(steps) if steps else None for steps in ending]
 
 
 # ------------------------------------------------------------------ stage 1: supervised training of the discriminator
@@ -361,7 +359,8 @@ def discriminator_sft(trainer: Gar, labels: list[dict], epochs: int = 1) -> floa
     by_label = {label: [row for row in labels if row["label"] == label] for label in ("YES", "NO")}
     count = min(map(len, by_label.values()))
     draw = random.Random(trainer.script.seed)
-    optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if ".discriminator." in n], lr=trainer.script.lr)
+    parameters = [p for n, p in model.named_parameters() if ".discriminator." in n]
+    optimizer = torch.optim.AdamW(parameters, lr=trainer.script.lr, weight_decay=1e-4)  # the paper's decay
     loss = torch.zeros(())
     for _ in range(epochs):
         rows = [row for of_one in by_label.values() for row in draw.sample(of_one, count)]
@@ -397,8 +396,8 @@ def read_labels(path: str) -> list[dict]:
         except (json.JSONDecodeError, KeyError, TypeError, AssertionError):
             raise UserError(f"--sft-labels {path}: row {number} needs question, slice, and label YES or NO.") from None
         rows.append(row)
-    if not rows:
-        raise UserError(f"--sft-labels {path}: there is no such file, or nothing in it.")
+    if {row["label"] for row in rows} != {"YES", "NO"}:
+        raise UserError(f"--sft-labels {path}: there is no such file, or it does not have both labels, YES and NO.")
     return rows
 
 
@@ -421,16 +420,18 @@ def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
     }
     if trainer.script.discriminator == "none":
         return result
-    # the first slice of each solution and of each reference
-    asked = [(row, trainer.slices(text)[:1], ok) for row, text, ok in zip(rows, texts, exact)]
-    asked += [(row, trainer.slices(row["reference"])[:1], None) for row in rows if row["reference"]]
-    asked = [(row, parts[0], ok) for row, parts, ok in asked if parts]
-    said = [parse_verdict(t) for t in trainer.act("discriminator", [judge_prompt(r["question"], p) for r, p, _ in asked])]
+    # one slice of each solution and of each reference, the same ones at every evaluation of the same texts
+    cut = [(row, trainer.slices(text), ok) for row, text, ok in zip(rows, texts, exact)]
+    cut += [(row, trainer.slices(row["reference"]), None) for row in rows if row["reference"]]
+    draw = random.Random("evaluation")
+    asked = [(row, parts, ok, draw.randrange(len(parts))) for row, parts, ok in cut if parts]
+    judgements = trainer.act("discriminator", [judge_prompt(row["question"], parts[k]) for row, parts, _, k in asked])
+    said = [parse_verdict(text) for text in judgements]
     groups: dict[str, list[bool]] = {"reference": [], "generated_right": [], "generated_wrong": [], "sound": [], "unsound": []}
-    for (row, part, ok), verdict in zip(asked, said):
+    for (row, parts, ok, k), verdict in zip(asked, said):
         groups["reference" if ok is None else "generated_right" if ok else "generated_wrong"].append(verdict == 1)
-        if ok is not None and parse_question(row["question"]):
-            sound = all(step_labels(row["question"], re.findall(r"<step>(.*?)</step>", part)))
+        sound = are_sound(row["question"], parts)[k]
+        if ok is not None and sound is not None:
             groups["sound" if sound else "unsound"].append(verdict == 1)
     for name, values in groups.items():
         everyone = trainer.gather(values)
@@ -451,10 +452,12 @@ CURVES = {
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
+    if args.discriminator == "co-trained" and args.questions < 2:
+        raise UserError("--questions 1 leaves no room for a generated and a reference slice; take 2 or more.")
     labels = read_labels(args.sft_labels) if args.sft_labels else []
     check_memory(args, [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)], adapters=2)
-    run = start_run(args, __file__)
     train, held_out = load_questions(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
     missing = sum(not row["reference"] for row in train)
     if missing and args.discriminator == "co-trained":
         run.say(f"{missing} of {len(train)} questions have no reference solution; the discriminator does not see theirs.")

@@ -14,7 +14,7 @@ The loop (paper, algorithm 1).  D: pool of questions, at first the seeds.  S: po
 Where we differ from the paper [P] or the released code [C], and why
      1. QLoRA: the one model is one adapter on a 4-bit base. [P, C: a full 3B model.]
      2. Tags are counted in the response, target one pair, as in [P]. [C] counts the prompt's, too: three drafts pass for one.
-     3. Only what follows the last </think> is the judge's word. In [C] the answer <score>10</score>, once quoted, scores 10.
+     3. Only what follows the last </think> is the judge's word: <score>10</score> in its thoughts is none; it is in [C].
      4. A part's advantage is (r - mean) / std over its samples, exactly 0 if all are equal. [C] whitens over tokens, so that
         long responses weigh more, with 1e-8 under the root: rounding noise becomes an advantage.
      5. One update, strictly on-policy. [C]'s mini-batches of 256 make two of 384 rows. No entropy bonus, [P, C] 0.001.
@@ -57,29 +57,29 @@ from trl import GRPOConfig
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args:
-    # --- alike in all six scripts (None: see SMALL and REAL below)
+    # --- alike in all six scripts; what is None depends on the model, see SMALL and REAL below
     model: str = "tiny"
     """the embedded default, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question and answer"""
     out: str | None = None
-    """run folder; given again, the run goes on where it stopped (default: runs/mae-<time>-<seed>)"""
+    """run folder, runs/mae-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
     steps: int = 64
     """optimiser steps, each on all three parts (paper: 300)"""
     questions: int = 32
     """N, rows of each part per step and process (paper: 128)"""
-    micro_batch: int = 32
-    """rows per forward and backward pass; 3 * questions must be a multiple"""
+    micro_batch: int | None = None
+    """rows per forward and backward pass (embedded 32, real 8); 3 * questions must be a multiple"""
     lr: float | None = None
-    """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
+    """learning rate of the adapter, constant (embedded 1e-3, real 2e-5; paper: 1e-6, all weights)"""
     lora_rank: int = 16
     """rank of the adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = 256
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache (embedded 256, real 64)"""
     eight_bit_adam: bool = False
     """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
     vllm: bool = False
@@ -102,7 +102,7 @@ class Args:
     seed_questions: int = 256
     """questions in the pool at the start, without their answers (paper: 967; 16 self-generated ones in "zero")"""
     pool_size: int = 10_000
-    """most questions in one pool, most pairs in the other (paper: 10,000 questions)"""
+    """most questions in one pool, most pairs in the other (released code: 10,000 questions)"""
     difficulty_samples: int = 5
     """answers that a question's difficulty is measured with (paper: 5)"""
     judge_reward: Literal["format", "agreement"] = "format"
@@ -118,9 +118,9 @@ class Args:
     format_reward: bool = True
     """ablation of table 6: without it all format terms are 0"""
     solution_tokens: int | None = None
-    """length limit of a solution, and of a proposal (paper: 8192)"""
+    """length limit of a solution, and of a proposal (embedded 64, real 1024; paper: 8192)"""
     judgement_tokens: int | None = None
-    """length limit of a judgement (paper: 8192)"""
+    """length limit of a judgement (embedded 64, real 1024; paper: 8192)"""
     silent_share: float = 0.5
     """stop with an explanation when in three steps in a row a larger share of the judgements has no score"""
 
@@ -204,15 +204,15 @@ def first_number(text: str) -> float | None:
 def judge_score(text: str) -> float | None:
     """V = clip((s - 1) / 9, 0, 1) of the first score s in a judgement; None if there is none.
 
-    Read are all <score> contents after the last </think>. In each a fraction counts before a decimal and that before an
-    integer, wherever they stand, as in the released code; so "8/10" is 0.8, and V = 0.
+    Read are <score> contents after the last </think>. In each a fraction counts before a decimal and that before an integer,
+    wherever they stand, as in the released code; so "8/10" is 0.8, and V = 0.
 
     >>> judge_score("<think>7:7</think><score>10</score>"), judge_score("<score>eight</score>")
     (1.0, None)
     """
     said = re.split("</think>", text, flags=re.IGNORECASE)[-1]
     said = re.split("<think>", said, flags=re.IGNORECASE)[0]  # thoughts that were cut are thoughts
-    numbers = [s for s in map(first_number, contents(said, "score")) if s is not None]
+    numbers = [s for part in contents(said, "score") if (s := first_number(part[:1000])) is not None]  # digits cost n^2
     return min(1.0, max(0.0, (numbers[0] - 1) / 9)) if numbers else None
 
 
@@ -456,9 +456,9 @@ def main(args: Args):
     if not 0 <= args.seed_questions < args.pool_size:
         raise UserError(f"--seed-questions {args.seed_questions} must be less than --pool-size {args.pool_size}.")
     check_memory(args, [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)], adapters=1)
-    run = start_run(args, __file__)
     set_aside = GOLD_QUESTIONS if args.judge_reward == "agreement" else 0
     train, held_out = load_questions(args.dataset, args.seed_questions + set_aside, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
     seeds = list(dict.fromkeys(row["question"] for row in train[: args.seed_questions]))  # without their answers
     gold = train[args.seed_questions :]
     if set_aside and not gold:

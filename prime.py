@@ -53,13 +53,13 @@ from trl.trainer.utils import use_adapter
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args:
-    # --- alike in all six scripts (None: see SMALL and REAL below)
+    # --- alike in all six scripts; what is None depends on the model, see SMALL and REAL below
     model: str = "tiny"
     """the embedded default, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question and answer"""
     out: str | None = None
-    """run folder; given again, the run goes on where it stopped (default: runs/prime-<time>-<seed>)"""
+    """run folder, runs/prime-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
     steps: int = 30
@@ -68,18 +68,18 @@ class Args:
     """P, questions per step and process (paper: 256)"""
     group_size: int = 8
     """K, responses of one question (paper: 4)"""
-    micro_batch: int = 32
-    """rows per forward and backward pass; questions * group_size must be a multiple"""
+    micro_batch: int | None = None
+    """rows per forward and backward pass (embedded 32, real 8); questions * group_size must be a multiple"""
     lr: float | None = None
-    """learning rate of the policy's adapter, constant (paper: 5e-7, all weights)"""
+    """learning rate of the policy's adapter, constant (embedded 5e-4, real 1e-5; paper: 5e-7, all weights)"""
     kl: float = 0.0
     """weight of the k3 KL term to the base (paper: 0)"""
     lora_rank: int = 16
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = 256
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache (embedded 256, real 64)"""
     eight_bit_adam: bool = False
     """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
     vllm: bool = False
@@ -98,7 +98,7 @@ class Args:
     """any tracker that transformers knows: trackio, wandb, tensorboard"""
     # --- the paper
     prm_lr: float | None = None
-    """learning rate of the PRM's adapter (paper: 1e-6, twice the policy's)"""
+    """learning rate of the PRM's adapter (embedded 1e-3, real 2e-5; paper: 1e-6, twice the policy's)"""
     beta: float = 0.05
     """scale of the log-ratio in the PRM's loss (paper: 0.05)"""
     process_reward: bool = True
@@ -115,7 +115,7 @@ class Args:
     max_refills: int = 6
     """rounds of sampling per step, at most"""
     solution_tokens: int | None = None
-    """length limit of a response (paper: 3072)"""
+    """length limit of a response (embedded 64, real 1024; paper: 3072)"""
 
 
 SMALL = {"lr": 5e-4, "prm_lr": 1e-3, "solution_tokens": 64}
@@ -239,7 +239,6 @@ class Prime(CoTrainer):
                 names.append(asked[g])
             if min(self.gather([len(kept)])) >= s.questions:  # all processes take part in every round
                 break
-        self.memory["surplus"] = {str(rank): rows for rank, rows in enumerate(self.gather([waiting + names[s.questions :]]))}
         self.memory["samples"] = self.memory.get("samples", 0) + sum(self.gather([len(accuracies) * K]))
         if min(self.gather([len(kept)])) == 0:
             seen = mean(self.gather(accuracies))
@@ -248,21 +247,28 @@ class Prime(CoTrainer):
                 f"--keep-low {s.keep_low} and --keep-high {s.keep_high}; the accuracy is {seen:.2f}. Take harder or easier "
                 f"questions, wider bounds, or a larger --group-size."
             )
-        self.log_metric("pol/accuracy", mean(self.gather(accuracies)))  # unfiltered: the quantity of the paper's figure 3
-        self.log_metric("co/groups_kept", len(kept) / len(accuracies))
-        self.log_metric("co/tokens_per_kept_group", tokens / len(kept))
+        self.log_metric("pol/accuracy", mean(self.gather(accuracies)))  # before the filter
+        self.log_metric("co/groups_kept", sum(self.gather([len(kept)])) / sum(self.gather([len(accuracies)])))
+        self.log_metric("co/tokens_per_kept_group", sum(self.gather([tokens])) / sum(self.gather([len(kept)])))
         self.log_metric("co/samples", self.memory["samples"])
-        kept = kept[: min(self.gather([len(kept)]))]  # as many rows on every process
-        joined = self.join(kept[: s.questions])
+        count = min(s.questions, *self.gather([len(kept)]))  # as many rows on every process
+        # of all processes, because the first one saves the checkpoint
+        own = [waiting + names[count:], self.memory.get("drawn", {}).get(str(self.accelerator.process_index), 0)]
+        everyone = {str(rank): of_one for rank, of_one in enumerate(self.gather([own]))}
+        self.memory["surplus"] = {rank: questions for rank, (questions, _) in everyone.items()}
+        self.memory["drawn"] = {rank: drawn for rank, (_, drawn) in everyone.items()}
+        joined = self.join(kept[:count])
         joined["num_items_in_batch"] = self.accelerator.reduce(joined["completion_mask"].sum(), "sum")
         joined["questions"] = [row["question"] for row in names]
         return joined
 
     def next_question(self) -> dict:
-        """Further questions, beyond those of the data loader: from the end of the data set, each process its own."""
-        n = self.memory["drawn"] = self.memory.get("drawn", 0) + 1
-        world = self.accelerator.num_processes
-        return self.train_dataset[-(n * world + self.accelerator.process_index) % len(self.train_dataset)]
+        """Further questions beside those of the data loader (which shuffles all, so some come twice): from the end of the data
+        set, each process its own and as many as it needs."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        drawn = self.memory.setdefault("drawn", {})
+        drawn[str(rank)] = drawn.get(str(rank), 0) + 1
+        return self.train_dataset[-(drawn[str(rank)] * world + rank) % len(self.train_dataset)]
 
     # --- the PRM
     def log_ratios(self, batch: dict, grad: bool = False):
@@ -349,8 +355,8 @@ def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
     check_memory(args, [(0, args.solution_tokens)], adapters=2)
-    run = start_run(args, __file__)
     train, held_out = load_questions(args.dataset, args.steps * args.questions * 8, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
     model, tokenizer = load_model(args.model, ["policy", "prm"], args.lora_rank, args.four_bit, args.seed)
     accumulation = args.questions * args.group_size // args.micro_batch
     config = GRPOConfig(

@@ -56,29 +56,29 @@ from trl.trainer.utils import use_adapter
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args:
-    # --- alike in all six scripts (None: see SMALL and REAL below)
+    # --- alike in all six scripts; what is None depends on the model, see SMALL and REAL below
     model: str = "tiny"
     """the embedded default, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question, answer and reference"""
     out: str | None = None
-    """run folder; given again, the run goes on where it stopped (default: runs/spin-<time>-<seed>)"""
+    """run folder, runs/spin-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
     steps: int = 64
     """optimiser steps of all iterations together"""
     questions: int = 32
     """pairs per step and process (paper: 64)"""
-    micro_batch: int = 16
-    """pairs per forward and backward pass; questions must be a multiple"""
+    micro_batch: int | None = None
+    """pairs per forward and backward pass (embedded 16, real 4); questions must be a multiple"""
     lr: float | None = None
-    """peak learning rate of the adapter (paper: 5e-7, all weights)"""
+    """peak learning rate of the adapter (embedded 1e-3, real 2e-5; paper: 5e-7, all weights)"""
     lora_rank: int = 16
     """rank of the adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = 256
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache (embedded 256, real 64)"""
     eight_bit_adam: bool = False
     """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
     vllm: bool = False
@@ -110,11 +110,11 @@ class Args:
     opponent_temperature: float = 1.0
     """sampling temperature of the opponent, 0 = greedy"""
     solution_tokens: int | None = None
-    """length limit of an answer (paper: 2048; released generation: 256)"""
+    """length limit of an answer (embedded 64, real 512; paper: 2048; released generation: 256)"""
 
 
-SMALL = {"lr": 1e-3, "solution_tokens": 64}
-REAL = {"lr": 2e-5, "solution_tokens": 512}
+SMALL = {"lr": 1e-3, "micro_batch": 16, "solution_tokens": 64}
+REAL = {"lr": 2e-5, "micro_batch": 4, "solution_tokens": 512}
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
 
@@ -370,9 +370,9 @@ def main(args: Args):
     if args.iterations < 1 or args.steps % args.iterations:
         raise UserError(f"--steps {args.steps} is not a multiple of --iterations {args.iterations}.")
     check_memory(args, [(0, args.solution_tokens)], adapters=1, frozen_adapters=1, rows_per_item=2)
-    run = start_run(args, __file__)
     wanted = args.steps // args.iterations * args.questions
     train, held_out = load_questions(args.dataset, wanted * 2, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
     model, tokenizer = load_model(args.model, ["player", "ref"], args.lora_rank, args.four_bit, args.seed)
     copy_adapter(model, "player", "ref")
     train = human_answers(train, tokenizer, args.solution_tokens, "training questions")

@@ -38,7 +38,7 @@ from typing import Literal
 from common.advantage import group_advantage, step_return_to_go
 from common.answers import is_correct, split_steps, step_ends
 from common.cotrainer import CoTrainer, Player
-from common.data import load_questions
+from common.data import UserError, load_questions
 from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
@@ -53,13 +53,13 @@ from trl import GRPOConfig
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args:
-    # --- alike in all six scripts (None: see SMALL and REAL below)
+    # --- alike in all six scripts; what is None depends on the model, see SMALL and REAL below
     model: str = "tiny"
     """the embedded default, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question and answer"""
     out: str | None = None
-    """run folder; given again, the run goes on where it stopped (default: runs/tango-<time>-<seed>)"""
+    """run folder, runs/tango-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
     steps: int = 48
@@ -68,18 +68,18 @@ class Args:
     """P, questions per step and process (paper: 256)"""
     group_size: int = 8
     """M, solutions of one question, or judgements of one solution (paper: 5)"""
-    micro_batch: int = 32
-    """rows per forward and backward pass; questions * group_size must be a multiple"""
+    micro_batch: int | None = None
+    """rows per forward and backward pass (embedded 32, real 8); questions * group_size must be a multiple"""
     lr: float | None = None
-    """learning rate of the adapters, constant (paper: 1e-6, all weights)"""
+    """learning rate of the adapters, constant (embedded 2e-3, real 2e-5; paper: 1e-6, all weights)"""
     kl: float = 0.001
     """weight of the k3 KL term to the base (paper: 0.001); 0 saves the reference pass and all rows without advantage"""
     lora_rank: int = 16
     """rank of each adapter"""
     four_bit: bool = torch.cuda.is_available()
     """base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = 256
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache (embedded 256, real 64)"""
     eight_bit_adam: bool = False
     """Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
     vllm: bool = False
@@ -98,10 +98,10 @@ class Args:
     """any tracker that transformers knows: trackio, wandb, tensorboard"""
     # --- the paper
     gen_steps: int = 3
-    """N_g, generator steps per cycle"""
+    """N_g, generator steps per cycle (paper: 3)"""
     ver_steps: int = 1
-    """N_v, verifier steps per cycle"""
-    ver_warmup: int | None = None
+    """N_v, verifier steps per cycle (paper: 1)"""
+    ver_warmup: int = 20
     """verifier-only steps before all else (paper: 40 of 440)"""
     alpha: float = 0.1
     """weight of the step advantage at the start; falls to 0.001 exponentially over the generator's steps"""
@@ -110,13 +110,13 @@ class Args:
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     solution_tokens: int | None = None
-    """length limit of a solution (paper: 2048)"""
+    """length limit of a solution (embedded 64, real 1024; paper: 2048)"""
     judgement_tokens: int | None = None
-    """length limit of a judgement (paper: 4096)"""
+    """length limit of a judgement (embedded 96, real 1024; paper: 4096)"""
 
 
-SMALL = {"lr": 2e-3, "ver_warmup": 20, "solution_tokens": 64, "judgement_tokens": 96}
-REAL = {"lr": 2e-5, "ver_warmup": 20, "solution_tokens": 1024, "judgement_tokens": 1024}
+SMALL = {"lr": 2e-3, "solution_tokens": 64, "judgement_tokens": 96}
+REAL = {"lr": 2e-5, "solution_tokens": 1024, "judgement_tokens": 1024}
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
 CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)
 BEST_OF = 4  # solutions per question from which the verifier picks, in evaluation
@@ -161,10 +161,11 @@ def parse_judgement(text: str) -> tuple[list[bool], bool | None]:
     ...                 r"</step_verification><final_verification>\boxed{INCORRECT}</final_verification>")
     ([True, False], False)
     """
-    section, final = SECTION.search(text), FINAL.search(text)
+    section = SECTION.search(text)
+    final = FINAL.search(text, section.end() if section else 0)  # after the steps: what one of them quotes is no verdict
     steps = []
     for step in split_steps(section[1]) if section else []:
-        verdict = re.search(rf"{BOXED}\.?\s*$", step, re.IGNORECASE)  # at its end: what a step quotes is no verdict
+        verdict = re.search(rf"{BOXED}\.?\s*$", step, re.IGNORECASE)  # at its end, for the same reason
         if verdict:
             steps.append(verdict[1].upper() == "CORRECT")
     return steps, final[1].upper() == "CORRECT" if final else None
@@ -444,9 +445,15 @@ CURVES = {
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
+    if args.generator == "frozen" and args.verifier != "co-trained":
+        raise UserError(f"--generator frozen with --verifier {args.verifier} leaves nobody to train.")
+    if min(args.gen_steps, args.ver_steps) < 0 or args.gen_steps + args.ver_steps == 0:
+        raise UserError(f"--gen-steps {args.gen_steps} and --ver-steps {args.ver_steps}: a cycle needs a step of one of them.")
     check_memory(args, [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)], adapters=2)
-    run = start_run(args, __file__)
     train, held_out = load_questions(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
+    if args.steps <= args.ver_warmup and args.verifier == args.generator == "co-trained":
+        run.say(f"note: --ver-warmup {args.ver_warmup} takes all --steps {args.steps}, the generator is never trained")
     model, tokenizer = load_model(args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed)
     accumulation = args.questions * args.group_size // args.micro_batch
     config = GRPOConfig(

@@ -13,6 +13,8 @@ and, for a paper in which a second player learns in the same step, before the tr
 
 A script overrides `_generate_and_score_completions(rows)`, plays its paper's turns with these verbs, writes
 `batch["advantages"]` where the paper needs per-token credit, (B, T), or another normalisation, and returns the batch.
+On the way it may call `become(player)`, `gather(list)` over processes and `log_metric(name, value)`, and keep in `memory`,
+a dict, what must survive a checkpoint.
 
 This is the only file that overrides TRL. It relies on internals, so requirements.txt pins trl==1.16.* and
 tests/test_trl_contract.py fails first if they move. What is overridden, and why:
@@ -21,12 +23,13 @@ tests/test_trl_contract.py fails first if they move. What is overridden, and why
     _generate_and_score_completions          (by the script) whose turn it is
     _calculate_rewards                       keeps texts and rewards, which TRL's batch leaves out
     _prepare_inputs                          a few rows are recorded;
-                                             rows that cannot matter are dropped, micro-batches sorted by length and trimmed,
-                                             a prompt that rows share is run once
+                                             rows that cannot matter are dropped, micro-batches sorted by length and trimmed
+    _tokenize_prompts                        a model's text cannot pass for the template's own marks
     _generate_single_turn                    common/sampling.py on a CPU, where it is about twice as fast as `generate`
-    _get_per_token_logps_and_entropies       log-probs through common/logprob.py
+    _get_per_token_logps_and_entropies       log-probs through common/logprob.py; a prompt that rows share is run once
     _compute_loss, log                       metrics under the player's name; a NaN stops the run
     _save_checkpoint, _load_from_checkpoint  `memory`: what a script keeps between steps
+    create_model_card                        none: it could not name the base, nor say what the paper's players are
 
 Shapes: P questions, G samples each, B = P * G rows, T completion tokens, H hidden, V vocabulary.
 """
@@ -34,6 +37,7 @@ Shapes: P questions, G samples each, B = P * G rows, T completion tokens, H hidd
 import functools
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -54,7 +58,6 @@ from transformers import DynamicCache, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 RECORDED_TOKENS = 512  # of an answer, in rollouts.jsonl
-
 
 PREFILL_TOKENS = 64
 """Tokens per row that go through the model at once when `generate` reads prompts."""
@@ -245,6 +248,14 @@ class CoTrainer(GRPOTrainer):
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards_per_func
 
+    def _tokenize_prompts(self, prompts: list):
+        """A player's prompt quotes what another one wrote. `<|im_end|>` spelled out in ordinary tokens would be read as the end
+        of the message, and the writer could go on in the judge's place: such marks are blanked in what is quoted."""
+        marks = re.compile("|".join(map(re.escape, self.processing_class.all_special_tokens)))
+        return super()._tokenize_prompts(
+            [[{**message, "content": marks.sub(" ", message["content"])} for message in prompt] for prompt in prompts]
+        )
+
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
         if self.use_vllm:  # it schedules rows by itself
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
@@ -282,7 +293,7 @@ class CoTrainer(GRPOTrainer):
         live = (batch["advantages"].reshape(len(batch["advantages"]), -1) != 0).any(1)  # (B,)
         self.flat = self.beta == 0.0 and not self.accelerator.reduce(live.sum(), "sum").item()
         order = torch.argsort(batch["completion_mask"].sum(1), stable=True)
-        needed = count
+        needed = min(count, math.ceil(len(order) / micro))
         # what makes it exact: no KL, no entropy bonus, and a normaliser that counts the tokens of the whole batch
         if self.beta == 0.0 and not self._entropy_bonus_enabled and self.loss_type in ("dapo", "cispo"):
             # TRL gathers over processes in every micro-batch: all need as many rows and parts as the one with the most
@@ -328,6 +339,9 @@ class CoTrainer(GRPOTrainer):
                 raise self._diverged(f"{key} is {logs[key]}")
         prefix = f"{self.player[:3]}/"
         super().log({prefix + k if k in ("loss", "grad_norm", "learning_rate") else k: v for k, v in logs.items()}, start_time)
+
+    def create_model_card(self, *_, **__):
+        pass
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)

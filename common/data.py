@@ -6,6 +6,7 @@ with one sentence, naming argument, file and row, for anything a user can get wr
 
 import hashlib
 import json
+import random
 import re
 from pathlib import Path
 
@@ -27,9 +28,9 @@ def load_questions(dataset: str, train_count: int, held_out_count: int, seed: in
         dataset: "tiny" (the embedded chains of arithmetic, as many as asked for), a path to a .jsonl file, or a hub id
             (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data and its like). A hub dataset's own test or validation split is the
             held-out part if it has one; otherwise a question's hash decides, so that a question never changes sides.
-        train_count: at most this many training rows (the embedded tasks: exactly this many).
-        held_out_count: at most this many held-out rows.
-        seed: of the embedded tasks' training questions. Held-out questions do not depend on it.
+        train_count: at most this many training rows, drawn from all (the embedded tasks: exactly this many).
+        held_out_count: at most this many held-out rows, likewise.
+        seed: of the training questions that are drawn. Held-out questions do not depend on it.
     """
     if dataset == "tiny":
         # the seed of the held-out part is fixed: runs with different seeds are measured on the same questions
@@ -39,6 +40,8 @@ def load_questions(dataset: str, train_count: int, held_out_count: int, seed: in
     raw, raw_held_out = read_rows(dataset)
     rows, held_out = ([_read_row(row, where) for where, row in part if _is_math(row)] for part in (raw, raw_held_out))
     rows, held_out = split(rows, held_out, dataset)
+    random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
+    random.Random(0).shuffle(held_out)
     return rows[:train_count], held_out[:held_out_count]
 
 

@@ -207,12 +207,12 @@ def check_memory(args, turns: list[tuple[int, int]], adapters: int, frozen_adapt
 
     now = need(args.rows_at_once, args.micro_batch)
     if args.dry_run:
-        place = torch.cuda.get_device_name() if on_gpu else "this machine, on the CPU"
+        place = f"free on {torch.cuda.get_device_name()}" if on_gpu else "memory of this machine, in use or not"
         count = adapters + frozen_adapters
         say(f"{args.model}, {'base in 4-bit, ' if args.four_bit else ''}{count} adapter{'s' * (count > 1)}\n{table(now)}")
-        say(f"{'free on ' + place:<58}{in_words(free)}")
+        say(f"{place:<58}{in_words(free)}")
     if now["peak"] > free:
-        sentence = f"--model {args.model}: about {now['peak'] / GIB:.1f} GiB are needed, {free / GIB:.1f} GiB are free. "
+        sentence = f"--model {args.model}: about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB. "
         sentence += advice(need, free, args.rows_at_once, args.micro_batch, args.four_bit)
         if args.dry_run or now["certain"] > free:
             raise UserError(sentence)
@@ -230,6 +230,7 @@ def machine_options(args) -> dict:
     return {
         "gradient_checkpointing": on_gpu,
         "bf16": on_gpu,
+        "use_cpu": not on_gpu,  # nor Apple's GPU, on which nothing here was ever tried
         "optim": "paged_adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",
         "use_vllm": args.vllm,
     }

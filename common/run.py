@@ -51,6 +51,8 @@ def plain_errors():
 
 def fill_in(args, small: dict, real: dict):
     """Arguments left at None take the value for the embedded model (`small`) or for a real one (`real`)."""
+    small = {"micro_batch": 32, "rows_at_once": 256} | small
+    real = {"micro_batch": 8, "rows_at_once": 64} | real  # two players of 1.5B then need half of a 24 GB card
     values = small if args.model == "tiny" else real
     return dataclasses.replace(args, **{k: v for k, v in values.items() if getattr(args, k) is None})
 
@@ -76,15 +78,16 @@ def check_batch(questions: int, group_size: int, micro_batch: int):
         )
 
 
-def start_run(args, script: str) -> "Run":
-    """Make (or find again) the run's folder, write down what will be run, set the thread count.
+def start_run(args, script: str, train: list, held_out: list) -> "Run":
+    """Make (or find again) the run's folder, write down what will be run, and say what it is.
 
     Raises:
         UserError: the folder cannot be written; it holds a run with other arguments; its checkpoints are all cut short.
     """
     name = Path(script).stem
-    if args.steps < 1 or args.eval_questions < 1 or args.save_every < 1:
-        raise UserError(f"--steps {args.steps}, --eval-questions and --save-every must be at least 1.")
+    for size in ("steps", "eval_questions", "save_every"):
+        if getattr(args, size) < 1:
+            raise UserError(f"--{size.replace('_', '-')} {getattr(args, size)} must be at least 1.")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     out = Path(args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}")
@@ -98,19 +101,29 @@ def start_run(args, script: str) -> "Run":
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
     this_process().wait_for_everyone()
-    if (out / "args.json").exists():
+    begun = [path for path in (out / "metrics.jsonl", *out.glob("checkpoint-*")) if path.exists() and path.stat().st_size]
+    if begun and (out / "args.json").exists():  # a start that failed before the first step may be put right
         before = json.loads((out / "args.json").read_text())
         other = sorted(k for k in written.keys() | before.keys() if k not in MAY_CHANGE and written.get(k) != before.get(k))
         if other:
             was = ", ".join(f"--{k.replace('_', '-')} {before.get(k)}" for k in other)
-            raise UserError(f"--out {out} holds a run with other arguments ({was}); repeat those, or choose another folder.")
+            raise UserError(
+                f"--out {out} holds a run with other arguments ({was}); repeat those, or choose another folder. "
+                f"Schedules depend on --steps, so a run cannot be made longer."
+            )
         checkpoint = last_checkpoint(out)
     this_process().wait_for_everyone()  # nobody may write before everybody has read
     if this_process().is_main_process:
         (out / "args.json").write_text(json.dumps(written, indent=1) + "\n")
         shutil.copy(script, out / Path(script).name)
         (out / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
-    return Run(out, name, checkpoint)
+    run = Run(out, name, checkpoint)
+    run.say(f"{name}.py, --model {args.model}, {len(train)} training and {len(held_out)} held-out questions, in {out}")
+    if checkpoint:
+        run.say(f"goes on from {checkpoint.name}")
+    if args.model == "tiny" and args.dataset != "tiny":
+        run.say("warning: the embedded model knows nothing but its own arithmetic; other questions need another --model")
+    return run
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -159,7 +172,11 @@ class Run(TrainerCallback):
         trainer.add_callback(self)
         signal.signal(signal.SIGINT, self._interrupted)
         self.started = time.time() - self.spent
-        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        if self.checkpoint and self.checkpoint.name == f"checkpoint-{args.steps}":
+            self.say(f"this run is finished: {args.steps} steps")  # Trainer would do one more
+            trainer._load_from_checkpoint(self.checkpoint)
+        else:
+            trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         if self.main:
             write_report(self.folder)
         if self.stop:
@@ -217,8 +234,11 @@ class Run(TrainerCallback):
         first, last = self.evaluations[0], self.evaluations[-1]
         self.say(f"\n{'held-out questions':<34}{'step 0':>10}{'step ' + str(last['step']):>12}{'change':>10}")
         for key in [k for k in last if k.startswith("eval/")]:
-            self.say(f"{key[5:]:<34}{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}")
-        self.say(f"\n{time.time() - self.started:.0f} s; everything is in {self.folder}")
+            if key in first:
+                self.say(f"{key[5:]:<34}{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}")
+            else:  # a share of something that there was none of
+                self.say(f"{key[5:]:<34}{'-':>10}{last[key]:>12.3f}{'':>10}")
+        self.say(f"\n{time.time() - self.started:.0f} s; everything is in {self.folder}, to look at: report.html")
 
     def draw(self):
         """curves.png: one panel per entry of `curves`, training values as lines, evaluations as dots."""

@@ -71,7 +71,7 @@ def make_trainer(folder, micro_batch=8, kl=0.0, **change):
     from datasets import Dataset
     from trl import GRPOConfig
 
-    change = {"group_size": 4, **change}
+    change = {"group_size": 4, "rows_at_once": 256, **change}
     script = Args(questions=2, lr=1e-3, solution_tokens=64, judgement_tokens=96, ver_warmup=1, kl=kl, **change)
     model, tokenizer = load_model("tiny", ["generator", "verifier"], 4, False, seed=0)
     config = GRPOConfig(

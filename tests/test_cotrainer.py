@@ -92,6 +92,32 @@ def test_dead_rows_trimming_and_micro_batches_change_nothing(tmp_path, per_token
     assert max((expected[n] - got[n]).abs().max() for n in got) <= 1e-5 * scale
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_fewer_rows_than_parts(tmp_path, kl):
+    """A filter or a second player may leave fewer rows than there are micro-batches."""
+    trainer = make_trainer(tmp_path, micro_batch=1, kl=kl)
+    batch = {k: v[:3] if isinstance(v, torch.Tensor) and v.dim() else v for k, v in rollouts(trainer, False).items()}
+    parts = trainer._micro_batches(batch, 8)
+    assert [len(part["completion_ids"]) for part in parts if part] == [1, 1, 1] and len(parts) == 8 and not parts[0]
+
+
+def test_a_text_cannot_pass_for_the_templates_own_marks(trainer):
+    """<|im_end|> and its like, spelled out by a model, must not end the message that quotes it."""
+    tokenizer, player = trainer.processing_class, trainer
+    marks = tokenizer.all_special_tokens
+    assert marks
+    nested = marks[0][: len(marks[0]) // 2] + marks[-1] + marks[0][len(marks[0]) // 2 :]  # removing one must not make another
+    say = lambda text: player._tokenize_prompts([verify_prompt("3+4 mod 10", text)])[0][0]  # noqa: E731
+    special = [sum(id_ in tokenizer.all_special_ids for id_ in say(text)) for text in ("7", "7".join(marks), nested)]
+    assert special[1] == special[2] == special[0]
+    assert (
+        say("<step>3+4=7</step>")
+        == tokenizer.apply_chat_template(verify_prompt("3+4 mod 10", "<step>3+4=7</step>"), add_generation_prompt=True)[
+            "input_ids"
+        ]
+    )
+
+
 def test_gradient_is_the_policy_gradient(tmp_path):
     """Against autograd through plain logits: sum_t A_t grad log p_t / number of tokens."""
     trainer = make_trainer(tmp_path)

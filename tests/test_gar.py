@@ -3,8 +3,10 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
-from gar import discriminator_rewards, parse_verdict, reasoner_reward, reasoning, slice_reasoning
+import gar
+from gar import Args, Gar, are_sound, discriminator_rewards, parse_verdict, reasoner_reward, reasoning, slice_reasoning
 
 import pytest
 import torch
@@ -52,6 +54,8 @@ def test_a_cue_ends_a_slice_that_is_long_enough():
 
 def test_only_the_reasoning_is_sliced():
     assert reasoning("<step>1</step>\n<answer>\\boxed{1}</answer>") == "<step>1</step>\n"
+    hiding = "ok.\n<answer></answer>\n<step>3+4=9</step>\n<answer>\\boxed{7}</answer>"
+    assert "3+4=9" in reasoning(hiding)  # the box that counts is the last one, so what stands before it is reasoning
 
 
 # ------------------------------------------------------------------ verdicts and rewards
@@ -76,6 +80,35 @@ def test_parse_verdict(text, verdict):
 def test_reasoner_reward():
     got = reasoner_reward([1, 0, 1, 0], [[1, 1, 0, 0], [1], [], [None, 1]])
     assert got == pytest.approx([1.5, 1.0, 1.0, 0.5])  # mean, not sum; no slices = 0; no verdict = 0
+    assert reasoner_reward([0], [[1.0, 0.25, None]]) == pytest.approx([1.25 / 3])  # shares of several judgements
+
+
+def test_every_slice_counts_once_however_often_it_is_judged(monkeypatch):
+    """R_s = mean over slices of r_gi: the slice with M judgements weighs no more than those with one."""
+    trainer = SimpleNamespace(script=Args(group_size=2), log_metric=lambda *_: None, gather=lambda x: x)
+    batch = {"rewards": torch.tensor([1.0, 0.0]), "texts": ["three", "blank"], "notes": [{"rewards": {}}, {"rewards": {}}]}
+    trainer.turn = lambda *_: batch
+    trainer.slices = lambda text: ["a", "b", "c"] if text == "three" else []
+    trainer.judge = lambda *_: [[1, 1, 1, 1, 1, 1, None, 0], [0], [None]]
+    trainer.become = lambda name: None
+    seen = []
+    monkeypatch.setattr(gar, "reasoner_reward", lambda *a: seen.append(reasoner_reward(*a)) or seen[-1])
+    Gar._generate_and_score_completions(trainer, [{"question": "?"}] * 2)
+    assert seen == [pytest.approx([1.0 + 0.75 / 3, 0.0])]
+    assert batch["notes"][0]["verdicts"] == [0.75, 0, 0] and batch["notes"][0]["parts"] == ["a", "b", "c"]
+
+
+def test_white_space_is_no_slice():
+    trainer = SimpleNamespace(script=Args(slice_tokens=4, min_slice_tokens=1), count_tokens=lambda text: len(text.split()))
+    assert Gar.slices(trainer, "\n\n\n<answer>\\boxed{1}</answer>") == []
+    assert Gar.slices(trainer, "one two three four\n\n\nfive") == ["one two three four\n\n\n", "five"]
+
+
+def test_are_sound():
+    question = "((3+4)*6)-5 mod 10"
+    parts = ["<step>3+4=7</step>\n", "<step>7*6=3</step>\n<step>3-", "5=8</step>\n", "so\n"]
+    assert are_sound(question, parts) == [True, False, True, None]  # the third carries on correctly; nothing ends in the last
+    assert are_sound(question, ["gibberish 3+4=7\n"]) == [None] and are_sound("Who?", parts) == [None] * 4
 
 
 def test_discriminator_rewards_in_every_case():
@@ -145,6 +178,7 @@ def test_a_run_trains_both_in_every_step(finished):
             "dis/yes_reference",
             "dis/silent",
             "dis/spread_in_groups",
+            "dis/updated",
         ):
             assert math.isfinite(row[key])
     assert any("dis/grad_norm" in row for row in rows)
@@ -191,6 +225,14 @@ def test_stage_one_from_a_file(tmp_path):
     path.write_text(json.dumps({**rows[0], "label": "MAYBE"}))
     message = refused("gar.py", *SMALL, "--sft-labels", path, "--out", tmp_path / "other")
     assert "row 1 needs question, slice, and label YES or NO" in message
+    path.write_text(json.dumps(rows[0]))
+    message = refused("gar.py", *SMALL, "--sft-labels", path, "--out", tmp_path / "other")
+    assert "does not have both labels" in message
+
+
+def test_one_question_has_no_room_for_a_reference(tmp_path):
+    message = refused("gar.py", *SMALL, "--questions", "1", "--micro-batch", "4", "--out", tmp_path / "run")
+    assert "--questions 1" in message and not (tmp_path / "run").exists()
 
 
 def test_no_references_and_a_silent_discriminator_end_in_a_sentence(tmp_path):

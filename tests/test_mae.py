@@ -330,7 +330,8 @@ def test_against_gold():
 
 # ------------------------------------------------------------------ the loop, piece by piece
 def make_mae(folder, seeds=12, **change):
-    script = mae.Args(questions=4, seed_questions=seeds, lr=1e-3, solution_tokens=64, judgement_tokens=64, **change)
+    lengths = {"solution_tokens": 64, "judgement_tokens": 64, "rows_at_once": 256}
+    script = mae.Args(questions=4, seed_questions=seeds, lr=1e-3, **lengths, **change)
     model, tokenizer = load_model("tiny", ["agent"], 4, False, seed=0)
     config = GRPOConfig(
         output_dir=str(folder),

@@ -266,7 +266,7 @@ def test_a_run_that_fits_says_nothing(folder, card, capsys):
 def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
     card(23)
     with pytest.raises(
-        UserError, match=r"are needed, 23\.0 GiB are free\. --rows-at-once \d+ and --micro-batch \d+ would fit"
+        UserError, match=r"are needed, and there are 23\.0 GiB\. --rows-at-once \d+ and --micro-batch \d+ would fit"
     ) as no:
         check_memory(arguments(folder), SAID, adapters=2)
     rows, micro = (int(re.search(rf"--{name} (\d+)", str(no.value))[1]) for name in ("rows-at-once", "micro-batch"))

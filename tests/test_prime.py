@@ -2,8 +2,9 @@
 
 import json
 import math
+from types import SimpleNamespace
 
-from prime import prime_advantages, prm_loss
+from prime import Args, Prime, prime_advantages, prm_loss
 
 import pytest
 import torch
@@ -171,6 +172,45 @@ def test_two_processes(tmp_path):
     moved = weights(tmp_path / "run")
     for player in ("policy", "prm"):
         assert any(t.abs().max() > 0 for n, t in moved.items() if n.startswith(player) and "lora_B" in n)
+
+
+def test_every_process_keeps_its_own_count_and_no_group_is_lost(monkeypatch):
+    """Two processes, the first of which fills its batch sooner: what is beyond the shorter one's groups is asked again, and a
+    resumed run draws on where each had stopped."""
+    rows = [{"question": str(i), "prompt": [{"content": str(i)}]} for i in range(40)]
+
+    def process(rank, memory):
+        trainer = SimpleNamespace(
+            script=Args(questions=2, group_size=2, max_refills=2),
+            memory=memory,
+            train_dataset=rows,
+            accelerator=SimpleNamespace(process_index=rank, num_processes=2, reduce=lambda x, _: x),
+            log_metric=lambda *_: None,
+            asked=[],
+        )
+        trainer.gather = lambda x: x + others(rank, x)
+        trainer.next_question = lambda: Prime.next_question(trainer)
+
+        def turn(_, asked):
+            trainer.asked += [row["question"] for row in asked[::2]]
+            rewards = torch.tensor([1.0, 0.0] * 2) if rank == 0 else torch.tensor([1.0, 0.0, 0.0, 0.0])
+            return {"rewards": rewards, "completion_mask": torch.ones(4, 3), "notes": [{}] * 4, "texts": [""] * 4}
+
+        trainer.turn = turn
+        trainer.join = lambda kept: {"completion_mask": torch.ones(2 * len(kept), 3), "rewards": torch.ones(2 * len(kept))}
+        return trainer
+
+    def others(rank, x):
+        return [[[], 7]] if isinstance(x[0], list) else [1] if rank == 0 and isinstance(x[0], int) else []
+
+    memory = {}
+    trainer = process(0, memory)
+    joined = Prime.fill_batch(trainer, rows[:2])
+    assert len(joined["rewards"]) == 2  # the other process has one group only, so one group it is
+    assert memory["drawn"] == {"0": 2, "1": 7}
+    assert [row["question"] for row in memory["surplus"]["0"]] == trainer.asked[1:]  # sampled, kept, not trained on
+    later = process(1, memory)
+    assert Prime.next_question(later) == rows[-(8 * 2 + 1)]
 
 
 def test_a_filter_that_nothing_passes_ends_in_a_sentence(tmp_path):

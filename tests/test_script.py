@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from common.run import Run
+
 import pytest
 import torch
 from conftest import ROOT, refused, run_script, run_two_processes
@@ -140,6 +142,42 @@ def test_a_checkpoint_cut_short_is_passed_over(finished, tmp_path):
         assert torch.equal(weights(folder)[name], tensor)
 
 
+def test_a_finished_run_is_left_as_it_is(finished, tmp_path):
+    """And one that was cut short after its last step gets its adapters and its table."""
+    whole, _ = finished
+    folder = tmp_path / "again"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "generator")
+    result = run_script("tango.py", *SMALL, "--out", folder)
+    assert result.returncode == 0 and "this run is finished: 6 steps" in result.stdout, result.stderr
+    assert "step 7" not in result.stdout and not (folder / "checkpoint-7").exists()
+    assert "eval" not in result.stdout and "gen/accuracy" in result.stdout  # the table again
+    for name, tensor in weights(whole).items():
+        assert torch.equal(weights(folder)[name], tensor)
+    assert metrics(folder) == metrics(whole)
+
+
+def test_a_start_that_failed_may_be_put_right(tmp_path):
+    folder = tmp_path / "run"
+    assert "--dataset missing.jsonl" in refused("tango.py", *SMALL, "--dataset", "missing.jsonl", "--out", folder)
+    assert not folder.exists()  # what can be known beforehand leaves no folder
+    (folder / "args.json").parent.mkdir()
+    (folder / "args.json").write_text('{"lr": 7}')
+    (folder / "metrics.jsonl").touch()  # killed before the first evaluation
+    assert "--model" in refused("tango.py", *SMALL, "--model", tmp_path / "none", "--out", folder)
+    result = run_script("tango.py", *SMALL, "--steps", "1", "--dry-run", "--out", folder)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
+    """P(YES | generated, right), say, while nothing was right."""
+    run = Run(tmp_path, "tango", None)
+    run.evaluations, run.started = [{"step": 0, "eval/a": 0.5}, {"step": 9, "eval/a": 0.75, "eval/b": 1.0}], 0.0
+    run.table()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["a", "0.500", "0.750", "+0.250"] and lines[3].split() == ["b", "-", "1.000"]
+
+
 @pytest.mark.parametrize("flag", ["verifier frozen", "verifier none", "generator frozen"])
 def test_ablations(tmp_path, flag):
     name, value = flag.split()
@@ -185,7 +223,10 @@ def test_the_command_itself_ends_in_a_sentence(tmp_path):
         ("--dataset missing.jsonl", "--dataset missing.jsonl: there is no such file"),
         ("--micro-batch 48", "--questions 16 times --group-size 8 is not a multiple of --micro-batch 48"),
         ("--questions 3 --group-size 1 --micro-batch 3", "--group-size"),
-        ("--steps 0", "--steps"),
+        ("--steps 0", "--steps 0 must be at least 1"),
+        ("--eval-questions 0", "--eval-questions 0 must be at least 1"),
+        ("--generator frozen --verifier none", "--generator frozen with --verifier none leaves nobody to train"),
+        ("--gen-steps 0 --ver-steps 0", "--gen-steps 0 and --ver-steps 0"),
         ("--out /dev/null/run", "--out /dev/null/run: cannot be written"),
     ],
 )

@@ -159,6 +159,10 @@ def judgement(*verdicts, final=C, section=None, tail=""):
         (judgement("no verdict", C), ([True], True)),  # one verdict for two steps: the counts differ, rewards are dropped
         (judgement(section=f"<step>it quotes {C} but says {X}</step>"), ([False], True)),
         (judgement(section=f"<step>{C} is what it says at first</step>"), ([], True)),
+        (
+            judgement(section=f"<step><final_verification>{C}</final_verification> it quotes {X}</step>", final=X),
+            ([False], False),
+        ),
         (judgement(C, final="CORRECT"), ([True], None)),
         (judgement(C, final=r"\boxed{MAYBE}"), ([True], None)),
         (f"<step_verification><step>{C}</step>", ([], None)),
