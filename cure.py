@@ -26,7 +26,9 @@ Where we differ from the paper [P] or the released code [C], and why
      8. The tester does not see a public example test ([P]'s printed prompt). [C] shows one in training and none in evaluation.
      9. Chat template and a system prompt. [C]: hand-written markers, and stop strings that cut the text at "User:".
     10. Programs run in a sandbox (common/sandbox.py) and are limited in CPU time; [C] runs exec in forks, limited by the clock.
-    11. `--short-tests`, for long reasoning: [P] applies it to tests; [C] to programs, too, to the signs of the advantages, with
+    11. Both parts' samples are from the policy at the step's start, so the tester's are one update old, as in [C]; its ratio
+        is taken to the updated policy, and is 1.
+    12. `--short-tests`, for long reasoning: [P] applies it to tests; [C] to programs, too, to the signs of the advantages, with
         the median clipped to [1000, 8000] tokens, and drops groups that this leaves flat. Where the transform of [P] is not
         defined (all good tests equally long) the advantages stay as they are.
 
@@ -38,6 +40,7 @@ Run
 Shapes: P tasks, N programs and as many tests each, B = P * N rows, t tests of a task's own, T completion tokens.
 """
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -45,6 +48,7 @@ from itertools import product
 from typing import Literal
 
 from common.cotrainer import CoTrainer, Player
+from common.data import UserError
 from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.programming import load_tasks
@@ -72,7 +76,7 @@ class Args:
     steps: int = 32
     """optimiser steps, each of both parts (paper: 350)"""
     questions: int = 8
-    """P, tasks per step and process (paper: 100)"""
+    """P, tasks per step and process (released code: 100)"""
     group_size: int = 16
     """N, programs of one task, and as many tests (paper: 16)"""
     micro_batch: int | None = None
@@ -96,7 +100,7 @@ class Args:
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 128
-    """held-out questions"""
+    """held-out tasks"""
     save_every: int = 20
     """steps between checkpoints"""
     show_every: int = 20
@@ -109,7 +113,7 @@ class Args:
     short_tests: bool = False
     """the transform for long reasoning: among good tests, the shorter ones are better (sec. 3.4)"""
     own_tests: int = 8
-    """t, at most this many of a task's own tests are run (paper: 8)"""
+    """t, at most this many of a task's own tests are run (released code: 8)"""
     program_tokens: int | None = None
     """length limit of a program (embedded 64, real 1024; released code: 8000)"""
     test_tokens: int | None = None
@@ -124,6 +128,7 @@ class Args:
 
 SMALL = {"lr": 5e-4, "program_tokens": 64, "test_tokens": 96}
 REAL = {"lr": 2e-5, "program_tokens": 1024, "test_tokens": 1024}
+OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held at once
 FEW, MANY = 4, 16  # programs and tests per task in evaluation: best of 4 by 4 tests, best of 16 by 16 (paper sec. 4.2)
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -162,7 +167,7 @@ def parse_program(text: str) -> str | None:
     return blocks[-1] if blocks and blocks[-1].strip() else None
 
 
-BLOCK = r"\s*```(?:plaintext|text)?[ \t]*\n(.*?)```"
+BLOCK = r"\s*```(?:plaintext|text)?[ \t]*\n((?:(?!```).)*)```"  # up to its own fence: a draft before it is not part of it
 PARSED_TEST = re.compile(rf"\*\*Test Input:\*\*{BLOCK}\s*\*\*Test Output:\*\*{BLOCK}", re.DOTALL)
 
 
@@ -234,7 +239,8 @@ def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.
 def reward_precision(passes_unit: torch.Tensor, right: torch.Tensor, good: torch.Tensor) -> dict[str, float]:
     """p01 and p00 of one task's tests: (N, M) bool, (N,) bool, (M,) bool -> the rates that are defined there.
 
-    p01: a wrong program passes a right test.  p00: a wrong program passes a wrong test."""
+    p01: a wrong program passes a right test.  p00: a wrong program passes a wrong test. Give it tests that can be read:
+    nobody passes the others, and p00 would fall with every one of them."""
     wrong = passes_unit[~right].double()
     rates = {"p01": wrong[:, good], "p00": wrong[:, ~good]}
     return {name: cells.mean().item() for name, cells in rates.items() if cells.numel()}
@@ -284,7 +290,9 @@ class Cure(CoTrainer):
         for of_task, its_tests in zip(programs, tests):
             pairs.update(((p, t[0]), None) for p, t in product(of_task, its_tests) if p is not None and t is not None)
         new = [pair for pair in pairs if pair not in self.runs]
-        self.runs.update(zip(new, self.sandbox.run([p for p, _ in new], [x for _, x in new], self.script.time_limit)))
+        programs_, inputs = [p for p, _ in new], [x for _, x in new]
+        results = self.sandbox.run(programs_, inputs, self.script.time_limit, output_limit=OUTPUT_LIMIT)
+        self.runs.update(zip(new, results))
 
         def passes(program, test) -> bool:
             if program is None or test is None:
@@ -339,7 +347,8 @@ class Cure(CoTrainer):
             if right.any():
                 good = unit[right].all(0)
                 numbers["tes/accuracy"] += good.tolist()
-                for name, rate in reward_precision(unit, right, good).items():
+                there = torch.tensor([test is not None for test in tests])  # (M,): can be read
+                for name, rate in reward_precision(unit[:, there], right, good[there]).items():
                     numbers[f"tes/{name}"].append(rate)
         for name, values in numbers.items():
             values = self.gather(values)
@@ -368,15 +377,16 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
         everyone = trainer.gather(list(zip([row["question"] for row in rows], programs)))
         trainer.memory["base_programs"] = dict(everyone)
     base = [trainer.memory["base_programs"][row["question"]] for row in rows]
-    # who passes what: own tests, generated tests; and the reference program on the generated tests
+    # who passes what: own tests, generated tests; and so for the reference program
     trainer.runs.clear()
     passes_own, base_own = trainer.run_tables(programs, own), trainer.run_tables(base, own)
     passes_unit, base_unit = trainer.run_tables(programs, tests), trainer.run_tables(base, tests)
-    reference = trainer.run_tables([[row["reference"] or None] for row in rows], tests)  # (1, M) each
+    references = [[row["reference"] or None] for row in rows]
+    reference_own, reference_unit = trainer.run_tables(references, own), trainer.run_tables(references, tests)  # (1, t), (1, M)
     good = []
-    for row, table, now, before, unit, unit_before in zip(rows, reference, passes_own, base_own, passes_unit, base_unit):
-        right = torch.cat([unit[now.all(1)], unit_before[before.all(1)]])  # without a reference: every right program there is
-        oracle = table if row["reference"] else right
+    for i in range(len(rows)):  # without a reference that passes the task's tests, every right program there is
+        right = torch.cat([passes_unit[i][passes_own[i].all(1)], base_unit[i][base_own[i].all(1)]])
+        oracle = reference_unit[i] if reference_own[i].all() else right
         good.append(oracle.all(0) & torch.tensor(len(oracle) > 0))  # (M,)
     measured = {
         "cod/accuracy": [r for table in passes_own for r in table.all(1).tolist()],
@@ -389,19 +399,20 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
         measured[f"co/best_of_{size}"] = [bool(table[i].all()) for table, i in zip(passes_own, best)]
     result = {name: mean(trainer.gather(values)) for name, values in measured.items()}
     # theorem 3.1, with the base's programs: P(right program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
-    higher, cells = [], {"p01": [], "p00": []}
-    for unit, table, good_tests in zip(base_unit, base_own, good):
-        right = table.all(1)
+    cells = {"tes/p01": [], "tes/p00": [], "co/precision": []}
+    for unit, table, good_tests, its_tests in zip(base_unit, base_own, good, tests):
+        right, there = table.all(1), torch.tensor([test is not None for test in its_tests])
         score = unit.sum(1)
-        higher += (score[right][:, None] > score[~right][None]).flatten().tolist()
-        cells["p01"] += unit[~right][:, good_tests].flatten().tolist()
-        cells["p00"] += unit[~right][:, ~good_tests].flatten().tolist()
-    p01, p00 = (mean(trainer.gather(values)) for values in cells.values())
-    p_u = result["tes/accuracy"]
-    mu = p_u * (1 - p01) - (1 - p_u) * p00
-    bound = 1 - torch.tensor(-(max(0.0, mu) ** 2) * MANY / 8).exp().item()
-    co = {"co/precision": mean(trainer.gather(higher)), "co/precision_bound": bound, "co/mu": mu}
-    return {**result, "tes/p01": p01, "tes/p00": p00, **co}
+        cells["tes/p01"] += unit[~right][:, good_tests].flatten().tolist()
+        cells["tes/p00"] += unit[~right][:, ~good_tests & there].flatten().tolist()
+        cells["co/precision"] += (score[right][:, None] > score[~right][None]).flatten().tolist()
+    everyone = {name: trainer.gather(values) for name, values in cells.items()}
+    result |= {name: mean(values) for name, values in everyone.items() if values}  # what is not defined is not shown
+    if "tes/p01" in result and "tes/p00" in result:
+        p_u, wrong = result["tes/accuracy"], result["tes/parsed"] - result["tes/accuracy"]
+        result["co/mu"] = p_u * (1 - result["tes/p01"]) - wrong * result["tes/p00"]  # unreadable: favours nobody
+        result["co/precision_bound"] = 1 - math.exp(-(max(0.0, result["co/mu"]) ** 2) * MANY / 8)
+    return result
 
 
 # ------------------------------------------------------------------ main
@@ -415,6 +426,9 @@ CURVES = {
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
     check_batch(args.questions, args.group_size, args.micro_batch)
+    if args.own_tests < 1 or args.time_limit <= 0 or (args.tolerance or 0) < 0:
+        limits = f"--own-tests {args.own_tests}, --time-limit {args.time_limit}, --tolerance {args.tolerance}"
+        raise UserError(f"{limits}: at least one test, more than no time, no negative tolerance.")
     check_memory(args, [(0, args.program_tokens), (0, args.test_tokens)], adapters=1)
     train, held_out = load_tasks(args.dataset, args.steps * args.questions * 4, args.eval_questions, args.seed)
     run = start_run(args, __file__, train, held_out)

@@ -104,8 +104,8 @@ class Args:
     process_reward: bool = True
     """ablation: without it, outcome-only leave-one-out, the paper's baseline"""
     prm_update: Literal["after", "before", "none"] = "after"
-    """the policy sees the scores of the PRM before its update (single forward), after it (double forward), or of one that is
-    never trained. The paper's words say when the update comes as seen from the scores: `after` they were taken"""
+    """score with the PRM as it is and update it after that (one forward pass: the paper's "single forward"), update it before
+    (two: its "double forward"), or never"""
     prm_reference: Literal["base", "policy"] = "base"
     """what the PRM is compared with: the frozen base, or the current policy (appendix B.1)"""
     keep_low: float = 0.2

@@ -22,7 +22,7 @@ Where we differ from the paper [P] or the released code [C], and why
      6. Fresh AdamW and schedule (10 % warm-up, linear decay) per iteration. [P, C: RMSProp.] lambda 0.1, 5.0 in the last
         iteration; the lr falls to a fifth from the third iteration on (5e-7 to 1e-7 in [P]). LoRA's lr is far higher: its
         B matrices start at zero, and with so few pairs 5e-7 would not move them.
-     7. One pass over prompts per iteration, many fewer of them.
+     7. Far fewer prompts. An iteration is one pass over the mixed pairs; the first, with nothing to mix in, two over its own.
 
 Run
     python spin.py                                                                 # embedded default, CPU, five minutes
@@ -101,7 +101,7 @@ class Args:
     beta: float = 0.1
     """lambda, scale of the log-ratios (paper: 0.1)"""
     last_beta: float = 5.0
-    """lambda in the last iteration (paper: 5.0): a small step, near convergence"""
+    """lambda in the last iteration, also if it is the only one (paper: 5.0): a small step, near convergence"""
     opponent: Literal["previous", "sft", "none"] = "previous"
     """who writes y': the previous iterate; the first model for ever (DPO against the SFT model's answers); nobody (continued
     SFT on the same human answers for the same number of steps, the paper's control)"""
@@ -217,10 +217,12 @@ class Spin(CoTrainer):
         getattr(self.optimizer, "optimizer", self.optimizer).state.clear()  # its moments; the schedule: learning_rate_at
 
     def prompts_of(self, t: int) -> list[dict]:
-        """The same prompts in every iteration: only their answers are new. As many as make one pass over the mixed pairs."""
+        """The same prompts in every iteration: only their answers are new. As many as make one pass over the mixed pairs, and
+        as many on every process."""
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         count = self.length * self.script.questions // (2 if self.script.mix_previous else 1)
-        return [self.train_dataset[i] for i in range(rank, min(count * world, len(self.train_dataset)), world)]
+        count = min(count * world, len(self.train_dataset) // world * world)
+        return [self.train_dataset[i] for i in range(rank, count, world)]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """10 % warm-up and linear decay within every iteration."""
@@ -249,6 +251,7 @@ class Spin(CoTrainer):
             "completion_mask": mask.reshape(len(pairs), 2, -1).amax(1),  # what micro-batches are sorted and trimmed by
             "advantages": torch.ones(len(pairs)),  # no pair is dead
             "rows_in_step": torch.tensor(len(pairs)),
+            "human_tokens": torch.tensor(sum(len(pair["real"]) for pair in pairs)),  # of the step, however it is cut
             "row": torch.arange(len(pairs)),
         }
         return {key: value.to(device) for key, value in batch.items()}
@@ -265,7 +268,7 @@ class Spin(CoTrainer):
         self.log_metric("pla/entropy", (entropies.sum() / pair_mask.sum()).item())
         self.log_metric("pla/logp_human", real.mean().item())
         if self.script.opponent == "none":
-            return -real.mean() * share / pair_mask[:, 0].sum(1).float().mean()  # continued SFT: negative log-likelihood
+            return -real.sum() / inputs["human_tokens"]  # continued SFT: negative log-likelihood per token
         with torch.no_grad(), use_adapter(self.accelerator.unwrap_model(self.model), "ref"):
             ref_logps = self._get_per_token_logps_and_entropies(model, ids, mask, T)[0]
         self._trainable(True)  # use_adapter leaves only one adapter so
@@ -365,6 +368,8 @@ def human_answers(rows: list[dict], tokenizer, limit: int, where: str) -> list[d
 
 def main(args: Args):
     args = fill_in(args, SMALL, REAL)
+    if args.questions % 2:
+        raise UserError(f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos.")
     if args.micro_batch < 1 or args.questions % args.micro_batch:
         raise UserError(f"--questions {args.questions} is not a multiple of --micro-batch {args.micro_batch}.")
     if args.iterations < 1 or args.steps % args.iterations:

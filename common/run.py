@@ -52,7 +52,7 @@ def plain_errors():
 def fill_in(args, small: dict, real: dict):
     """Arguments left at None take the value for the embedded model (`small`) or for a real one (`real`)."""
     small = {"micro_batch": 32, "rows_at_once": 256} | small
-    real = {"micro_batch": 8, "rows_at_once": 64} | real  # two players of 1.5B then need half of a 24 GB card
+    real = {"micro_batch": 8, "rows_at_once": 64} | real  # by estimate, two players of 7B then fit a 24 GB card
     values = small if args.model == "tiny" else real
     return dataclasses.replace(args, **{k: v for k, v in values.items() if getattr(args, k) is None})
 
@@ -171,6 +171,9 @@ class Run(TrainerCallback):
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
         signal.signal(signal.SIGINT, self._interrupted)
+        if len(trainer._get_train_sampler()) == 0:  # Trainer would end at once and call it a success
+            rows = f"{len(trainer.train_dataset)} training questions"
+            raise UserError(f"--dataset {args.dataset}: {rows} are too few for one step, see --questions {args.questions}.")
         self.started = time.time() - self.spent
         if self.checkpoint and self.checkpoint.name == f"checkpoint-{args.steps}":
             self.say(f"this run is finished: {args.steps} steps")  # Trainer would do one more

@@ -53,7 +53,7 @@ class Status(Enum):
     OK = worker.OK
     """by itself, exit code 0"""
     WRONG_EXIT = worker.WRONG_EXIT
-    """another exit code, or a signal such as SIGSEGV"""
+    """another exit code, or a signal such as SIGSEGV; but 241 and 242 are read as ERROR and MEMORY"""
     ERROR = worker.ERROR
     """an exception that it did not catch, a syntax error among them; too many threads"""
     TIMEOUT = worker.TIMEOUT

@@ -19,7 +19,8 @@ The walls are put up between the fork and the program's first line, and nothing 
 The first two need Linux but no privilege, and work in containers, where namespaces often do not.
 
 Not protected against: bugs of the kernel; side channels (timing, caches); asking whether a file of a known name exists, how
-large and how old it is.
+large and how old it is, where a symbolic link leads, which group a process belongs to. Files that a program has unlinked are
+not seen by the watch over its folder: of them it can hold as many as it can have open, each of at most the output limit.
 
 Imports are few, and those of programs in advance: a fork costs what is loaded, an import in the fork twenty times that.
 """

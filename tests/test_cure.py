@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import cure  # not its names: pytest would collect tester_rewards as a test
 from common.sandbox import Sandbox
@@ -202,6 +203,8 @@ def written_test(given="3\n", expected="7\n", mark=""):
         (written_test()[:-25], None),  # cut at the length limit
         ("Timeout Error", None),
         ("", None),
+        ("**Test Input:** ```1``` hm, no. " + written_test("2\n", "3\n"), ("2\n", "3\n")),  # a draft is not part of it
+        ("**Test Input:**\n```\n1\n```\n**Test Output:**\n4, so\n" + written_test("2\n", "3\n"), ("2\n", "3\n")),
     ],
 )
 def test_parse_test(text, test):
@@ -245,9 +248,9 @@ def test_tables_from_real_runs(sandbox):
 
 def test_a_pair_that_occurs_twice_is_run_once(sandbox):
     class Counting:
-        def run(self, programs, inputs, *limits):
+        def run(self, programs, inputs, *limits, **more):
             self.pairs = list(zip(programs, inputs))
-            return sandbox.run(programs, inputs, *limits)
+            return sandbox.run(programs, inputs, *limits, **more)
 
     counting = Counting()
     trainer = bare(counting)
@@ -271,6 +274,51 @@ def test_tolerance(sandbox):
     program = "print(7.0)"
     assert not bare(sandbox).run_tables([[program]], [[("", "7")]])[0].any()
     assert bare(sandbox, tolerance=1e-6).run_tables([[program]], [[("", "7")]])[0].all()
+
+
+def test_a_program_that_floods_its_output_passes_nothing(sandbox):
+    trainer = bare(sandbox)
+    assert not trainer.run_tables([["print('7 ' * 10**5)"]], [[("", "7 " * 10**5)]])[0].any()
+    assert sum(len(result.output) for result in trainer.runs.values()) == 0
+
+
+def test_what_cannot_be_read_is_no_wrong_test(sandbox):
+    """p00 is about tests that can be read: else it would fall with every lost format."""
+    trainer, logged = bare(sandbox), {}
+    trainer.gather, trainer.log_metric = lambda values: values, logged.__setitem__
+    trainer.own_tests_reward([answer(code("x+2")), answer(code("x*2")), answer(code("x*2"))], [["1"]] * 3, [["3"]] * 3)
+    trainer.precision_reward([answer(written_test("2\n", "4\n")), answer(written_test("3\n", "6\n")), answer("none")])
+    trainer.log_tables()
+    assert logged["tes/p01"] == 1.0 and logged["tes/p00"] == 1.0  # x*2 passes the right 2 -> 4 and the wrong 3 -> 6
+    assert logged["tes/accuracy"] == pytest.approx(1 / 3) and logged["tes/parsed"] == pytest.approx(2 / 3)
+
+
+def held_out_figures(sandbox, program, test, reference="print(int(input())+2)", base=None):
+    """`evaluate` on one task, x + 2, with written answers: all programs alike, and so all tests and the base's programs."""
+    trainer = bare(sandbox)
+    trainer.accelerator = SimpleNamespace(process_index=0, num_processes=1)
+    trainer.memory = {"base_programs": {"x+2": [base] * cure.MANY}} if base else {}
+    trainer.gather = lambda values: values
+    trainer.act = lambda part, prompts: [code(program) if part == "coder" else test] * len(prompts)
+    row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"], "reference": reference}
+    return cure.evaluate(trainer, [row])
+
+
+def test_what_is_not_defined_is_not_shown(sandbox):
+    right, wrong = written_test("2\n", "4\n"), written_test("2\n", "5\n")
+    figures = held_out_figures(sandbox, "x+2", right)  # the base has no wrong program
+    assert figures["tes/accuracy"] == 1.0 and not {"tes/p01", "tes/p00", "co/mu", "co/precision"} & figures.keys()
+    wrong_base = "print(int(input())*2)"
+    figures = held_out_figures(sandbox, "x+2", right, base=wrong_base)  # passes 2 -> 4; there is no wrong test, no right base
+    assert figures["tes/p01"] == 1.0 and not {"tes/p00", "co/mu", "co/precision_bound", "co/precision"} & figures.keys()
+    figures = held_out_figures(sandbox, "x+2", wrong, base=wrong_base)
+    assert figures["tes/p00"] == 0.0 and "tes/p01" not in figures and figures["co/best_of_4"] == 1.0
+
+
+def test_a_reference_that_fails_its_own_tests_is_no_oracle(sandbox):
+    for reference in ("print(0)", "Add two to it.", ""):
+        figures = held_out_figures(sandbox, "x+2", written_test("2\n", "0\n"), reference, base="print(0)")
+        assert figures["tes/accuracy"] == 0.0 and figures["tes/p00"] == 1.0  # by the right programs, there being none better
 
 
 # ------------------------------------------------------------------ runs

@@ -253,6 +253,14 @@ def test_rows(line, says, tmp_path):
     assert says in message and str(path) in message
 
 
+@pytest.mark.parametrize("script", ["tango.py", "gar.py", "prime.py", "spin.py"])
+def test_too_few_questions_for_one_step(script, tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("\n".join(json.dumps({"question": f"{i}+1", "answer": "1", "reference": "1"}) for i in range(7)))
+    message = refused(script, "--questions", "16", "--eval-questions", "2", "--dataset", path, "--out", tmp_path / "run")
+    assert "training questions are too few for one step, see --questions 16" in message
+
+
 def test_other_arguments_than_the_run_was_started_with(finished):
     folder, _ = finished
     before = weights(folder)

@@ -3,8 +3,9 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
-from spin import learning_rate_at, shuffled, spin_loss
+from spin import Args, Spin, learning_rate_at, shuffled, spin_loss
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def test_schedule():
 
 def test_every_pass_has_every_pair_once_in_an_order_of_its_own():
     assert sorted(shuffled(50, 1, 0)) == list(range(50)) and shuffled(50, 1, 0) != shuffled(50, 1, 1) != shuffled(50, 2, 0)
+
+
+@pytest.mark.parametrize("count", [5, 16, 17, 40])
+def test_processes_get_prompts_of_their_own_and_as_many_each(count):
+    def prompts(rank):
+        accelerator = SimpleNamespace(num_processes=2, process_index=rank)
+        trainer = SimpleNamespace(script=Args(questions=8), length=2, train_dataset=range(count), accelerator=accelerator)
+        return Spin.prompts_of(trainer, 0)
+
+    first, second = prompts(0), prompts(1)
+    assert len(first) == len(second) == min(8, count // 2) and not set(first) & set(second)
 
 
 # ------------------------------------------------------------------ the script
@@ -177,6 +189,17 @@ def test_variants(tmp_path, flags):
         assert all((t == 0).all() for n, t in trained.items() if n.startswith("ref") and "lora_B" in n)
 
 
+def test_continued_sft_is_a_mean_over_the_tokens_of_the_step_however_it_is_cut(tmp_path):
+    first = []
+    for micro_batch in ("8", "2"):
+        flags = ["--opponent", "none", "--steps", "3", "--micro-batch", micro_batch, "--out", tmp_path / micro_batch]
+        result = run_script("spin.py", *SMALL, *flags)
+        assert result.returncode == 0, result.stderr
+        first.append(steps(tmp_path / micro_batch)[0])
+    assert first[0]["pla/loss"] == pytest.approx(first[1]["pla/loss"], rel=1e-4)
+    assert first[0]["pla/grad_norm"] == pytest.approx(first[1]["pla/grad_norm"], rel=1e-4)
+
+
 def test_two_processes(tmp_path):
     result = run_two_processes("spin.py", *SMALL, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
@@ -197,3 +220,4 @@ def test_human_answers_missing_or_too_long(tmp_path):
     assert "no question has a human answer" in message
     message = refused("spin.py", "--steps", "5", "--out", tmp_path / "third")
     assert "--steps 5 is not a multiple of --iterations 4" in message
+    assert "--questions 3 must be even" in refused("spin.py", "--questions", "3", "--micro-batch", "3", "--out", tmp_path / "4")

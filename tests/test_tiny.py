@@ -26,6 +26,23 @@ def test_questions_and_solutions_are_true_arithmetic(seed):
     assert solution.endswith(f"<answer>\\boxed{{{eval(expression) % 10}}}</answer>")
 
 
+def test_a_length_that_is_used_up_is_left_out():
+    """There are 625 programming tasks of two steps, some of them held out."""
+    found = tasks.sample_tasks(1, 2000, held_out=False)
+    assert len(set(found)) == 2000 and found[:1200] == tasks.sample_tasks(1, 1200, held_out=False)
+    two = [task for task in found if len(tasks.parse_program_task(task)) == 2]
+    assert len(two) == sum(not tasks.is_held_out(task) for task in every_two_step_task())
+    assert len(set(tasks.sample_tasks(0, 256, held_out=True))) == 256
+
+
+def every_two_step_task():
+    found = {}
+    rng = random.Random(0)
+    while len(found) < 625:
+        found[tasks.make_program_task(rng, 2)] = None
+    return found
+
+
 def test_step_labels_charge_a_mistake_once():
     question = "((3+4)*6)-5 mod 10"
     assert tasks.step_labels(question, ["3+4=7", "7*6=2", "2-5=7"]) == [True, True, True]

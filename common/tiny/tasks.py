@@ -55,11 +55,20 @@ def is_held_out(question: str) -> bool:
 
 def sample_questions(seed: int, count: int, held_out: bool, steps=(2, 3, 4, 5)) -> list[str]:
     """`count` different questions of the training or the held-out part, the lengths in `steps` in equal shares."""
-    rng, seen = random.Random(seed), {}
+    return _sample(random.Random(seed), count, held_out, make_question, steps)
+
+
+def _sample(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
+    """`count` different ones. There are few short ones, 562 programming tasks of two steps for training: a length of which
+    10,000 draws give nothing new is left out from there on."""
+    steps, seen, misses = list(steps), {}, 0
     while len(seen) < count:
-        question = make_question(rng, steps[len(seen) % len(steps)])
-        if is_held_out(question) == held_out:
-            seen[question] = None
+        i = len(seen) % len(steps)
+        question = make(rng, steps[i])
+        if is_held_out(question) == held_out and question not in seen:
+            seen[question], misses = None, 0
+        elif (misses := misses + 1) > 10_000:
+            steps, misses = steps[:i] + steps[i + 1 :], 0
     return list(seen)
 
 
@@ -118,12 +127,7 @@ def make_program_task(rng: random.Random, steps: int) -> str:
 
 def sample_tasks(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
     """`count` different programming tasks of the training or the held-out part, the lengths in `steps` in equal shares."""
-    rng, seen = random.Random(seed), {}
-    while len(seen) < count:
-        task = make_program_task(rng, steps[len(seen) % len(steps)])
-        if is_held_out(task) == held_out:
-            seen[task] = None
-    return list(seen)
+    return _sample(random.Random(seed), count, held_out, make_program_task, steps)
 
 
 def parse_program_task(task: str) -> list[tuple[str, int]]:
