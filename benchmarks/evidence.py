@@ -280,8 +280,8 @@ def cure_table(results: list[dict]) -> str:
     keys = ["cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/precision", "co/best_of_4", "co/best_of_16"]
 
     def passes(e: dict) -> float:
-        """P(a wrong program passes a test), whether that is right or not."""
-        right = e["eval/tes/accuracy"]
+        """P(a wrong program passes a test that can be read), whether that is right or not."""
+        right = e["eval/tes/accuracy"] / e["eval/tes/parsed"]
         return right * e["eval/tes/p01"] + (1 - right) * e["eval/tes/p00"]
 
     rows = []
@@ -354,7 +354,11 @@ NOTES = {
     "tests that stay wrong may be those whose mistake the programs share. A wrong program still passes fewer tests than at "
     "the start, because fewer of them are wrong.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
-    "that training never sees, but for the last row's judge.",
+    "that training never sees, but for the last row's judge. Here the solver's own training and the gate matter as in the "
+    "paper; the judge's training does not help: it is paid for its format, which the embedded model has, and moves the one "
+    "adapter for nothing. Rows without a trained part can collapse, as a thin line does in the figure: the judge loses its "
+    "judgement, its opinion rises above the truth, and accuracy falls below the start. Paying it for being right, which the "
+    "paper does not, prevents that and helps most.",
     "mae_collapse": "Four times the default learning rate. When the judgements have lost their scores for three steps, a run "
     "stops itself, at the step in the last column.",
     "tango": "The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that learns to judge steps "
@@ -452,6 +456,8 @@ def summary() -> str:
         if not path.exists():
             continue
         results = json.loads(path.read_text())["runs"]
+        if {r["variant"] for r in results} != set(EXPERIMENTS[name].variants):
+            continue  # begun only
         start = [r["evaluations"][0] for r in results if r["seed"] == results[0]["seed"]][0]
 
         def end(variant: str, key: str, results=results) -> str:
