@@ -13,12 +13,11 @@ The loop (paper, section 3, stage 2)
 Where we differ from the paper [P], what it leaves open, and how we read it
      1. QLoRA: both players are adapters on one base. [P: a 7B reasoner, a 1.5B discriminator.] No code was released.
      2. R_d = E_ref[log M_d] + E_gen[log(1 - M_d)] needs M_d(x) in [0, 1], and [P] does not say how a text-writing M_d gives it.
-        (a) each sampled verdict, right or wrong, as a 0/1 reward; (b) the probability of YES at the verdict token;
-        (c) the share of YES among several judgements. Ours is (a): the log of 0 or 1 needs a floor anyway, (a) is a reward
-        for GRPO as it stands, and its expectation over judgements is the linear form of (c).
+        Here each sampled verdict is a 0/1 reward: the log of 0 or 1 would need a floor, and this is a reward for GRPO as it is.
      3. R_a on reference slices: not said; here they have none, and their largest reward is 1.
      4. The discriminator's group: not said; here M judgements of the same slice, for some generated slices and as many
-        reference slices. All other generated slices are judged once. No judgement is sampled twice.
+        reference slices; all other generated slices are judged once. The group's mean, but the BATCH's std: two verdicts
+        divided by their own std are +-1 whatever the weights of R_d and R_a, and rows 6 and 7 of table 4 would be one.
      5. Order in an iteration: not said; here all slices are judged by the discriminator as it is, then both are updated.
      6. Reference slices: not said whose; here the data set's own solution of the same question.
      7. A discriminator that gives no verdict: not said; 0 for the reasoner, no reward for the discriminator.
@@ -306,7 +305,8 @@ class Gar(CoTrainer):
                     for _ in range(M)
                 ],
             )
-            batch["advantages"] = group_advantage(batch["rewards"], M)  # (2 * count * M,)
+            std = torch.tensor(self.gather(batch["rewards"].tolist())).std()  # of all judgements, see 4 above
+            batch["advantages"] = group_advantage(batch["rewards"], M, scale=False) / (std + 1e-6)  # (2 * count * M,)
             said = [parse_verdict(text) for text in batch["texts"]]
             for place, j in enumerate(chosen):
                 verdicts[j] = said[place * M : (place + 1) * M]

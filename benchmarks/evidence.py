@@ -426,24 +426,24 @@ def draw(results: list[dict], panels: list[tuple], path: Path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.4 * len(panels), 4.0), squeeze=False)
+    everyone = list(dict.fromkeys(variant for *_, variants in panels for variant in variants))
     for axis, (title, x, key, variants) in zip(axes[0], panels):
-        for color, variant in enumerate(variants):
-            curves = []
+        for variant in variants:
+            curves, color = [], everyone.index(variant)
             for r in [r for r in results if r["variant"] == variant]:
                 rows = r["evaluations"] if key.startswith("eval/") else r["steps"]
                 curves.append([(row[x], row[key]) for row in rows if key in row])
                 axis.plot(*zip(*curves[-1]), color=f"C{color}", alpha=0.3, linewidth=0.8)
             if len({tuple(x for x, _ in curve) for curve in curves}) == 1:  # the same places in every run
                 means = [(points[0][0], statistics.mean(y for _, y in points)) for points in zip(*curves)]
-                axis.plot(*zip(*means), color=f"C{color}", linewidth=1.8, label=variant)
-            else:
-                axis.plot([], [], color=f"C{color}", linewidth=1.8, label=variant)
+                axis.plot(*zip(*means), color=f"C{color}", linewidth=1.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel({"step": "optimiser step", "co/samples": "samples drawn, filtered ones included"}[x])
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=7, framealpha=0.6)
-    figure.tight_layout()
+    colours = [pyplot.Line2D([], [], color=f"C{color}", linewidth=1.8) for color in range(len(everyone))]
+    figure.legend(colours, everyone, loc="lower center", ncols=3, fontsize=8, frameon=False)  # beside the curves, not on them
+    figure.tight_layout(rect=(0, 0.05 * math.ceil(len(everyone) / 3) + 0.02, 1, 1))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

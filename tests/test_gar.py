@@ -98,6 +98,40 @@ def test_every_slice_counts_once_however_often_it_is_judged(monkeypatch):
     assert batch["notes"][0]["verdicts"] == [0.75, 0, 0] and batch["notes"][0]["parts"] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    "kind, expected",
+    [("both", {"ref": 1.0, "right": -0.5, "wrong": -1.5}), ("adversarial", {"ref": 1.0, "right": -1.0, "wrong": -1.0})],
+)
+def test_both_rewards_are_heard_in_the_discriminators_advantages(kind, expected):
+    """YES minus NO, in units of the batch's std. Normalised slice by slice all of them would be +-1, and R_a unheard."""
+    rows = [{"question": "?", "reference": "ref"}] * 8  # P = 4, M = 2: two slices of each kind
+    generated, updates = [(0, "right"), (2, "wrong")], []
+    trainer = SimpleNamespace(
+        script=Args(group_size=2, reward=kind),
+        state=SimpleNamespace(global_step=0),
+        accelerator=SimpleNamespace(process_index=0),
+        gather=lambda values: values,
+        log_metric=lambda *_: None,
+        log_verdicts=lambda *_: None,
+        slices=lambda text: [text],
+        act=lambda *_: [],
+        update=updates.append,
+    )
+
+    def turn(_, asked):
+        texts = ["**YES**", "**NO**"] * (len(asked) // 2)
+        columns = {name: [row[name] for row in asked] for name in ("reference", "right", "kind")}
+        rewards = gar.judgement_reward([[{"content": text}] for text in texts], **columns)
+        return {"rewards": torch.tensor(rewards), "texts": texts, "notes": [{} for _ in asked], "asked": asked}
+
+    trainer.turn = turn
+    assert Gar.judge(trainer, rows, [1, 1, 0, 0, 0, 0, 0, 0], generated) == [[1, 0], [1, 0]]
+    A, rewards = updates[0]["advantages"].reshape(-1, 2), updates[0]["rewards"]
+    for (yes, no), row in zip(A.tolist(), updates[0]["asked"][::2]):
+        which = "ref" if row["reference"] else "right" if row["right"] else "wrong"
+        assert yes - no == pytest.approx(expected[which] / rewards.std().item(), rel=1e-4) and yes + no == pytest.approx(0)
+
+
 def test_white_space_is_no_slice():
     trainer = SimpleNamespace(script=Args(slice_tokens=4, min_slice_tokens=1), count_tokens=lambda text: len(text.split()))
     assert Gar.slices(trainer, "\n\n\n<answer>\\boxed{1}</answer>") == []
