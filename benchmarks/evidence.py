@@ -108,8 +108,6 @@ EXPERIMENTS = {
         "--lr 4e-3 --steps 24 --eval-every 8 --show-every 0",
         {
             "all parts trained": "",
-            "no proposer training": "--no-train-proposer",
-            "no solver training": "--no-train-solver",
             "no judge training": "--no-train-judge",
             "no quality gate": "--no-quality-gate",
             "judge paid for agreement with gold": "--judge-reward agreement",
@@ -519,14 +517,12 @@ def hardware() -> str:
     from one_gpu_docs import CARDS, GIB, fitting
     from one_gpu_docs import name as model_name
 
-    minutes = []
-    for name, experiment in EXPERIMENTS.items():
-        path, first = FOLDER / f"{name}.json", next(iter(experiment.variants))
-        if path.exists() and name != "mae_collapse":
-            runs = [r.get("cpu_seconds") for r in json.loads(path.read_text())["runs"] if r["variant"] == first]
-            taken = [seconds for seconds in runs if seconds]
-            minutes += [f"`{name}.py` {statistics.median(taken) / 60:.1f}"] if taken else []
-    rows = [["one core, no GPU", "the embedded default", "", f"CPU minutes, evaluations included: {', '.join(minutes)}"]]
+    measured = json.loads((FOLDER / "defaults.json").read_text()) if (FOLDER / "defaults.json").exists() else {}
+    minutes = ", ".join(f"`{name}.py` {r['wall_seconds'] / 60:.1f}" for name, r in measured.items())
+    machine = next(iter(measured.values()))["machine"] if measured else "a laptop's CPU"
+    rows = [
+        [machine, "the embedded default", "", f"minutes, evaluations included: {minutes}" if minutes else "not measured yet"]
+    ]
     for card, gib in CARDS.items():
         size = [size for size in ("0.5b", "1.5b", "7b", "14b", "32b") if fitting(size, gib)][-1]
         at_once, micro, need = fitting(size, gib)
