@@ -59,6 +59,12 @@ def test_the_table_is_what_was_measured():
     assert block == table(json.loads(RESULT.read_text()))
 
 
+def test_every_default_keeps_its_five_minutes():
+    results = json.loads((ROOT / "docs" / "evidence" / "defaults.json").read_text())
+    assert results.keys() == {"tango", "prime", "gar", "cure", "spin", "mae"}
+    assert all(result["wall_seconds"] <= 300 for result in results.values())
+
+
 def test_the_measured_runs_keep_the_promise():
     """Five minutes or less, both players up by at least 15 points, on at least 500 held-out questions, each of three seeds."""
     results = json.loads((ROOT / "docs" / "evidence" / "tango_default.json").read_text())
