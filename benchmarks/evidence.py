@@ -373,10 +373,10 @@ NOTES = {
 }
 FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it begins with eval/), variants
     "tango": [
-        ("generator, training accuracy", "step", "gen/accuracy", ("co-trained", "frozen verifier", "GRPO, no verifier")),
+        ("generator, training accuracy", "gen_step", "gen/accuracy", ("co-trained", "frozen verifier", "GRPO, no verifier")),
         (
             "accept rate minus true accuracy",
-            "step",
+            "gen_step",
             "co/verdict_minus_gold",
             ("co-trained", "reward from the verifier alone, frozen", "reward from the verifier alone, co-trained"),
         ),
@@ -420,6 +420,9 @@ FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it 
 }
 
 
+XLABELS = {"step": "optimiser step", "gen_step": "the generator's steps", "co/samples": "samples drawn, filtered ones included"}
+
+
 def draw(results: list[dict], panels: list[tuple], path: Path):
     """Every seed a thin line, the mean of all seeds a thick one."""
     import matplotlib
@@ -434,13 +437,16 @@ def draw(results: list[dict], panels: list[tuple], path: Path):
             curves, color = [], everyone.index(variant)
             for r in [r for r in results if r["variant"] == variant]:
                 rows = r["evaluations"] if key.startswith("eval/") else r["steps"]
+                if x == "gen_step":  # tango's own generator steps, not those in which it only writes for the verifier
+                    own = [row for row in rows if "co/alpha" in row] or rows
+                    rows = [{**row, x: i} for i, row in enumerate(own, start=1)]
                 curves.append([(row[x], row[key]) for row in rows if key in row])
                 axis.plot(*zip(*curves[-1]), color=f"C{color}", alpha=0.3, linewidth=0.8)
             if len({tuple(x for x, _ in curve) for curve in curves}) == 1:  # the same places in every run
                 means = [(points[0][0], statistics.mean(y for _, y in points)) for points in zip(*curves)]
                 axis.plot(*zip(*means), color=f"C{color}", linewidth=1.8)
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel({"step": "optimiser step", "co/samples": "samples drawn, filtered ones included"}[x])
+        axis.set_xlabel(XLABELS[x])
         axis.grid(alpha=0.25)
     colours = [pyplot.Line2D([], [], color=f"C{color}", linewidth=1.8) for color in range(len(everyone))]
     figure.legend(colours, everyone, loc="lower center", ncols=3, fontsize=8, frameon=False)  # beside the curves, not on them
