@@ -35,7 +35,6 @@ Shapes: P questions, G solutions each, B = P * G rows, T completion tokens.
 """
 
 import itertools
-import json
 import random
 import re
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ from typing import Literal
 from common.advantage import group_advantage
 from common.answers import is_correct
 from common.cotrainer import CoTrainer, Player
-from common.data import UserError, load_questions
+from common.data import UserError, load_questions, read_jsonl
 from common.memory import check_memory, machine_options
 from common.model import load_model
 from common.run import check_batch, fill_in, mean, plain_errors, start_run
@@ -54,6 +53,7 @@ from common.tiny.tasks import gold_steps
 import torch
 import tyro
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig
 
 
@@ -362,11 +362,14 @@ def discriminator_sft(trainer: Gar, labels: list[dict], epochs: int = 1) -> floa
     parameters = [p for n, p in model.named_parameters() if ".discriminator." in n]
     optimizer = torch.optim.AdamW(parameters, lr=trainer.script.lr, weight_decay=1e-4)  # the paper's decay
     loss = torch.zeros(())
+    if trainer.args.gradient_checkpointing:  # train() would do it, but comes later
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
     for _ in range(epochs):
         rows = [row for of_one in by_label.values() for row in draw.sample(of_one, count)]
         draw.shuffle(rows)
         for start in range(0, len(rows), trainer.script.micro_batch):
-            ids, targets = [], []
+            ids, written = [], []
             for row in rows[start : start + trainer.script.micro_batch]:
                 prompt = tokenizer.apply_chat_template(
                     judge_prompt(row["question"], row["slice"]), add_generation_prompt=True, return_dict=True
@@ -374,12 +377,12 @@ def discriminator_sft(trainer: Gar, labels: list[dict], epochs: int = 1) -> floa
                 text = f"{row.get('analysis', '')}**{row['label']}**{row.get('rationale', '')}"
                 answer = tokenizer(text, add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
                 ids.append(torch.tensor(prompt + answer))
-                targets.append(torch.tensor([-100] * len(prompt) + answer))
-            pad = torch.nn.utils.rnn.pad_sequence
-            batch = pad(ids, batch_first=True, padding_value=tokenizer.pad_token_id).to(model.device)
-            wanted = pad(targets, batch_first=True, padding_value=-100).to(model.device)
-            logits = model(input_ids=batch).logits  # right padding under a causal mask needs no attention mask
-            loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted[:, 1:].flatten())
+                written.append(torch.tensor([0] * len(prompt) + [1] * len(answer)))
+            there = pad_sequence([torch.ones_like(i) for i in ids], True).to(model.device)  # (b, L)
+            ids = pad_sequence(ids, True, tokenizer.pad_token_id).to(model.device)  # (b, L)
+            mask = pad_sequence(written, True).to(model.device)[:, 1:]  # (b, L - 1): of what is predicted
+            logp = trainer._get_per_token_logps_and_entropies(model, ids, there, mask.shape[1])[0]  # (b, L - 1)
+            loss = -(logp * mask).sum() / mask.sum()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -388,17 +391,13 @@ def discriminator_sft(trainer: Gar, labels: list[dict], epochs: int = 1) -> floa
 
 
 def read_labels(path: str) -> list[dict]:
-    rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines() if Path(path).is_file() else [], start=1):
-        try:
-            row = json.loads(line)
-            assert row["question"] and row["slice"] and row["label"] in ("YES", "NO")
-        except (json.JSONDecodeError, KeyError, TypeError, AssertionError):
-            raise UserError(f"--sft-labels {path}: row {number} needs question, slice, and label YES or NO.") from None
-        rows.append(row)
-    if {row["label"] for row in rows} != {"YES", "NO"}:
-        raise UserError(f"--sft-labels {path}: there is no such file, or it does not have both labels, YES and NO.")
-    return rows
+    rows = read_jsonl(Path(path), "--sft-labels")
+    for where, row in rows:
+        if not (row.get("question") and row.get("slice") and row.get("label") in ("YES", "NO")):
+            raise UserError(f"--sft-labels {where} needs question, slice, and label YES or NO.")
+    if {row["label"] for _, row in rows} != {"YES", "NO"}:
+        raise UserError(f"--sft-labels {path}: it does not have both labels, YES and NO.")
+    return [row for _, row in rows]
 
 
 # ------------------------------------------------------------------ evaluation

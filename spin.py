@@ -337,7 +337,8 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
         T = batch["pair_ids"].shape[2]
         with torch.no_grad():
             model = state.unwrap_model(trainer.model)
-            logps += trainer._get_per_token_logps_and_entropies(model, ids, mask, T)[0].sum(1).tolist()
+            size = 2 * trainer.script.micro_batch
+            logps += trainer._get_per_token_logps_and_entropies(model, ids, mask, T, size)[0].sum(1).tolist()
     return {
         "pla/greedy": mean(trainer.gather(right(trainer.act("player", prompts, greedy=True), rows))),
         "pla/accuracy": mean(trainer.gather(right(trainer.act("player", prompts), rows))),

@@ -417,7 +417,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
         finals = trainer.gather([parse_judgement(text)[1] for text in judgements])
         for key, value in verdict_metrics(finals, trainer.gather(right(solutions, rows))).items():
             result[f"ver/{key}"] = value
-        if all(parse_question(row["question"]) for row in rows):
+        if all(parse_question(row["question"]) for row in held_out):  # of all processes: each takes part in the next line
             everything = [trainer.gather(x) for x in ([r["question"] for r in rows], solutions, judgements)]
             result["ver/step_f1"] = step_f1(*everything)
         some = [row for row in rows[: max(1, len(rows) // BEST_OF)] for _ in range(BEST_OF)]

@@ -157,6 +157,7 @@ class CoTrainer(GRPOTrainer):
         self.become(name)
         with self._metrics_named(name):
             batch = GRPOTrainer._generate_and_score_completions(self, rows)
+        self._trainable(True)  # the reference pass of a KL term leaves only one adapter so
         mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
         batch["rewards"] = self._rewards_per_func.nansum(1)[mine]  # (B,)
         batch["texts"] = self._texts
@@ -251,7 +252,9 @@ class CoTrainer(GRPOTrainer):
     def _tokenize_prompts(self, prompts: list):
         """A player's prompt quotes what another one wrote. `<|im_end|>` spelled out in ordinary tokens would be read as the end
         of the message, and the writer could go on in the judge's place: such marks are blanked in what is quoted."""
-        marks = re.compile("|".join(map(re.escape, self.processing_class.all_special_tokens)))
+        added = self.processing_class.added_tokens_decoder.values()  # Llama's <|start_header_id|> is in no named list
+        special = {*self.processing_class.all_special_tokens, *(str(token) for token in added if token.special)}
+        marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
         return super()._tokenize_prompts(
             [[{**message, "content": marks.sub(" ", message["content"])} for message in prompt] for prompt in prompts]
         )
@@ -270,6 +273,8 @@ class CoTrainer(GRPOTrainer):
                 model, pad_id = self.accelerator.unwrap_model(self.model), self.processing_class.pad_token_id
                 ids, _ = sample(model, part, settings.max_new_tokens, temperature, self.eos_token_ids, pad_id)
             else:
+                # TRL switches checkpointing on again after it, and with it one more hook on the embedding every time
+                self.accelerator.unwrap_model(self.model).get_base_model().disable_input_require_grads()
                 ids, _ = super()._generate_single_turn(part, images, multimodal_fields, num_generations, has_tool_images)
             completions += ids
         return completions, None  # TRL wants log-probs only where sampler and trainer disagree (vLLM)
@@ -407,6 +412,9 @@ class CoTrainer(GRPOTrainer):
 
     def _set_sampling(self, max_tokens: int, temperature: float):
         """The generation settings TRL builds once, for this player. Temperature 0 = greedy."""
+        if self.use_vllm:  # it has settings of its own, and TRL builds no others
+            self.vllm_generation.max_completion_length, self.vllm_generation.temperature = max_tokens, temperature
+            return
         sample = temperature > 0
         self.generation_kwargs = {
             **self.generation_kwargs,
@@ -417,8 +425,6 @@ class CoTrainer(GRPOTrainer):
         # prompts are read PREFILL_TOKENS a row at a time: all at once, the MLP would need more memory than the KV cache
         chunks = {"prefill_chunk_size": PREFILL_TOKENS, "disable_compile": True}
         self.generation_config = GenerationConfig(**self.generation_kwargs, **chunks)
-        if self.use_vllm:  # it keeps a copy of its own
-            self.vllm_generation.max_completion_length, self.vllm_generation.temperature = max_tokens, temperature
 
     def _trainable(self, yes: bool):
         """All adapters keep requires_grad: set_adapter would turn the idle ones off, and DDP fixes its list at the start.

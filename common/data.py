@@ -69,26 +69,30 @@ def _held_out(row: dict) -> bool:
 def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
     """(training part, held-out part or nothing) of a .jsonl file or a hub data set, each row with the words that name it in an
     error message."""
-    return (_read_jsonl(Path(dataset)), []) if dataset.endswith((".jsonl", ".json")) else _read_hub(dataset)
+    return (read_jsonl(Path(dataset)), []) if dataset.endswith((".jsonl", ".json")) else _read_hub(dataset)
 
 
-def _read_jsonl(path: Path) -> list[tuple[str, dict]]:
+def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
+    """The objects of a JSON Lines file in UTF-8, with or without a byte-order mark, each with the words that name it."""
     if not path.is_file():
-        raise UserError(f"--dataset {path}: there is no such file.")
+        raise UserError(f"{argument} {path}: there is no such file.")
     rows = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines, which also cuts at U+2028 in a text
     except UnicodeDecodeError as error:
-        raise UserError(f"--dataset {path}: not a UTF-8 text file (byte {error.start}).") from None
+        raise UserError(f"{argument} {path}: not a UTF-8 text file (byte {error.start}).") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()  # half a character, \\ud83d alone, is no text
         except json.JSONDecodeError as error:
-            raise UserError(f"--dataset {path}: row {number} is not JSON ({error.msg} at column {error.colno}).") from None
+            raise UserError(f"{argument} {path}: row {number} is not JSON ({error.msg} at column {error.colno}).") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{argument} {path}: row {number} cannot be read: half a character, or far too deep.") from None
         if not isinstance(row, dict):
-            raise UserError(f"--dataset {path}: row {number} is not a JSON object.")
+            raise UserError(f"{argument} {path}: row {number} is not a JSON object.")
         rows.append((f"{path}: row {number}", row))
     return rows
 

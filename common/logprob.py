@@ -262,6 +262,7 @@ def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
             )  # fmt: skip
             if need_u:
                 u[i] = _product(q, weight).div_(temperature)
+            del z, q  # or the next block would be made beside this one
     return logp, entropy, u
 
 

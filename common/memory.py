@@ -59,6 +59,7 @@ def estimate(
     entry: int = 2,
     gpu_bytes: int = 24 * GIB,
     vllm_share: float = 0.0,
+    processes: int = 1,
 ) -> dict[str, int]:
     """Bytes by purpose, and the peak.
 
@@ -73,6 +74,7 @@ def estimate(
         entry: bytes per entry of weights and activations: 2 on a GPU, 4 on a CPU.
         gpu_bytes: the GPU's memory, by which the log-prob sizes its blocks.
         vllm_share: share of the GPU that vLLM takes, and keeps; it then does the sampling.
+        processes: of several, each has DDP's buckets, which hold the gradients of all adapters.
 
     Returns:
         "weights", "adapters", "adam", "certain" (their sum, and exact); "kv_cache", "prefill", "logits", "sampling" (of the
@@ -90,7 +92,7 @@ def estimate(
     size = sizes(config.get_text_config())
     sampling = sampling_bytes(size, turns, rows, entry)
     training = training_bytes(size, turns, micro_batch, lora_rank, q_norm, checkpointing, entry, gpu_bytes)
-    training["gradients"] = 4 * sum(lora)
+    training["gradients"] = 4 * sum(lora) * (1 if processes == 1 else 1 + adapters)
     training["layer"] += entry * max(i * o for i, o in linear) if four_bit else 0  # one weight out of NF4
     # growing the cache holds one layer's keys twice
     passing = sampling["kv_cache"] * (1 + 1 / (2 * size.layers)) + max(sampling["prefill"], sampling["logits"])
@@ -203,6 +205,7 @@ def check_memory(args, turns: list[tuple[int, int]], adapters: int, frozen_adapt
             config, turns, adapters=adapters, lora_rank=args.lora_rank, four_bit=args.four_bit, rows=rows,
             micro_batch=micro_batch * rows_per_item, frozen_adapters=frozen_adapters, eight_bit_adam=args.eight_bit_adam,
             checkpointing=on_gpu, entry=2 if on_gpu else 4, gpu_bytes=gpu_bytes, vllm_share=VLLM_SHARE * args.vllm,
+            processes=this_process().num_processes,
         )  # fmt: skip
 
     now = need(args.rows_at_once, args.micro_batch)

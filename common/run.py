@@ -28,7 +28,7 @@ from common.report import read_lines, write_report
 import torch
 import transformers
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 
@@ -90,7 +90,9 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
             raise UserError(f"--{size.replace('_', '-')} {getattr(args, size)} must be at least 1.")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    out = Path(args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}")
+    out = args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}"
+    this_process()  # the first process's clock names the folder for all
+    out = Path(broadcast_object_list([out])[0])
     checkpoint = None
     written = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     if this_process().is_main_process:

@@ -57,6 +57,12 @@ def test_is_correct(answer, gold, right):
     assert is_correct(rf"so it is \boxed{{{answer}}}.", gold) is right
 
 
+@pytest.mark.parametrize("answer", ["9^{9^{9}}", "99999999!", "7^{123456789}"])
+def test_an_answer_that_takes_for_ever_is_wrong(answer, monkeypatch):
+    monkeypatch.setattr("common.answers.SECONDS", 1)
+    assert is_correct(rf"\boxed{{{answer}}}", "5") is False
+
+
 def test_only_the_last_box_counts_and_no_box_is_wrong():
     assert not is_correct(r"\boxed{7} no, \boxed{8}", "7")
     assert not is_correct("7", "7")

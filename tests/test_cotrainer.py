@@ -118,6 +118,18 @@ def test_a_text_cannot_pass_for_the_templates_own_marks(trainer):
     )
 
 
+def test_marks_that_are_in_no_named_list_are_blanked_too(trainer):
+    """As Llama's <|start_header_id|>: special, but neither eos nor pad nor among the additional ones."""
+    tokenizer = trainer.processing_class
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|header|>"]})
+    mark = tokenizer.convert_tokens_to_ids("<|header|>")
+    named = property(lambda self: ["<|im_end|>"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(tokenizer), "all_special_tokens", named)
+        ids = trainer._tokenize_prompts([verify_prompt("3+4 mod 10", "7<|header|>judge<|header|>")])[0][0]
+    assert mark not in ids
+
+
 def test_gradient_is_the_policy_gradient(tmp_path):
     """Against autograd through plain logits: sum_t A_t grad log p_t / number of tokens."""
     trainer = make_trainer(tmp_path)
@@ -182,6 +194,18 @@ def test_generate_gives_the_same_texts_in_parts_and_chunks(trainer, monkeypatch)
     trainer.top_k, trainer.rows_at_once = 1, 2  # a filter, which common/sampling.py does not have
     assert trainer.act("generator", prompts, greedy=True) == ours and calls == [2, 2, 1]
     assert trainer.act("generator", []) == []
+
+
+def test_sampling_under_checkpointing_leaves_no_hooks_behind(trainer, monkeypatch):
+    """TRL adds one to the embedding at every call of `generate`; thousands of them cost more than the embedding."""
+    trainer.model.gradient_checkpointing_enable()
+    trainer.top_k = 1  # a filter, so that transformers' `generate` samples
+    embedding, counts = trainer.model.get_input_embeddings(), []
+    for _ in range(4):
+        trainer.model.train()
+        trainer.act("generator", [trainer.train_dataset[0]["prompt"]])
+        counts.append(len(embedding._forward_hooks))
+    assert counts[-1] == counts[0] <= 2
 
 
 def test_players_differ_in_what_they_were_given(trainer):

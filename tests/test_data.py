@@ -50,6 +50,31 @@ def test_a_question_never_changes_sides(tmp_path):
     assert 10 < len(held_out) < 60
 
 
+def test_any_valid_json_lines_are_read(tmp_path):
+    """A byte-order mark, and characters that Python takes for ends of lines within a text."""
+    path = tmp_path / "odd.jsonl"
+    rows = [{"question": f"{i}\u2028 and\u0085{i}", "answer": "1"} for i in range(60)]
+    path.write_text("\ufeff" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8", newline="")
+    train, held_out = load_questions(str(path), 100, 100, seed=0)
+    assert {row["question"] for row in train + held_out} == {row["question"] for row in rows}
+
+
+@pytest.mark.parametrize("row", ['{"question": "\\ud83d", "answer": "1"}', "[" * 100_000, '{"answer": ' + "9" * 5000 + "}"])
+def test_what_python_cannot_read_ends_in_a_sentence(tmp_path, row):
+    path = tmp_path / "odd.jsonl"
+    path.write_text('{"question": "1", "answer": "1"}\n' + row)
+    with pytest.raises(UserError, match="row 2 cannot be read"):
+        load_questions(str(path), 100, 100, seed=0)
+
+
+def test_rows_are_drawn_from_the_whole_file_by_the_seed(tmp_path):
+    path = write(tmp_path, [{"question": f"{i:03}", "answer": "1"} for i in range(500)])
+    drawn = [[row["question"] for row in load_questions(path, 50, 10, seed)[0]] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and max(drawn[0]) > "300"  # files are often sorted
+    held_out = [load_questions(path, 50, 10, seed)[1] for seed in (0, 1)]
+    assert held_out[0] == held_out[1]
+
+
 def test_too_little_data_and_bad_bytes(tmp_path):
     with pytest.raises(UserError, match="1 training and 0 held-out|0 training and 1 held-out"):
         load_questions(write(tmp_path, [{"question": "only", "answer": "1"}]), 10, 10, seed=0)

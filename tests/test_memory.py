@@ -92,6 +92,11 @@ def test_adams_state_is_what_the_optimiser_holds(eight_bit):
     assert need["adam"] == 3 * stored(held)
 
 
+def test_each_of_several_processes_has_buckets_for_all_adapters():
+    one, two = (estimate(Qwen2Config(**SMALL), TURNS, **{**RUN, "adapters": 3}, processes=n) for n in (1, 2))
+    assert two["gradients"] - one["gradients"] == one["adapters"] and one["adapters"] == 3 * one["gradients"]
+
+
 def test_the_eight_bit_optimiser_trains_one_adapter_and_leaves_the_other_alone(trainer):
     """optim="paged_adamw_8bit", through the trainer: a verifier step, then generator steps."""
     trainer.args.optim = "paged_adamw_8bit"

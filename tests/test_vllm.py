@@ -1,6 +1,7 @@
 """--vllm, as far as a machine without vLLM can tell: what it is asked for, which weights it is given, and that its
 log-probs still correct the loss. vLLM is played by common/sampling.py."""
 
+import functools
 import inspect
 
 from common.sampling import sample
@@ -8,6 +9,8 @@ from tango import solve_prompt, verify_prompt
 
 import pytest
 import torch
+from conftest import make_trainer
+from trl import GRPOConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
 
@@ -38,6 +41,18 @@ def with_vllm(trainer):
         return trainer
 
     return put
+
+
+def test_a_trainer_that_is_made_for_vllm(tmp_path, monkeypatch):
+    """TRL then makes none of the settings for `generate`."""
+    made = []
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", lambda *_, **how: made.append(how) or Sampler(None))
+    monkeypatch.setattr("trl.trainer.grpo_trainer.is_vllm_available", lambda *_, **__: True, raising=False)
+    monkeypatch.setattr("trl.GRPOConfig", functools.partial(GRPOConfig, use_vllm=True))
+    trainer = make_trainer(tmp_path)
+    trainer.vllm_generation.trainer = trainer
+    texts = trainer.act("generator", [solve_prompt("3+4 mod 10")] * 2)
+    assert made and len(texts) == 2 and trainer.vllm_generation.calls == [("generator", 64, 1.0, 2, 1)]
 
 
 def test_trl_has_what_is_set():
