@@ -9,6 +9,8 @@ weights do not end a text, so every completion has the full length. Advantages a
     step        a script's own main(), its rollouts cut to --tokens, a warm-up first, by phase; tango.py also against two
                 GRPOTrainers on two 4-bit models, one sampling from the other's model in its reward function
 
+Adapters are what each makes of them: float32 in ours, bfloat16 in theirs, which TRL casts on a 4-bit base.
+
 Ours and theirs alternate, each built afresh and freed. Every cell is a JSON file in --out as soon as it is measured; one
 that fails holds its error; one that would not end within --minutes holds that. Then the tables in docs/one-gpu.md are
 written again (--docs alone does only that). --shapes tiny runs everything on a CPU in a minute or two.
