@@ -109,7 +109,6 @@ EXPERIMENTS = {
         {
             "all parts trained": "",
             "no judge training": "--no-train-judge",
-            "no quality gate": "--no-quality-gate",
             "judge paid for agreement with gold": "--judge-reward agreement",
         },
         ("sol/judged", "pro/accepted", "jud/unparsable"),
