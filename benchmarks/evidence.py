@@ -366,8 +366,8 @@ NOTES = {
     "its accept rate stays below the truth.",
     "prime": "The paper reports a ratio of 2.5. An offline PRM that was never trained is the reference: its process reward is "
     "zero, and the row repeats the baseline.",
-    "gar": "The paper's table 4: each row better than the one before. Here plain GRPO is soon nearly perfect, and no row is better "
-    "than it. What the discriminator says does differ: agreement alone drifts to YES for everything, in some runs for unsound "
+    "gar": "The paper's table 4: each row better than the one before. Here plain GRPO is soon nearly perfect, and no row is "
+    "better. What the discriminator says does differ: agreement alone drifts to YES for everything, in some runs for unsound "
     "slices, too; telling real from generated alone keeps them down, and sound ones as well; both together say YES to sound "
     "slices and seldom to unsound ones.",
     "spin": "The paper: accuracy rises with every iteration, where continued SFT on the same data does not. There the starting "
