@@ -100,7 +100,7 @@ class Args:
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 128
-    """held-out tasks"""
+    """held-out questions"""
     save_every: int = 20
     """steps between checkpoints"""
     show_every: int = 20

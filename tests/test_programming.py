@@ -107,7 +107,7 @@ def test_published_mbpp(real_data):
         ({"question": "q", "test_input": "1", "test_output": "1"}, "row 1 has no tests"),
         ({"question": "q", "test_input": ["1", "2"], "test_output": ["1"]}, "row 1 has 2 test inputs but 1 test outputs"),
         ({"question": "q", "test_input": ["1"], "test_output": [1]}, "row 1, test 1: its output is not UTF-8 text"),
-        ({"question": "q", "test_input": ["\ud800"], "test_output": ["1"]}, "row 1, test 1: its input is not UTF-8 text"),
+        ({"question": "q", "test_input": ["\ud800"], "test_output": ["1"]}, "row 1 cannot be read: half a character"),
         ({"question": "q", "test_input": ["1", "2"], "test_output": ["1", " \n"]}, "row 1, test 2 expects empty output"),
         ({**MBPP, "text": ""}, "row 1 has no question"),
         ({**MBPP, "test_list": []}, "row 1 has no tests"),

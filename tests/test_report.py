@@ -3,6 +3,7 @@ rollouts.jsonl records is what the update saw."""
 
 import dataclasses
 import importlib
+import itertools
 import json
 import math
 import re
@@ -329,6 +330,7 @@ def example(tmp_path_factory):
 
 def test_pointing_at_a_token_shows_its_advantage(browser, example):
     from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.wait import WebDriverWait
 
     look(browser, example)
     row = next(row for row in read_lines(example.parent / "rollouts.jsonl")[0] if row["step"] == 5)
@@ -336,9 +338,14 @@ def test_pointing_at_a_token_shows_its_advantage(browser, example):
     for token, text, value in zip(tokens, row["tokens"], row["advantages"]):
         if text.strip():
             browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", token)
-            ActionChains(browser).move_to_element(token).perform()
-            tip = browser.find_element("id", "tip")
-            assert tip.is_displayed()
+            tip, places = browser.find_element("id", "tip"), itertools.cycle((0, 1))
+
+            def pointed_at(_, token=token, tip=tip, places=places):
+                """Scrolling hides it, and on a busy machine the browser may say so after the pointer has come."""
+                ActionChains(browser).move_to_element_with_offset(token, next(places), 0).perform()
+                return tip.is_displayed()
+
+            WebDriverWait(browser, 20).until(pointed_at)
             quoted, number = tip.text.rsplit(maxsplit=1)
             assert json.loads(quoted) == text and float(number) == value
     colours = each(browser, "#answers .tokens span", "e.style.background")[:6]
