@@ -24,6 +24,8 @@ def test_version():
         ("_compute_loss", ["self", "model", "inputs"]),
         ("_save_checkpoint", ["self", "model", "trial"]),
         ("_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
+        ("_get_train_sampler", ["self", "dataset"]),
+        ("create_model_card", ["self", "model_name", "dataset_name"]),
         ("create_optimizer", ["self", "model"]),
         ("log", ["self", "logs", "start_time"]),
     ],
