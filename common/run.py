@@ -189,6 +189,7 @@ class Run(TrainerCallback):
             sys.exit(130)
         if self.main:
             trainer.model.save_pretrained(self.folder)
+            (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
             self.draw()
             self.table()
 

@@ -46,6 +46,8 @@ def test_a_run_shows_and_leaves_what_it_says(finished):
     assert "held-out questions" in result.stdout and "--- the verifier" in result.stdout
     for name in ("args.json", "tango.py", "versions.json", "metrics.jsonl", "curves.png", "checkpoint-6"):
         assert (folder / name).exists()
+    assert not (folder / "README.md").exists()  # a form of PEFT's, TRL's card without a base
+    assert f"held-out questions, in {folder}" in result.stdout  # where it goes is said at the start
     assert (folder / "tango.py").read_text() == (ROOT / "tango.py").read_text()
     assert json.loads((folder / "args.json").read_text())["lr"] is not None  # filled in
     rows = metrics(folder)
