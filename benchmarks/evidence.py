@@ -356,8 +356,10 @@ NOTES = {
     "adapter for nothing. Rows without a trained part can collapse, as a thin line does in the figure: the judge loses its "
     "judgement, its opinion rises above the truth, and accuracy falls below the start. Paying it for being right, which the "
     "paper does not, prevents that and helps most.",
-    "mae_collapse": "Four times the default learning rate. When the judgements have lost their scores for three steps, a run "
-    "stops itself, at the step in the last column.",
+    "mae_collapse": "Four times the default learning rate: accuracy falls below the start, the model's opinion of itself rises "
+    "far above the truth, and the judge knows no more than chance. At this rate neither leaving out the judge's training nor "
+    "paying it for being right prevents it; at the default rate the latter does. When the judgements have lost their scores "
+    "for three steps, a run stops itself, at the step in the last column.",
     "tango": "The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that learns to judge steps "
     "without step labels; without class weights the verifier collapses. Here the verifier does learn to judge steps. But all "
     "generators are nearly perfect after 21 steps, so that none reaches GRPO's last accuracy sooner, and the verifier does not "
