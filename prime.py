@@ -285,7 +285,7 @@ class Prime(CoTrainer):
         for index in torch.arange(len(ids)).split(self.args.per_device_train_batch_size):
             with torch.no_grad(), use_adapter(model, "policy" if self.script.prm_reference == "policy" else None):
                 reference = self._get_per_token_logps_and_entropies(model, ids[index], mask[index], T)[0]
-            self._trainable(True)  # use_adapter leaves only one adapter so
+            self._trainable()  # use_adapter leaves only one adapter so
             with torch.set_grad_enabled(grad):
                 yield index, self._get_per_token_logps_and_entropies(model, ids[index], mask[index], T)[0] - reference
 

@@ -271,7 +271,7 @@ class Spin(CoTrainer):
             return -real.sum() / inputs["human_tokens"]  # continued SFT: negative log-likelihood per token
         with torch.no_grad(), use_adapter(self.accelerator.unwrap_model(self.model), "ref"):
             ref_logps = self._get_per_token_logps_and_entropies(model, ids, mask, T)[0]
-        self._trainable(True)  # use_adapter leaves only one adapter so
+        self._trainable()  # use_adapter leaves only one adapter so
         ref_real, ref_generated = ref_logps.sum(1).reshape(-1, 2).unbind(1)
         loss, real_reward, generated_reward = spin_loss(real, ref_real, generated, ref_generated, beta)
         self.log_metric("pla/spin_loss", loss.item())

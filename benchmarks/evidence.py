@@ -15,7 +15,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,21 +126,15 @@ def run(name: str, variant: str, seed: int) -> dict:
     patched = f"import {module}; {patch}; import tyro; {module}.main(tyro.cli({module}.Args))"
     command = [sys.executable, "-c", patched] if patch else [sys.executable, experiment.script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command + options, cwd=ROOT, env=environment, stdout=said, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)  # what this run took, whatever else the machine does
-        process.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        words = said.read()
-    if process.returncode and "steps in a row. The run ends" not in words:  # mae.py stops itself when it is hopeless
-        raise RuntimeError(f"{name}, {variant}, seed {seed}:\n{words[-2000:]}")
+    done = subprocess.run(command + options, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode and "steps in a row. The run ends" not in done.stderr:  # mae.py stops itself when it is hopeless
+        raise RuntimeError(f"{name}, {variant}, seed {seed}:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
     return {
         "variant": variant,
         "seed": seed,
         "seconds": rows[-1]["seconds"],
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "versions": json.loads((folder / "versions.json").read_text()),
         "evaluations": evaluations,
         "steps": [{"step": r["step"], **{k: r[k] for k in experiment.kept if k in r}} for r in rows if r not in evaluations],
@@ -349,16 +342,17 @@ NOTES = {
     "simple one's. p01 and p00 are the shares of wrong programs, written by the base, that pass right and wrong tests. Here "
     "they do not fall: soon nearly all programs are right, and then either reward pays for nothing but right tests; the few "
     "tests that stay wrong may be those whose mistake the programs share. A wrong program still passes fewer tests than at "
-    "the start, because fewer of them are wrong.",
+    "the start, because fewer of them are wrong. And since wrong programs seldom pass any test, both rewards are nearly the "
+    "same number: their curves lie on each other.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge. Here the solver's own training and the gate matter as in the "
     "paper; the judge's training does not help: it is paid for its format, which the embedded model has, and moves the one "
     "adapter for nothing. Rows without a trained part can collapse, as a thin line does in the figure: the judge loses its "
     "judgement, its opinion rises above the truth, and accuracy falls below the start. Paying it for being right, which the "
-    "paper does not, prevents that and helps most.",
+    "paper does not, helps most, and no such run collapsed.",
     "mae_collapse": "Four times the default learning rate: accuracy falls below the start, the model's opinion of itself rises "
     "far above the truth, and the judge knows no more than chance. At this rate neither leaving out the judge's training nor "
-    "paying it for being right prevents it; at the default rate the latter does. When the judgements have lost their scores "
+    "paying it for being right prevents it. When the judgements have lost their scores "
     "for three steps, a run stops itself, at the step in the last column.",
     "tango": "The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that learns to judge steps "
     "without step labels; without class weights the verifier collapses. Here the verifier does learn to judge steps. But all "

@@ -105,7 +105,7 @@ class CoTrainer(GRPOTrainer):
         args.logging_nan_inf_filter = False  # we want to see a NaN, and stop
         super().__init__(model, [lambda completions, **_: [0.0] * len(completions)], args, **kwargs)
         self.beta = kl
-        self._trainable(True)
+        self._trainable()
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16, in which Adam's steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
@@ -118,7 +118,7 @@ class CoTrainer(GRPOTrainer):
         player = self.players[name]
         self.player = name
         self.model.set_adapter(player.adapter)
-        self._trainable(True)
+        self._trainable()
         self.num_generations = player.group_size
         self.max_completion_length = player.max_tokens
         self.temperature = player.temperature
@@ -157,7 +157,7 @@ class CoTrainer(GRPOTrainer):
         self.become(name)
         with self._metrics_named(name):
             batch = GRPOTrainer._generate_and_score_completions(self, rows)
-        self._trainable(True)  # the reference pass of a KL term leaves only one adapter so
+        self._trainable()  # the reference pass of a KL term leaves only one adapter so
         mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
         batch["rewards"] = self._rewards_per_func.nansum(1)[mine]  # (B,)
         batch["texts"] = self._texts
@@ -426,12 +426,12 @@ class CoTrainer(GRPOTrainer):
         chunks = {"prefill_chunk_size": PREFILL_TOKENS, "disable_compile": True}
         self.generation_config = GenerationConfig(**self.generation_kwargs, **chunks)
 
-    def _trainable(self, yes: bool):
+    def _trainable(self):
         """All adapters keep requires_grad: set_adapter would turn the idle ones off, and DDP fixes its list at the start.
         An idle adapter is not part of the graph, so its gradient is None and AdamW does not touch it."""
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:
-                parameter.requires_grad_(yes and any(f".{p.adapter}." in name for p in self.players.values()))
+                parameter.requires_grad_(any(f".{p.adapter}." in name for p in self.players.values()))
 
 
 def rows_to_show(notes: list[dict]) -> list[int]:

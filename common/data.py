@@ -86,11 +86,13 @@ def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]
             continue
         try:
             row = json.loads(line)
-            json.dumps(row, ensure_ascii=False).encode()  # half a character, \\ud83d alone, is no text
+            json.dumps(row, ensure_ascii=False).encode()  # half a character, \ud83d alone, is no text
         except json.JSONDecodeError as error:
             raise UserError(f"{argument} {path}: row {number} is not JSON ({error.msg} at column {error.colno}).") from None
         except (ValueError, RecursionError):
-            raise UserError(f"{argument} {path}: row {number} cannot be read: half a character, or far too deep.") from None
+            raise UserError(
+                f"{argument} {path}: row {number} cannot be read: half a character, a number too long, or far too deep."
+            ) from None
         if not isinstance(row, dict):
             raise UserError(f"{argument} {path}: row {number} is not a JSON object.")
         rows.append((f"{path}: row {number}", row))
