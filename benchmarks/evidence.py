@@ -15,6 +15,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -367,7 +368,9 @@ NOTES = {
     "slices, too; telling real from generated alone keeps them down, and sound ones as well; both together say YES to sound "
     "slices and seldom to unsound ones.",
     "spin": "The paper: accuracy rises with every iteration, where continued SFT on the same data does not. There the starting "
-    "model had been trained on these very data before; the embedded one has not, so SFT still has something to give.",
+    "model had been trained on these very data before; the embedded one has not, so SFT still has something to give. With the "
+    "opponent fixed at the SFT model the seeds differ more, and some fall back on the way: human answers become less likely "
+    "again, which the loss allows as long as the opponent's become less likely still.",
 }
 FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it begins with eval/), variants
     "tango": [
@@ -384,7 +387,7 @@ FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it 
         ("training accuracy before the filter", x, "pol/accuracy", ("PRIME", "outcome only")) for x in ("step", "co/samples")
     ],
     "gar": [
-        (f"P({kind} → YES)", "step", f"dis/yes_{kind}", tuple(list(EXPERIMENTS["gar"].variants)[2:]))
+        (f"P({kind.replace('_', ' ')} → YES)", "step", f"dis/yes_{kind}", tuple(list(EXPERIMENTS["gar"].variants)[2:]))
         for kind in ("reference", "generated_right", "generated_wrong")
     ],
     "cure": [
@@ -422,7 +425,7 @@ XLABELS = {"step": "optimiser step", "gen_step": "the generator's steps", "co/sa
 
 
 def draw(results: list[dict], panels: list[tuple], path: Path):
-    """Every seed a thin line, the mean of all seeds a thick one."""
+    """Every seed a thin line, the mean a thick one where more than half of the seeds have a value."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -440,8 +443,11 @@ def draw(results: list[dict], panels: list[tuple], path: Path):
                     rows = [{**row, x: i} for i, row in enumerate(own, start=1)]
                 curves.append([(row[x], row[key]) for row in rows if key in row])
                 axis.plot(*zip(*curves[-1]), color=f"C{color}", alpha=0.3, linewidth=0.8)
-            if len({tuple(x for x, _ in curve) for curve in curves}) == 1:  # the same places in every run
-                means = [(points[0][0], statistics.mean(y for _, y in points)) for points in zip(*curves)]
+            if x != "co/samples":  # there every run is elsewhere
+                of = defaultdict(list)  # step -> its values, one per run that has one
+                for step, value in (point for curve in curves for point in curve):
+                    of[step].append(value)
+                means = sorted((step, statistics.mean(values)) for step, values in of.items() if 2 * len(values) > len(curves))
                 axis.plot(*zip(*means), color=f"C{color}", linewidth=1.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(XLABELS[x])
