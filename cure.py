@@ -236,14 +236,14 @@ def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.
     return shaped / shaped.std(correction=0)
 
 
-def reward_precision(passes_unit: torch.Tensor, right: torch.Tensor, good: torch.Tensor) -> dict[str, float]:
-    """p01 and p00 of one task's tests: (N, M) bool, (N,) bool, (M,) bool -> the rates that are defined there.
+def reward_precision(passes_unit: torch.Tensor, right: torch.Tensor, good: torch.Tensor, programs: list, tests: list) -> dict:
+    """The pairs of one task whose means are p01 (a wrong program passes a right test) and p00 (it passes a wrong test).
 
-    p01: a wrong program passes a right test.  p00: a wrong program passes a wrong test. Give it tests that can be read:
-    nobody passes the others, and p00 would fall with every one of them."""
-    wrong = passes_unit[~right].double()
-    rates = {"p01": wrong[:, good], "p00": wrong[:, ~good]}
-    return {name: cells.mean().item() for name, cells in rates.items() if cells.numel()}
+    (N, M), (N,) and (M,) bool, N programs and M tests, None = cannot be read -> {"p01": [bool], "p00": [bool]}. Only what can
+    be read counts: there is no passing of the rest, and both rates would fall with every answer that loses its format."""
+    wrong = ~right & torch.tensor([program is not None for program in programs])  # (N,)
+    bad = ~good & torch.tensor([test is not None for test in tests])  # (M,)
+    return {"p01": passes_unit[wrong][:, good].flatten().tolist(), "p00": passes_unit[wrong][:, bad].flatten().tolist()}
 
 
 # ------------------------------------------------------------------ the trainer: one optimiser step
@@ -347,9 +347,8 @@ class Cure(CoTrainer):
             if right.any():
                 good = unit[right].all(0)
                 numbers["tes/accuracy"] += good.tolist()
-                there = torch.tensor([test is not None for test in tests])  # (M,): can be read
-                for name, rate in reward_precision(unit[:, there], right, good[there]).items():
-                    numbers[f"tes/{name}"].append(rate)
+                for name, pairs in reward_precision(unit, right, good, programs, tests).items():
+                    numbers[f"tes/{name}"] += pairs
         for name, values in numbers.items():
             values = self.gather(values)
             if values:
@@ -364,8 +363,9 @@ def grouped(values: list, size: int) -> list[list]:
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
-    """The coder's programs by the tasks' own tests; the tester's tests by right programs, and by how well they tell the base's
-    programs apart, written once, so that it is measured on the same ones all along; and both: tests pick the best program."""
+    """The coder's programs by the tasks' own tests; the tester's tests by right programs, and by the wrong ones they let pass:
+    the coder's of now, as in the paper, and the base's, written once, so that the tester is measured on the same ones all
+    along; and both: tests pick the best program."""
     state = trainer.accelerator
     rows = held_out[state.process_index :: state.num_processes]
     own = [list(zip(row["test_input"], row["test_output"]))[: trainer.script.own_tests] for row in rows]
@@ -398,19 +398,22 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
         best = [int(unit[:size, :size].sum(1).argmax()) for unit in passes_unit]
         measured[f"co/best_of_{size}"] = [bool(table[i].all()) for table, i in zip(passes_own, best)]
     result = {name: mean(trainer.gather(values)) for name, values in measured.items()}
-    # theorem 3.1, with the base's programs: P(right program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
-    cells = {"tes/p01": [], "tes/p00": [], "co/precision": []}
-    for unit, table, good_tests, its_tests in zip(base_unit, base_own, good, tests):
-        right, there = table.all(1), torch.tensor([test is not None for test in its_tests])
-        score = unit.sum(1)
-        cells["tes/p01"] += unit[~right][:, good_tests].flatten().tolist()
-        cells["tes/p00"] += unit[~right][:, ~good_tests & there].flatten().tolist()
+    cells = {key: [] for key in ("tes/p01", "tes/p00", "tes/p01_base", "tes/p00_base", "co/precision")}
+    for i in range(len(rows)):
+        for whose, written, own_table, unit in (
+            ("", programs, passes_own, passes_unit),
+            ("_base", base, base_own, base_unit),
+        ):
+            for name, pairs in reward_precision(unit[i], own_table[i].all(1), good[i], written[i], tests[i]).items():
+                cells[f"tes/{name}{whose}"] += pairs
+        right, score = base_own[i].all(1), base_unit[i].sum(1)  # (N,) each
         cells["co/precision"] += (score[right][:, None] > score[~right][None]).flatten().tolist()
     everyone = {name: trainer.gather(values) for name, values in cells.items()}
     result |= {name: mean(values) for name, values in everyone.items() if values}  # what is not defined is not shown
-    if "tes/p01" in result and "tes/p00" in result:
+    # theorem 3.1, with the base's programs: P(right program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
+    if "tes/p01_base" in result and "tes/p00_base" in result:
         p_u, wrong = result["tes/accuracy"], result["tes/parsed"] - result["tes/accuracy"]
-        result["co/mu"] = p_u * (1 - result["tes/p01"]) - wrong * result["tes/p00"]  # unreadable: favours nobody
+        result["co/mu"] = p_u * (1 - result["tes/p01_base"]) - wrong * result["tes/p00_base"]  # unreadable: favours nobody
         result["co/precision_bound"] = 1 - math.exp(-(max(0.0, result["co/mu"]) ** 2) * MANY / 8)
     return result
 

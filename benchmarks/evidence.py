@@ -36,6 +36,7 @@ class Experiment:
 
 
 ONLY_STEPS = "tango.alpha_at = lambda n, total, alpha: 1.0"  # A = A_step: the gold answer is no longer in the reward
+NO_CODER_UPDATE = "cure.Cure.update = lambda self, batch: self.record(batch)"  # the trainer's own update is the tester's
 NO_CLASS_WEIGHTS = "tango.class_weights = lambda labels, counts: (labels == labels).float()"  # 1 for every row
 
 EXPERIMENTS = {
@@ -81,7 +82,12 @@ EXPERIMENTS = {
     "cure": Experiment(
         "cure.py",
         "--eval-every 0 --show-every 0",
-        {"precision": "", "simple reward": "--tester-reward simple"},
+        {
+            "precision": "",
+            "simple reward": "--tester-reward simple",
+            "precision, only the tester trained": ("", NO_CODER_UPDATE),
+            "simple reward, only the tester trained": ("--tester-reward simple", NO_CODER_UPDATE),
+        },
         ("cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/tasks_with_a_right_program"),
     ),
     "spin": Experiment(
@@ -267,32 +273,24 @@ def spin_table(results: list[dict]) -> str:
 
 def cure_table(results: list[dict]) -> str:
     """Figure 6b's claim: the precision reward ends with lower p01 and p00 than the simple one; best-of-n gains."""
-    paper = {"precision": ("36.5", "9.1"), "simple reward": ("42.2", "14.7")}
-    keys = ["cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/precision", "co/best_of_4", "co/best_of_16"]
-
-    def passes(e: dict) -> float:
-        """P(a wrong program passes a test that can be read), whether that is right or not."""
-        right = e["eval/tes/accuracy"] / e["eval/tes/parsed"]
-        return right * e["eval/tes/p01"] + (1 - right) * e["eval/tes/p00"]
-
-    rows = []
+    columns = {
+        "cod/accuracy": "right programs",
+        "tes/accuracy": "right tests",
+        "tes/p01": "p01",
+        "tes/p00": "p00",
+        "tes/p01_base": "p01, base's programs",
+        "tes/p00_base": "p00, base's programs",
+        "co/precision": "reward precision, base's programs",
+        "co/best_of_4": "best of 4 by 4 tests",
+        "co/best_of_16": "best of 16 by 16 tests",
+    }
+    start = [r["evaluations"][0] for r in results if r["variant"] == "precision"]
+    rows = [["at the start", *[spread([e[f"eval/{key}"] for e in start]) for key in columns], "-"]]
     for variant in EXPERIMENTS["cure"].variants:
-        runs = [r["evaluations"] for r in results if r["variant"] == variant]
-        for place, label in ((0, "at the start"), (-1, variant)):
-            if place == -1 or variant == "precision":
-                cells = [spread([e[place][f"eval/{key}"] for e in runs]) for key in keys]
-                cells.insert(4, spread([passes(e[place]) for e in runs]))
-                rows.append([label, *cells, " / ".join(paper[variant]) if place else "-"])
-    header = [
-        "tester's reward",
-        "right programs",
-        "right tests",
-        "p01",
-        "p00",
-        "a wrong program passes a test",
-        "reward precision",
-    ]
-    return markdown([*header, "best of 4 by 4 tests", "best of 16 by 16 tests", "paper: p01 / p00 after 100 steps"], rows)
+        ends = [final(results, variant, f"eval/{key}") for key in columns]
+        paper = {"precision": "36.5 / 9.1", "simple reward": "42.2 / 14.7"}.get(variant, "-")
+        rows.append([variant, *[spread(values) if values else "undefined" for values in ends], paper])
+    return markdown(["tester's reward", *columns.values(), "paper: p01 / p00 after 100 steps"], rows)
 
 
 def collapse_table(results: list[dict]) -> str:
@@ -510,6 +508,10 @@ def summary() -> str:
             )
             rows.append(["", "p01 of the precision reward against the simple one", "36.5 against 42.2"])
             rows[-1].append(f"{end('precision', 'tes/p01')} against {end('simple reward', 'tes/p01')}")
+            only = "precision, only the tester trained"
+            rows.append(["", "best of 4 programs by 4 tests, only the tester trained: programs; best of 4", "-"])
+            ends = [f"{100 * start[f'eval/{k}']:.1f} → {end(only, k)}" for k in ("cod/accuracy", "co/best_of_4")]
+            rows[-1].append("; ".join(ends))
         elif name == "spin":
             rows.append([link, "self-play against continued SFT on the same answers", "rises; does not"])
             rows[-1].append(f"{end('SPIN', 'pla/accuracy')} against {end('continued SFT', 'pla/accuracy')}")

@@ -118,9 +118,12 @@ def test_p01_and_p00_carry_the_right_names():
     right, good = torch.tensor([True, False, False]), torch.tensor([True, True, False])
     unit = table("110 101 001")
     # wrong programs are 1 and 2: of 4 cells on right tests one is passed, of 2 on the wrong test both
-    assert cure.reward_precision(unit, right, good) == {"p01": 0.25, "p00": 1.0}
-    assert cure.reward_precision(unit, torch.tensor([True] * 3), good) == {}
-    assert cure.reward_precision(unit, right, torch.tensor([True] * 3)) == {"p01": 0.5}
+    pairs = cure.reward_precision(unit, right, good, ["p"] * 3, ["t"] * 3)
+    assert pairs == {"p01": [True, False, False, False], "p00": [True, True]}
+    none_wrong = cure.reward_precision(unit, torch.tensor([True] * 3), good, ["p"] * 3, ["t"] * 3)
+    assert none_wrong == {"p01": [], "p00": []}
+    # what cannot be read is left out: program 2, and test 2 of the wrong ones
+    assert cure.reward_precision(unit, right, good, ["p", "p", None], ["t", "t", None]) == {"p01": [True, False], "p00": []}
 
 
 def test_theorem_3_1_by_simulation():
@@ -307,18 +310,28 @@ def held_out_figures(sandbox, program, test, reference="print(int(input())+2)", 
 def test_what_is_not_defined_is_not_shown(sandbox):
     right, wrong = written_test("2\n", "4\n"), written_test("2\n", "5\n")
     figures = held_out_figures(sandbox, "x+2", right)  # the base has no wrong program
-    assert figures["tes/accuracy"] == 1.0 and not {"tes/p01", "tes/p00", "co/mu", "co/precision"} & figures.keys()
+    undefined = {"tes/p01", "tes/p00", "tes/p01_base", "tes/p00_base", "co/mu", "co/precision"}
+    assert figures["tes/accuracy"] == 1.0 and not undefined & figures.keys()
     wrong_base = "print(int(input())*2)"
     figures = held_out_figures(sandbox, "x+2", right, base=wrong_base)  # passes 2 -> 4; there is no wrong test, no right base
-    assert figures["tes/p01"] == 1.0 and not {"tes/p00", "co/mu", "co/precision_bound", "co/precision"} & figures.keys()
+    undefined = {"tes/p01", "tes/p00", "tes/p00_base", "co/mu", "co/precision_bound", "co/precision"}
+    assert figures["tes/p01_base"] == 1.0 and not undefined & figures.keys()
     figures = held_out_figures(sandbox, "x+2", wrong, base=wrong_base)
-    assert figures["tes/p00"] == 0.0 and "tes/p01" not in figures and figures["co/best_of_4"] == 1.0
+    assert figures["tes/p00_base"] == 0.0 and "tes/p01_base" not in figures and figures["co/best_of_4"] == 1.0
+
+
+def test_p01_is_about_the_wrong_programs_of_now_and_p01_base_about_the_bases(sandbox):
+    twice = "x*2"  # passes the right 2 -> 4 and the wrong 1 -> 2
+    figures = held_out_figures(sandbox, twice, written_test("2\n", "4\n"), base="print(0)")
+    assert figures["tes/p01"] == 1.0 and figures["tes/p01_base"] == 0.0 and "tes/p00" not in figures
+    figures = held_out_figures(sandbox, twice, written_test("1\n", "2\n"), base="print(0)")
+    assert figures["tes/p00"] == 1.0 and figures["tes/p00_base"] == 0.0 and "tes/p01" not in figures
 
 
 def test_a_reference_that_fails_its_own_tests_is_no_oracle(sandbox):
     for reference in ("print(0)", "Add two to it.", ""):
         figures = held_out_figures(sandbox, "x+2", written_test("2\n", "0\n"), reference, base="print(0)")
-        assert figures["tes/accuracy"] == 0.0 and figures["tes/p00"] == 1.0  # by the right programs, there being none better
+        assert figures["tes/accuracy"] == 0.0 and figures["tes/p00_base"] == 1.0  # by the right ones, there being none better
 
 
 # ------------------------------------------------------------------ runs
