@@ -86,7 +86,7 @@ class Args:
     """sample with vLLM, which needs a GPU and --no-four-bit"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
-    eval_every: int = 16
+    eval_every: int = 32
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
     """held-out questions"""

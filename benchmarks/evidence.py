@@ -338,11 +338,12 @@ TABLES = {
 }
 NOTES = {
     "cure": "The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong programs pass than the "
-    "simple one's. p01 and p00 are the shares of wrong programs, written by the base, that pass right and wrong tests. Here "
-    "they do not fall: soon nearly all programs are right, and then either reward pays for nothing but right tests; the few "
-    "tests that stay wrong may be those whose mistake the programs share. A wrong program still passes fewer tests than at "
-    "the start, because fewer of them are wrong. And since wrong programs seldom pass any test, both rewards are nearly the "
-    "same number: their curves lie on each other.",
+    "simple one's, right tests (p01) and wrong ones (p00). Here no such difference shows. Of the coder's programs of now "
+    "hardly any is wrong in the end, so that p01 and p00 are about a handful, and their means fall by less than the seeds "
+    "differ. On the base's wrong programs neither falls: two wrong digits agree by chance in one case of nine, which is where "
+    "p00 stands, and p01 would need better inputs, of which either reward says little while other tests of the group are "
+    "wrong. Where only the tester is trained the coder, on the same adapter, gains little, and the tests get as good: the "
+    "program they pick of four is nearly always right.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge. Here the solver's own training and the gate matter as in the "
     "paper; the judge's training does not help: it is paid for its format, which the embedded model has, and moves the one "
