@@ -66,7 +66,7 @@ class Args:
     """run folder, runs/mae-<time>-<seed> if not given; given again, the run goes on where it stopped"""
     seed: int = 0
     """of adapters, questions and sampling"""
-    steps: int = 64
+    steps: int = 48
     """optimiser steps, each on all three parts (paper: 300)"""
     questions: int = 32
     """N, rows of each part per step and process (paper: 128)"""
@@ -86,7 +86,7 @@ class Args:
     """sample with vLLM, which needs a GPU and --no-four-bit"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
-    eval_every: int = 32
+    eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = 512
     """held-out questions"""
