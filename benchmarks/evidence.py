@@ -85,8 +85,8 @@ EXPERIMENTS = {
         {
             "precision": "",
             "simple reward": "--tester-reward simple",
-            "precision, only the tester trained": ("--steps 128 --eval-every 32", NO_CODER_UPDATE),
-            "simple reward, only the tester trained": ("--steps 128 --eval-every 32 --tester-reward simple", NO_CODER_UPDATE),
+            "precision, only the tester trained": ("", NO_CODER_UPDATE),
+            "simple reward, only the tester trained": ("--tester-reward simple", NO_CODER_UPDATE),
         },
         ("cod/accuracy", "tes/accuracy", "tes/p01", "tes/p00", "co/tasks_with_a_right_program"),
     ),
@@ -394,7 +394,7 @@ FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it 
         for title, key in (
             ("coder: right programs", "cod/accuracy"),
             ("tester: right tests", "tes/accuracy"),
-            ("p01, base's wrong programs, held out", "eval/tes/p01_base"),
+            ("p01", "tes/p01"),
         )
     ],
     "mae": [
