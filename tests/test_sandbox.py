@@ -112,7 +112,7 @@ HOSTILE = {
     ),
     # --- memory
     "memory balloon": ("x = bytearray(10 ** 10)", MEMORY),
-    "memory balloon, slowly": ("x = []\nwhile True: x.append(bytearray(10 ** 6))", MEMORY),
+    "memory balloon, slowly": ("x = []\nwhile True: x.append(bytes(10 ** 6))", MEMORY),
     "memory balloon by mmap": ("import mmap; mmap.mmap(-1, 10 ** 10)", MEMORY),
     "deep recursion": ("def f(): return f()\nf()", ERROR),
     "deep recursion, limit lifted": (
@@ -578,7 +578,9 @@ def test_interrupted_run_leaves_no_answers_behind(sandbox):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_trainer(number, tmp_path):
     script = """
+    import signal
     from common.sandbox import Sandbox
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     print("ready", flush=True)
     with Sandbox(workers=2) as sandbox:
         print(*[one.process.pid for one in sandbox.workers], flush=True)
@@ -591,14 +593,17 @@ def test_nothing_outlives_the_trainer(number, tmp_path):
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    trainer.stdout.readline()
-    workers = [int(word) for word in trainer.stdout.readline().split()]
-    deadline = time.monotonic() + 10
-    while len(list(tmp_path.glob("*/a"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    trainer.send_signal(number)
-    trainer.wait(timeout=10)
+    try:
+        trainer.stdout.readline()
+        workers = [int(word) for word in trainer.stdout.readline().split()]
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("*/a"))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        trainer.send_signal(number)
+        trainer.wait(timeout=60)
+    finally:
+        trainer.kill()
     trainer.stdout.close()
     while any(Path(f"/proc/{pid}").exists() for pid in workers) or list(tmp_path.iterdir()):
         assert time.monotonic() < deadline
