@@ -10,9 +10,11 @@
 A run goes on where it stopped if its folder is given again with the same arguments (`--out FOLDER`).
 """
 
+import atexit
 import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import signal
@@ -39,14 +41,25 @@ MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
 @contextmanager
 def plain_errors():
     """What a user can put right ends in one sentence and exit code 2, not in a stack trace; processes part in order."""
+    code = None
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        code = 2
+    except SystemExit as ended:
+        code = ended.code
     finally:
-        if torch.distributed.is_initialized():  # left to the interpreter's end, gloo's threads abort one run in six
+        several = torch.distributed.is_initialized()
+        if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
+    if several:  # what is left of torch's threads still aborts a run now and then, when all is written: not waited for
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    if code is not None:
+        sys.exit(code)
 
 
 def fill_in(args, small: dict, real: dict):
