@@ -340,10 +340,10 @@ NOTES = {
     "cure": "The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong programs pass than the "
     "simple one's, right tests (p01) and wrong ones (p00). Here no such difference shows. Of the coder's programs of now "
     "hardly any is wrong in the end, so that p01 and p00 are about a handful: all means fall, but beyond the spread of the "
-    "seeds only the simple reward's p01. On the base's wrong programs neither falls: two wrong digits agree by chance in one "
-    "case of nine, which is where p00 stands, and p01 would need better inputs, of which either reward says little while other "
-    "tests of the group are wrong. Where only the tester is trained the coder, on the same adapter, gains little, and the tests get as good: the "
-    "program they pick of four is nearly always right.",
+    "seeds only the simple reward's p01. On the base's wrong programs neither falls: two wrong digits agree by chance in "
+    "one case of nine, which is where p00 stands, and p01 would need better inputs, of which either reward says little "
+    "while other tests of the group are wrong. Where only the tester is trained the coder, on the same adapter, gains "
+    "little, and the tests get as good: the program they pick of four is nearly always right.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge. Here the solver's own training and the gate matter as in the "
     "paper; the judge's training does not help: it is paid for its format, which the embedded model has, and moves the one "
