@@ -424,7 +424,7 @@ XLABELS = {"step": "optimiser step", "gen_step": "the generator's steps", "co/sa
 
 
 def draw(results: list[dict], panels: list[tuple], path: Path):
-    """Every seed a thin line, the mean a thick one where more than half of the seeds have a value."""
+    """Every seed a thin line, the mean a thick one: of evaluations where all seeds have one, of steps where most do."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -446,7 +446,9 @@ def draw(results: list[dict], panels: list[tuple], path: Path):
                 of = defaultdict(list)  # step -> its values, one per run that has one
                 for step, value in (point for curve in curves for point in curve):
                     of[step].append(value)
-                means = sorted((step, statistics.mean(values)) for step, values in of.items() if 2 * len(values) > len(curves))
+                # a run that stopped itself ends the mean of evaluations, which else would be the survivors'
+                enough = len(curves) if key.startswith("eval/") else len(curves) // 2 + 1
+                means = sorted((step, statistics.mean(values)) for step, values in of.items() if len(values) >= enough)
                 axis.plot(*zip(*means), color=f"C{color}", linewidth=1.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(XLABELS[x])
