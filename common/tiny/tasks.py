@@ -8,8 +8,9 @@ every intermediate value is one digit and the right solution is
     <step>2-5=7</step>
     <answer>\\boxed{7}</answer>
 
-The programming tasks are the same chains with an input in place of the first digit: "Read x. Add 4, times 6, minus 5.
-Print x mod 10." Both are small enough for a one-million-parameter model to half know, and both have an exact oracle,
+The programming tasks are the same chains with an input in place of the first digit: "Read x. Then add 4, times 6, minus 5.
+Print x mod 10." The model has been trained on those; cure.py's are of two kinds on which tests go wrong, each in its own
+way, see `make_testing_task`. Both are small enough for a one-million-parameter model to half know, and both have an exact oracle,
 so that everything a co-training run claims about a verifier or a tester can be checked against the truth.
 
 Nothing here is random by itself: every sampling function takes a `random.Random`.
@@ -59,7 +60,7 @@ def sample_questions(seed: int, count: int, held_out: bool, steps=(2, 3, 4, 5)) 
 
 
 def _sample(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
-    """`count` different ones. There are few short ones, 562 programming tasks of two steps for training: a length of which
+    """`count` different ones. There are few short ones, some three hundred programming tasks of two steps: a length of which
     10,000 draws give nothing new is left out from there on."""
     steps, seen, misses = list(steps), {}, 0
     while len(seen) < count:
@@ -118,21 +119,39 @@ def gold_steps(question: str, text: str) -> list[bool] | None:
 
 
 # ------------------------------------------------------------------ programming tasks
+READ_AS = {"add": "+", "minus": "-", "times": "*", "add minus": "-"}
+
+
 def make_program_task(rng: random.Random, steps: int) -> str:
-    """`Read x. Add 4, times 6, minus 5. Print x mod 10.`"""
+    """`Read x. Then add 4, times 6, minus 5. Print x mod 10.`: what the embedded model is trained on."""
     _, operations = parse_question(make_question(rng, steps))
     words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
     return f"Read x. Then {words}. Print x mod 10."
 
 
+def make_testing_task(rng: random.Random, steps: int) -> str:
+    """What cure.py trains on, two kinds with equal odds, one for each way in which a test can be bad.
+
+    Products, `Read x. Then times 4, times 7. Print x mod 10.`: a wrong factor does not show on the inputs 0 and 5, or seldom.
+    There a right test lets wrong programs pass.
+    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 10.`: the model has never read one and drops
+    the sign more often than not, in programs and in tests. Wrong tests let wrong programs pass, and vote for them. Minus 5 is
+    left out: modulo 10 it is 5."""
+    if rng.random() < 0.5:
+        words = [f"times {rng.choice([2, 3, 4, 6, 7, 8, 9])}" for _ in range(steps)]
+    else:
+        words = [f"{rng.choice(['add', 'minus'])} {rng.randint(1, 9)}" for _ in range(steps)]
+        words[rng.randrange(steps)] = f"add minus {rng.choice([1, 2, 3, 4, 6, 7, 8, 9])}"
+    return f"Read x. Then {', '.join(words)}. Print x mod 10."
+
+
 def sample_tasks(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
-    """`count` different programming tasks of the training or the held-out part, the lengths in `steps` in equal shares."""
-    return _sample(random.Random(seed), count, held_out, make_program_task, steps)
+    """`count` different tasks for cure.py of the training or the held-out part, the lengths in `steps` in equal shares."""
+    return _sample(random.Random(seed), count, held_out, make_testing_task, steps)
 
 
 def parse_program_task(task: str) -> list[tuple[str, int]]:
-    by_word = {word: op for op, word in WORDS.items()}
-    return [(by_word[word], int(operand)) for word, operand in re.findall(r"(add|minus|times) (\d)", task)]
+    return [(READ_AS[words], int(operand)) for words, operand in re.findall(r"(add minus|add|minus|times) (\d)", task)]
 
 
 def program_output(task: str, x: int) -> int:
