@@ -81,7 +81,7 @@ EXPERIMENTS = {
     ),
     "cure": Experiment(
         "cure.py",
-        "--eval-every 0 --show-every 0",
+        "--show-every 0",
         {
             "precision": "",
             "simple reward": "--tester-reward simple",

@@ -27,20 +27,20 @@ def test_questions_and_solutions_are_true_arithmetic(seed):
 
 
 def test_a_length_that_is_used_up_is_left_out():
-    """There are 625 programming tasks of two steps, some of them held out."""
+    """There are 49 products of two factors and 288 sums of two with one negative number, some of them held out."""
     found = tasks.sample_tasks(1, 2000, held_out=False)
     assert len(set(found)) == 2000 and found[:1200] == tasks.sample_tasks(1, 1200, held_out=False)
-    two = [task for task in found if len(tasks.parse_program_task(task)) == 2]
-    assert len(two) == sum(not tasks.is_held_out(task) for task in every_two_step_task())
+    two = {task for task in found if len(tasks.parse_program_task(task)) == 2}
+    assert two == {task for task in every_two_step_task() if not tasks.is_held_out(task)}
     assert len(set(tasks.sample_tasks(0, 256, held_out=True))) == 256
 
 
-def every_two_step_task():
-    found = {}
-    rng = random.Random(0)
-    while len(found) < 625:
-        found[tasks.make_program_task(rng, 2)] = None
-    return found
+def every_two_step_task() -> set[str]:
+    factors, negative = (2, 3, 4, 6, 7, 8, 9), [f"add minus {b}" for b in (1, 2, 3, 4, 6, 7, 8, 9)]
+    positive = [f"{word} {a}" for word in ("add", "minus") for a in range(1, 10)]
+    pairs = [(f"times {a}", f"times {b}") for a in factors for b in factors]
+    pairs += [pair for a in positive for b in negative for pair in ((a, b), (b, a))]
+    return {f"Read x. Then {a}, {b}. Print x mod 10." for a, b in pairs}
 
 
 def test_step_labels_charge_a_mistake_once():
@@ -62,15 +62,47 @@ def test_malformed_questions(text):
     assert tasks.parse_question(text) is None
 
 
-def test_programs_compute_what_the_task_says(tmp_path):
-    rng = random.Random(0)
-    for _ in range(20):
-        task = tasks.make_program_task(rng, 3)
+@pytest.mark.parametrize("make_task", [tasks.make_program_task, tasks.make_testing_task])
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_programs_compute_what_the_task_says(make_task, steps):
+    """The oracle is Python's own reading of the words: `add minus 4` is `+ - 4`."""
+    rng = random.Random(steps)
+    for _ in range(40):
+        task = make_task(rng, steps)
         program = tasks.format_program(tasks.parse_program_task(task)).removeprefix("```python\n").removesuffix("\n```")
+        words = task.removeprefix("Read x. Then ").removesuffix(". Print x mod 10.").split(", ")
+        assert len(words) == steps
         for x in range(10):
+            value = x
+            for word in words:
+                symbols = word.replace("add", "+").replace("minus", "-").replace("times", "*")
+                value = eval(f"({value}) {symbols}")
             printed = []
             exec(program, {"input": lambda x=x: str(x), "print": printed.append})
-            assert printed == [tasks.program_output(task, x)]
+            assert printed == [tasks.program_output(task, x)] == [value % 10]
+
+
+def test_both_ways_in_which_a_test_can_be_bad():
+    """On 0 and 5 a wrong factor shows seldom, elsewhere mostly; a dropped sign shows on every input."""
+    rng = random.Random(0)
+    hidden = {x: 0 for x in range(10)}
+    products = sums = 0
+    for _ in range(2000):
+        task = tasks.make_testing_task(rng, 3)
+        if "minus" in task and "times" not in task:
+            sums += 1
+            misread = task.replace("add minus", "add")
+            assert all(tasks.program_output(task, x) != tasks.program_output(misread, x) for x in range(10))
+        else:
+            products += 1
+            assert "add" not in task
+            first, rest = task.split(",", 1)
+            other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
+            for x in hidden:
+                hidden[x] += tasks.program_output(task, x) == tasks.program_output(other, x)
+    assert 900 < sums < 1100 and products == 2000 - sums
+    assert hidden[0] == products and hidden[5] > 0.8 * products
+    assert all(hidden[x] < 0.2 * products for x in (1, 2, 3, 4, 6, 7, 8, 9)), hidden
 
 
 def test_imperfect_solutions_err_at_the_stated_rate():

@@ -9,9 +9,11 @@ every intermediate value is one digit and the right solution is
     <answer>\\boxed{7}</answer>
 
 The programming tasks are the same chains with an input in place of the first digit: "Read x. Then add 4, times 6, minus 5.
-Print x mod 10." The model has been trained on those; cure.py's are of two kinds on which tests go wrong, each in its own
-way, see `make_testing_task`. Both are small enough for a one-million-parameter model to half know, and both have an exact oracle,
-so that everything a co-training run claims about a verifier or a tester can be checked against the truth.
+Print x mod 10." The model has been trained on those; cure.py trains on two kinds on which tests go wrong, each in its own
+way: see `make_testing_task`.
+
+All are small enough for a one-million-parameter model to half know, and all have an exact oracle, so that everything a
+co-training run claims about a verifier or a tester can be checked against the truth.
 
 Nothing here is random by itself: every sampling function takes a `random.Random`.
 """
@@ -132,11 +134,11 @@ def make_program_task(rng: random.Random, steps: int) -> str:
 def make_testing_task(rng: random.Random, steps: int) -> str:
     """What cure.py trains on, two kinds with equal odds, one for each way in which a test can be bad.
 
-    Products, `Read x. Then times 4, times 7. Print x mod 10.`: a wrong factor does not show on the inputs 0 and 5, or seldom.
+    Products, `Read x. Then times 4, times 7. Print x mod 10.`: one wrong factor never shows on the input 0, and on 5 seldom.
     There a right test lets wrong programs pass.
-    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 10.`: the model has never read one and drops
-    the sign more often than not, in programs and in tests. Wrong tests let wrong programs pass, and vote for them. Minus 5 is
-    left out: modulo 10 it is 5."""
+    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 10.`: the model has never read one, and
+    drops the sign in half of its programs and four of five tests. Such tests let such programs pass, and vote for them.
+    Minus 5 is left out: modulo 10 it is 5."""
     if rng.random() < 0.5:
         words = [f"times {rng.choice([2, 3, 4, 6, 7, 8, 9])}" for _ in range(steps)]
     else:
