@@ -392,9 +392,9 @@ FIGURES = {  # panels: title, x, metric (of every step, or of evaluations if it 
     "cure": [
         (title, "step", key, tuple(EXPERIMENTS["cure"].variants))
         for title, key in (
-            ("coder: right programs", "cod/accuracy"),
             ("tester: right tests", "tes/accuracy"),
-            ("p01", "tes/p01"),
+            ("held out: p01, base's programs", "eval/tes/p01_base"),
+            ("held out: p00, base's programs", "eval/tes/p00_base"),
         )
     ],
     "mae": [
@@ -509,8 +509,11 @@ def summary() -> str:
                 f"{100 * start['eval/cod/accuracy']:.1f} → {end('precision', 'cod/accuracy')}; "
                 f"{100 * start['eval/tes/accuracy']:.1f} → {end('precision', 'tes/accuracy')}"
             )
-            rows.append(["", "p01 of the precision reward against the simple one", "36.5 against 42.2"])
-            rows[-1].append(f"{end('precision', 'tes/p01')} against {end('simple reward', 'tes/p01')}")
+            rows.append(["", "p01; p00: wrong programs of the base pass right tests; wrong ones", "36.5; 9.1 after 100 steps"])
+            ends = [f"{100 * start[f'eval/tes/{k}']:.1f} → {end('precision', f'tes/{k}')}" for k in ("p01_base", "p00_base")]
+            rows[-1].append("; ".join(ends))
+            rows.append(["", "the same with the simple reward", "42.2; 14.7"])
+            rows[-1].append("; ".join(end("simple reward", f"tes/{k}") for k in ("p01_base", "p00_base")))
             only = "precision, only the tester trained"
             rows.append(["", "best of 4 programs by 4 tests, only the tester trained: programs; best of 4", "-"])
             ends = [f"{100 * start[f'eval/{k}']:.1f} → {end(only, k)}" for k in ("cod/accuracy", "co/best_of_4")]
