@@ -460,75 +460,98 @@ def draw(results: list[dict], panels: list[tuple], path: Path):
     pyplot.close(figure)
 
 
+class Figures:
+    """What a claim quotes of an experiment: in per cent, over the seeds."""
+
+    def __init__(self, results: list[dict]):
+        self.results = results
+        self.first = next(r["evaluations"][0] for r in results if r["seed"] == results[0]["seed"])
+
+    def end(self, variant: str, key: str) -> str:
+        return spread(final(self.results, variant, f"eval/{key}"))
+
+    def rise(self, variant: str, key: str) -> str:
+        return f"{100 * self.first[f'eval/{key}']:.1f} → {self.end(variant, key)}"
+
+
+def tango_claims(f: Figures) -> list[tuple]:
+    alone = [f"reward from the verifier alone, {kind}" for kind in ("frozen", "co-trained")]
+    gaps = [spread([claimed_minus_true(r)[1] for r in f.results if r["variant"] == variant]) for variant in alone]
+    weights = [f.end(variant, "ver/balanced_accuracy") for variant in ("co-trained", "co-trained, no class weights")]
+    plain = f"{f.end('co-trained', 'gen/accuracy')} against {f.end('GRPO, no verifier', 'gen/accuracy')}"
+    frozen = "reward from a frozen verifier alone: accuracy; accept rate minus accuracy"
+    return [
+        ("co-training against plain GRPO, equally many generator steps", "46.1 against 37.0", plain),
+        ("the verifier judges steps without step labels: step F1", "rises", f.rise("co-trained", "ver/step_f1")),
+        ("its balanced accuracy, with and without class weights", "collapses without", " and ".join(weights)),
+        (frozen, "-", f"{f.rise(alone[0], 'gen/accuracy')}; {gaps[0]}"),
+        ("the same, verifier co-trained", "-", f"{f.end(alone[1], 'gen/accuracy')}; {gaps[1]}"),
+    ]
+
+
+def prime_claims(f: Figures) -> list[tuple]:
+    ends = f"{f.end('PRIME', 'pol/accuracy')} against {f.end('outcome only', 'pol/accuracy')}"
+    return [("token rewards against outcome only, held-out accuracy", "41.0 against 36.9", ends)]
+
+
+def gar_claims(f: Figures) -> list[tuple]:
+    ends = [f.end(variant, "rea/accuracy") for variant in ("7 trained, both", "2 GRPO, exact match only")]
+    return [("trained discriminator against plain GRPO", "61.3 against 56.3 (AIME24)", " against ".join(ends))]
+
+
+def cure_claims(f: Figures) -> list[tuple]:
+    def both(figure, variant, *keys):
+        return "; ".join(figure(variant, key) for key in keys)
+
+    rates, only = ("tes/p01_base", "tes/p00_base"), "precision, only the tester trained"
+    claim = "p01; p00: wrong programs of the base pass right tests; wrong ones"
+    best = "best of 4 programs by 4 tests, only the tester trained: programs; best of 4"
+    return [
+        ("right programs; right tests", "+5.3; +37.8 points", both(f.rise, "precision", "cod/accuracy", "tes/accuracy")),
+        (claim, "36.5; 9.1 after 100 steps", both(f.rise, "precision", *rates)),
+        ("the same with the simple reward", "42.2; 14.7", both(f.end, "simple reward", *rates)),
+        (best, "-", both(f.rise, only, "cod/accuracy", "co/best_of_4")),
+    ]
+
+
+def spin_claims(f: Figures) -> list[tuple]:
+    ends = f"{f.end('SPIN', 'pla/accuracy')} against {f.end('continued SFT', 'pla/accuracy')}"
+    return [("self-play against continued SFT on the same answers", "rises; does not", ends)]
+
+
+def mae_claims(f: Figures) -> list[tuple]:
+    return [
+        ("accuracy without any gold answer", "55.3 → 59.9", f.rise("all parts trained", "sol/accuracy")),
+        ("its opinion of itself minus the truth", "not measured", f.rise("all parts trained", "co/flattery")),
+    ]
+
+
+def collapse_claims(f: Figures) -> list[tuple]:
+    ends = f"{f.end('all parts trained', 'sol/accuracy')}; {f.end('all parts trained', 'co/flattery')}"
+    return [("four times the learning rate: accuracy; flattery", "-", ends)]
+
+
+CLAIMS = {  # (claim, the paper's figures, ours)
+    "tango": tango_claims,
+    "prime": prime_claims,
+    "gar": gar_claims,
+    "cure": cure_claims,
+    "spin": spin_claims,
+    "mae": mae_claims,
+    "mae_collapse": collapse_claims,
+}
+
+
 def summary() -> str:
     """The README's table: one line per claim, for every experiment there is."""
     rows = []
-    for name in EXPERIMENTS:
+    for name, claims in CLAIMS.items():
         path = FOLDER / f"{name}.json"
-        if not path.exists():
-            continue
-        results = json.loads(path.read_text())["runs"]
+        results = json.loads(path.read_text())["runs"] if path.exists() else []
         if {r["variant"] for r in results} != set(EXPERIMENTS[name].variants):
             continue  # begun only
-        start = [r["evaluations"][0] for r in results if r["seed"] == results[0]["seed"]][0]
-
-        def end(variant: str, key: str, results=results) -> str:
-            return spread(final(results, variant, f"eval/{key}"))
-
-        link = f"[`{name}.py`](docs/evidence/{name}.md)"
-        if name == "tango":
-            f1, accuracy = 100 * start["eval/ver/step_f1"], 100 * start["eval/gen/accuracy"]
-            alone = [f"reward from the verifier alone, {kind}" for kind in ("frozen", "co-trained")]
-            gaps = [[claimed_minus_true(r)[1] for r in results if r["variant"] == variant] for variant in alone]
-            rows += [
-                [
-                    link,
-                    "co-training against plain GRPO, equally many generator steps",
-                    "46.1 against 37.0",
-                ]
-                + [f"{end('co-trained', 'gen/accuracy')} against {end('GRPO, no verifier', 'gen/accuracy')}"],
-                ["", "the verifier judges steps without step labels: step F1", "rises"]
-                + [f"{f1:.1f} → {end('co-trained', 'ver/step_f1')}"],
-                ["", "its balanced accuracy, with and without class weights", "collapses without"]
-                + [" and ".join(end(v, "ver/balanced_accuracy") for v in ("co-trained", "co-trained, no class weights"))],
-                ["", "reward from a frozen verifier alone: accuracy; accept rate minus accuracy", "-"]
-                + [f"{accuracy:.1f} → {end(alone[0], 'gen/accuracy')}; {spread(gaps[0])}"],
-                ["", "the same, verifier co-trained", "-"] + [f"{end(alone[1], 'gen/accuracy')}; {spread(gaps[1])}"],
-            ]
-        elif name == "prime":
-            rows.append([link, "token rewards against outcome only, held-out accuracy", "41.0 against 36.9"])
-            rows[-1].append(f"{end('PRIME', 'pol/accuracy')} against {end('outcome only', 'pol/accuracy')}")
-        elif name == "gar":
-            rows.append([link, "trained discriminator against plain GRPO", "61.3 against 56.3 (AIME24)"])
-            rows[-1].append(
-                f"{end('7 trained, both', 'rea/accuracy')} against {end('2 GRPO, exact match only', 'rea/accuracy')}"
-            )
-        elif name == "cure":
-            rows.append([link, "right programs; right tests", "+5.3; +37.8 points"])
-            rows[-1].append(
-                f"{100 * start['eval/cod/accuracy']:.1f} → {end('precision', 'cod/accuracy')}; "
-                f"{100 * start['eval/tes/accuracy']:.1f} → {end('precision', 'tes/accuracy')}"
-            )
-            rows.append(["", "p01; p00: wrong programs of the base pass right tests; wrong ones", "36.5; 9.1 after 100 steps"])
-            ends = [f"{100 * start[f'eval/tes/{k}']:.1f} → {end('precision', f'tes/{k}')}" for k in ("p01_base", "p00_base")]
-            rows[-1].append("; ".join(ends))
-            rows.append(["", "the same with the simple reward", "42.2; 14.7"])
-            rows[-1].append("; ".join(end("simple reward", f"tes/{k}") for k in ("p01_base", "p00_base")))
-            only = "precision, only the tester trained"
-            rows.append(["", "best of 4 programs by 4 tests, only the tester trained: programs; best of 4", "-"])
-            ends = [f"{100 * start[f'eval/{k}']:.1f} → {end(only, k)}" for k in ("cod/accuracy", "co/best_of_4")]
-            rows[-1].append("; ".join(ends))
-        elif name == "spin":
-            rows.append([link, "self-play against continued SFT on the same answers", "rises; does not"])
-            rows[-1].append(f"{end('SPIN', 'pla/accuracy')} against {end('continued SFT', 'pla/accuracy')}")
-        elif name == "mae":
-            rows.append([link, "accuracy without any gold answer", "55.3 → 59.9"])
-            rows[-1].append(f"{100 * start['eval/sol/accuracy']:.1f} → {end('all parts trained', 'sol/accuracy')}")
-            rows.append(["", "its opinion of itself minus the truth", "not measured"])
-            rows[-1].append(f"{100 * start['eval/co/flattery']:.1f} → {end('all parts trained', 'co/flattery')}")
-        elif name == "mae_collapse":
-            rows.append([link.replace("mae_collapse.py", "mae.py"), "four times the learning rate: accuracy; flattery", "-"])
-            rows[-1].append(" ".join([end("all parts trained", "sol/accuracy") + ";", end("all parts trained", "co/flattery")]))
+        link = f"[`{EXPERIMENTS[name].script}`](docs/evidence/{name}.md)"
+        rows += [["" if i else link, *claim] for i, claim in enumerate(claims(Figures(results)))]
     return markdown(["script", "claim", "paper", "here, in %: mean ± 95 % interval [range over seeds]"], rows)
 
 
