@@ -338,12 +338,16 @@ TABLES = {
 }
 NOTES = {
     "cure": "The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong programs pass than the "
-    "simple one's, right tests (p01) and wrong ones (p00). Here no such difference shows. Of the coder's programs of now "
-    "hardly any is wrong in the end, so that p01 and p00 are about a handful: all means fall, but beyond the spread of the "
-    "seeds only the simple reward's p01. On the base's wrong programs neither falls: two wrong digits agree by chance in "
-    "one case of nine, which is where p00 stands, and p01 would need better inputs, of which either reward says little "
-    "while other tests of the group are wrong. Where only the tester is trained the coder, on the same adapter, gains "
-    "little, and the tests get as good: the program they pick of four is nearly always right.",
+    "simple one's, right tests (p01) and wrong ones (p00). The embedded tasks are of two kinds, each with a way of its own for "
+    "tests to be bad: products, where some inputs tell little, and sums with a negative number, whose sign both parts drop at "
+    "first. So at the start wrong tests let wrong programs pass more often than two wrong digits agree by chance, one case of "
+    "nine. With the precision reward both rates fall in every seed: for the coder's programs of now, of which hardly any is "
+    "wrong in the end, so that the spread is wide, and for the base's, the same ones all along. There p00 falls to about "
+    "chance, since a wrong test is now one of wrong arithmetic, and p01 because there are right tests for sums now, which a "
+    "dropped sign fails. On products p01 stays about where it was, though the testers choose weak inputs less often, which "
+    "the simple reward's do not beyond the spread (docs/evidence/cure_inputs.md). Between the rewards the rates differ by less "
+    "than the spread. Where only the tester is trained the coder, on the same adapter, gains some, and the program that the "
+    "tests pick of four is right far more often.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge. Here the solver's own training and the gate matter as in the "
     "paper; the judge's training does not help: it is paid for its format, which the embedded model has, and moves the one "
