@@ -624,7 +624,9 @@ def write_up(name: str):
     for variant, arguments in experiment.variants.items():
         arguments, patch = arguments if isinstance(arguments, tuple) else (arguments, None)
         words = [f"`{arguments}`"] * bool(arguments) + [f"`{patch}`"] * bool(patch)
-        text += f"\n- {variant}: {' and '.join(words) or 'nothing else'}"
+        own = sorted(r["seed"] for r in kept["runs"] if r["variant"] == variant)
+        fewer = f" (seeds {', '.join(map(str, own))})" if own != seeds else ""
+        text += f"\n- {variant}{fewer}: {' and '.join(words) or 'nothing else'}"
     table = TABLES[name](kept["runs"])
     picture = "![every seed thin, their mean thick]({})\n\n"
     (FOLDER / f"{name}.md").write_text(f"# {name}\n\n{text}\n\n{picture.format(f'{name}.png')}{table}")
