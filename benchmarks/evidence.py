@@ -354,7 +354,8 @@ NOTES = {
     "products p01 stays about where it was, though the testers choose weak inputs less often "
     "(docs/evidence/cure_inputs.md). Of the coder's programs of now hardly any is wrong in the end: the means of their rates "
     "fall, too, but single seeds end above the start. Between the rewards the difference has the paper's sign and is small: "
-    "see the line below the table. Where only the tester is trained the coder, on the same adapter, gains some, and the program that the tests "
+    "see the line below the table. "
+    "Where only the tester is trained the coder, on the same adapter, gains some, and the program that the tests "
     "pick of four is right far more often.",
     "mae": "The paper: each part is needed, and without the quality gate training hurts. All numbers are against gold answers "
     "that training never sees, but for the last row's judge. Here the solver's own training and the gate matter as in the "
