@@ -1,8 +1,9 @@
 """Does every default keep its five minutes? python benchmarks/defaults.py
 
-Runs the six scripts without arguments, one after the other on an otherwise idle machine, and writes wall-clock and CPU seconds,
-evaluations included, to docs/evidence/defaults.json, from which benchmarks/evidence.py makes the README's row. Scripts that are
-there already are not run again; one that was interrupted starts anew, for its time would not be one run's.
+Runs the six scripts without arguments, one after the other on an otherwise idle machine, and writes
+wall-clock and CPU seconds, evaluations included, to docs/evidence/defaults.json, from which
+benchmarks/evidence.py makes the README's row. A script that is in the file already is not run
+again; one that was interrupted starts anew, because its time would not be that of one run.
 """
 
 import argparse
@@ -22,8 +23,10 @@ SCRIPTS = ("tango", "prime", "gar", "cure", "spin", "mae")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", nargs="+", default=[], choices=SCRIPTS, help="measure these anew")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--again", nargs="+", default=[], choices=SCRIPTS, help="measured anew")
     args = parser.parse_args()
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in SCRIPTS:
@@ -31,8 +34,8 @@ def main():
             continue
         folder = ROOT / "runs" / "defaults" / name
         shutil.rmtree(folder, ignore_errors=True)
-        start = time.time()
-        process = subprocess.Popen([sys.executable, f"{name}.py", "--out", str(folder)], cwd=ROOT, stdout=subprocess.DEVNULL)
+        start, command = time.time(), [sys.executable, f"{name}.py", "--out", str(folder)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.time() - start
         if status:

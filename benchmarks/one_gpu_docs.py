@@ -1,5 +1,8 @@
-"""The tables of docs/one-gpu.md, from common/memory.py and from what one_gpu.py and rollouts.py left in
-docs/evidence/one_gpu/: python benchmarks/one_gpu_docs.py. What has not been measured says so."""
+"""The tables of docs/one-gpu.md: python benchmarks/one_gpu_docs.py
+
+They come from common/memory.py and from what one_gpu.py and rollouts.py have left in
+docs/evidence/one_gpu/. What has not been measured says so.
+"""
 
 import json
 import sys
@@ -12,7 +15,8 @@ from one_gpu import RESULTS, ROOT, SHAPES  # noqa: E402
 
 DOCS = ROOT / "docs" / "one-gpu.md"
 CARDS = {"16 GB": 16, "24 GB": 24, "80 GB": 80}
-TURNS = [(512, 1024), (512 + 1024, 1024)]  # tango.py's for real models: a solution, and a judgement that has read it
+# (prompt, completion) of tango.py with a real model: a solution, and a judgement that has read it
+TURNS = [(512, 1024), (512 + 1024, 1024)]
 PHASES = ("rollout", "scoring", "log-prob", "backward", "other")
 NOT_YET = "not measured yet"
 
@@ -21,7 +25,9 @@ def row(*cells) -> str:
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
-def header(*titles) -> str:
+def header(titles: str) -> str:
+    """titles: separated by " | "."""
+    titles = titles.split(" | ")
     return row(*titles) + "|" + "---|" * len(titles) + "\n"
 
 
@@ -29,22 +35,31 @@ def name(size: str) -> str:
     return f"Qwen2.5 {size.upper()}"
 
 
+def need(size: str, turns=TURNS, **change) -> dict[str, int]:
+    """The estimate for two players of tango.py on a 4-bit base."""
+    given = dict(adapters=2, lora_rank=16, four_bit=True, rows=1, micro_batch=1) | change
+    return estimate(SHAPES[size], turns, **given)
+
+
 def fitting(size: str, gib: int) -> tuple[int, int, dict] | None:
-    """(rows at once, micro-batch, estimate): the most that two players of tango.py may take on such a card."""
+    """(rows at once, micro-batch, estimate): the most that fits on a card of `gib` GiB."""
     free = gib * GIB - CUDA_CONTEXT
 
-    def need(rows, micro):
-        sizes = dict(rows=rows, micro_batch=micro, gpu_bytes=gib * GIB)
-        return estimate(SHAPES[size], TURNS, adapters=2, lora_rank=16, four_bit=True, **sizes)
+    def fits(phase: str, **change) -> bool:
+        return need(size, gpu_bytes=gib * GIB, **change)[phase] <= free
 
-    rows = next((r for r in halves(256) if need(r, 1)["sampling"] <= free), None)
-    micro = next((m for m in halves(8) if need(1, m)["training"] <= free), None)  # more gain nothing at this length
-    return (rows, micro, need(rows, micro)) if rows and micro else None
+    rows = next((n for n in halves(256) if fits("sampling", rows=n)), None)
+    # at this length, a micro-batch of more than 8 rows gains nothing
+    micro = next((n for n in halves(8) if fits("training", micro_batch=n)), None)
+    if not rows or not micro:
+        return None
+    return rows, micro, need(size, gpu_bytes=gib * GIB, rows=rows, micro_batch=micro)
 
 
 def cards_table(results: dict[str, dict]) -> str:
     text = header(
-        "model", "card", "`--rows-at-once`", "`--micro-batch`", "certain", "sampling", "training", "measured, training"
+        "model | card | `--rows-at-once` | `--micro-batch` | certain | sampling | training | "
+        "measured, training"
     )
     for size in ("0.5b", "1.5b", "7b", "14b", "32b"):
         for card, gib in CARDS.items():
@@ -52,31 +67,39 @@ def cards_table(results: dict[str, dict]) -> str:
             if found is None:
                 text += row(name(size), card, "does not fit", "", "", "", "", "")
                 continue
-            rows, micro, need = found
-            gigabytes = [f"{need[key] / GIB:.1f}" for key in ("certain", "sampling", "training")]
+            rows, micro, needed = found
+            gigabytes = [f"{needed[key] / GIB:.1f}" for key in ("certain", "sampling", "training")]
             measured = peak(results.get(f"training-{size}-{micro}-ours", {})) or NOT_YET
             text += row(name(size), card, rows, micro, *gigabytes, measured)
     return text
 
 
 def parts_table(_: dict[str, dict]) -> str:
-    def need(**change):
-        given = dict(adapters=2, lora_rank=16, four_bit=True, rows=1, micro_batch=1) | change
-        return estimate(SHAPES["7b"], TURNS, **given)
-
-    one, two = need(), need(micro_batch=2)
-    length = max(sum(turn) for turn in TURNS)
-    gib = lambda count: f"{count / GIB:.2f}"  # noqa: E731
-    text = header("what", "7B, GiB", "lower it with")
-    text += row("base: NF4 with double quantisation; embeddings and head in bfloat16", gib(one["weights"]), "a smaller model")
-    both = one["adapters"] + one["gradients"]
-    text += row("two adapters of rank 16 in float32, and the gradient of one", gib(both), "`--lora-rank`")
-    paged = f"`--eight-bit-adam`: {gib(need(eight_bit_adam=True)['adam'])}, paged to the CPU where the GPU is full"
-    text += row("Adam's moments", gib(one["adam"]), paged)
-    text += row(f"KV cache, per row of {length:,} tokens", gib(one["kv_cache"]), "`--rows-at-once`")
+    one, two, eight_bit = need("7b"), need("7b", micro_batch=2), need("7b", eight_bit_adam=True)
+    length = f"{max(map(sum, TURNS)):,} tokens"
+    adapters = one["adapters"] + one["gradients"]
     passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
-    text += row(f"activations, per row of {length:,} tokens", gib(passing), "`--micro-batch`")
-    return text + row("log-probs: a block of logits, on 24 GB", gib(one["logprob"]), "nothing; it is a 32nd of the card")
+    paged = f"{eight_bit['adam'] / GIB:.2f}, paged to the CPU where the GPU is full"
+    parts = {
+        "base: NF4 with double quantisation; embeddings and head in bfloat16": one["weights"],
+        "two adapters of rank 16 in float32, and the gradient of one": adapters,
+        "Adam's moments": one["adam"],
+        f"KV cache, per row of {length}": one["kv_cache"],
+        f"activations, per row of {length}": passing,
+        "log-probs: a block of logits, on 24 GB": one["logprob"],
+    }
+    lower_with = [
+        "a smaller model",
+        "`--lora-rank`",
+        f"`--eight-bit-adam`: {paged}",
+        "`--rows-at-once`",
+        "`--micro-batch`",
+        "nothing; it is a 32nd of the card",
+    ]
+    text = header("what | 7B, GiB | lower it with")
+    for (what, size), lower in zip(parts.items(), lower_with, strict=True):
+        text += row(what, f"{size / GIB:.2f}", lower)
+    return text
 
 
 def peak(cell: dict) -> str:
@@ -84,7 +107,7 @@ def peak(cell: dict) -> str:
     return f"{highest / GIB:.1f}" if highest else ""
 
 
-def told(cell: dict) -> str:
+def why_empty(cell: dict) -> str:
     """Why a cell has no figures."""
     return cell.get("error") or cell.get("skipped") or NOT_YET
 
@@ -93,47 +116,55 @@ def training_table(results: dict[str, dict]) -> str:
     matmul = results.get("matmul", {})
     gpu_bytes = matmul.get("machine", {}).get("memory") or 24 * GIB
     text = header(
-        "model", "micro-batch", "ours, s", "of the matmul rate", "peak, GiB", "estimated, GiB", "TRL, s", "its peak, GiB"
+        "model | micro-batch | ours, s | of the matmul rate | peak, GiB | estimated, GiB | "
+        "TRL, s | its peak, GiB"
     )
     for size in ("1.5b", "7b"):
         for micro in (1, 2, 4, 8):
-            sizes = dict(rows=1, micro_batch=micro, gpu_bytes=gpu_bytes)
-            need = estimate(SHAPES[size], TURNS[1:], adapters=2, lora_rank=16, four_bit=True, **sizes)
-            ours, trl = (results.get(f"training-{size}-{micro}-{who}", {}) for who in ("ours", "trl"))
-            seconds = [f"{c['seconds']:.2f}" if "seconds" in c else told(c) for c in (ours, trl)]
-            share = f"{ours['tflops'] / matmul['tflops']:.0%}" if "tflops" in ours and "tflops" in matmul else ""
-            estimated = f"{need['training'] / GIB:.1f}"
-            text += row(name(size), micro, seconds[0], share, peak(ours), estimated, seconds[1], peak(trl))
+            needed = need(size, TURNS[1:], micro_batch=micro, gpu_bytes=gpu_bytes)
+            cells = [results.get(f"training-{size}-{micro}-{who}", {}) for who in ("ours", "trl")]
+            ours, trl = cells
+            seconds = [f"{c['seconds']:.2f}" if "seconds" in c else why_empty(c) for c in cells]
+            share = ""
+            if "tflops" in ours and "tflops" in matmul:
+                share = f"{ours['tflops'] / matmul['tflops']:.0%}"
+            estimated = f"{needed['training'] / GIB:.1f}"
+            own = (seconds[0], share, peak(ours), estimated)
+            text += row(name(size), micro, *own, seconds[1], peak(trl))
     return text
 
 
 def steps_table(results: dict[str, dict]) -> str:
-    text = header("script", "model", "who", *(f"{phase}, s" for phase in PHASES), "s a step", "tokens/s", "peak, GiB")
+    phases = " | ".join(f"{phase}, s" for phase in PHASES)
+    text = header(f"script | model | who | {phases} | s a step | tokens/s | peak, GiB")
     cells = [cell for key, cell in results.items() if key.startswith("step-")]
     planned = [(size, who) for size in ("7b", "1.5b") for who in ("ours", "two trainers")]
     for cell in cells or [{"script": "tango", "size": size, "who": who} for size, who in planned]:
         first = [f"{cell['script']}.py", name(cell["size"]), cell["who"]]
         if "seconds" not in cell:
-            text += row(*first, told(cell), *[""] * (len(PHASES) + 2))
+            text += row(*first, why_empty(cell), *[""] * (len(PHASES) + 2))
             continue
-        seconds = [f"{cell['phases'].get(phase, 0.0):.2f}" for phase in PHASES]
-        text += row(*first, *seconds, f"{cell['seconds']:.2f}", f"{cell['tokens_per_second']:.0f}", peak(cell))
+        seconds = [cell["phases"].get(phase, 0.0) for phase in PHASES] + [cell["seconds"]]
+        rate = f"{cell['tokens_per_second']:.0f}"
+        text += row(*first, *[f"{s:.2f}" for s in seconds], rate, peak(cell))
     return text
 
 
 def rollouts_table(results: dict[str, dict]) -> str:
-    text = header("model", "rows x tokens", "method", "tokens/s", "against generate", "peak, GiB")
+    text = header("model | rows x tokens | method | tokens/s | against generate | peak, GiB")
     cells = {key: cell for key, cell in results.items() if key.startswith("rollouts-")}
-    methods = ("generate", "generate_batch", "sample", "static")
-    default = {f"rollouts-7b-64x1000-{m}": {"size": "7b", "rows": 64, "tokens": 1000, "method": m} for m in methods}
-    for key, cell in (cells or default).items():
+    for method in () if cells else ("generate", "generate_batch", "sample", "static"):
+        planned = {"size": "7b", "rows": 64, "tokens": 1000, "method": method}
+        cells[f"rollouts-7b-64x1000-{method}"] = planned
+    for key, cell in cells.items():
         first = [name(cell["size"]), f"{cell['rows']} x {cell['tokens']}", f"`{cell['method']}`"]
-        if "tokens_per_second" not in cell:
-            text += row(*first, told(cell), "", "")
+        rate = cell.get("tokens_per_second")
+        if rate is None:
+            text += row(*first, why_empty(cell), "", "")
             continue
-        base = results.get(key.removesuffix(cell["method"]) + "generate", {}).get("tokens_per_second")
-        ratio = f"{cell['tokens_per_second'] / base:.2f}x" if base else ""
-        text += row(*first, f"{cell['tokens_per_second']:.0f}", ratio, peak(cell))
+        plain = results.get(f"{key.removesuffix(cell['method'])}generate", {})
+        base = plain.get("tokens_per_second")
+        text += row(*first, f"{rate:.0f}", f"{rate / base:.2f}x" if base else "", peak(cell))
     return text
 
 

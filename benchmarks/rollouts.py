@@ -1,25 +1,30 @@
-"""Ways to sample rollouts from a 4-bit base with an active LoRA adapter: python benchmarks/rollouts.py --data FOLDER
+"""Ways to sample rollouts from a 4-bit base with an active LoRA adapter.
 
-    generate          transformers' generate, as common/cotrainer.py calls it on a GPU
-    generate_batch    transformers' continuous batching: paged cache, rows enter and leave at every step
-    sample            common/sampling.py: a prompt is read once for its group, ended rows are dropped
-    static            the same, with nothing that changes shape from token to token, so that a whole step is one CUDA graph;
-                      adapters in the base's precision meanwhile. A candidate for common/sampling.py, not used by it
-Prompts are GSM8K's in groups of 8, weights are random (see one_gpu.py, also for FOLDER), so all rows have the full length.
-Every cell is a JSON file in --out; a method that fails leaves its error there. --shapes tiny runs on a CPU in a minute.
+    python benchmarks/rollouts.py --data FOLDER
+
+    generate          transformers' generate, as common/adapters.py calls it on a GPU
+    generate_batch    transformers' continuous batching: paged cache, rows come and go at every step
+    sample            common/sampling.py: a prompt is read once for its group, ended rows are
+                      dropped
+    static            the same, with nothing that changes shape from token to token, so that a whole
+                      step is one CUDA graph; adapters in the base's precision meanwhile. A
+                      candidate for common/sampling.py, not used by it
+
+Prompts are GSM8K's in groups of 8. Weights are random (see one_gpu.py, also for FOLDER), so all
+rows have the full length. Every cell is a JSON file in --out; a method that fails leaves its error
+there. `--shapes tiny` runs on a CPU in a minute.
 """
 
 import argparse
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from common.cotrainer import PREFILL_TOKENS  # noqa: E402
-from common.data import load_questions  # noqa: E402
 from common.model import add_players  # noqa: E402
-from common.sampling import _merged, _prefill, sample  # noqa: E402
+from common.sampling import PREFILL_TOKENS, _merged, _prefill, sample  # noqa: E402
 from tango import solve_prompt  # noqa: E402
 
 import torch  # noqa: E402
@@ -32,9 +37,9 @@ from transformers.generation import ContinuousBatchingConfig  # noqa: E402
 GROUP = 8
 
 
-# ------------------------------------------------------------------ the candidate: one CUDA graph per token
+# ------------------------------------------------------------------ one CUDA graph per token
 class FixedSlots(DynamicLayer):
-    """A layer's keys and values, written at a position that is a tensor and read up to a fixed end."""
+    """A layer's keys and values, written at a position that is a tensor, read to a fixed end."""
 
     def __init__(self, filled, at: torch.Tensor):
         super().__init__()
@@ -52,15 +57,17 @@ class FixedSlots(DynamicLayer):
 
 
 class Decoder:
-    """`step()` samples one token of every row, all in place: a CUDA graph of it can be replayed for every token.
+    """`step()` samples a token of every row, all in place: a CUDA graph of it can be replayed.
 
-    Shapes: B rows, S slots of the cache, T tokens at most."""
+    Shapes: B rows, S slots of the cache, T tokens at most.
+    """
 
-    def __init__(self, base, hidden, cache, mask, position, max_tokens: int, temperature: float, eos, pad_id: int):
+    def __init__(self, base, prefilled: tuple, max_tokens: int, temperature: float, eos, pad_id):
+        """prefilled: what common.sampling._prefill returns."""
+        hidden, cache, mask, position = prefilled
         rows, slots, device = len(hidden), mask.shape[1], hidden.device
-        self.backbone, self.head, self.temperature, self.eos, self.pad_id = (
-            base.base_model, base.get_output_embeddings(), temperature, eos, pad_id,
-        )  # fmt: skip
+        self.backbone, self.head = base.base_model, base.get_output_embeddings()
+        self.temperature, self.eos, self.pad_id = temperature, eos, pad_id
         self.width = slots - max_tokens
         self.mask = mask[:, None, None].clone()  # (B, 1, 1, S)
         self.mask[..., self.width :] = False  # a slot counts once it is written
@@ -79,7 +86,7 @@ class Decoder:
         logits = self.head(hidden).float()  # (B, V)
         if self.temperature > 0:
             p = torch.softmax(logits / self.temperature, dim=-1)
-            token = (p / torch.empty_like(p).exponential_()).argmax(-1)  # exponential race
+            token = (p / torch.empty_like(p).exponential_()).argmax(-1)  # a sample, without a sync
         else:
             token = logits.argmax(-1)
         self.tokens.index_copy_(1, self.t, torch.where(self.ended, -1, token)[:, None])
@@ -89,11 +96,13 @@ class Decoder:
 
     def step(self):
         self.mask.index_fill_(3, self.at, True)
-        hidden = self.backbone(
-            input_ids=self.token[:, None], attention_mask=self.mask[..., : self.end], position_ids=self.position,
+        states = self.backbone(
+            input_ids=self.token[:, None],
+            attention_mask=self.mask[..., : self.end],
+            position_ids=self.position,
             past_key_values=self.cache,
-        ).last_hidden_state[:, -1]  # fmt: skip
-        self.choose(hidden)
+        ).last_hidden_state
+        self.choose(states[:, -1])
         self.position += 1
         self.at += 1
 
@@ -110,14 +119,19 @@ class Decoder:
 
 
 @torch.no_grad()
-def sample_static(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id, window: int = 128) -> list[list[int]]:
-    """As `common.sampling.sample`, token ids only. Every `window` tokens ended rows are dropped and a new graph is made, that
-    attends to so much more; without a GPU the steps run as they are."""
+def sample_static(
+    model, prompt_ids, max_tokens, temperature, eos_ids, pad_id, window: int = 128
+) -> list[list[int]]:
+    """As `common.sampling.sample`, but returns token ids only.
+
+    Every `window` tokens ended rows are dropped and a new graph is made, which attends to that much
+    more. Without a GPU the steps run as they are.
+    """
     base = model.get_base_model()
     eos = torch.tensor(eos_ids, device=base.device)
     with _merged(model), adapters_in(model, base.dtype):
-        hidden, cache, mask, position = _prefill(base.base_model, prompt_ids, max_tokens, pad_id, base.device)
-        decoder = Decoder(base, hidden, cache, mask, position, max_tokens, temperature, eos, pad_id)
+        prefilled = _prefill(base.base_model, prompt_ids, max_tokens, pad_id, base.device)
+        decoder = Decoder(base, prefilled, max_tokens, temperature, eos, pad_id)
         result = torch.full((len(prompt_ids), max_tokens), -1, device=base.device)
         alive = torch.arange(len(prompt_ids), device=base.device)
         pool = torch.cuda.graph_pool_handle() if base.device.type == "cuda" else None
@@ -138,7 +152,7 @@ def sample_static(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id, w
 
 
 def play(step, count: int, pool):
-    """`step` so many times; on a GPU once as it is, which also warms up, and then as a graph."""
+    """`step` count times; on a GPU once as it is, which also warms up, and then as a graph."""
     if pool is None:
         for _ in range(count):
             step()
@@ -158,7 +172,10 @@ def play(step, count: int, pool):
 
 @contextmanager
 def adapters_in(model, dtype):
-    """Adapters in the base's precision, as autocast has them in training; in float32 every layer would convert twice."""
+    """Adapters in the base's precision, as autocast has them in training.
+
+    In float32 every layer would convert its input and its output.
+    """
     before = [(p, p.data) for name, p in model.named_parameters() if "lora_" in name]
     for parameter, data in before:
         parameter.data = data.to(dtype)
@@ -172,29 +189,43 @@ def adapters_in(model, dtype):
 # ------------------------------------------------------------------ the others
 def generate(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
     width = max(map(len, prompt_ids))
-    padded = torch.tensor([[pad_id] * (width - len(row)) + row for row in prompt_ids], device=model.device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompt_ids], device=model.device)
-    sampling = dict(do_sample=True, temperature=temperature, top_k=0) if temperature > 0 else dict(do_sample=False)
-    settings = GenerationConfig(
-        max_new_tokens=max_tokens, eos_token_id=eos_ids, pad_token_id=pad_id, disable_compile=True,
-        prefill_chunk_size=PREFILL_TOKENS, **sampling,
-    )  # fmt: skip
+    padded = [[pad_id] * (width - len(row)) + row for row in prompt_ids]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in prompt_ids]
+    settings = generation_config(max_tokens, temperature, eos_ids, pad_id)
+    settings.prefill_chunk_size, settings.disable_compile = PREFILL_TOKENS, True
     with torch.no_grad():
-        ids = model.generate(input_ids=padded, attention_mask=mask, generation_config=settings)[:, width:].tolist()
-    ends = [next((i + 1 for i, token in enumerate(row) if token in eos_ids), len(row)) for row in ids]
-    return [row[:end] for row, end in zip(ids, ends)]
+        ids = model.generate(
+            input_ids=torch.tensor(padded, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            generation_config=settings,
+        )
+    rows = []
+    for row in ids[:, width:].tolist():
+        ends = [i + 1 for i, token in enumerate(row) if token in eos_ids]
+        rows.append(row[: ends[0]] if ends else row)
+    return rows
+
+
+def generation_config(max_tokens, temperature, eos_ids, pad_id) -> GenerationConfig:
+    sampling = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
+    return GenerationConfig(
+        max_new_tokens=max_tokens, eos_token_id=eos_ids, pad_token_id=pad_id, **sampling
+    )
 
 
 def generate_batch(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
-    sampling = dict(do_sample=True, temperature=temperature, top_k=0) if temperature > 0 else dict(do_sample=False)
-    settings = GenerationConfig(max_new_tokens=max_tokens, eos_token_id=eos_ids, pad_token_id=pad_id, **sampling)
-    if model.device.type == "cuda":
-        paging = ContinuousBatchingConfig(max_memory_percent=0.6)
-    else:
-        paging = ContinuousBatchingConfig(use_cuda_graph=False, num_blocks=4 * len(prompt_ids), max_batch_tokens=256)
+    paging = {"max_memory_percent": 0.6}
+    if model.device.type != "cuda":
+        blocks = 4 * len(prompt_ids)
+        paging = {"use_cuda_graph": False, "num_blocks": blocks, "max_batch_tokens": 256}
     with torch.no_grad(), adapters_in(model, model.get_base_model().dtype):
         found = model.generate_batch(
-            prompt_ids, generation_config=settings, continuous_batching_config=paging, progress_bar=False
+            prompt_ids,
+            generation_config=generation_config(max_tokens, temperature, eos_ids, pad_id),
+            continuous_batching_config=ContinuousBatchingConfig(**paging),
+            progress_bar=False,
         )
     if len(found) != len(prompt_ids):
         raise RuntimeError(f"{len(found)} of {len(prompt_ids)} rows came back")
@@ -202,7 +233,12 @@ def generate_batch(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) 
     return [found[name].generated_tokens for name in order]
 
 
-METHODS = {"generate": generate, "static": sample_static, "generate_batch": generate_batch, "sample": lambda *a: sample(*a)[0]}
+METHODS = {
+    "generate": generate,
+    "static": sample_static,
+    "generate_batch": generate_batch,
+    "sample": lambda *a: sample(*a)[0],
+}
 
 
 # ------------------------------------------------------------------ measuring
@@ -230,13 +266,11 @@ def measure(model, method, prompt_ids, tokens: int, eos_ids, pad_id) -> dict:
 
 
 def prompts(work: Work, rows: int) -> list[list[int]]:
-    """Token ids of GSM8K's questions as tango.py asks them, each GROUP times in a row."""
-    asked = load_questions(str(work.data / "gsm8k_train.jsonl"), -(-rows // GROUP), 1, 0)[0]
-    ids = [
-        work.tokenizer.apply_chat_template(solve_prompt(row["question"]), add_generation_prompt=True, return_dict=True)
-        for row in asked
-    ]
-    return [row["input_ids"] for row in ids for _ in range(GROUP)][:rows]
+    """Token ids of tango.py's prompts for GSM8K's questions, each GROUP times in a row."""
+    questions = work.load_questions(-(-rows // GROUP))
+    messages = [solve_prompt(question) for question in questions]
+    ids = work.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    return [row for row in ids for _ in range(GROUP)][:rows]
 
 
 def player(work: Work):
@@ -255,22 +289,25 @@ def run_size(size: str, args, cells: Cells):
     for shape in ["8x12"] if size == "tiny" else args.cells:
         rows, tokens = map(int, shape.split("x"))
         ids = prompts(work, rows)
+        about = {"size": size, "rows": rows, "tokens": tokens}
         for name in args.methods:
-            cells(
-                f"rollouts-{size}-{shape}-{name}", f"rollouts-{size}-{shape}",
-                lambda name=name, ids=ids, tokens=tokens: measure(model, METHODS[name], ids, tokens, eos_ids, pad_id),
-                size=size, rows=rows, tokens=tokens, method=name,
-            )  # fmt: skip
+            run = partial(measure, model, METHODS[name], ids, tokens, eos_ids, pad_id)
+            kind = f"rollouts-{size}-{shape}"
+            cells(f"{kind}-{name}", kind, run, **about, method=name)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="gsm8k_train.jsonl and qwen2.5-tokenizer/")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    files = "gsm8k_train.jsonl and qwen2.5-tokenizer/"
+    parser.add_argument("--data", type=Path, required=True, help=files)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--shapes", nargs="+", default=["7b"], choices=SHAPES)
-    parser.add_argument("--cells", nargs="+", default=["64x1000"], help="rows x tokens, such as 64x1000 256x2000")
+    sizes = "rows x tokens, such as 64x1000 256x2000"
+    parser.add_argument("--cells", nargs="+", default=["64x1000"], help=sizes)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--minutes", type=float, default=7.0, help="start nothing that would end later")
+    parser.add_argument("--minutes", type=float, default=7.0, help="start nothing that ends later")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     cells = Cells(args.out, args.minutes)

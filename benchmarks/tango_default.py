@@ -1,8 +1,8 @@
 """What `python tango.py` shows, over seeds: python benchmarks/tango_default.py
 
-Runs the default once per seed, one after the other, and writes held-out figures before and after, and the seconds, to
-docs/evidence/tango_default.json, the README's table and its picture. Finished seeds are kept; a seed that was interrupted
-goes on where it stopped.
+Runs the default once per seed, one after the other, and writes held-out figures before and after,
+and the seconds, to docs/evidence/tango_default.json, the README's table and its picture. Finished
+seeds are kept; a seed that was interrupted goes on where it stopped.
 """
 
 import argparse
@@ -20,17 +20,18 @@ RESULT = ROOT / "docs" / "evidence" / "tango_default.json"
 
 
 def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+    """The CPU's name, as Linux gives it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 COLUMNS = {
-    "eval/gen/accuracy": "generator accuracy",
-    "eval/gen/greedy": "the same, greedy",
-    "eval/ver/balanced_accuracy": "verifier balanced accuracy",
-    "eval/ver/step_f1": "verifier step F1",
+    "eval/generator/accuracy": "generator accuracy",
+    "eval/generator/greedy": "the same, greedy",
+    "eval/verifier/balanced_accuracy": "verifier balanced accuracy",
+    "eval/verifier/step_f1": "verifier step F1",
     "eval/co/best_of_4": "best of 4, picked by the verifier",
 }
 
@@ -39,8 +40,8 @@ def table(results: dict) -> str:
     """The README's table: held-out figures before -> after, per seed."""
     some = next(iter(results.values()))
     lines = [
-        f"Held-out figures before and after `python tango.py`, sampled at temperature 1 but for greedy, "
-        f"{some['held_out_questions']} questions, {some['machine']}:",
+        "Held-out figures before and after `python tango.py`, sampled at temperature 1 but for "
+        f"greedy, {some['held_out_questions']} questions, {some['machine']}:",
         "",
         "| seed | " + " | ".join(COLUMNS.values()) + " | minutes |",
         "|---|" + "---|" * (len(COLUMNS) + 1),
@@ -53,7 +54,9 @@ def table(results: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "tango_default")
     args = parser.parse_args()
@@ -62,9 +65,9 @@ def main():
         if str(seed) in results:
             print(f"seed {seed}: kept from before")
             continue
-        start = time.time()
-        folder = args.runs / str(seed)
-        subprocess.run([sys.executable, "tango.py", "--seed", str(seed), "--out", str(folder)], cwd=ROOT, check=True)
+        start, folder = time.time(), args.runs / str(seed)
+        command = [sys.executable, "tango.py", "--seed", str(seed), "--out", str(folder)]
+        subprocess.run(command, cwd=ROOT, check=True)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
         results[str(seed)] = {

@@ -1,9 +1,14 @@
-"""The training phase, `_compute_loss` and backward, ours against TRL's own: python benchmarks/train_phase.py
+"""Loss and backward pass of a batch, ours against TRL's own: python benchmarks/train_phase.py
 
-One batch of rollouts, half of its groups constant, ragged lengths, on two copies of one model with one LoRA adapter:
-TRL's GRPOTrainer with its micro-batches, CoTrainer with its own. Alternating; a figure is the median of the ratios within
-one repetition, with their range. The gradients must agree. Goes into docs/evidence/train_phase_<device>.json,
-beside what was measured with other thread counts and shapes.
+One batch of rollouts, half of its groups constant, ragged lengths, on two copies of one model with
+one LoRA adapter: TRL's GRPOTrainer with its own `_compute_loss` and micro-batches, CoTrainer with
+its `loss` and `micro_batches`. Both compute the same: one update per batch, so a ratio of 1; a mean
+over the tokens of the batch; and with --kl the k3 penalty as in the papers, for which TRL's
+use_bias_correction_kl has to be off. The log-probs of the base are given to both. Entropy is
+computed by both, because both log it. The gradients must agree.
+
+Alternating; a figure is the median of the ratios within one repetition, with their range. Goes into
+docs/evidence/train_phase_<device>.json, beside what was measured with other threads and shapes.
 """
 
 import argparse
@@ -27,7 +32,12 @@ from common.model import TINY  # noqa: E402
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict  # noqa: E402
 
@@ -41,27 +51,48 @@ def load(shape: str):
     if shape == "embedded":
         return AutoModelForCausalLM.from_pretrained(TINY)
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-            num_key_value_heads=2, tie_word_embeddings=True,
-        )
-    )  # fmt: skip
-
-
-def rollouts(shape: str, vocab: int, pad_id: int) -> dict:
-    """Random tokens of ragged lengths. Completions end on their own at uniform lengths, prompts are alike in a group."""
-    rows, group, _, longest_prompt, longest = SHAPES[shape]
-    g = torch.Generator().manual_seed(1)
-    prompt_lengths = torch.randint(longest_prompt // 3, longest_prompt + 1, (rows // group,), generator=g).repeat_interleave(
-        group
+    config = Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
     )
-    lengths = torch.randint(longest // 6, longest + 1, (rows,), generator=g)
+    return Qwen2ForCausalLM(config)
+
+
+def two_adapters(base) -> tuple:
+    """The same LoRA adapter on two copies of the base, called "default" and "player"."""
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    theirs = get_peft_model(copy.deepcopy(base), lora)
+    ours = get_peft_model(base, lora, adapter_name="player")
+    parameters = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            draw = torch.Generator().manual_seed(len(name))
+            parameter.data = torch.randn(parameter.shape, generator=draw) * 0.02
+            parameters[name.replace(".default.", ".player.")].data = parameter.data.clone()
+    return theirs, ours
+
+
+def rollouts(shape: str, vocabulary: int, pad_id: int) -> dict:
+    """Random tokens. Completions have uniform lengths; prompts are alike in a group."""
+    rows, group, _, longest_prompt, longest = SHAPES[shape]
+    draw = torch.Generator().manual_seed(1)
+
+    def integers(low, high, *shape):
+        return torch.randint(low, high, shape, generator=draw)
+
+    lengths = integers(longest_prompt // 3, longest_prompt + 1, rows // group)
+    prompt_lengths = lengths.repeat_interleave(group)  # (B,)
+    lengths = integers(longest // 6, longest + 1, rows)  # (B,)
     prompt_mask = (torch.arange(longest_prompt).flip(0) < prompt_lengths[:, None]).long()
-    completion_mask = (torch.arange(longest) < lengths[:, None]).long()
-    prompts = torch.randint(5, vocab, (rows // group, longest_prompt), generator=g).repeat_interleave(group, 0)
-    completions = torch.randint(5, vocab, completion_mask.shape, generator=g)
-    rewards = torch.randint(2, (rows,), generator=g).float()
+    completion_mask = (torch.arange(longest) < lengths[:, None]).long()  # (B, T)
+    prompts = integers(5, vocabulary, rows // group, longest_prompt).repeat_interleave(group, 0)
+    completions = integers(5, vocabulary, *completion_mask.shape)
+    rewards = integers(0, 2, rows).float()
     rewards[: rows // 2] = 1.0  # half of the groups constant
     return {
         "prompt_ids": torch.where(prompt_mask.bool(), prompts, pad_id),
@@ -73,83 +104,126 @@ def rollouts(shape: str, vocab: int, pad_id: int) -> dict:
     }
 
 
-def gradient(trainer, micro_batches) -> tuple[float, dict]:
+def two_trainers(shape: str, tokenizer, kl: float) -> tuple[GRPOTrainer, CoTrainer]:
+    rows, group, micro_batch, _, longest = SHAPES[shape]
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=rows // micro_batch,
+        steps_per_generation=rows // micro_batch,
+        num_generations=group,
+        max_completion_length=longest,
+        loss_type="dapo",
+        use_bias_correction_kl=False,
+        beta=0.0,
+        gradient_checkpointing=False,
+        bf16=False,
+        report_to="none",
+        max_steps=1,
+    )
+
+    def no_reward(completions, **_):
+        return [0.0] * len(completions)
+
+    data = {
+        "train_dataset": Dataset.from_list([{"prompt": "3+4 mod 10"}] * rows),
+        "processing_class": tokenizer,
+    }
+    other, model = two_adapters(load(shape))
+    theirs = GRPOTrainer(other, no_reward, copy.copy(config), **data)
+    theirs.beta = kl  # set now, because TRL would make a reference model of its own
+    players = {"player": Player([no_reward], 1e-3, longest, group)}
+    ours = CoTrainer(model, players, copy.copy(config), kl=kl, **data)
+    for trainer in (theirs, ours):
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = rows // micro_batch
+    return theirs, ours
+
+
+def their_gradient(trainer: GRPOTrainer, batch: dict) -> tuple[float, dict]:
     trainer.model.zero_grad(set_to_none=True)
-    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation
     start = time.perf_counter()
-    for micro_batch in micro_batches():
-        trainer._compute_loss(trainer.model, micro_batch).backward()
-    seconds = time.perf_counter() - start
-    return seconds, {
-        n.replace(".default.", ".player."): p.grad for n, p in trainer.model.named_parameters() if p.grad is not None
+    count = trainer.args.steps_per_generation
+    for part in split_tensor_dict(shuffle_sequence_dict(batch), count):
+        trainer._compute_loss(trainer.model, part).backward()
+    return time.perf_counter() - start, gradients(trainer)
+
+
+def our_gradient(trainer: CoTrainer, batch: dict) -> tuple[float, dict]:
+    trainer.model.zero_grad(set_to_none=True)
+    start = time.perf_counter()
+    with trainer.playing("player"):
+        for part in trainer.micro_batches(batch):
+            trainer.loss(trainer.model, part).backward()
+    return time.perf_counter() - start, gradients(trainer)
+
+
+def gradients(trainer) -> dict:
+    found = [(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None]
+    return {name.replace(".default.", ".player."): grad for name, grad in found}
+
+
+def measure(shape: str, repeats: int, kl: float) -> dict:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    vocabulary = len(tokenizer) if shape == "embedded" else 151936
+    theirs, ours = two_trainers(shape, tokenizer, kl)
+    batch = rollouts(shape, vocabulary, tokenizer.pad_token_id)
+    if kl:
+        logps = ours.log_probs(None, batch)  # (B, T) of the base, under the name that each gives it
+        batch |= {"ref_per_token_logps": logps, "base_logps": logps}
+    methods = {
+        "trl": lambda: their_gradient(theirs, batch),
+        "ours": lambda: our_gradient(ours, batch | {"player": "player"}),
+    }
+    times, last = {"trl": [], "ours": []}, {}
+    for repeat in range(repeats + 1):
+        for name, method in methods.items():
+            seconds, last[name] = method()
+            if repeat:  # the first warms up
+                times[name].append(seconds)
+    scale = max(grad.abs().max() for grad in last["trl"].values())
+    difference = max((last["ours"][n] - grad).abs().max() for n, grad in last["trl"].items())
+    ratios = [a / b for a, b in zip(times["ours"], times["trl"])]
+    return {
+        "shape": shape,
+        "threads": torch.get_num_threads(),
+        "kl": kl,
+        "rows": len(batch["completion_ids"]),
+        "repeats": repeats,
+        "trl_ms": statistics.median(times["trl"]) * 1e3,
+        "ours_ms": statistics.median(times["ours"]) * 1e3,
+        "ratio": statistics.median(ratios),
+        "range": [min(ratios), max(ratios)],
+        "gradient_difference": float(difference / scale),
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=25, help="of the embedded shape; a large one is measured three times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=25, help="a large shape: three times")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--kl", type=float, default=0.0, help="weight of the KL penalty")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    table = []
+    gpu = torch.cuda.is_available()
+    name = "train_phase_gpu.json" if gpu else "train_phase_cpu.json"
+    out = args.out or ROOT / "docs" / "evidence" / name
+    table = json.loads(out.read_text())["rows"] if out.exists() else []
     for shape in args.shapes:
-        rows, group, micro, _, longest = SHAPES[shape]
-        base = load(shape)
-        tokenizer = AutoTokenizer.from_pretrained(TINY)
-        lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-        other = get_peft_model(copy.deepcopy(base), lora)
-        model = get_peft_model(base, lora, adapter_name="player")
-        parameters = dict(model.named_parameters())
-        for name, parameter in other.named_parameters():
-            if "lora_" in name:
-                parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.02
-                parameters[name.replace(".default.", ".player.")].data = parameter.data.clone()
-        settings = dict(
-            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro,
-            steps_per_generation=rows // micro, num_generations=group, max_completion_length=longest, loss_type="dapo",
-            beta=0.0, gradient_checkpointing=False, bf16=False, report_to="none", max_steps=1,
-        )  # fmt: skip
-        dataset = Dataset.from_list([{"prompt": "3+4 mod 10"}] * rows)
-        reward = lambda completions, **_: [0.0] * len(completions)  # noqa: E731
-        reward.__name__ = "reward"
-        common_arguments = dict(train_dataset=dataset, processing_class=tokenizer)
-        theirs = GRPOTrainer(other, reward, GRPOConfig(**settings), **common_arguments)
-        ours = CoTrainer(model, {"player": Player([reward], 1e-3, longest, group)}, GRPOConfig(**settings), **common_arguments)
-        batch = rollouts(shape, len(tokenizer) if shape == "embedded" else 151936, tokenizer.pad_token_id)
-        count = rows // micro
-        methods = {
-            "trl": lambda: gradient(theirs, lambda: split_tensor_dict(shuffle_sequence_dict(batch), count)),
-            "ours": lambda: gradient(ours, lambda: ours._micro_batches(dict(batch), count)),
-        }
-        ours.become("player")
-        theirs.model.train(), ours.model.train()
-        times: dict[str, list[float]] = {name: [] for name in methods}
-        repeats = args.repeats if shape == "embedded" else 3
-        for repeat in range(repeats + 1):
-            grads = {}
-            for name, method in methods.items():
-                seconds, grads[name] = method()
-                if repeat:
-                    times[name].append(seconds)
-        scale = max(g.abs().max() for g in grads["trl"].values())
-        difference = max((grads["ours"][n] - g).abs().max() for n, g in grads["trl"].items()) / scale
-        ratios = [a / b for a, b in zip(times["ours"], times["trl"])]
-        row = {
-            "shape": shape, "threads": args.threads, "rows": rows, "repeats": repeats,
-            "trl_ms": statistics.median(times["trl"]) * 1e3, "ours_ms": statistics.median(times["ours"]) * 1e3,
-            "ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)],
-            "gradient_difference": float(difference),
-        }  # fmt: skip
-        table.append(row)
+        row = measure(shape, args.repeats if shape == "embedded" else 3, args.kl)
         print(row, flush=True)
-    device = "gpu" if torch.cuda.is_available() else "cpu"
-    out = ROOT / "docs" / "evidence" / f"train_phase_{device}.json"
-    machine = torch.cuda.get_device_name() if device == "gpu" else f"{platform.machine()} CPU"
-    measured = {(row["shape"], row["threads"]) for row in table}
-    kept = json.loads(out.read_text())["rows"] if out.exists() else []
-    table = [row for row in kept if (row["shape"], row["threads"]) not in measured] + table
-    out.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": table}, indent=1) + "\n")
+        table = [other for other in table if kind(other) != kind(row)] + [row]
+    machine = torch.cuda.get_device_name() if gpu else f"{platform.machine()} CPU"
+    result = {"machine": machine, "torch": torch.__version__, "rows": table}
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def kind(row: dict) -> tuple:
+    return row["shape"], row["threads"], row.get("kl", 0.0)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,43 @@
-"""Advantage estimators: each one vectorised function over (B,), (B, K) or (B, T), without a loop over rows or tokens.
+"""Advantage estimators: each is one vectorised function over (B,), (B, K) or (B, T).
 
-Conventions: rows of one group are adjacent, `group_size` of them; a reward that is missing is NaN and gets no advantage
-(exactly 0); a group whose rewards are all equal gets **exactly** 0. The last is not what `(r - mean) / (std + eps)`
-gives: the float mean of equal numbers need not equal them, and eps in the denominator then blows the difference up. So
-constancy is tested as max == min.
+Rows of one group are adjacent, `group_size` of them. A reward that is missing is NaN and gets no
+advantage (exactly 0). A group whose rewards are all equal gets **exactly** 0, which is not what
+`(r - mean) / (std + eps)` gives: the float mean of equal numbers need not equal them, and eps in
+the denominator then blows the difference up. So we test for max == min.
 
-A hand-written GPU kernel was measured as not worth it: everything here is 0.2 to 0.8 ms of launches in a step of seconds.
+A hand-written GPU kernel was measured and is not worth it: everything here is 0.2 to 0.8 ms of
+launches in a step of seconds.
 """
 
 import torch
 
 
 def _pools(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """(B,) or (B, K) -> (B / group_size, everything the group pools)."""
+    """(B,) or (B, K) -> (B / group_size, n): all values that a group pools."""
     if rewards.shape[0] % group_size:
-        raise ValueError(f"{rewards.shape[0]} rows are not a multiple of the group size {group_size}")
+        raise ValueError(
+            f"{rewards.shape[0]} rows are not a multiple of the group size {group_size}"
+        )
     return rewards.reshape(rewards.shape[0] // group_size, -1)
 
 
 def _is_flat(pool: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
-    """(P, n) -> (P, 1), True where all present values are equal, one is present, or none is."""
+    """(P, n) -> (P, 1): True where all values that are present are equal, or fewer than two are."""
     high = pool.masked_fill(missing, -torch.inf).amax(1, keepdim=True)
     low = pool.masked_fill(missing, torch.inf).amin(1, keepdim=True)
     return high <= low
 
 
-def group_advantage(rewards: torch.Tensor, group_size: int, scale: bool = True, eps: float = 1e-6) -> torch.Tensor:
-    """GRPO's group normalisation, A = (r - mean) / (std + eps) over each group (Shao et al. 2024, sec. 4.1).
+def group_advantage(
+    rewards: torch.Tensor, group_size: int, scale: bool = True, eps: float = 1e-6
+) -> torch.Tensor:
+    """GRPO: A = (r - mean) / (std + eps) over each group (Shao et al. 2024, sec. 4.1).
 
     Args:
-        rewards: (B,) one per row, or (B, K) several per row (step rewards): a group pools all its values. NaN = missing.
+        rewards: (B,) one per row, or (B, K) several per row (step rewards), in which case a group
+            pools all its values. NaN = missing.
         group_size: rows per group.
-        scale: divide by the unbiased standard deviation (False: subtract the mean only, as in Dr. GRPO).
+        scale: divide by the unbiased standard deviation; if not, only subtract the mean (Dr. GRPO).
 
     Returns:
         A tensor shaped like `rewards`; exactly 0 where missing and throughout constant groups.
@@ -49,9 +55,11 @@ def group_advantage(rewards: torch.Tensor, group_size: int, scale: bool = True, 
 
 
 def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """RLOO: each reward minus the mean of the *other* rewards of its group (Ahmadian et al. 2024, eq. 8).
+    """RLOO: each reward minus the mean of the *others* of its group (Ahmadian et al. 2024, eq. 8).
 
-    Same shapes and conventions as `group_advantage`; a value with no others has no baseline and gets 0."""
+    Shapes and conventions are those of `group_advantage`; a value without others has no baseline
+    and gets 0.
+    """
     pool = _pools(rewards, group_size)  # (P, n)
     missing = pool.isnan()
     count = (~missing).sum(1, keepdim=True)
@@ -66,7 +74,9 @@ def return_to_go(values: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -
     """R_t = sum_{k >= t} gamma^(k - t) v_k over the valid positions of each row.
 
     Args:
-        values: (B, T), NaN = 0.  mask: (B, T) of 0/1, valid positions adjacent.  gamma: discount in [0, 1].
+        values: (B, T), NaN = 0.
+        mask: (B, T) of 0/1, valid positions adjacent.
+        gamma: discount in [0, 1].
 
     Returns:
         (B, T), 0 outside the mask.
@@ -84,12 +94,16 @@ def return_to_go(values: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -
     return returns * mask
 
 
-def step_return_to_go(steps: torch.Tensor, step_ends: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-    """Returns-to-go of rewards given at the ends of steps: every token earns the steps that end at or after it.
+def step_return_to_go(
+    steps: torch.Tensor, step_ends: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0
+) -> torch.Tensor:
+    """Rewards at the ends of steps: every token earns those of the steps that end at or after it.
 
     Args:
-        steps: (B, K), NaN = no reward.  step_ends: (B, K), index of each step's last token, -1 = no such step.
-        mask: (B, T) of 0/1.  gamma: discount per token.
+        steps: (B, K), NaN = no reward.
+        step_ends: (B, K), index of each step's last token, -1 = no such step.
+        mask: (B, T) of 0/1.
+        gamma: discount per token.
 
     Returns:
         (B, T), 0 outside the mask and after the last step.
@@ -101,9 +115,11 @@ def step_return_to_go(steps: torch.Tensor, step_ends: torch.Tensor, mask: torch.
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor, eps: float = 1e-8) -> torch.Tensor:
-    """(values - mean) / sqrt(var + eps) over all valid positions of the batch (unbiased variance).
+    """(values - mean) / sqrt(var + eps) over all valid positions of the batch, unbiased variance.
 
-    (B, T) and (B, T) of 0/1 -> (B, T); exactly 0 outside the mask, and everywhere if all valid values are equal."""
+    (B, T) and (B, T) of 0/1 -> (B, T); exactly 0 outside the mask, and everywhere if all valid
+    values are equal.
+    """
     valid = mask.bool()
     count = valid.sum()
     values = values.masked_fill(~valid, 0.0)

@@ -1,21 +1,23 @@
-"""Fused log-probability of hidden states under a language-model head: `linear_logprob`.
+"""Log-probability of tokens under a language-model head, without ever holding all logits.
 
-With LoRA the head W is frozen, and then the gradient of a token's log-prob with respect to its hidden state is
+With LoRA the head W is frozen, and then the gradient of a token's log-prob with respect to its
+hidden state is
 
     u_t = d log p(y_t) / d h_t = (W[y_t] - E_p[W]) / temperature
 
-a vector that does not depend on the loss. So one pass over the vocabulary yields the log-prob, the entropy **and** u
-(two matrix products: h W^T and q W), and backward is `g_t * u_t`, elementwise. Recomputing the logits in backward, as a
-chunked cross-entropy does, takes three. Nothing of size (N, V) outlives one block of rows.
+a vector that does not depend on the loss. So one pass over the vocabulary yields the log-prob, the
+entropy **and** u (two matrix products: h W^T and q W), and backward is `g_t * u_t`, elementwise.
+Recomputing the logits in backward, as a chunked cross-entropy does, takes three products. Nothing
+of size (N, V) outlives one block of rows.
 
-Where              how                                            memory beyond the result and u (N, H)
-CPU, gradient      product, in-place softmax, product             one block of at most 256 rows, BLOCK_BYTES
-CPU, no gradient   one product, narrow tiles, online softmax      one tile of 512 x 2048 floats
-GPU                cuBLAS product, one Triton fold, product       one block, a 32nd of the GPU's memory, 4 GiB at most
+    where               how                                       memory beyond results and u (N, H)
+    CPU, gradient       product, in-place softmax, product        a block of up to 256 rows
+    CPU, no gradient    one product, tiles, online softmax        a tile of 512 x 2048 floats
+    GPU                 cuBLAS product, one Triton fold, product  a block: a 32nd of it, up to 4 GiB
 
-Logits are float32 whatever the inputs are: a bfloat16 tile of logits costs up to 5e-2 in log-prob. Use something else
-when the head is trained (this falls back to plain autograd) or split over GPUs. Measured: docs/evidence/logprob_cpu.json,
-made by benchmarks/logprob.py.
+Logits are float32 whatever the inputs are: a bfloat16 tile of logits costs up to 5e-2 in log-prob.
+A head that is trained falls back to plain autograd; one that is split over GPUs is not supported.
+Measured in docs/evidence/logprob_cpu.json, by benchmarks/logprob.py.
 """
 
 import math
@@ -29,7 +31,7 @@ except ImportError:  # CPU builds of torch come without it
     triton = None
 
 BLOCK_BYTES = 64 << 20
-"""Memory budget of one block of logits on a CPU, in bytes. Only one block is alive at a time, whatever N is."""
+"""Memory of one block of logits on a CPU; only one block is alive at a time, whatever N is."""
 
 
 class NonFiniteError(ValueError):
@@ -37,14 +39,18 @@ class NonFiniteError(ValueError):
 
 
 def _rows(vocab: int) -> int:
-    """Rows per block: what the budget allows, at most 256 (a block should stay near the cache), at least 16 (fewer rows
-    would read all of W for too little work)."""
+    """Rows per block on a CPU: what BLOCK_BYTES hold, but at most 256, because a block should stay
+    near the cache, and at least 16, because fewer would read all of W for too little work.
+    """
     return max(16, min(256, BLOCK_BYTES // (4 * vocab)))
 
 
 def rows_on_gpu(vocab: int, gpu_bytes: int) -> int:
-    """Rows per block on a GPU with so much memory: of a 32nd of it, 4 GiB at most, every logit takes 4 bytes of z, 2 of q."""
-    return max(64, min(4096, min(4 << 30, gpu_bytes // 32) // (6 * vocab) // 64 * 64))
+    """Rows per block on a GPU with so much memory. A 32nd of it, but at most 4 GiB, is for logits:
+    each takes 4 bytes of z and 2 of q.
+    """
+    budget = min(4 << 30, gpu_bytes // 32)
+    return max(64, min(4096, budget // (6 * vocab) // 64 * 64))
 
 
 def linear_logprob(
@@ -54,22 +60,24 @@ def linear_logprob(
     bias: torch.Tensor | None = None,
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each target token, and the entropy of its distribution, under softmax((hidden W^T + bias) / temperature).
+    """Log-prob of each target, and the entropy, under softmax((hidden W^T + bias) / temperature).
 
     Args:
         hidden: (N, H), any float dtype; logits are computed in float32 whatever it is.
-        weight: (V, H), the LM head.
+        weight: (V, H), the language-model head.
         targets: (N,), token ids in [0, V).
         bias: (V,) or None.
         temperature: what the logits are divided by, > 0.
 
     Returns:
-        (logprob, entropy), both (N,) float32, in nats, differentiable in `hidden`. The gradient of `logprob` costs nothing
-        more; one that is asked through `entropy`, or of a trainable head, is had by recomputing the logits.
+        (logprob, entropy), both (N,) float32, in nats, differentiable in `hidden`. The gradient
+        through logprob costs nothing more; for one through entropy, or of a trainable head, the
+        logits are computed again.
 
     Raises:
-        ValueError: shapes or devices that do not match, temperature <= 0; and on CPU tensors only, because looking at
-            values would synchronise a GPU: a target out of range, non-finite hidden states (NonFiniteError).
+        ValueError: shapes or devices that do not match, or temperature <= 0. On a CPU also a target
+            out of range, or hidden states that are not finite (NonFiniteError); looking at values
+            would make a GPU wait.
     """
     _check(hidden, weight, targets, bias, temperature)
     if weight.requires_grad or (bias is not None and bias.requires_grad):
@@ -77,8 +85,10 @@ def linear_logprob(
     return _FrozenHead.apply(hidden, weight, targets, bias, temperature)
 
 
-def plain_logprob(hidden, weight, targets, bias=None, temperature=1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by the book, materialising all (N, V) logits: the test oracle, and the path for a trainable head."""
+def plain_logprob(
+    hidden, weight, targets, bias=None, temperature=1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by the book, with all (N, V) logits: the tests' oracle, and for a trainable head."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     logits = hidden.to(wide) @ weight.to(wide).T
     if bias is not None:
@@ -96,7 +106,8 @@ class _FrozenHead(torch.autograd.Function):
             logp, entropy, u = _score_on_gpu(hidden, weight, targets, bias, temperature, need_u)
         else:
             wide = torch.promote_types(hidden.dtype, torch.float32)
-            h, w = hidden.to(wide) / temperature, weight.to(wide)  # T is folded into h: N * H divisions, not N * V
+            # the temperature is folded into h: N * H divisions, not N * V
+            h, w = hidden.to(wide) / temperature, weight.to(wide)
             b = None if bias is None else bias.to(wide) / temperature
             if need_u:
                 logp, entropy, u = _score_and_u(h, w, targets, b)
@@ -111,7 +122,9 @@ class _FrozenHead(torch.autograd.Function):
     def backward(ctx, grad_logp, grad_entropy):
         u, hidden, weight, targets, bias = ctx.saved_tensors
         if grad_entropy is not None:
-            grad = _recomputed(hidden, weight, targets, bias, ctx.temperature, grad_logp, grad_entropy)
+            grad = _recomputed(
+                hidden, weight, targets, bias, ctx.temperature, grad_logp, grad_entropy
+            )
         elif grad_logp is None:
             grad = None
         else:
@@ -120,7 +133,7 @@ class _FrozenHead(torch.autograd.Function):
 
 
 def _recomputed(hidden, weight, targets, bias, temperature, grad_logp, grad_entropy):
-    """The gradient if the loss goes through the entropy: logits are computed again, block by block."""
+    """The gradient of a loss that uses the entropy: logits are computed again, block by block."""
     grad, rows = torch.empty_like(hidden), _rows(len(weight))
     for start in range(0, len(hidden), rows):
         i = slice(start, start + rows)
@@ -133,9 +146,12 @@ def _recomputed(hidden, weight, targets, bias, temperature, grad_logp, grad_entr
 
 
 def _score_and_u(h, w, targets, b):
-    """Two products. (N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u = W[y] - E_p[W] (N, H)."""
+    """Two products. (N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u = W[y] -
+    E_p[W] (N, H).
+    """
     n, vocab, rows = len(h), len(w), _rows(len(w))
-    rows = max(1, math.ceil(n / max(1, math.ceil(n / rows))))  # equal blocks: BLAS is less exact on a last one of few rows
+    # equal blocks: BLAS is less exact on a last one of few rows
+    rows = max(1, math.ceil(n / max(1, math.ceil(n / rows))))
     logp, u = h.new_empty(n), torch.empty_like(h)
     entropy = torch.zeros_like(logp)
     block_memory = h.new_empty(min(rows, n), vocab)
@@ -152,17 +168,21 @@ def _score_and_u(h, w, targets, b):
         logp[i] = (z_y - top - log_s).squeeze(1)
         if b is not None:  # the bias's part of E_p[z] - z_y, which u does not hold
             entropy[i] = ((p @ b[:, None]) / s - b[y]).squeeze(1)
-        # u = W[y] - sum_v p_v W_v. The one-hot goes into the product, so nothing cancels as p_y -> 1
+        # u = W[y] - sum_v p_v W_v. The one-hot goes into the product, so nothing cancels as p_y ->
+        # 1
         p.scatter_add_(1, y, -s)
         torch.mm(p, w, out=u[i])
         u[i] /= -s
-    # H = log Z - E_p[z] = (z_y - E_p[z]) - log p_y, and h . u = z_y - E_p[z] but for the bias: the entropy comes for free
+    # The entropy comes for free: H = log Z - E_p[z] = (z_y - E_p[z]) - log p_y, and h . u is
+    # z_y - E_p[z] but for the bias
     entropy = (h * u).sum(1) - logp - entropy
     return logp, entropy, u
 
 
 def _score(h, w, targets, b):
-    """One product: no gradient is wanted. Narrow tiles of the vocabulary, folded as they come (online softmax)."""
+    """One product, because no gradient is wanted: narrow tiles of the vocabulary, folded one by one
+    into an online softmax.
+    """
     n, vocab, rows, columns = len(h), len(w), 512, 2048
     logp, entropy = h.new_empty(n), h.new_empty(n)
     tile_memory = h.new_empty(min(rows, n) * columns)
@@ -170,10 +190,12 @@ def _score(h, w, targets, b):
         i = slice(start, min(start + rows, n))
         r = i.stop - start
         top = h.new_full((r, 1), -torch.inf)  # running maximum of z
-        s, sz = h.new_zeros(r, 1), h.new_zeros(r, 1)  # running sums of e^(z - top) and of e^(z - top) * (z - top)
+        # running sums of e^(z - top) and of e^(z - top) * (z - top)
+        s, sz = h.new_zeros(r, 1), h.new_zeros(r, 1)
         for first in range(0, vocab, columns):
             part = w[first : first + columns]
-            z = torch.mm(h[i], part.T, out=tile_memory[: r * len(part)].view(r, len(part)))  # (r, c)
+            tile = tile_memory[: r * len(part)].view(r, len(part))
+            z = torch.mm(h[i], part.T, out=tile)  # (r, c)
             if b is not None:
                 z += b[first : first + columns]
             new = torch.maximum(top, z.amax(1, keepdim=True))
@@ -193,13 +215,15 @@ def _score(h, w, targets, b):
     return logp, entropy
 
 
-# ------------------------------------------------------------------ GPU: cuBLAS product, one fold, cuBLAS product
-# One flash-style kernel for all three is not feasible: its accumulator would be rows x H floats, more than shared memory.
+# ------------------------------------------------------------------ on a GPU
+# cuBLAS product, one fold, cuBLAS product. One flash-style kernel for all three is not feasible:
+# its accumulator would be rows x H floats, more than shared memory.
 if triton is not None:
 
     @triton.jit
     def _fold(
-        Z, Q, Y, B, LOGP, ENTROPY, vocab, inv_t, HAS_BIAS: tl.constexpr, WRITE_Q: tl.constexpr, BLOCK: tl.constexpr
+        Z, Q, Y, B, LOGP, ENTROPY, vocab, inv_t,
+        HAS_BIAS: tl.constexpr, WRITE_Q: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         """One program per row: logits z (V) -> log p_y, entropy and, into Q, one-hot(y) - p."""
         row = tl.program_id(0).to(tl.int64)
@@ -243,13 +267,17 @@ if triton is not None:
 
 
 def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
-    """(N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u (N, H) or None. No host synchronisation."""
+    """(N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u (N, H) or None, without
+    waiting for the GPU.
+    """
     n, vocab = len(hidden), len(weight)
     weight = weight.to(hidden.dtype)  # under autocast the head may be wider than the hidden states
     logp = torch.empty(n, dtype=torch.float32, device=hidden.device)
     entropy = torch.empty_like(logp)
     u = torch.empty_like(hidden) if need_u else None
-    gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else 32 * BLOCK_BYTES
+    gpu_bytes = 32 * BLOCK_BYTES  # for Triton's interpreter on a CPU
+    if hidden.is_cuda:
+        gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory
     rows = rows_on_gpu(vocab, gpu_bytes)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, n, rows):
@@ -257,8 +285,9 @@ def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
             z = _product(hidden[i], weight.T)  # (r, V) float32
             q = torch.empty(z.shape, dtype=hidden.dtype, device=z.device) if need_u else z
             _fold[(len(z),)](
-                z, q, targets[i], z if bias is None else bias, logp[i], entropy[i], vocab, 1.0 / temperature,
-                HAS_BIAS=bias is not None, WRITE_Q=need_u, BLOCK=4096, num_warps=8,
+                z, q, targets[i], z if bias is None else bias, logp[i], entropy[i], vocab,
+                1.0 / temperature, HAS_BIAS=bias is not None, WRITE_Q=need_u, BLOCK=4096,
+                num_warps=8,
             )  # fmt: skip
             if need_u:
                 u[i] = _product(q, weight).div_(temperature)
@@ -274,19 +303,26 @@ def _product(a, b):
 
 
 def _check(hidden, weight, targets, bias, temperature):
+    shape = tuple(hidden.shape), tuple(weight.shape)
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"hidden must be (N, H) and weight (V, H); got {tuple(hidden.shape)} and {tuple(weight.shape)}")
-    if targets.shape != hidden.shape[:1]:
-        raise ValueError(f"targets must be ({hidden.shape[0]},), one per row of hidden; got {tuple(targets.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must be ({weight.shape[0]},), one per row of weight; got {tuple(bias.shape)}")
+        raise ValueError(f"hidden must be (N, H) and weight (V, H); got {shape[0]} and {shape[1]}")
+    N, V = len(hidden), len(weight)
+    if targets.shape != (N,):
+        got = tuple(targets.shape)
+        raise ValueError(f"targets must be ({N},), one per row of hidden; got {got}")
+    if bias is not None and bias.shape != (V,):
+        got = tuple(bias.shape)
+        raise ValueError(f"bias must be ({V},), one per row of weight; got {got}")
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    devices = {str(x.device) for x in (hidden, weight, targets, bias) if x is not None}
+    devices = sorted({str(x.device) for x in (hidden, weight, targets, bias) if x is not None})
     if len(devices) > 1:
-        raise ValueError(f"hidden, weight, targets and bias must be on one device; got {', '.join(sorted(devices))}")
-    if hidden.device.type == "cpu" and len(targets):
-        if not (0 <= int(targets.min()) and int(targets.max()) < weight.shape[0]):
-            raise ValueError(f"targets must lie in [0, {weight.shape[0]}), got {int(targets.min())} to {int(targets.max())}")
+        raise ValueError(
+            f"hidden, weight, targets and bias must be on one device; got {', '.join(devices)}"
+        )
+    if hidden.device.type == "cpu" and N:
+        least, most = int(targets.min()), int(targets.max())
+        if least < 0 or most >= V:
+            raise ValueError(f"targets must lie in [0, {V}), got {least} to {most}")
         if not torch.isfinite(hidden).all():
             raise NonFiniteError("hidden has values that are not finite")

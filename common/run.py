@@ -1,18 +1,24 @@
-"""What a run leaves behind, and what it shows while it lasts: `start_run`, `Run`, `plain_errors`.
+"""A run's folder, and what a run shows while it lasts.
 
     runs/tango-20260101-120000-0/
-      args.json          every argument, filled in          metrics.jsonl   one line per step, one per evaluation
-      tango.py           the script as it was               rollouts.jsonl  a few answers of every step, with their credit
-      versions.json      libraries, device, git commit      report.html     all of it to look at, at every evaluation
-      generator/ ...     the trained adapters, PEFT's way   curves.png      both players over time
-                                                            checkpoint-N/   adapters, optimiser, RNG, memory
+        args.json         every argument, filled in
+        tango.py          the script as it was
+        about.json        its name, docstring and CURVES
+        versions.json     libraries, device, git commit
+        metrics.jsonl     one line per step, one per evaluation
+        rollouts.jsonl    a few completions of every step, each token with its advantage
+        report.html       all of it to look at, made at every evaluation
+        curves.png        all players over time
+        generator/ ...    the trained adapters, as PEFT saves them
+        checkpoint-N/     adapters, optimiser, random numbers, memory
 
-A run goes on where it stopped if its folder is given again with the same arguments (`--out FOLDER`).
+With its folder and the same arguments (`--out FOLDER`), a run goes on where it stopped.
 """
 
 import atexit
 import dataclasses
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
@@ -24,8 +30,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.data import UserError
-from common.report import read_lines, write_report
+from common.errors import UserError
+from common.report import draw_curves, read_lines, write_report
 
 import torch
 import transformers
@@ -35,12 +41,15 @@ from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 
 MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
-"""Arguments that do not change what is computed (evaluation has random numbers of its own)."""
+"""Arguments that do not change what is trained: evaluation has random numbers of its own."""
 
 
 @contextmanager
 def plain_errors():
-    """What a user can put right ends in one sentence and exit code 2, not in a stack trace; processes part in order."""
+    """What a user can put right ends in one sentence and exit code 2, not in a stack trace.
+
+    Around a script's `main`. Several processes leave their group together.
+    """
     code = None
     try:
         yield
@@ -53,7 +62,7 @@ def plain_errors():
         several = torch.distributed.is_initialized()
         if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
-    if several:  # what is left of torch's threads still aborts a run now and then, when all is written: not waited for
+    if several:  # torch's threads still abort a run now and then when all is written: do not wait
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -62,16 +71,8 @@ def plain_errors():
         sys.exit(code)
 
 
-def fill_in(args, small: dict, real: dict):
-    """Arguments left at None take the value for the embedded model (`small`) or for a real one (`real`)."""
-    small = {"micro_batch": 32, "rows_at_once": 256} | small
-    real = {"micro_batch": 8, "rows_at_once": 64} | real  # by estimate, two players of 7B then fit a 24 GB card
-    values = small if args.model == "tiny" else real
-    return dataclasses.replace(args, **{k: v for k, v in values.items() if getattr(args, k) is None})
-
-
 def this_process() -> PartialState:
-    """Which process this is, under torchrun or accelerate launch; said before the trainer exists."""
+    """Which process this is, under torchrun or accelerate launch. Needs no trainer yet."""
     return PartialState(cpu=not torch.cuda.is_available())
 
 
@@ -79,35 +80,20 @@ def mean(values: list) -> float:
     return sum(values) / max(1, len(values))
 
 
-def check_batch(questions: int, group_size: int, micro_batch: int):
-    """What one step is made of, checked before anything is loaded."""
-    if questions < 1 or micro_batch < 1:
-        raise UserError(f"--questions {questions} and --micro-batch {micro_batch} must be at least 1.")
-    if group_size < 2:
-        raise UserError(f"--group-size {group_size}: rewards are compared within a group, so it must be at least 2.")
-    if questions * group_size % micro_batch:
-        raise UserError(
-            f"--questions {questions} times --group-size {group_size} is not a multiple of --micro-batch {micro_batch}."
-        )
-
-
 def start_run(args, script: str, train: list, held_out: list) -> "Run":
-    """Make (or find again) the run's folder, write down what will be run, and say what it is.
+    """Make the run's folder, or find it again, and write down what is going to be run.
 
     Raises:
-        UserError: the folder cannot be written; it holds a run with other arguments; its checkpoints are all cut short.
+        UserError: the folder cannot be written, or holds a run with other arguments, or only
+            checkpoints that were cut short.
     """
     name = Path(script).stem
-    for size in ("steps", "eval_questions", "save_every"):
-        if getattr(args, size) < 1:
-            raise UserError(f"--{size.replace('_', '-')} {getattr(args, size)} must be at least 1.")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     out = args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}"
     this_process()  # the first process's clock names the folder for all
     out = Path(broadcast_object_list([out])[0])
-    checkpoint = None
-    written = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
+    given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     if this_process().is_main_process:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -116,79 +102,115 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
     this_process().wait_for_everyone()
-    begun = [path for path in (out / "metrics.jsonl", *out.glob("checkpoint-*")) if path.exists() and path.stat().st_size]
-    if begun and (out / "args.json").exists():  # a start that failed before the first step may be put right
-        before = json.loads((out / "args.json").read_text())
-        other = sorted(k for k in written.keys() | before.keys() if k not in MAY_CHANGE and written.get(k) != before.get(k))
-        if other:
-            was = ", ".join(f"--{k.replace('_', '-')} {before.get(k)}" for k in other)
-            raise UserError(
-                f"--out {out} holds a run with other arguments ({was}); repeat those, or choose another folder. "
-                f"Schedules depend on --steps, so a run cannot be made longer."
-            )
-        checkpoint = last_checkpoint(out)
+    checkpoint = checkpoint_to_resume(out, given)
     this_process().wait_for_everyone()  # nobody may write before everybody has read
     if this_process().is_main_process:
-        (out / "args.json").write_text(json.dumps(written, indent=1) + "\n")
+        (out / "args.json").write_text(json.dumps(given, indent=1) + "\n")
         shutil.copy(script, out / Path(script).name)
         (out / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     run = Run(out, name, checkpoint)
-    run.say(f"{name}.py, --model {args.model}, {len(train)} training and {len(held_out)} held-out questions, in {out}")
+    questions = f"{len(train)} training and {len(held_out)} held-out questions"
+    run.say(f"{name}.py, --model {args.model}, {questions}, in {out}")
     if checkpoint:
         run.say(f"goes on from {checkpoint.name}")
     if args.model == "tiny" and args.dataset != "tiny":
-        run.say("warning: the embedded model knows nothing but its own arithmetic; other questions need another --model")
+        run.say(
+            "warning: the embedded model knows nothing but its own arithmetic; other questions "
+            "need another --model"
+        )
     return run
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint: `memory.json` is what CoTrainer writes last. None if there was never one.
+def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
+    """None in a new folder, and where a run failed before its first step: its arguments may be put
+    right.
+    """
+    begun = [folder / "metrics.jsonl", *folder.glob("checkpoint-*")]
+    begun = [path for path in begun if path.exists() and path.stat().st_size]
+    if not begun or not (folder / "args.json").exists():
+        return None
+    before = json.loads((folder / "args.json").read_text())
+    other = [
+        f"--{key.replace('_', '-')} {before.get(key)}"
+        for key in sorted(given.keys() | before.keys())
+        if key not in MAY_CHANGE and given.get(key) != before.get(key)
+    ]
+    if other:
+        raise UserError(
+            f"--out {folder} holds a run with other arguments ({', '.join(other)}); repeat those, "
+            f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
+            f"longer."
+        )
+    return last_checkpoint(folder)
 
-    A checkpoint that was cut short is passed over; UserError if there are only such ones."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True)
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is one; memory.json is what is written last.
+
+    Raises:
+        UserError: all checkpoints were cut short.
+    """
+    number = lambda path: int(path.name.split("-")[1])  # noqa: E731
+    found = sorted(folder.glob("checkpoint-*"), key=number, reverse=True)
     for path in found:
         if (path / "memory.json").exists():
             return path
     if found:
-        raise UserError(f"--out {folder}: {found[0].name} was cut short while being written; delete it to start again.")
+        raise UserError(
+            f"--out {folder}: {found[0].name} was cut short while being written; delete it to "
+            f"start again."
+        )
     return None
 
 
+LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-verify"
+
+
 def versions() -> dict:
-    names = ["torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "math-verify"]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    cpu = f"CPU, {torch.get_num_threads()} threads"
     return {
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in names},
+        **{name: importlib.metadata.version(name) for name in LIBRARIES.split()},
         "processes": this_process().num_processes,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu,
         "commit": commit.stdout.strip() or None,
     }
 
 
 class Run(TrainerCallback):
-    """Logging, evaluation, samples, checkpoints on Ctrl-C: everything around the loop that is alike in all scripts."""
+    """What is alike in all scripts around the loop: lines, evaluation, samples, Ctrl-C."""
 
     def __init__(self, folder: Path, name: str, checkpoint: Path | None):
         self.folder, self.name, self.checkpoint = folder, name, checkpoint
         self.evaluations: list[dict] = []
         self.stop = False
-        self.spent = 0.0  # seconds, before it was resumed
+        self.spent = 0.0  # seconds before it was resumed
         self.main = this_process().is_main_process
         if self.main:
             self._forget_after(int(checkpoint.name.split("-")[1]) if checkpoint else -1)
 
     def train(self, trainer, evaluate, args, curves: dict[str, list[str]]):
-        """Train to the end or to Ctrl-C. `evaluate() -> dict` is called at step 0, every `eval_every` steps, and at the end.
+        """Train to the end or to Ctrl-C.
 
-        curves: title of a panel of curves.png -> metrics in it; the first one of each is on the progress line, too."""
+        Args:
+            evaluate: () -> metrics, called at step 0, every `eval_every` steps, and at the end.
+            curves: title of a panel -> its metrics; the first one of each is on the step's line.
+        """
         self.trainer, self.evaluate, self.args, self.curves = trainer, evaluate, args, curves
+        if self.main:  # for the report, which is first written at the evaluation before step 1
+            about = inspect.getmodule(type(trainer)).__doc__ or ""
+            about = {"script": self.name, "about": about, "curves": curves}
+            (self.folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
         signal.signal(signal.SIGINT, self._interrupted)
-        if len(trainer._get_train_sampler()) == 0:  # Trainer would end at once and call it a success
-            rows = f"{len(trainer.train_dataset)} training questions"
-            raise UserError(f"--dataset {args.dataset}: {rows} are too few for one step, see --questions {args.questions}.")
+        if len(trainer._get_train_sampler()) == 0:  # Trainer would end, and call it a success
+            raise UserError(
+                f"--dataset {args.dataset}: {len(trainer.train_dataset)} training questions are "
+                f"too few for one step, see --questions {args.questions}."
+            )
         self.started = time.time() - self.spent
         if self.checkpoint and self.checkpoint.name == f"checkpoint-{args.steps}":
             self.say(f"this run is finished: {args.steps} steps")  # Trainer would do one more
@@ -198,24 +220,26 @@ class Run(TrainerCallback):
         if self.main:
             write_report(self.folder)
         if self.stop:
-            self.say(f"stopped at step {trainer.state.global_step}; go on with the same command and --out {self.folder}")
+            again = f"go on with the same command and --out {self.folder}"
+            self.say(f"stopped at step {trainer.state.global_step}; {again}")
             sys.exit(130)
         if self.main:
             trainer.model.save_pretrained(self.folder)
             (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
-            self.draw()
+            draw_curves(self.folder, self.curves)
             self.table()
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=not self.main or not sys.stderr.isatty())
+        hidden = not self.main or not sys.stderr.isatty()
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden)
         self.since = time.time()
         self.first = state.global_step
         if state.global_step == 0:
             self._evaluate(0)
 
     def on_log(self, args, state, control, logs=None, **_):
-        """After every step's line, on all processes: the sample and the evaluation that are due."""
+        """After every step, on all processes: its line; the sample and evaluation that are due."""
         if "train_runtime" in logs:
             return
         step = state.global_step
@@ -236,12 +260,13 @@ class Run(TrainerCallback):
 
     # ------------------------------------------------------------------ output
     def _step_line(self, state, logs):
-        step = state.global_step
+        step, steps = state.global_step, state.max_steps
         self._write({"step": step, "seconds": round(time.time() - self.started, 2), **logs})
-        done, left = state.global_step - self.first, state.max_steps - state.global_step
-        eta = (time.time() - self.since) / max(1, done) * left
-        shown = "  ".join(f"{key} {logs[key]:.3f}" for key in [keys[0] for keys in self.curves.values()] if key in logs)
-        self.say(f"step {step}/{state.max_steps}  {self.trainer.player[:3]}  {shown}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
+        eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
+        keys = [keys[0] for keys in self.curves.values()]
+        shown = "  ".join(f"{key} {logs[key]:.3f}" for key in keys if key in logs)
+        line = f"step {step}/{steps}  {self.trainer.player}  {shown}"
+        self.say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
 
     def say(self, text: str):
         if self.main:
@@ -251,42 +276,20 @@ class Run(TrainerCallback):
     def table(self):
         """First and last evaluation side by side."""
         first, last = self.evaluations[0], self.evaluations[-1]
-        self.say(f"\n{'held-out questions':<34}{'step 0':>10}{'step ' + str(last['step']):>12}{'change':>10}")
+        step = f"step {last['step']}"
+        self.say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}")
         for key in [k for k in last if k.startswith("eval/")]:
             if key in first:
-                self.say(f"{key[5:]:<34}{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}")
+                values = f"{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}"
             else:  # a share of something that there was none of
-                self.say(f"{key[5:]:<34}{'-':>10}{last[key]:>12.3f}{'':>10}")
-        self.say(f"\n{time.time() - self.started:.0f} s; everything is in {self.folder}, to look at: report.html")
-
-    def draw(self):
-        """curves.png: one panel per entry of `curves`, training values as lines, evaluations as dots."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        figure, axes = pyplot.subplots(1, len(self.curves), figsize=(4.2 * len(self.curves), 3.4), squeeze=False)
-        for axis, (title, keys) in zip(axes[0], self.curves.items()):
-            for color, key in enumerate(keys):
-                points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-                if points:
-                    axis.plot(*zip(*points), color=f"C{color}", alpha=0.6, linewidth=1, label=key)
-                held_out = [(row["step"], row[f"eval/{key}"]) for row in rows if row.get(f"eval/{key}") is not None]
-                if held_out:
-                    axis.plot(*zip(*held_out), color=f"C{color}", marker="o", linestyle="--", label=None if points else key)
-            axis.set(title=title, xlabel="optimiser step (lines: training batches, dots: held out)")
-            axis.grid(alpha=0.25)
-            if axis.lines:
-                axis.legend(fontsize=7, framealpha=0.6)
-        figure.tight_layout()
-        figure.savefig(self.folder / "curves.png", dpi=110)
-        pyplot.close(figure)
+                values = f"{'-':>10}{last[key]:>12.3f}{'':>10}"
+            self.say(f"{key[5:]:<34}{values}")
+        seconds = f"{time.time() - self.started:.0f} s"
+        self.say(f"\n{seconds}; everything is in {self.folder}, to look at: report.html")
 
     # ------------------------------------------------------------------ small things
     def _evaluate(self, step: int):
-        """With random numbers of its own, so that a run with more evaluations is still the same run."""
+        """With random numbers of its own, so that more evaluations do not change the training."""
         start = time.time()
         cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=cuda):
@@ -305,14 +308,15 @@ class Run(TrainerCallback):
             file.write(json.dumps(row) + "\n")
 
     def _forget_after(self, step: int):
-        """On resuming, what came after the checkpoint will be written again; a line cut short is dropped."""
+        """What came after the checkpoint is written again; a line that was cut short is dropped."""
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             path = self.folder / name
             rows = [row for row in read_lines(path)[0] if row["step"] <= step]
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
             if name == "metrics.jsonl" and rows:
                 self.spent = rows[-1]["seconds"]
-                self.evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
+                held_out = lambda row: any(key.startswith("eval/") for key in row)  # noqa: E731
+                self.evaluations = [row for row in rows if held_out(row)]
 
     def _interrupted(self, *_):
         if self.stop:  # the second time: at once

@@ -1,19 +1,27 @@
-"""Sampling without the waste: `sample`, for small models and CPUs, where the overhead of `generate` is the bill.
+"""Sampling for small models on a CPU, where most of what `generate` costs is overhead.
 
-What it does differently, all exact: a prompt that several rows share (the G rows of a group) is run once and its cache
-copied; rows that have ended are dropped; the cache is written in place instead of being concatenated anew at every token;
-LoRA weights are merged while sampling, by swapping pointers, and the old weights put back untouched.
+What `sample` does differently, all of it exact: a prompt that several rows share (the rows of a
+group) is run once and its cache copied; rows that have ended are dropped; the cache is written in
+place instead of being concatenated anew at every token; LoRA weights are merged while sampling, by
+swapping pointers, and the old weights are put back untouched.
 """
 
+import re
 from contextlib import contextmanager
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+PREFILL_TOKENS = 64
+"""Tokens per row that go through the model at once when `generate` reads prompts. Read all at once,
+they would need more memory in the MLP than the KV cache takes."""
+
 
 def can_sample(model) -> bool:
-    """Whether `sample` supports this model: full attention in every layer (no sliding window, no recurrent state)."""
+    """Whether `sample` supports this model: full attention in every layer, no sliding window, no
+    recurrent state.
+    """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
@@ -21,7 +29,12 @@ def can_sample(model) -> bool:
 
 @torch.no_grad()
 def sample(
-    model, prompt_ids: list[list[int]], max_tokens: int, temperature: float, eos_ids: list[int], pad_id: int
+    model,
+    prompt_ids: list[list[int]],
+    max_tokens: int,
+    temperature: float,
+    eos_ids: list[int],
+    pad_id: int,
 ) -> tuple[list[list[int]], list[list[float]]]:
     """One completion per prompt, from softmax(logits / temperature) over the whole vocabulary.
 
@@ -34,7 +47,7 @@ def sample(
         pad_id: padding for prompts of unlike length.
 
     Returns:
-        (token ids, log-prob of each sampled token under the distribution it was drawn from) per row.
+        (token ids of each row, the log-prob of each token under what it was drawn from).
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     backbone, head, device = base.base_model, base.get_output_embeddings(), base.device
@@ -44,27 +57,22 @@ def sample(
         width = mask.shape[1] - max_tokens
         tokens = torch.full((len(prompt_ids), max_tokens), -1, device=device)  # (B, T)
         logps = torch.zeros(len(prompt_ids), max_tokens, device=device)  # (B, T)
-        alive = torch.arange(len(prompt_ids), device=device)  # rows of `tokens` that the cache still holds
-        ended = torch.zeros(len(prompt_ids), dtype=torch.bool, device=device)  # of those
+        # rows of `tokens` that the cache still holds, and which of those have ended
+        alive = torch.arange(len(prompt_ids), device=device)
+        ended = torch.zeros(len(prompt_ids), dtype=torch.bool, device=device)
         for t in range(max_tokens):
-            logits = head(hidden).float()  # (b, V)
-            if temperature > 0:
-                logp = torch.log_softmax(logits / temperature, dim=-1)
-                # exponential race: argmax_v p_v / E_v with E_v ~ Exp(1) is a draw from p
-                token = (logp - torch.empty_like(logp).exponential_().log()).argmax(-1)  # (b,)
-            else:
-                logp = torch.log_softmax(logits, dim=-1)
-                token = logits.argmax(-1)
+            token, logp = _draw(head(hidden).float(), temperature)  # (b,), (b,)
             live = ~ended
             tokens[alive[live], t] = token[live]
-            logps[alive[live], t] = logp.gather(1, token[:, None]).squeeze(1)[live]
+            logps[alive[live], t] = logp[live]
             ended |= torch.isin(token, eos)
             count = int((~ended).sum())
             if count == 0 or t == max_tokens - 1:
                 break
             if count <= 0.75 * len(ended):  # dropping copies the cache: not for every single row
                 keep = (~ended).nonzero().squeeze(1)
-                alive, token, mask, position, ended = alive[keep], token[keep], mask[keep], position[keep], ended[keep]
+                rows = (alive, token, mask, position, ended)
+                alive, token, mask, position, ended = (row[keep] for row in rows)
                 for layer in cache.layers:
                     layer.select(keep)
             position = position + 1
@@ -81,14 +89,27 @@ def sample(
     )
 
 
-def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
-    """The different prompts, run once and left-padded, their caches copied to the rows that share them.
+def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(b, V) -> a token of each row and its log-prob, (b,) each; temperature 0 = the likeliest."""
+    logp = torch.log_softmax(logits / (temperature or 1.0), dim=-1)  # (b, V)
+    if temperature > 0:
+        # exponential race: argmax_v p_v / E_v with E_v ~ Exp(1) is a draw from p
+        token = (logp - torch.empty_like(logp).exponential_().log()).argmax(-1)
+    else:
+        token = logits.argmax(-1)
+    return token, logp.gather(1, token[:, None]).squeeze(1)
 
-    Returns the last states (B, H), the cache, the mask (B, width + max_tokens) over everything that will be in it, and the
-    position of each row's last token (B,)."""
+
+def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
+    """Run each different prompt once, left-padded, and copy its cache to the rows that share it.
+
+    Returns:
+        The last states (B, H); the cache; the mask (B, width + max_tokens) over everything that
+        will be in it; the position of each row's last token (B,).
+    """
     unique = list(dict.fromkeys(map(tuple, prompt_ids)))
     place = {prompt: i for i, prompt in enumerate(unique)}
-    rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids], device=device)  # (B,) -> its prompt
+    rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids], device=device)  # (B,)
     width = max(map(len, unique))
     ids = torch.full((len(unique), width), pad_id)
     mask = torch.ones(len(unique), width + max_tokens, dtype=torch.bool)
@@ -99,7 +120,10 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
     shared = DynamicCache()
     states = backbone(
-        input_ids=ids, attention_mask=mask[:, :width].long(), position_ids=positions, past_key_values=shared
+        input_ids=ids,
+        attention_mask=mask[:, :width].long(),
+        position_ids=positions,
+        past_key_values=shared,
     ).last_hidden_state
     cache = DynamicCache()
     cache.layers = [_Slots(layer, rows, width + max_tokens) for layer in shared.layers]
@@ -107,7 +131,7 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
 
 
 class _Slots(DynamicLayer):
-    """A layer's keys and values in memory reserved for the whole completion: (B, heads, width + max_tokens, D)."""
+    """A layer's keys and values, in memory for the whole completion: (B, heads, length, D)."""
 
     def __init__(self, prefilled: DynamicLayer, rows: torch.Tensor, length: int):
         super().__init__()
@@ -134,8 +158,10 @@ class _Slots(DynamicLayer):
 
 @contextmanager
 def _merged(model):
-    """W + scaling * B A in place of W while sampling: half the matrix products of a small model. Quantised layers stay
-    as they are. The original weights are put back by pointer, so nothing drifts."""
+    """W + scaling * B A in place of W while sampling, which saves half of a small model's products.
+
+    Quantised layers stay as they are. The old weights are put back by pointer, so nothing drifts.
+    """
     swapped = []
     for module in model.modules():
         if isinstance(module, LoraLinear) and not module.disable_adapters and not module.merged:
@@ -143,7 +169,8 @@ def _merged(model):
             weight = module.get_base_layer().weight
             if weight.is_floating_point() and names:
                 swapped.append((module, weight.data))
-                weight.data = weight.data + sum(module.get_delta_weight(name) for name in names).to(weight.dtype)
+                delta = sum(module.get_delta_weight(name) for name in names)
+                weight.data = weight.data + delta.to(weight.dtype)
                 module.merged_adapters = names
     try:
         yield
@@ -151,3 +178,26 @@ def _merged(model):
         for module, weight in swapped:
             module.get_base_layer().weight.data = weight
             module.merged_adapters = []
+
+
+# ------------------------------------------------------------------ around it
+def generation_settings(max_tokens: int, temperature: float) -> dict:
+    """What differs between players in transformers' `generate`; temperature 0 = greedy."""
+    return {
+        "max_new_tokens": max_tokens,
+        "do_sample": temperature > 0,
+        "temperature": temperature or 1.0,
+    }
+
+
+def blank_special_tokens(prompts: list[list[dict]], tokenizer) -> list[list[dict]]:
+    """The messages with every spelling of a special token replaced by a space.
+
+    A player's prompt quotes what another one wrote. `<|im_end|>`, spelled out in ordinary tokens,
+    would be read as the end of the message, and the writer could go on in the judge's place.
+    """
+    # Llama's <|start_header_id|> is in no list of named special tokens
+    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+    marks = re.compile("|".join(map(re.escape, special)))
+    return [[m | {"content": marks.sub(" ", m["content"])} for m in prompt] for prompt in prompts]

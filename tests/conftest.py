@@ -1,4 +1,8 @@
-"""What several tests share: where the project lies, the optional real data, a script run as a user runs it."""
+"""What tests share: where the project lies, the optional real data, small runs of every script.
+
+A fresh Python spends eleven CPU seconds on imports, so scripts run in this process where they can
+(`run_here`, `refused`), and one uninterrupted run of each is made once for all files (`finished`).
+"""
 
 import contextlib
 import importlib
@@ -12,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 import tyro
+from filelock import FileLock
+from safetensors.torch import load_file
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,8 +25,19 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other
 
-# GSM8K, MBPP and the Qwen2.5 tokenizer, as published; tests that want them are skipped where they are not at hand
+# GSM8K, MBPP and the Qwen2.5 tokenizer, as published; tests that want them are skipped without them
 DATA = Path(os.environ.get("DUET_DATA", ROOT.parent / "shared" / "data"))
+
+SMALL = {
+    "tango.py": "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1",
+    "prime.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
+    "gar.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 8",
+    "cure.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8",
+    "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
+    "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16",
+}
+"""A run of a few seconds in which every player is trained, with checkpoints to resume from."""
+SCRIPTS = list(SMALL)
 
 
 @pytest.fixture
@@ -30,71 +47,183 @@ def real_data() -> Path:
     return DATA
 
 
-def run_script(*arguments, cwd=ROOT, **options) -> subprocess.CompletedProcess:
-    """`python <arguments>`, with its output as text; one thread, no network."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": options.pop("threads", "1"), "COLUMNS": "120"}
+# ------------------------------------------------------------------ runs of a script
+def small(script: str, out: Path, *more) -> list[str]:
+    """The arguments of a small run; what `more` says counts."""
+    shared = "--eval-questions 8 --save-every 2 --show-every 3"
+    return [*f"{SMALL[script]} {shared} --out {out}".split(), *map(str, more)]
+
+
+def run_script(*arguments, threads: str = "1", **options) -> subprocess.CompletedProcess:
+    """`python <arguments>` in a process of its own, with its output as text; no network."""
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options
+        [sys.executable, *map(str, arguments)],
+        cwd=options.pop("cwd", ROOT),
+        env=environment(threads),
+        capture_output=True,
+        text=True,
+        timeout=900,  # only a run that hangs takes so long
+        **options,
     )
 
 
-def refused(script: str, *arguments) -> str:
-    """What `python script arguments` says when it ends with one sentence and exit code 2. In this process, which has imported
-    everything already; that the real command does the same is tested once, in test_script.py."""
-    module, said = importlib.import_module(Path(script).stem), io.StringIO()
+def environment(threads: str = "1") -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "COLUMNS": "120"}
+
+
+def run_here(script: str, *arguments) -> str:
+    """What `python script arguments` prints, run in this process, which has imported everything.
+
+    Raises:
+        SystemExit: as the script does, with its exit code.
+    """
+    module, printed = importlib.import_module(Path(script).stem), io.StringIO()
     interrupted = signal.getsignal(signal.SIGINT)
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        with pytest.raises(SystemExit) as ended, module.plain_errors():
+    state = torch.get_rng_state()
+    try:
+        with contextlib.redirect_stdout(printed), module.plain_errors():
             module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
-    signal.signal(signal.SIGINT, interrupted)
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
+        torch.set_rng_state(state)
+    return printed.getvalue()
+
+
+def refused(script: str, *arguments) -> str:
+    """The one sentence with which `python script arguments` ends, with exit code 2."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+        run_here(script, *arguments)
     assert ended.value.code == 2 and said.getvalue().count("error: ") == 1, said.getvalue()
     return said.getvalue()
 
 
 def run_two_processes(script: str, *arguments) -> subprocess.CompletedProcess:
-    """Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them through MPI only; without
-    an MPI hostfile it runs one process."""
+    """Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them
+    through MPI only; without an MPI hostfile it runs one process."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     os.environ["ACCELERATE_USE_CPU"] = "true"
     try:
-        return run_script(*launcher, script, *arguments, threads="1")
+        return run_script(*launcher, script, *arguments)
     finally:
         del os.environ["ACCELERATE_USE_CPU"]
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, worker_id):
+    """finished("tango.py") -> (folder, stdout, stderr) of the small run, uninterrupted, in a
+    process of its own. It is made once, whichever file or worker asks first, and must not be
+    changed.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+
+    def run(script: str) -> tuple[Path, str, str]:
+        folder = base / "finished" / Path(script).stem
+        out, err = folder.with_suffix(".out"), folder.with_suffix(".err")
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not err.exists():
+                result = run_script(script, *small(script, folder))
+                assert result.returncode == 0, result.stdout + result.stderr
+                out.write_text(result.stdout)
+                err.write_text(result.stderr)
+        return folder, out.read_text(), err.read_text()
+
+    return run
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All adapters of a run or a checkpoint: "generator/base_model...lora_A.weight" -> tensor."""
+    files = sorted(folder.glob("*/adapter_model.safetensors"))
+    assert files, folder
+    return {f"{f.parent.name}/{n}": t for f in files for n, t in load_file(f).items()}
+
+
+# ------------------------------------------------------------------ a trainer to ask questions of
 def make_trainer(folder, micro_batch=8, kl=0.0, **change):
-    """A Tango trainer on the embedded model, 2 questions with groups of 4."""
-    from common.data import load_questions
+    """A Tango trainer on the embedded model: 2 questions, groups of 4, a verifier step first."""
+    from common.args import fill_in, grpo_config
     from common.model import load_model
+    from common.tasks.math import load_questions
     from tango import Args, Tango, solve_prompt
 
     from datasets import Dataset
-    from trl import GRPOConfig
 
-    change = {"group_size": 4, "rows_at_once": 256, **change}
-    script = Args(questions=2, lr=1e-3, solution_tokens=64, judgement_tokens=96, ver_warmup=1, kl=kl, **change)
+    cfg = {"questions": 2, "group_size": 4, "lr": 1e-3, "ver_warmup": 1, "kl": kl} | change
+    args = fill_in(Args(micro_batch=micro_batch, **cfg), rows=8)
     model, tokenizer = load_model("tiny", ["generator", "verifier"], 4, False, seed=0)
-    config = GRPOConfig(
-        output_dir=str(folder),
-        max_steps=script.steps,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=8 // micro_batch,
-        steps_per_generation=8 // micro_batch,
-        num_generations=4,
-        loss_type="dapo",
-        gradient_checkpointing=False,
-        bf16=False,
-        lr_scheduler_type="constant",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        save_strategy="no",
-    )
     train, _ = load_questions("tiny", 64, 8, seed=0)
-    rows = Dataset.from_list([{"prompt": solve_prompt(row["question"]), **row} for row in train])
-    return Tango(model, script, args=config, train_dataset=rows, processing_class=tokenizer)
+    return Tango(
+        model,
+        args,
+        args=grpo_config(args, folder, 8, args.group_size, save_strategy="no"),
+        train_dataset=Dataset.from_list(
+            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
+        ),
+        processing_class=tokenizer,
+    )
 
 
 @pytest.fixture
 def trainer(tmp_path):
     return make_trainer(tmp_path)
+
+
+def make_players(folder, players, step=None, rows=8, micro_batch=8, kl=0.0, kind=None, **more):
+    """A trainer of no paper, on the embedded model: `step(trainer, rows)` is what a script writes.
+
+    players: name -> Player. kind: a subclass of CoTrainer, for a script with more than a `step`.
+    """
+    from common.args import RunArgs, grpo_config
+    from common.cotrainer import CoTrainer
+    from common.model import load_model
+    from common.tasks.math import load_questions
+
+    from datasets import Dataset
+
+    class Script(kind or CoTrainer):
+        def step(self, rows):
+            return step(self, rows)
+
+    args = RunArgs(micro_batch=micro_batch)
+    args.steps = more.pop("steps", 4)
+    adapters = [*dict.fromkeys(player.adapter or name for name, player in players.items())]
+    model, tokenizer = load_model("tiny", adapters, 4, False, seed=0)
+    train, _ = load_questions("tiny", 64, 8, seed=0)
+    data = [{"prompt": [{"role": "user", "content": row["question"]}], **row} for row in train]
+    return Script(
+        model,
+        players,
+        kl=kl,
+        args=grpo_config(args, folder, rows, 4, save_strategy="no", **more),
+        train_dataset=Dataset.from_list(data),
+        processing_class=tokenizer,
+    )
+
+
+def lora(trainer, adapter: str) -> dict[str, torch.Tensor]:
+    """A copy of an adapter's weights."""
+    named = trainer.model.named_parameters()
+    return {name: p.detach().clone() for name, p in named if f".{adapter}." in name}
+
+
+def moved(before: dict, after: dict) -> float:
+    """The largest difference between two copies."""
+    return max((before[name] - after[name]).abs().max().item() for name in before)
+
+
+def gradients(trainer) -> dict[str, torch.Tensor]:
+    """A copy of all gradients. Parameters that have none are left out."""
+    named = trainer.model.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def perturb(trainer, size: float = 0.02):
+    """Adapters start as the base itself. Here each one becomes another model, so that mixing them
+    up shows.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for name, p in trainer.model.named_parameters():
+        if "lora_B" in name:
+            p.data = torch.randn(p.shape, generator=generator) * size

@@ -1,9 +1,14 @@
-"""The pages in docs/ say what is: headings, links, metrics, commands, functions and TRL's methods exist; every edit applies to
-the scripts as they stand, runs, and does what its page says."""
+"""The pages in docs/ say what is true.
+
+Headings, links, metrics, commands, functions and TRL's methods exist; tables are those of the
+measured runs; every edit applies to the script as it stands, runs, and does what its page says; the
+script of your-own-script.md runs, too.
+"""
 
 import ast
 import dataclasses
 import doctest
+import gc
 import importlib.util
 import inspect
 import itertools
@@ -14,17 +19,26 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import common.run
+from common.adapters import AdapterTrainer
 from common.cotrainer import CoTrainer
 from common.run import Run, mean
 
 import pytest
 import torch
 import tyro
-from conftest import ROOT
+from conftest import ROOT, make_trainer, weights
+from peft import PeftModel
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import cure_inputs  # noqa: E402
+import evidence  # noqa: E402
+import evidence_pages  # noqa: E402
 
 DOCS = ROOT / "docs"
 HEADINGS = """The idea
@@ -35,11 +49,12 @@ Paper, released code, ours
 Results
 What goes wrong
 Make it yours""".splitlines()
-SCRIPTS = [name for name in ("tango", "gar", "prime", "cure", "spin", "mae") if (ROOT / f"{name}.py").exists()]
-NAMES = [name for name in SCRIPTS if (DOCS / f"{name}.md").exists()]
+NAMES = ["tango", "gar", "prime", "spin", "cure", "mae"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
-EVERYTHING = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+YOUR_OWN = (DOCS / "your-own-script.md").read_text()
+ALL_PAGES = {f"docs/{path.name}": path.read_text() for path in sorted(DOCS.glob("*.md"))}
+WITH_README = ALL_PAGES | {"README.md": (ROOT / "README.md").read_text()}
 EDITS = sorted(DOCS.glob("edits/*.diff"))
 
 # A short run in which every player has its turn
@@ -49,7 +64,8 @@ SHORT = {
     "prime": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
     "spin": "--steps 2 --iterations 1 --questions 8 --micro-batch 8",
     "cure": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
-    "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2",
+    "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2"
+    " --solution-tokens 48 --judgement-tokens 40",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
@@ -61,9 +77,10 @@ def sections(page: str) -> dict[str, str]:
 
 
 def expand(name: str) -> list[str]:
-    """Braces as a shell reads them: {gen,ver}/reward -> gen/reward, ver/reward."""
+    """Braces as a shell reads them: {coder,tester}/loss -> coder/loss, tester/loss."""
     parts = re.split(r"\{([^{}]*)\}", name)
-    return ["".join(choice) for choice in itertools.product(*[p.split(",") if i % 2 else [p] for i, p in enumerate(parts)])]
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(choice) for choice in itertools.product(*choices)]
 
 
 def explained(page: str) -> dict[str, str]:
@@ -85,56 +102,128 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-# ------------------------------------------------------------------ running a script, edited or not, in this process
-def run(path, arguments: str, out, recorded: str = "") -> SimpleNamespace:
-    """What `python <path> <arguments>` does, without the seconds it takes to import torch.
+def definitions(path: Path) -> set[str]:
+    """Functions, classes, methods and constants of a file: "name" or "Class.name"."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = [child for child in node.body if isinstance(child, ast.FunctionDef)]
+            found |= {f"{node.name}.{method.name}" for method in methods}
+        if isinstance(node, ast.Assign):
+            names = [name for target in node.targets for name in ast.walk(target)]
+            found |= {name.id for name in names if isinstance(name, ast.Name)}
+    return found
 
-    -> module, metrics (a row per line), and the calls of the function `recorded`, as tuples of arguments."""
+
+# ------------------------------------------------------------------ running a script, in process
+def load(path: Path):
+    """A script as a module, whether it lies in the project or not."""
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{len(sys.modules)}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for its dataclasses
     spec.loader.exec_module(module)
-    calls, real, once = [], module.evaluate, []
-    module.evaluate = lambda *args: (once or once.append(real(*args)) or once)[0]  # the last evaluation repeats the first
+    return module
+
+
+def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespace:
+    """What `python <script> <arguments>` does, without the seconds it takes to import torch.
+
+    Returns:
+        the module, its metrics (a row per line), and the calls of the function `recorded`, as
+        tuples of arguments.
+    """
+    calls, before = [], signal.getsignal(signal.SIGINT)
     if recorded:
         original = getattr(module, recorded)
         setattr(module, recorded, lambda *args: (calls.append(args), original(*args))[1])
-    before = signal.getsignal(signal.SIGINT)
     try:
-        module.main(tyro.cli(module.Args, args=[*shlex.split(f"{arguments} {ALWAYS}"), "--out", str(out)]))
+        words = shlex.split(f"{arguments} {ALWAYS}")
+        module.main(tyro.cli(module.Args, args=[*words, "--out", str(out)]))
     finally:
         signal.signal(signal.SIGINT, before)
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return SimpleNamespace(module=module, metrics=metrics, calls=calls, folder=out)
+    steps = [row for row in metrics if "epoch" in row]
+    return SimpleNamespace(module=module, metrics=metrics, steps=steps, calls=calls, folder=out)
+
+
+def evaluated_once(module, most_tokens: int | None = None):
+    """The last evaluation repeats the first; in it, completions are at most this long."""
+    real, once = module.evaluate, []
+
+    def evaluate(trainer, *rest):
+        if not once:
+            limits = {name: player.max_tokens for name, player in trainer.players.items()}
+            for player in trainer.players.values():
+                player.max_tokens = min(most_tokens or player.max_tokens, player.max_tokens)
+            once.append(real(trainer, *rest))
+            for name, limit in limits.items():
+                trainer.players[name].max_tokens = limit
+        return once[0]
+
+    module.evaluate = evaluate
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick():
-    """No second thread, which only waits for a model this small, and no pictures."""
-    before = torch.get_num_threads(), Run.draw
-    torch.set_num_threads(1)
-    Run.draw = lambda run: None
+def libraries_are_no_garbage():
+    """Every training collects garbage first, which would search all that has been imported: half
+    of the time that a run of one step takes here.
+    """
+    gc.collect()
+    gc.freeze()
     yield
-    torch.set_num_threads(before[0])
-    Run.draw = before[1]
+    gc.unfreeze()
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """No pictures, no report and no weights, which would take half of the time of a short run; of a
+    checkpoint only `memory` is written.
+    """
+
+    def folder_only(trainer, *_):
+        folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+        folder.mkdir()
+
+    monkeypatch.setattr(common.run, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(common.run, "write_report", lambda *_: None)
+    monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", folder_only)
+    monkeypatch.setattr(PeftModel, "save_pretrained", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")
-def short_runs(tmp_path_factory):
-    """name -> the keys of metrics.jsonl; each script is run once."""
+def written(tmp_path_factory, shared_folder, finished):
+    """name -> the metrics that the script writes: those of conftest's run, if there is one already;
+    else of a shorter one, in process.
+    """
     done = {}
 
     def keys(name):
         if name not in done:
-            out = tmp_path_factory.mktemp(name) / "run"
-            done[name] = {key for row in run(ROOT / f"{name}.py", SHORT[name], out).metrics for key in row}
+            if (shared_folder / "finished" / f"{name}.err").exists():
+                folder, _, _ = finished(f"{name}.py")
+                rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            else:
+                module, out = load(ROOT / f"{name}.py"), tmp_path_factory.mktemp(name) / "run"
+                evaluated_once(module)
+                rows = run(module, SHORT[name], out).metrics
+            done[name] = {key for row in rows for key in row}
         return done[name]
 
     return keys
 
 
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory, worker_id) -> Path:
+    """Where `finished` keeps its runs, for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
 # ------------------------------------------------------------------ form
 def test_every_script_has_a_page():
-    assert NAMES == SCRIPTS
+    scripts = {path.stem for path in ROOT.glob("*.py") if "CoTrainer" in path.read_text()}
+    assert scripts == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,72 +237,60 @@ def test_the_idea_takes_ten_lines(name):
     assert 3 <= len(sections(PAGES[name])["The idea"].strip().splitlines()) <= 10
 
 
-@pytest.mark.parametrize("page", EVERYTHING)
+@pytest.mark.parametrize("page", WITH_README)
 def test_links_lead_somewhere(page):
-    text = EVERYTHING[page]
-    generated = "".join(re.findall(r"<!-- (?:results|collapse) -->.*?<!-- end -->", text, re.DOTALL))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", WITH_README[page]):
         path, _, anchor = target.partition("#")
         if target.startswith("https://"):
             continue
-        if f"({target})" in generated and not (DOCS / path).with_suffix(".json").exists():
-            continue  # not measured yet
-        assert (DOCS / path).exists(), f"{page}: {target}"
+        assert (folder / path).exists(), f"{page}: {target}"
         if anchor:
-            assert anchor in anchors((DOCS / path).read_text() if path else text), f"{page}: {target}"
+            text = (folder / path).read_text() if path else WITH_README[page]
+            assert anchor in anchors(text), f"{page}: {target}"
 
 
-@pytest.mark.parametrize("page", EVERYTHING)
+@pytest.mark.parametrize("page", WITH_README)
 def test_linked_functions_exist(page):
     """[`name`](../file.py) is a function, class, method or constant of that file."""
-    for name, file in re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)\)", EVERYTHING[page]):
-        if name == file:
-            continue
-        known = set()
-        for node in ast.walk(ast.parse((ROOT / file).read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                known.add(node.name)
-            if isinstance(node, ast.ClassDef):
-                known |= {f"{node.name}.{child.name}" for child in node.body if isinstance(child, ast.FunctionDef)}
-            if isinstance(node, ast.Assign):
-                known |= {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
-        assert name in known, f"{page}: {file} has no {name}"
+    folder = (ROOT / page).parent
+    for name, file in re.findall(r"\[`([\w.]+)`\]\(([\w/.]+\.py)\)", WITH_README[page]):
+        if not name.endswith(".py"):
+            assert name in definitions(folder / file), f"{page}: {file} has no {name}"
 
 
-@pytest.mark.parametrize("page", EVERYTHING)
+@pytest.mark.parametrize("page", WITH_README)
+def test_files_named_in_code_spans_exist(page):
+    """`common/...`, `tests/...`, `docs/...` and `benchmarks/...`."""
+    for name in re.findall(r"`((?:common|tests|docs|benchmarks)/[\w./-]+)`", WITH_README[page]):
+        assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_no_measured_number_is_typed_by_hand(page):
     """Percentages stand in generated blocks, or on a line that names the paper they are from."""
-    text = re.sub(r"<!-- (results|collapse|inputs|table: \w+) -->.*?<!-- end -->", "", EVERYTHING[page], flags=re.DOTALL)
-    for line in text.splitlines():
-        assert "paper" in line.lower() or not re.search(r"\d\s*(%|per ?cent)", line), f"{page}: {line}"
+    block = r"<!-- (results|collapse|inputs|table: \w+) -->.*?<!-- end"
+    for line in re.sub(block, "", ALL_PAGES[page], flags=re.DOTALL).splitlines():
+        typed = re.search(r"\d\s*(%|per ?cent)", line)
+        assert "paper" in line.lower() or not typed, f"{page}: {line}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_results_are_a_generated_block(name):
-    """Filled by benchmarks/evidence.py; before anything is measured it says only where the results will be."""
-    text = sections(PAGES[name])["Results"].strip()
-    block = re.fullmatch(r"<!-- results -->\n(.*)<!-- end -->", text, re.DOTALL)
-    assert block and block[0].count("<!--") == 2
-    if (DOCS / f"evidence/{name}.json").exists():
-        assert f"(evidence/{name}.png)" in block[1] and f"benchmarks/evidence.py {name}`" in block[1]
-    else:
-        assert block[1] == f"See [evidence/{name}.md](evidence/{name}.md).\n"
-
-
-@pytest.mark.parametrize("page", EVERYTHING)
+@pytest.mark.parametrize("page", WITH_README)
 def test_commands_are_understood(page):
-    for command in re.findall(
-        r"^(?:\w+=\w+ )*(?:python|torchrun|accelerate launch) (.*?)(?:  +#.*)?$", EVERYTHING[page], re.MULTILINE
-    ):
-        words = shlex.split(command)
+    command = r"^(?:\w+=\w+ )*(?:python|torchrun|accelerate launch) (.*?)(?:  +#.*)?$"
+    for line in re.findall(command, WITH_README[page], re.MULTILINE):
+        words = shlex.split(line)
         if words[0] == "-m":
-            assert importlib.util.find_spec(words[1]), command
+            assert importlib.util.find_spec(words[1]), line
             continue
         script = next(word for word in words if word.endswith(".py"))
-        assert (ROOT / script).exists(), command
-        if "/" not in script:
-            tyro.cli(importlib.import_module(script[:-3]).Args, args=words[words.index(script) + 1 :])
-    for diff in re.findall(r"^git apply (?:-R )?(\S+)", EVERYTHING[page], re.MULTILINE):
+        if script == EXAMPLE:  # see the end of this file
+            continue
+        assert (ROOT / script).exists(), line
+        if "/" not in script and "--help" not in words:
+            module = importlib.import_module(script.removesuffix(".py"))
+            tyro.cli(module.Args, args=words[words.index(script) + 1 :])
+    for diff in re.findall(r"^git apply (?:-R )?(\S+)", WITH_README[page], re.MULTILINE):
         assert (ROOT / diff).exists(), diff
 
 
@@ -221,23 +298,97 @@ def test_commands_are_understood(page):
 def test_flags_in_the_text_are_arguments(name):
     fields = {field.name for field in dataclasses.fields(importlib.import_module(name).Args)}
     for flag in re.findall(r"`--([\w-]+)", PAGES[name]):
-        name = flag.replace("-", "_")
-        assert name in fields or name.removeprefix("no_") in fields, flag
+        argument = flag.replace("-", "_")
+        assert argument in fields or argument.removeprefix("no_") in fields, flag
+
+
+# ------------------------------------------------------------------ results
+def block_of(page: str, mark: str) -> str:
+    found = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- end -->", WITH_README[page], re.DOTALL)
+    assert len(found) == 1, f"{page}: {mark}"
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[tuple[str, str], str]:
+    """(page, mark) -> what benchmarks/evidence.py and cure_inputs.py make of docs/evidence/."""
+    inputs = json.loads(cure_inputs.RESULT.read_text())
+    return evidence_pages.blocks() | {("docs/cure.md", "inputs"): cure_inputs.page(inputs)}
+
+
+def test_tables_are_those_of_the_measured_runs(measured):
+    """Generated, never typed: `python benchmarks/evidence.py all --tables-only` writes them."""
+    pages = [(f"docs/{name}.md", "results") for name in NAMES]
+    pages += [("docs/mae.md", "collapse"), ("docs/cure.md", "inputs")]
+    assert measured.keys() == {
+        *pages,
+        *[("README.md", m) for m in ("evidence", "hardware", "speed")],
+    }
+    for (page, mark), text in measured.items():
+        assert block_of(page, mark) == text, f"{page}: {mark} is not what was measured"
+    for name in evidence.EXPERIMENTS:
+        text = f"# {name}\n\n{evidence_pages.page(name, f'{name}.png')}"
+        assert (evidence.FOLDER / f"{name}.md").read_text() == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_nothing_but_generated_blocks(name):
+    text = sections(PAGES[name])["Results"].strip()
+    block = re.fullmatch(r"<!-- results -->\n(.*)<!-- end -->", text, re.DOTALL)
+    assert block and block[0].count("<!--") == 2
+
+
+@pytest.mark.parametrize("name", evidence.EXPERIMENTS)
+def test_measured_metrics_are_still_called_that(name):
+    """What is kept of a run from now on, and what was kept, goes by the names of the page."""
+    experiment, runs = evidence.EXPERIMENTS[name], evidence.read(name)["runs"]
+    known = explained(PAGES[experiment.script.removesuffix(".py")]).keys()
+    assert set(experiment.kept) <= known
+    kept = {key for r in runs for row in r["evaluations"] + r["steps"] for key in row if "/" in key}
+    assert kept <= known and len(kept) > 5
+
+
+@pytest.mark.parametrize("patch", [evidence.ONLY_STEPS, evidence.NO_CLASS_WEIGHTS])
+def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monkeypatch):
+    import tango
+
+    trainer = make_trainer(tmp_path)
+    labels = [True] * 6 + [False] * 2
+    figures = [(trainer.alpha(), trainer.class_weights(labels).tolist())]
+    trainer.memory.clear()
+    for name in ("alpha_at", "class_weights"):
+        monkeypatch.setattr(tango, name, getattr(tango, name))  # put back in the end
+    exec(patch, {"tango": tango})
+    figures.append((trainer.alpha(), trainer.class_weights(labels).tolist()))
+    (alpha, weights), (patched_alpha, patched_weights) = figures
+    assert alpha < 0.2 and len(set(weights)) == 2
+    if patch == evidence.ONLY_STEPS:
+        assert patched_alpha == 1 and patched_weights == weights
+    else:
+        assert patched_alpha == alpha and patched_weights == [1] * 8
+
+
+def test_the_patch_of_cure_leaves_the_coder_untrained(tmp_path, bare):
+    cure = load(ROOT / "cure.py")
+    evaluated_once(cure, 4)
+    exec(evidence.NO_CODER_UPDATE, {"cure": cure})
+    step = run(cure, SHORT["cure"], tmp_path / "run").steps[0]
+    assert "tester/loss" in step and "coder/loss" not in step and "coder/grad_norm" not in step
+    rows = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
+    assert {json.loads(row)["player"] for row in rows} == {"coder", "tester"}
 
 
 # ------------------------------------------------------------------ metrics
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_is_explained(name, short_runs):
-    written = short_runs(name)
-    assert written - explained(PAGES[name]).keys() == set()
+def test_every_metric_is_explained(name, written, bare):
+    assert written(name) - explained(PAGES[name]).keys() == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_explained_metric_is_written(name, short_runs):
+def test_every_explained_metric_is_written(name, written, bare):
     """Or its line says when it is missing."""
-    written = short_runs(name)
     for key, text in explained(PAGES[name]).items():
-        assert key in written or "only " in text or "missing " in text, key
+        assert key in written(name) or "only " in text or "missing " in text, key
 
 
 def test_trls_own_metrics_are_explained_in_the_same_words():
@@ -248,11 +399,23 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
         for line in block.splitlines():
             if line.startswith("| `"):
                 key, text = line.strip("|").split(" | ")[:2]
-                if "/rewards/" in line or "spin_loss" in line:  # the script's own functions, and SPIN's own loss
+                if "/rewards/" in line or "spin_loss" in line:  # the script's own, SPIN's own loss
                     continue
                 key = re.sub(r"^\s*`(\{[\w,]+\}|\w+)/", "`", key)  # the player
                 assert texts.setdefault(key, text) == text, f"{name}: {key}"
     assert len(texts) > 10
+
+
+def test_metrics_of_the_readme_are_explained():
+    known = set().union(*[explained(page).keys() for page in PAGES.values()])
+    lines = [line for line in WITH_README["README.md"].splitlines() if line.startswith("| `")]
+    named = [
+        key for line in lines for key in re.findall(r"`([\w*]+/[\w/*]+)`", line.split(" | ")[0])
+    ]
+    for key in named:
+        pattern = re.escape(key).replace(r"\*", r"\w+")
+        assert any(re.fullmatch(pattern, metric) for metric in known), key
+    assert len(named) > 5
 
 
 # ------------------------------------------------------------------ make it yours
@@ -265,210 +428,324 @@ def test_three_small_edits_are_quoted_as_they_are(name):
     for text in quoted:
         lines = text.splitlines()
         assert lines[:2] == [f"--- a/{name}.py", f"+++ b/{name}.py"]
-        assert sum(line[0] in "+-" for line in lines[2:]) <= 20 and max(map(len, lines)) <= 129
+        changed = sum(line[0] in "+-" for line in lines[2:])
+        assert changed <= 20 and max(map(len, lines)) <= 101
     for path in files:
         assert f"git apply {path.relative_to(ROOT)}\n" in PAGES[name]
 
 
-RUNS = {  # edit -> arguments, the function whose calls are recorded, the rows of a data set of one's own
-    "tango-length": (SHORT["tango"] + " --ver-warmup 0 --steps 1", "tango_advantages", []),
-    "tango-choices": (
-        SHORT["tango"] + " --ver-warmup 0 --steps 1 --solution-tokens 16 --judgement-tokens 16",
-        "",
-        [{"question": "(A) 1 (B) 2", "answer": "b"}],
-    ),
-    "tango-reliable": (SHORT["tango"] + " --ver-warmup 0", "", []),
-    "prime-partial": (SHORT["prime"], "prime_advantages", []),
-    "prime-letters": (SHORT["prime"] + " --keep-low 0", "", []),
-    "prime-listen": (SHORT["prime"] + " --steps 2", "prime_advantages", []),
-    "gar-agree": (SHORT["gar"], "", []),
-    "gar-words": (
-        SHORT["gar"] + " --silent-share 1 --solution-tokens 16 --judgement-tokens 16",
-        "",
-        [{"question": "Who?", "answer": "The Owl", "reference": "<step>It hoots.</step>\n"}],
-    ),
-    "gar-trust": (SHORT["gar"], "reasoner_reward", []),
-    "spin-keep": (SHORT["spin"], "", []),
-    "spin-chat": (SHORT["spin"], "", [{"question": "Say hello.", "solution": "Hello to you."}]),
-    "spin-lambda": (SHORT["spin"] + " --steps 3 --iterations 3 --no-mix-previous", "spin_loss", []),
-    "cure-strict": (SHORT["cure"], "", []),
-    "cure-words": (SHORT["cure"], "", []),
-    "cure-together": (SHORT["cure"], "", []),
-    "mae-half": (SHORT["mae"], "proposer_reward", []),
-    "mae-checked": (SHORT["mae"], "", []),
-    "mae-alone": (SHORT["mae"] + " --steps 2 --reference-share 1", "propose_prompt", []),
-}
+CHECKED = {}
+"""An edit's name -> arguments, function whose calls are recorded, rows of a data set, check."""
+
+
+def edit(arguments: str, recorded: str = "", rows=()):
+    """Marks `def tango_length(done)` as the check of a run with tango-length.diff."""
+
+    def register(check):
+        name = check.__name__.replace("_", "-")
+        assert name not in CHECKED
+        CHECKED[name] = arguments, recorded, rows, check
+
+    return register
+
+
+def test_every_edit_is_checked():
+    assert {path.stem for path in EDITS} == CHECKED.keys()
 
 
 @pytest.mark.parametrize("path", EDITS, ids=lambda path: path.stem)
-def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path):
+def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, bare):
     script = path.stem.split("-")[0] + ".py"
     (tmp_path / script).write_text((ROOT / script).read_text())
-    result = subprocess.run(["git", "apply", str(path)], cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, f"{path.name} no longer applies to {script}: {result.stderr}"
-    arguments, recorded, rows = RUNS[path.stem]
+    command = ["git", "apply", str(path)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, f"{path.name} does not apply to {script}: {result.stderr}"
+    arguments, recorded, rows, check = CHECKED[path.stem]
     if rows:  # 60 questions, enough for both sides of the split
-        numbered = [json.dumps({**row, "question": f"{i}: {row['question']}"}) for row in rows for i in range(60)]
-        (tmp_path / "questions.jsonl").write_text("\n".join(numbered))
-        arguments += f" --dataset {tmp_path / 'questions.jsonl'}"
-    done = run(tmp_path / script, arguments, tmp_path / "run", recorded)
-    assert doctest.testmod(done.module).failed == 0
-    done.steps = [row for row in done.metrics if "epoch" in row]
-    assert len(done.steps) == tyro.cli(done.module.Args, args=shlex.split(arguments)).steps
-    assert all(math.isfinite(value) for row in done.metrics for value in row.values() if value is not None)
-    CHECKS[path.stem](done)
+        many = [{**row, "question": f"{i}: {row['question']}"} for row in rows for i in range(60)]
+        questions = tmp_path / "questions.jsonl"
+        questions.write_text("\n".join(map(json.dumps, many)))
+        arguments += f" --dataset {questions}"
+    module = load(tmp_path / script)
+    assert doctest.testmod(module).failed == 0
+    evaluated_once(module, most_tokens=2)
+    done = run(module, arguments, tmp_path / "run", recorded)
+    assert len(done.steps) == tyro.cli(module.Args, args=shlex.split(arguments)).steps
+    values = [value for row in done.metrics for value in row.values() if value is not None]
+    assert all(map(math.isfinite, values))
+    check(done)
 
 
+def memory(done) -> dict:
+    return json.loads((done.folder / f"checkpoint-{len(done.steps)}/memory.json").read_text())
+
+
+def boxes(*answers: str) -> list:
+    """Completions as a reward function is given them."""
+    return [[{"content": rf"\boxed{{{answer}}}"}] for answer in answers]
+
+
+@edit(
+    SHORT["tango"] + " --ver-warmup 0 --steps 1 --judgement-tokens 16", recorded="tango_advantages"
+)
 def tango_length(done):
     outcomes = torch.cat([call[0] for call in done.calls])
     assert all(value == 0 or 0.8 <= value < 1 for value in outcomes.tolist())
-    accuracies = [row["gen/accuracy"] for row in done.steps if "gen/loss" in row]  # still the truth
-    assert mean(accuracies) == pytest.approx((outcomes > 0).float().mean().item())
+    accuracy = done.steps[0]["generator/accuracy"]  # still the truth
+    assert accuracy == pytest.approx((outcomes > 0).float().mean().item()) and accuracy > 0
 
 
+@edit(
+    SHORT["tango"] + " --ver-warmup 0 --steps 1 --solution-tokens 16 --judgement-tokens 16",
+    rows=[{"question": "(A) 1 (B) 2", "answer": "b"}],
+)
 def tango_choices(done):
-    answers = [[{"content": rf"\boxed{{{answer}}}"}] for answer in ("(B)", "2", "A")]
-    assert done.module.outcome_reward(answers, ["b"] * 3) == [1.0, 0.0, 0.0]
+    assert done.module.outcome_reward(boxes("(B)", "2", "A"), ["b"] * 3) == [1.0, 0.0, 0.0]
     assert "choices" in done.module.solve_prompt("")[0]["content"]
 
 
+@edit(SHORT["tango"] + " --ver-warmup 0")
 def tango_reliable(done):
-    assert "ver/loss" in done.steps[0]  # as the script stands, the generator would begin
-    memory = json.loads((done.folder / "checkpoint-2" / "memory.json").read_text())
-    first, second = (row["ver/balanced_accuracy"] for row in done.steps)
-    assert ("ver/loss" in done.steps[1]) == (first < done.module.RELIABLE)
-    assert memory["reliability"] == pytest.approx(0.8 * first + 0.2 * second)
+    assert "verifier/loss" in done.steps[0]  # as the script stands, the generator would begin
+    first, second = (row["verifier/balanced_accuracy"] for row in done.steps)
+    assert ("verifier/loss" in done.steps[1]) == (first < done.module.RELIABLE)
+    assert memory(done)["reliability"] == pytest.approx(0.8 * first + 0.2 * second)
 
 
+@edit(SHORT["prime"], recorded="prime_advantages")
 def prime_partial(done):
     outcomes = torch.cat([call[1] for call in done.calls]).tolist()
-    assert all(0 <= value < 0.5 or value == 1 for value in outcomes) and any(0 < value < 1 for value in outcomes)
+    assert all(0 <= value < 0.5 or value == 1 for value in outcomes)
+    assert any(0 < value < 1 for value in outcomes)
 
 
+@edit(SHORT["prime"] + " --keep-low 0")
 def prime_letters(done):
-    rows = done.module.last_letters(1, 50)
-    assert all(row["answer"] == "".join(word[-1] for word in row["question"].split()[3:]) for row in rows)
-    assert not {row["question"] for row in rows} & {row["question"] for row in done.module.last_letters(0, 50)}
-    assert done.module.is_correct(r"\boxed{ab}", "ab") and not done.module.is_correct(r"\boxed{ba}", "ab")
+    rows, others = done.module.last_letters(1, 50), done.module.last_letters(0, 50)
+    for row in rows:
+        words = row["question"].removeprefix("Last letters of ").split()
+        assert row["answer"] == "".join(word[-1] for word in words) and len(words) > 1
+    assert not {row["question"] for row in rows} & {row["question"] for row in others}
+    assert done.module.is_correct(r"\boxed{ab}", "ab")
+    assert not done.module.is_correct(r"\boxed{ba}", "ab")
 
 
+@edit(SHORT["prime"] + " --steps 2 --keep-low 0 --solution-tokens 16", recorded="prime_advantages")
 def prime_listen(done):
     assert [call[0] for call in done.calls] == [None, None]  # the policy does not listen,
     assert done.steps[1]["prm/loss"] != done.steps[0]["prm/loss"]  # and the PRM learns
 
 
+@edit(SHORT["gar"] + " --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
 def gar_agree(done):
     # YES and NO on a generated slice of a right solution, of a wrong one, and on a reference slice
-    rewards = done.module.discriminator_rewards([1, 0] * 3, [False] * 4 + [True] * 2, [True] * 2 + [False] * 2 + [None] * 2)
+    reference = [False] * 4 + [True] * 2
+    right = [True] * 2 + [False] * 2 + [None] * 2
+    rewards = done.module.discriminator_rewards([1, 0] * 3, reference, right)
     assert rewards == [0.5, 0.0, 0.0, 1.5, 1.0, 0.0]
 
 
+OWL = r"<step>It hoots.</step> <answer>\boxed{The Owl}</answer>"
+
+
+@edit(
+    SHORT["gar"] + " --silent-share 1 --solution-tokens 16 --judgement-tokens 16",
+    rows=[{"question": "Who?", "answer": "The Owl", "reference": OWL}],
+)
 def gar_words(done):
-    answers = [[{"content": rf"\boxed{{{answer}}}"}] for answer in ("an owl", "OWL!", "howl")]
+    answers = boxes("an owl", "OWL!", "howl")
     assert done.module.match_reward(answers, ["The Owl"] * 3) == [1.0, 1.0, 0.0]
 
 
+@edit(SHORT["gar"], recorded="reasoner_reward")
 def gar_trust(done):
     trust = done.calls[0][2]
-    assert 0 <= trust <= 1 and done.steps[0]["dis/trust"] == trust
+    assert 0 <= trust <= 1 and done.steps[0]["discriminator/trust"] == trust
     assert done.module.reasoner_reward([1, 0], [[1, 0], [1, 1]], trust) == [1 + 0.5 * trust, trust]
 
 
+@edit(SHORT["spin"])
 def spin_keep(done):
-    memory = json.loads((done.folder / "checkpoint-2" / "memory.json").read_text())
-    equal = [pair["real"] == pair["generated"] for pair in memory["pairs"]["0"]]
-    assert mean(equal) == pytest.approx(done.steps[0]["opp/rewards/answer_reward/mean"]) and 0 < mean(equal) < 1
+    equal = mean([pair["real"] == pair["generated"] for pair in memory(done)["pairs"]])
+    assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
 
 
+HELLO = {"question": "Say hello.", "answer": "Hello to you.", "reference": "Hello to you."}
+
+
+@edit(SHORT["spin"], rows=[HELLO])
 def spin_chat(done):
     assert [message["role"] for message in done.module.solve_prompt("Say hello.")] == ["user"]
-    assert done.module.answer_reward([[{"content": "Hello you"}]], ["Hello to you."]) == [pytest.approx(1 / 3)]
+    assert done.module.is_correct("Hello you", "Hello to you.") == pytest.approx(1 / 3)
 
 
+@edit(SHORT["spin"] + " --steps 3 --iterations 3 --no-mix-previous", recorded="spin_loss")
 def spin_lambda(done):
     betas = list(dict.fromkeys(round(call[4], 3) for call in done.calls))
     assert betas == [0.1, 0.707, 5.0]
 
 
+@edit(SHORT["cure"])
 def cure_strict(done):
-    own = torch.tensor([[True], [False], [False]])  # a right program and two wrong ones
-    unit = torch.tensor(
-        [[True, True, True, False, False], [False, False, True, False, True], [False, True, True, False, False]]
-    )
+    own = torch.tensor([[1], [0], [0]]).bool()  # a right program and two wrong ones
+    unit = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]).bool()
     assert done.module.tester_rewards(own, unit).tolist() == [1, 0, 0, 0, -1]
 
 
+@edit(SHORT["cure"] + " --program-tokens 32 --test-tokens 32")
 def cure_words(done):
+    changes = {
+        "reversed": lambda word: word[::-1],
+        "in capitals": str.upper,
+        "without its ends": lambda word: word[1:-1],
+    }
     for row in done.module.word_tasks(1, 40):
-        asked = re.search(r"Print it (.*?)\.", row["question"])[1]
-        change = {"reversed": lambda w: w[::-1], "in capitals": str.upper, "without its ends": lambda w: w[1:-1]}[asked]
-        assert row["test_output"] == [change(word) for word in row["test_input"]] and len(row["test_input"]) == 8
-    assert "cod/reward" in done.steps[0]
+        change = changes[re.search(r"Print it (.*?)\.", row["question"])[1]]
+        assert row["test_output"] == [change(word) for word in row["test_input"]]
+        assert len(row["test_input"]) == 8
+    assert "coder/total_reward" in done.steps[0]
 
 
+@edit(SHORT["cure"])
 def cure_together(done):
     step = done.steps[0]
-    assert "tes/loss" in step and "cod/grad_norm" not in step and "cod/entropy" not in step  # one update
+    assert "policy/loss" in step and not {"coder/loss", "tester/loss"} & step.keys()  # one update
 
 
+@edit(SHORT["mae"] + " --steps 1", recorded="proposer_reward")
 def mae_half(done):
     # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
     difficulties = [call[1] for call in done.calls]
     assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
 
 
+@edit(SHORT["mae"] + " --steps 1", recorded="sensible")
 def mae_checked(done):
-    memory = json.loads((done.folder / "checkpoint-2" / "memory.json").read_text())
-    added = memory["questions"][memory["seeds"] :]
-    assert all(done.module.sensible(question) for question in added)
+    asked = {question: done.module.sensible(question) for (question,) in list(done.calls)}
+    pool = memory(done)
+    added = pool["questions"][pool["seeds"] :]
+    assert asked and all(asked.get(question) for question in added)
 
 
+@edit(
+    SHORT["mae"] + " --reference-share 1 --solution-tokens 8 --judgement-tokens 8 --silent-share 1",
+    recorded="propose_prompt",
+)
 def mae_alone(done):
-    # 1 for the loader's rows, 2 in the first evaluation, 8 in each step; with --reference-share 1 all had a reference
+    # 1 for the loader's rows, 2 in the first evaluation, then 8 in each step
     first, second = (sum(call[0] is not None for call in done.calls[i : i + 8]) for i in (3, 11))
     assert first == 8 and 0 < second < 8
 
 
-CHECKS = {name.replace("_", "-"): function for name, function in list(globals().items()) if name.replace("_", "-") in RUNS}
-
-
-def test_every_edit_has_its_check():
-    assert {path.stem for path in EDITS} == RUNS.keys() == CHECKS.keys()
-
-
 # ------------------------------------------------------------------ how-grpotrainer-works.md
-CLASSES = {cls.__name__: cls for cls in (CoTrainer, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig)}
+OURS = (CoTrainer, AdapterTrainer)
+CLASSES = {cls.__name__: cls for cls in (*OURS, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig)}
 
 
 def test_every_method_named_exists():
-    """Every code span `Class.name` is a method or setting of that class, every other name with an underscore in front or
-    brackets behind is one of some class or an attribute that its source sets."""
-    sources = "".join(inspect.getsource(cls) for cls in (CoTrainer, GRPOTrainer, Trainer))
+    """Every code span `Class.name` is a method or setting of that class; every other name with an
+    underscore in front or brackets behind is one of some class, or an attribute that its source
+    sets.
+    """
+    sources = "".join(inspect.getsource(cls) for cls in (*OURS, GRPOTrainer, Trainer))
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TRAINER, flags=re.DOTALL))
-    dotted = [
-        span.split(".")
-        for span in spans
-        if re.fullmatch(r"\w+\.\w+", span) and not span.endswith((".py", ".txt", ".json", ".jsonl"))
-    ]
+    dotted = [span.split(".") for span in spans if re.fullmatch(r"[A-Z]\w+\.\w+", span)]
     assert len(dotted) > 20
     for owner, name in dotted:
         assert hasattr(CLASSES[owner], name), f"{owner}.{name}"
     for span in spans:
         if re.fullmatch(r"_\w+|\w+\(\)", span):
             name = span.removesuffix("()")
-            assert any(hasattr(cls, name) for cls in CLASSES.values()) or f"self.{name}" in sources, span
+            known = any(hasattr(cls, name) for cls in CLASSES.values())
+            assert known or f"self.{name}" in sources, span
 
 
-def test_every_seam_is_named():
-    """All that CoTrainer overrides, and what become() swaps."""
-    ours = {name for name in vars(CoTrainer) if hasattr(GRPOTrainer, name) and not name.startswith("__")}
-    named = set(re.findall(r"`CoTrainer\.(\w+)`", TRAINER))
-    assert ours - {"_abc_impl"} <= named
-    swapped = re.findall(r"self\.(\w+) = ", inspect.getsource(CoTrainer.become))
-    assert all(f"`{name}`" in TRAINER for name in swapped if name != "player")
+def test_every_override_is_named():
+    """All of TRL that our two classes override, and what changes with the player."""
+    ours = {name for cls in OURS for name in vars(cls) if hasattr(GRPOTrainer, name)}
+    ours = {name for name in ours if not name.startswith("__") and name != "_abc_impl"}
+    assert len(ours) > 8 and ours <= set(re.findall(r"`[A-Z]\w+\.(\w+)`", TRAINER))
+    swapped = re.findall(r"self\.(\w+) = ", inspect.getsource(AdapterTrainer._become))
+    assert len(swapped) > 8
+    assert [name for name in swapped if f"`{name}`" not in TRAINER and name != "player"] == []
 
 
 def test_its_length_is_what_the_page_says():
     lines = len(inspect.getsource(sys.modules[GRPOTrainer.__module__]).splitlines())
-    said = int(re.search(r"([\d,]+) lines", TRAINER)[1].replace(",", ""))
-    assert abs(lines - said) < 50
+    written = int(re.search(r"([\d,]+) lines", TRAINER)[1].replace(",", ""))
+    assert abs(lines - written) < 50
+
+
+# ------------------------------------------------------------------ your-own-script.md
+EXAMPLE = "trust.py"
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> SimpleNamespace:
+    """The page's script, saved as the page says and run for two steps; and what `step` returned."""
+    blocks = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
+    assert len(blocks) == 1 and f"`{EXAMPLE}`" in YOUR_OWN
+    path = tmp_path_factory.mktemp("example") / EXAMPLE
+    path.write_text(blocks[0])
+    module, returned = load(path), []
+    (trainer,) = [cls for cls in vars(module).values() if is_own(cls, module)]
+    evaluated_once(module, most_tokens=8)
+    step = trainer.step
+
+    def recording(self, rows):
+        returned.append(step(self, rows))
+        return returned[-1]
+
+    trainer.step = recording
+    arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 16 --tokens 64"
+    done = run(module, arguments, path.parent / "run")
+    return SimpleNamespace(**vars(done), returned=returned)
+
+
+def is_own(cls, module) -> bool:
+    return (
+        isinstance(cls, type) and issubclass(cls, CoTrainer) and cls.__module__ == module.__name__
+    )
+
+
+def test_the_example_runs_and_trains_its_players(example):
+    assert [row["step"] for row in example.steps] == [1, 2]
+    assert all(map(math.isfinite, example.steps[-1].values()))
+    assert "<html" in (example.folder / "report.html").read_text()
+    players = list(dict.fromkeys(b["player"] for batches in example.returned for b in batches))
+    assert len(players) == 2
+    adapters = weights(example.folder)
+    for player in players:  # B is zero before the first update
+        B = [w for name, w in adapters.items() if name.startswith(player) and "lora_B" in name]
+        assert B and all(w.any() for w in B), player
+        assert f"{player}/grad_norm" in example.steps[0]
+
+
+def test_the_examples_commands_are_understood(example):
+    commands = re.findall(rf"^python {EXAMPLE} ?(.*)$", YOUR_OWN, re.MULTILINE)
+    assert commands
+    for command in commands:
+        tyro.cli(example.module.Args, args=shlex.split(command))
+
+
+def test_a_batch_contains_what_the_page_says(example):
+    lines = sections(YOUR_OWN)["What a batch contains"].splitlines()
+    cells = [line.split("|") for line in lines if line.startswith("| `")]
+    written = {key: row[2] for row in cells for key in re.findall(r"`(\w+)`", row[1])}
+    for batch in (batch for batches in example.returned for batch in batches):
+        assert written.keys() - {"base_logps"} == batch.keys()  # it has no KL term
+        B, P = batch["prompt_ids"].shape
+        shapes = {"(B,)": (B,), "(B, P)": (B, P), "(B, T)": batch["completion_ids"].shape, "": ()}
+        for key, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                expected = [shapes[shape.strip()] for shape in written[key].split(" or ")]
+                assert value.shape in expected, key
+
+
+def test_every_verb_of_the_page_exists():
+    spans = re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN)
+    assert len(spans) > 5
+    for name in spans:
+        assert hasattr(CoTrainer, name) or hasattr(Run, name) or name in ("evaluate", "Player"), (
+            name
+        )

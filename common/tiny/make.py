@@ -1,15 +1,16 @@
-"""Make the embedded default model: `python -m common.tiny.make` (about half an hour on one core, seeded).
+"""Make the embedded model: `python -m common.tiny.make`, about half an hour on one core.
 
-A one-million-parameter Qwen3-shaped model and its character tokenizer, trained by plain supervised learning on the tasks
-of `tasks.py`, to play every part that the six scripts need: solve, verify step by step, judge a slice of reasoning,
-write a program, write a test for it, propose a question, score an answer or a question.
+A Qwen3-shaped model of one million parameters and its character tokenizer, trained by plain
+supervised learning on the tasks of `tasks.py`, to play every part that the scripts need: solve,
+verify step by step, judge a slice of reasoning, write a program, write a test for it, propose a
+question, score an answer or a question.
 
-What it must be is *half* competent: RL needs something to sharpen. A model trained briefly on clean data does not know
-enough, one trained well on clean data has nothing left to learn. So the second of two stages trains on imperfect
-demonstrations, in which each small decision goes wrong at a stated rate and everything after follows from it. The right
-decision is then mostly the likeliest one, samples err, and the model is calibrated to its own mistakes.
-
-Stage 1 (clean data) teaches the skills, stage 2 (imperfect data) the mistakes.
+What it must be is *half* competent: RL needs something to sharpen. A model trained briefly on clean
+data does not know enough, and one trained well on clean data has nothing left to learn. So there
+are two stages: clean data teaches the skills, then imperfect demonstrations teach mistakes. In
+these each small decision goes wrong at a stated rate, and everything after it follows from it. The
+right decision is then mostly the likeliest one, samples err, and the model is calibrated to its own
+mistakes.
 """
 
 import argparse
@@ -34,50 +35,35 @@ from common.tiny.tasks import (
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 FOLDER = Path(__file__).parent / "model"
 
-# Tokens longer than one character: the tags of all six scripts and the words of their user messages.
+# Tokens longer than one character: the tags of all scripts, the words of their user messages.
 SPECIAL = ["<|pad|>", "<|unk|>", "<|user|>", "<|assistant|>", "<|end|>"]
 TAGS = (
-    "<think> </think> <step> </step> <answer> </answer> <question> </question> <score> </score> <step_verification> "
-    "</step_verification> <final_verification> </final_verification> \\boxed{CORRECT} \\boxed{INCORRECT} \\boxed{ "
-    "**YES** **NO** ```python ``` int(input()) print("
+    "<think> </think> <step> </step> <answer> </answer> <question> </question> <score> </score> "
+    "<step_verification> </step_verification> <final_verification> </final_verification> "
+    "\\boxed{CORRECT} \\boxed{INCORRECT} \\boxed{ **YES** **NO** ```python ``` int(input()) print("
 ).split()
 PHRASES = [
-    " mod 10",
-    "Problem: ",
-    "Solution:\n",
-    "Verify its ",
-    " steps.",
-    "Reasoning:\n",
-    "Is it sound?",
-    " every step holds",
-    " a step is wrong",
-    "Task: ",
-    "Write a program.",
-    "Write a test.",
-    "Read x. Then ",
-    "add ",
-    "minus ",
-    "times ",
-    ". Print x mod 10.",
-    "**Test Input:**",
-    "**Test Output:**",
-    "**Explanation:**",
-    " as computed above",
-    "Propose a question.",
-    "Reference: ",
-    "Question: ",
-    "Answer: ",
-    "Score the answer.",
-    "Score the question.",
-]
-# A system message is instructions in prose, which one million parameters cannot read: the template leaves it out.
-# So scripts send the same messages to every model.
+    " mod 10", "Problem: ", "Solution:\n", "Verify its ", " steps.", "Reasoning:\n", "Is it sound?",
+    " every step holds", " a step is wrong", "Task: ", "Write a program.", "Write a test.",
+    "Read x. Then ", "add ", "minus ", "times ", ". Print x mod 10.", "**Test Input:**",
+    "**Test Output:**", "**Explanation:**", " as computed above", "Propose a question.",
+    "Reference: ", "Question: ", "Answer: ", "Score the answer.", "Score the question.",
+]  # fmt: skip
+# A system message holds instructions in prose, which one million parameters cannot read. The
+# template leaves it out, so that scripts can send the same messages to every model.
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] != 'system' %}{{ '<|' + m['role'] + '|>' + m['content'] }}"
+    "{% for m in messages %}{% if m['role'] != 'system' %}"
+    "{{ '<|' + m['role'] + '|>' + m['content'] }}"
     "{% if m['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
@@ -125,13 +111,17 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
 
 # ------------------------------------------------------------------ imperfect demonstrations
 def fact_error_rates(seed: int = 0) -> dict[tuple[int, str, int], float]:
-    """How often the demonstrator gets each of the 300 facts wrong: half are well known, some are misconceptions.
+    """How often the demonstrator gets each of the 300 facts wrong: half of them are well known.
 
-    A fixed table, so that mistakes are systematic, as a real model's are: in a hard fact one certain wrong result is
-    the likeliest of all, and greedy decoding alone does not repair it."""
+    The table is fixed, so that mistakes are systematic, as a real model's are: of a hard fact one
+    wrong result is the likeliest of all, and greedy decoding alone does not repair it.
+    """
     rng = random.Random(seed)
     return {
-        (a, op, b): rng.choices([0.15, 0.30, 0.60], [50, 35, 15])[0] for op in OPERATORS for a in range(10) for b in range(10)
+        (a, op, b): rng.choices([0.15, 0.30, 0.60], [50, 35, 15])[0]
+        for op in OPERATORS
+        for a in range(10)
+        for b in range(10)
     }
 
 
@@ -139,7 +129,9 @@ FACT_ERRORS = fact_error_rates()
 
 
 def compute(rng: random.Random, a: int, op: str, b: int, noise: float) -> int:
-    """a op b, wrong at `noise` times the rate of that fact. Two wrong results in three are the fact's own misconception."""
+    """a op b, wrong at `noise` times the rate of that fact; two thirds of its wrong results are the
+    same one, its misconception.
+    """
     right = OPERATORS[op](a, b)
     if rng.random() >= noise * FACT_ERRORS[a, op, b]:
         return right
@@ -148,7 +140,7 @@ def compute(rng: random.Random, a: int, op: str, b: int, noise: float) -> int:
 
 
 def write_steps(rng, value: int, operations, noise: float) -> tuple[list[str], int]:
-    """The steps of a solution that carries its mistakes on, and the answer it ends with."""
+    """(the steps of a solution, which carries its mistakes on, and the answer it ends with)."""
     steps = []
     for op, operand in operations:
         result = compute(rng, value, op, operand, noise)
@@ -162,9 +154,11 @@ def flip(rng, verdict: bool, rate: float) -> bool:
 
 
 def check_steps(rng, steps: list[str], noise: float) -> tuple[str, bool]:
-    """Every step written out again, recomputed, and marked; whether all marks say correct.
+    """(every step, recomputed and marked, whether all marks say correct).
 
-    The recomputation is wrong in 12 % of the cases and the mark disagrees with it in 11 % (at noise 1)."""
+    At noise 1 the recomputation is wrong in 12 % of the cases, and the mark disagrees with it in
+    11 %.
+    """
     lines, sound = "", True
     for step in steps:
         a, op, b, claimed = int(step[0]), step[1], int(step[2]), int(step[4])
@@ -185,14 +179,15 @@ def sample_question(rng) -> str:
 
 
 def judged_steps(rng, question: str) -> list[str]:
-    """A solution to be judged, with at least one wrong step in half of the cases (whatever stage we are in)."""
+    """A solution to be judged; in half of the cases, in both stages, it has a wrong step."""
     value, operations = parse_question(question)
     if rng.random() < 0.4:
         return write_steps(rng, value, operations, 0.0)[0]
     return write_steps(rng, value, operations, 1.0)[0]
 
 
-# ------------------------------------------------------------------ the parts: (user message, assistant message)
+# ------------------------------------------------------------------ the parts: (user message,
+# assistant message)
 def solve_part(rng, noise):
     question = sample_question(rng)
     steps, answer = write_steps(rng, *parse_question(question), noise)
@@ -207,10 +202,11 @@ def verify_part(rng, noise):  # tango.py
     sound = flip(rng, sound, 0.12 * noise)
     if rng.random() < 0.03 * noise:  # a malformed judgement now and then: one step is left out
         lines = lines[lines.index("\n") + 1 :]
-    verdict = "CORRECT" if sound else "INCORRECT"
+    verdict = f"\\boxed{{{'CORRECT' if sound else 'INCORRECT'}}}"
     return (
         f"Problem: {question}\nSolution:\n{solution}\nVerify its {len(steps)} steps.",
-        f"<step_verification>\n{lines}</step_verification>\n<final_verification>\\boxed{{{verdict}}}</final_verification>",
+        f"<step_verification>\n{lines}</step_verification>\n"
+        f"<final_verification>{verdict}</final_verification>",
     )
 
 
@@ -252,7 +248,8 @@ def test_part(rng, noise):  # cure.py, tester
     reasoning = "".join(f"<step>{step}</step>\n" for step in steps)
     return (
         f"Task: {task}\nWrite a test.",
-        f"{reasoning}**Test Input:**\n```\n{x}\n```\n**Test Output:**\n```\n{output}\n```\n**Explanation:** as computed above",
+        f"{reasoning}**Test Input:**\n```\n{x}\n```\n**Test Output:**\n```\n{output}\n```\n"
+        f"**Explanation:** as computed above",
     )
 
 
@@ -264,12 +261,17 @@ def spoil(rng, question: str) -> str:
 
 def propose_part(rng, noise):  # mae.py, proposer
     question = sample_question(rng)
-    user = "Propose a question." if rng.random() < 0.5 else f"Reference: {sample_question(rng)}\nPropose a question."
-    return user, f"<question>{spoil(rng, question) if rng.random() < 0.2 * noise else question}</question>"
+    user = "Propose a question."
+    if rng.random() >= 0.5:
+        user = f"Reference: {sample_question(rng)}\n{user}"
+    if rng.random() < 0.2 * noise:
+        question = spoil(rng, question)
+    return user, f"<question>{question}</question>"
 
 
 def score(rng, good: bool, noise: float) -> str:
-    return f"<score>{rng.randint(8, 10) if flip(rng, good, 0.15 * noise) else rng.randint(1, 3)}</score>"
+    number = rng.randint(8, 10) if flip(rng, good, 0.15 * noise) else rng.randint(1, 3)
+    return f"<score>{number}</score>"
 
 
 def judge_answer_part(rng, noise):  # mae.py, judge
@@ -287,10 +289,12 @@ def judge_question_part(rng, noise):  # mae.py, judge
     question = sample_question(rng)
     if rng.random() < 0.5:
         question = spoil(rng, question)
-    reasoning = f"{question.count('(')}:{question.count(')')}"  # brackets opened and closed, the subtlest fault
+    # brackets opened and closed, the subtlest fault
+    reasoning = f"{question.count('(')}:{question.count(')')}"
+    good = parse_question(question) is not None
     return (
         f"Question: {question}\nScore the question.",
-        f"<think>\n{reasoning}\n</think>\n" + score(rng, parse_question(question) is not None, noise),
+        f"<think>\n{reasoning}\n</think>\n{score(rng, good, noise)}",
     )
 
 
@@ -308,9 +312,10 @@ PARTS = {  # share of the examples; judging is learnt far more slowly than solvi
 
 # ------------------------------------------------------------------ training
 def encode(tokenizer, user: str, assistant: str) -> tuple[list[int], int]:
-    """Token ids of the conversation, and how many of them are prompt (no loss on those)."""
+    """(token ids of the conversation, how many of them are prompt, on which there is no loss)."""
     prompt = tokenizer(f"<|user|>{user}<|assistant|>", add_special_tokens=False).input_ids
-    return prompt + tokenizer(f"{assistant}<|end|>", add_special_tokens=False).input_ids, len(prompt)
+    answer = tokenizer(f"{assistant}<|end|>", add_special_tokens=False).input_ids
+    return prompt + answer, len(prompt)
 
 
 def batch_loss(model, tokenizer, examples) -> torch.Tensor:
@@ -321,24 +326,27 @@ def batch_loss(model, tokenizer, examples) -> torch.Tensor:
     for row, (tokens, prompt_length) in enumerate(examples):
         ids[row, : len(tokens)] = torch.tensor(tokens)
         labels[row, prompt_length : len(tokens)] = ids[row, prompt_length : len(tokens)]
-    logits = model(input_ids=ids).logits  # (B, T, V); right padding under a causal mask needs no attention mask
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum")
+    # right padding under a causal mask needs no attention mask
+    logits = model(input_ids=ids).logits[:, :-1]  # (B, T - 1, V)
+    targets = labels[:, 1:].flatten()
+    return F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum")
 
 
-def train(model, tokenizer, rng, steps: int, clean_share: float, batch_size: int, lr: float, log=print):
-    """AdamW, linear warm-up and cosine decay in each of the two stages."""
+def train(model, tokenizer, rng, steps: int, clean_share: float, batch_size: int, lr: float):
+    """AdamW, with linear warm-up and cosine decay in each of the two stages."""
     parts, weights = list(PARTS), list(PARTS.values())
-    stages = [(0.0, round(steps * clean_share), lr), (1.0, steps - round(steps * clean_share), lr / 3)]
+    clean = round(steps * clean_share)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     start, done = time.time(), 0
-    for noise, stage_steps, peak in stages:
+    for noise, stage_steps, peak in [(0.0, clean, lr), (1.0, steps - clean, lr / 3)]:
         for step in range(stage_steps):
+            warmup = min(1, (step + 1) / 100)
+            decay = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / stage_steps))
             for group in optimizer.param_groups:
-                group["lr"] = (
-                    peak * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / stage_steps)))
-                )
-            examples = [encode(tokenizer, *rng.choices(parts, weights)[0](rng, noise)) for _ in range(batch_size)]
-            examples.sort(key=lambda example: len(example[0]))  # micro-batches of like lengths: little padding
+                group["lr"] = peak * warmup * decay
+            chosen = (rng.choices(parts, weights)[0] for _ in range(batch_size))
+            examples = [encode(tokenizer, *part(rng, noise)) for part in chosen]
+            examples.sort(key=lambda example: len(example[0]))  # like lengths need little padding
             targets = sum(len(ids) - prompt_length for ids, prompt_length in examples)
             total = 0.0
             for i in range(0, batch_size, 32):
@@ -350,13 +358,17 @@ def train(model, tokenizer, rng, steps: int, clean_share: float, batch_size: int
             optimizer.zero_grad()
             done += 1
             if done % 100 == 0:
-                log(f"step {done}/{steps} noise {noise} loss {total:.4f} {time.time() - start:.0f}s", flush=True)
+                seconds = f"{time.time() - start:.0f} s"
+                print(f"step {done}/{steps} noise {noise} loss {total:.4f} {seconds}", flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    clean = "share of the steps on clean data (stage 1)"
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--clean-share", type=float, default=0.4, help="share of the steps on clean data (stage 1)")
+    parser.add_argument("--clean-share", type=float, default=0.4, help=clean)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -366,11 +378,15 @@ def main():
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    train(model, tokenizer, random.Random(args.seed), args.steps, args.clean_share, args.batch_size, args.lr)
+    rng = random.Random(args.seed)
+    train(model, tokenizer, rng, args.steps, args.clean_share, args.batch_size, args.lr)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
-    (args.out / "recipe.json").write_text(json.dumps({k: str(v) for k, v in vars(args).items() if k != "out"}, indent=1) + "\n")
-    AutoModelForCausalLM.from_pretrained(args.out), AutoTokenizer.from_pretrained(args.out)  # it must load as any other does
+    recipe = {k: str(v) for k, v in vars(args).items() if k != "out"}
+    (args.out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
+    # it must load as any other model does
+    AutoModelForCausalLM.from_pretrained(args.out)
+    AutoTokenizer.from_pretrained(args.out)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,39 @@
-"""The embedded tasks: chains of arithmetic modulo 10, with gold answers and gold step labels for free.
+"""The embedded tasks: chains of arithmetic modulo 10, with gold answers and gold step labels.
 
-A question is a left-nested chain such as `((3+4)*6)-5 mod 10`. Only the last digit is kept after each operation, so
-every intermediate value is one digit and the right solution is
+A question is a left-nested chain such as `((3+4)*6)-5 mod 10`. Only the last digit is kept after
+each operation, so every intermediate value is one digit, and the right solution is
 
     <step>3+4=7</step>
     <step>7*6=2</step>
     <step>2-5=7</step>
     <answer>\\boxed{7}</answer>
 
-The programming tasks are the same chains with an input in place of the first digit: "Read x. Then add 4, times 6, minus 5.
-Print x mod 10." The model has been trained on those; cure.py trains on two kinds on which tests go wrong, each in its own
-way: see `make_testing_task`.
+The programming tasks are the same chains with an input in place of the first digit: "Read x. Then
+add 4, times 6, minus 5. Print x mod 10." The model has been trained on those. cure.py trains on two
+kinds for which a test can be bad, each in its own way: see `make_testing_task`.
 
-All are small enough for a one-million-parameter model to half know, and all have an exact oracle, so that everything a
-co-training run claims about a verifier or a tester can be checked against the truth.
+A model of one million parameters can half know these tasks, and each has an exact oracle: whatever
+a run of co-training claims about a verifier or a tester can be checked against the truth.
 
-Nothing here is random by itself: every sampling function takes a `random.Random`.
+Nothing here is random by itself: every function that samples takes a `random.Random` or a seed.
 """
 
 import hashlib
 import random
 import re
 
-OPERATORS = {"+": lambda a, b: (a + b) % 10, "-": lambda a, b: (a - b) % 10, "*": lambda a, b: (a * b) % 10}
+OPERATORS = {
+    "+": lambda a, b: (a + b) % 10,
+    "-": lambda a, b: (a - b) % 10,
+    "*": lambda a, b: (a * b) % 10,
+}
 WORDS = {"+": "add", "-": "minus", "*": "times"}
 CHAIN = re.compile(r"(\(*)(\d)((?:[+*-]\d\)?)+) mod 10")
 
 
 # ------------------------------------------------------------------ questions
 def make_question(rng: random.Random, steps: int) -> str:
-    """A chain of `steps` operations. `*0`, `*5` and `+0` are left out: they would hide an earlier mistake."""
+    """A chain of `steps` operations; without `*0`, `*5` and `+0`, which hide an earlier mistake."""
     text = "(" * (steps - 1) + str(rng.randint(0, 9))
     for k in range(steps):
         op = rng.choice("+-*")
@@ -39,7 +43,7 @@ def make_question(rng: random.Random, steps: int) -> str:
 
 
 def parse_question(question: str) -> tuple[int, list[tuple[str, int]]] | None:
-    """`((3+4)*6)-5 mod 10` -> (3, [('+', 4), ('*', 6), ('-', 5)]); None unless it is a well-formed chain."""
+    """`((3+4)*6)-5 mod 10` -> (3, [('+', 4), ('*', 6), ('-', 5)]); None for anything else."""
     match = CHAIN.fullmatch(question.strip())
     if not match:
         return None
@@ -52,18 +56,21 @@ def parse_question(question: str) -> tuple[int, list[tuple[str, int]]] | None:
 
 
 def is_held_out(question: str) -> bool:
-    """True for a tenth of all questions, by hash: the model has never been trained on them, at any stage."""
+    """True for a tenth of all questions, by hash; the model has never been trained on them."""
     return hashlib.blake2b(question.encode(), digest_size=1).digest()[0] % 10 == 0
 
 
 def sample_questions(seed: int, count: int, held_out: bool, steps=(2, 3, 4, 5)) -> list[str]:
-    """`count` different questions of the training or the held-out part, the lengths in `steps` in equal shares."""
+    """`count` different questions of the training or held-out part, all lengths equally often."""
     return _sample(random.Random(seed), count, held_out, make_question, steps)
 
 
 def _sample(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
-    """`count` different ones. There are few short ones, some three hundred programming tasks of two steps: a length of which
-    10,000 draws give nothing new is left out from there on."""
+    """`count` different ones, all lengths equally often.
+
+    There are few short ones, some three hundred programming tasks of two steps. A length of which
+    10,000 draws give nothing new is left out from then on.
+    """
     steps, seen, misses = list(steps), {}, 0
     while len(seen) < count:
         i = len(seen) % len(steps)
@@ -77,7 +84,8 @@ def _sample(rng: random.Random, count: int, held_out: bool, make, steps) -> list
 
 # ------------------------------------------------------------------ solutions
 def format_solution(steps: list[str], answer: int) -> str:
-    return "".join(f"<step>{step}</step>\n" for step in steps) + f"<answer>\\boxed{{{answer}}}</answer>"
+    lines = "".join(f"<step>{step}</step>\n" for step in steps)
+    return f"{lines}<answer>\\boxed{{{answer}}}</answer>"
 
 
 def gold_solution(question: str) -> str:
@@ -99,8 +107,11 @@ def gold_answer(question: str) -> int:
 
 
 def step_labels(question: str, steps: list[str]) -> list[bool]:
-    """Gold label of each step of any solution. A step is right when it applies the question's k-th operation to the
-    value claimed just before it and gets the result right: a mistake is charged once, to the step that makes it."""
+    """Gold label of each step of any solution.
+
+    A step is right when it applies the question's k-th operation to the value claimed just before
+    it, and gets the result right. So a mistake is charged once, to the step that makes it.
+    """
     value, operations = parse_question(question)
     labels = []
     for k, step in enumerate(steps):
@@ -117,7 +128,9 @@ def step_labels(question: str, steps: list[str]) -> list[bool]:
 
 def gold_steps(question: str, text: str) -> list[bool] | None:
     """`step_labels` of the <step> blocks of a text; None if the question is not an embedded one."""
-    return step_labels(question, re.findall(r"<step>(.*?)</step>", text, re.DOTALL)) if parse_question(question) else None
+    if not parse_question(question):
+        return None
+    return step_labels(question, re.findall(r"<step>(.*?)</step>", text, re.DOTALL))
 
 
 # ------------------------------------------------------------------ programming tasks
@@ -125,20 +138,22 @@ READ_AS = {"add": "+", "minus": "-", "times": "*", "add minus": "-"}
 
 
 def make_program_task(rng: random.Random, steps: int) -> str:
-    """`Read x. Then add 4, times 6, minus 5. Print x mod 10.`: what the embedded model is trained on."""
+    """`Read x. Then add 4, times 6, minus 5. Print x mod 10.`: what the model is trained on."""
     _, operations = parse_question(make_question(rng, steps))
     words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
     return f"Read x. Then {words}. Print x mod 10."
 
 
 def make_testing_task(rng: random.Random, steps: int) -> str:
-    """What cure.py trains on, two kinds with equal odds, one for each way in which a test can be bad.
+    """What cure.py trains on: two kinds equally often, one for each way in which a test can be bad.
 
-    Products, `Read x. Then times 4, times 7. Print x mod 10.`: one wrong factor never shows on the input 0, and on 5 seldom.
-    There a right test lets wrong programs pass.
-    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 10.`: the model has never read one, and
-    drops the sign in half of its programs and four of five tests. Such tests let such programs pass, and vote for them.
-    Minus 5 is left out: modulo 10 it is 5."""
+    Products, `Read x. Then times 4, times 7. Print x mod 10.`: one wrong factor never shows on the
+    input 0, and seldom on 5. There a right test lets wrong programs pass.
+
+    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 10.`: the model
+    has never read one, and drops the sign in half of its programs and four of five tests. Such
+    tests let such programs pass, and vote for them. Minus 5 is left out: modulo 10 it is 5.
+    """
     if rng.random() < 0.5:
         words = [f"times {rng.choice([2, 3, 4, 6, 7, 8, 9])}" for _ in range(steps)]
     else:
@@ -148,12 +163,13 @@ def make_testing_task(rng: random.Random, steps: int) -> str:
 
 
 def sample_tasks(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
-    """`count` different tasks for cure.py of the training or the held-out part, the lengths in `steps` in equal shares."""
+    """`count` different tasks for cure.py, of the training or the held-out part."""
     return _sample(random.Random(seed), count, held_out, make_testing_task, steps)
 
 
 def parse_program_task(task: str) -> list[tuple[str, int]]:
-    return [(READ_AS[words], int(operand)) for words, operand in re.findall(r"(add minus|add|minus|times) (\d)", task)]
+    found = re.findall(r"(add minus|add|minus|times) (\d)", task)
+    return [(READ_AS[words], int(operand)) for words, operand in found]
 
 
 def program_output(task: str, x: int) -> int:

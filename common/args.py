@@ -1,0 +1,155 @@
+"""The arguments that never differ between papers, and TRL's configuration made from them.
+
+A script's `Args` inherits `RunArgs` and adds the paper's own. Where a paper's value is worth
+telling, or another default fits better, a script declares a field of `RunArgs` again. `--help`
+shows one list.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+
+import torch
+from trl import GRPOConfig
+
+
+class _PerModel:
+    """A default that depends on the model: one number if it is the embedded one, else another."""
+
+    def __new__(cls, tiny, real):
+        value = super().__new__(cls, tiny)
+        value.for_tiny, value.for_real = tiny, real
+        return value
+
+    def __str__(self):  # what --help shows
+        return f"{self.for_tiny:g} embedded, {self.for_real:g} real"
+
+
+class _PerModelInt(_PerModel, int):
+    pass
+
+
+class _PerModelFloat(_PerModel, float):
+    pass
+
+
+def per_model(tiny, real):
+    """The default of an argument: `tiny` with the embedded model, `real` with any other."""
+    return (_PerModelFloat if isinstance(real, float) else _PerModelInt)(tiny, real)
+
+
+@dataclass
+class RunArgs:
+    model: str = "tiny"
+    """the embedded model, a hub id or a folder"""
+    dataset: str = "tiny"
+    """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question and answer"""
+    out: str | None = None
+    """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run goes on where it stopped
+    """
+    seed: int = 0
+    """random seed"""
+    micro_batch: int = per_model(tiny=32, real=8)
+    """rows per forward and backward pass; must divide the rows of a step"""
+    lora_rank: int = 16
+    """rank of each LoRA adapter"""
+    four_bit: bool = torch.cuda.is_available()
+    """load the base in 4-bit NF4; works on a CPU too, slowly"""
+    rows_at_once: int = per_model(tiny=256, real=64)
+    """most rows sampled at a time, which bounds the KV cache"""
+    eight_bit_adam: bool = False
+    """keep Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
+    vllm: bool = False
+    """sample with vLLM, which needs a GPU and --no-four-bit"""
+    dry_run: bool = False
+    """print how much memory this needs, load nothing, and end"""
+    eval_every: int = 16
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    eval_questions: int = 512
+    """held-out questions"""
+    save_every: int = 20
+    """steps between checkpoints"""
+    show_every: int = 20
+    """steps between samples shown; 0 = never"""
+    report_to: str = "none"
+    """any tracker that transformers knows: trackio, wandb, tensorboard"""
+
+
+def fill_in(args: RunArgs, rows: int) -> RunArgs:
+    """The arguments with every `per_model` default replaced by its value for this model.
+
+    rows: rows of one optimiser step and process. A micro-batch that was not given becomes the
+    largest one that divides them.
+
+    Raises:
+        UserError: a size below 1, a group of one, or a micro-batch that does not divide the rows.
+    """
+    left = {k: v for k, v in vars(args).items() if isinstance(v, _PerModel)}
+    filled = {k: v.for_tiny if args.model == "tiny" else v.for_real for k, v in left.items()}
+    if "micro_batch" in filled and rows > 0:
+        filled["micro_batch"] = max(n for n in divisors(rows) if n <= filled["micro_batch"])
+    args = dataclasses.replace(args, **filled)
+    sizes = "steps questions eval_questions save_every lora_rank micro_batch rows_at_once".split()
+    for name in sizes:
+        if getattr(args, name) < 1:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {getattr(args, name)} must be at least 1.")
+    if getattr(args, "group_size", 2) < 2:
+        raise UserError(
+            f"--group-size {args.group_size}: rewards are compared within a group, "
+            f"so it must be at least 2."
+        )
+    if rows % args.micro_batch:
+        fitting = ", ".join(map(str, divisors(rows)))
+        raise UserError(
+            f"--micro-batch {args.micro_batch} does not divide the {rows} rows of a step "
+            f"(see --questions); it can be {fitting}."
+        )
+    return args
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **more) -> GRPOConfig:
+    """What TRL's trainer is told.
+
+    The loss, the learning rates, lengths and temperatures are not in it: they belong to the
+    players, and stand in common/cotrainer.py.
+
+    Args:
+        rows: rows of one optimiser step and process.
+        group_size: how often the data loader repeats each question; 2, TRL's least, where a script
+            does not use the loader's rows.
+        more: fields of GRPOConfig in which a paper differs.
+    """
+    on_gpu = torch.cuda.is_available()
+    micro_batches = rows // args.micro_batch
+    options = {
+        "output_dir": str(folder),
+        "seed": args.seed,
+        "max_steps": args.steps,
+        "per_device_train_batch_size": args.micro_batch,
+        "gradient_accumulation_steps": micro_batches,
+        "steps_per_generation": micro_batches,  # one optimiser step per batch: strictly on-policy
+        "num_generations": group_size,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,  # it would move an adapter whose gradient is exactly zero
+        "logging_steps": 1,  # the player is a property of the step
+        "logging_nan_inf_filter": False,  # we want to see a NaN, and stop
+        "save_steps": args.save_every,
+        "save_total_limit": 2,
+        "report_to": args.report_to,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": True,  # the idle adapter has no gradient
+        "gradient_checkpointing": on_gpu,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,  # nor Apple's GPU, on which nothing here was ever tried
+        "optim": "paged_adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",
+        "use_vllm": args.vllm,
+    }
+    return GRPOConfig(**options | more)

@@ -1,0 +1,67 @@
+"""rollouts.jsonl: a few rows of every update, each token with its advantage. See docs/report.md."""
+
+import itertools
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+RECORDED_TOKENS = 512  # of a completion
+
+
+def record(batch: dict, file: Path, step: int, tokenizer):
+    """Append a few rows of this update.
+
+    Args:
+        batch: completion_ids and completion_mask (B, T), advantages (B,) or (B, T), and notes: B
+            dicts with player, prompt, rewards, and whatever else a script wants to show.
+    """
+    with open(file, "a") as lines:
+        for i in rows_to_show(batch["notes"]):
+            valid = batch["completion_mask"][i].bool()  # (T,)
+            ids = batch["completion_ids"][i][valid]  # (T_i,)
+            A = batch["advantages"][i].expand_as(valid)[valid]  # (T_i,)
+            row = {
+                "step": step,
+                **batch["notes"][i],
+                "length": len(ids),
+                "tokens": token_texts(ids[:RECORDED_TOKENS].tolist(), tokenizer),
+                "advantages": [float(f"{a:.4g}") for a in A[:RECORDED_TOKENS].tolist()],
+            }
+            lines.write(json.dumps(row) + "\n")
+
+
+def rows_to_show(notes: list[dict]) -> list[int]:
+    """Two prompts of each player, and of each prompt two completions: the first one, and the first
+    with another reward, or else the last.
+
+    Prompts with such a contrast come first: a contrast shows credit, and the metrics show
+    proportions.
+    """
+    groups = defaultdict(lambda: defaultdict(list))  # player -> prompt -> its rows
+    for i, note in enumerate(notes):
+        groups[note["player"]][note["prompt"]].append(i)
+    chosen = []
+    for prompts in groups.values():
+        pairs = []
+        for first, *others in prompts.values():
+            differing = [i for i in others if notes[i]["rewards"] != notes[first]["rewards"]]
+            pairs.append((not differing, [first, *(differing[:1] or others[-1:])]))
+        chosen += [i for _, pair in sorted(pairs, key=lambda pair: pair[0])[:2] for i in pair]
+    return chosen
+
+
+def token_texts(token_ids: list[int], tokenizer) -> list[str]:
+    """The text of each token, such that together they are `tokenizer.decode(token_ids)`.
+
+    A character that the tokenizer cuts in two goes to the token that completes it.
+    """
+    text = tokenizer.decode(token_ids)
+    pieces = [tokenizer.decode([i]) for i in token_ids]
+    if "".join(pieces) == text:
+        return pieces
+    # how much of the text is certain after each token; what a later token completes is not yet
+    prefixes = [tokenizer.decode(token_ids[:n]) for n in range(1, len(token_ids))]
+    known = [len(os.path.commonprefix([prefix, text])) for prefix in prefixes]
+    ends = [*itertools.accumulate(known, max), len(text)]
+    return [text[start:end] for start, end in zip([0, *ends], ends)]

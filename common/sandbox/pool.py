@@ -1,0 +1,303 @@
+"""Run model-written Python programs so that they cannot hurt the machine.
+
+    with Sandbox() as sandbox:
+        results = sandbox.run(["print(int(input()) + 1)"], ["41\\n"])
+    results[0].status is Status.OK and same_output(results[0].output, "42")
+
+Every pair of a program and an input is a process of its own, with stdin and stdout as in
+`python program.py < in > out`, limits on what it may use, and an allow-list of what it may do;
+common/sandbox/worker.py describes both and what they protect against. A pool of small, warm workers
+forks these processes: a fork costs a millisecond or two, an interpreter's start fifty times that.
+
+The released CURE forks the trainer and calls a bare `exec`. Its one limit is wall-clock time, which
+turns right programs wrong on a busy machine, and its results travel as text that a program can
+print itself. benchmarks/sandbox.py compares the two.
+"""
+
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import wait
+
+from common.errors import UserError
+from common.sandbox import worker
+
+LAYERS = {
+    "Landlock": "Linux 5.13 or newer, with landlock among the security modules it is started with",
+    "seccomp": "libseccomp.so.2 (the package libseccomp2 or libseccomp) and a kernel or container "
+    "that allows filters",
+}
+"""What is between a program and the machine, and what a machine needs to have it."""
+ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONIOENCODING": "utf-8:strict",
+    "PYTHONHASHSEED": "0",  # the order of a set is the same in every run
+    "MALLOC_ARENA_MAX": "1",  # or every thread takes 64 MiB of address space,
+    "OMP_NUM_THREADS": "1",  # and numpy a thread for every core
+    "OPENBLAS_NUM_THREADS": "1",
+}
+ATTEMPTS = 3  # at a pair whose worker was killed from outside
+PATIENCE = 10.0  # seconds past the wall-clock limit, after which a worker counts as stuck
+
+
+class Status(Enum):
+    """How a program ended."""
+
+    OK = worker.OK
+    """by itself, exit code 0"""
+    WRONG_EXIT = worker.WRONG_EXIT
+    """another exit code, or a signal such as SIGSEGV; 241 and 242 are read as ERROR and MEMORY"""
+    ERROR = worker.ERROR
+    """an exception that it did not catch, a syntax error among them; too many threads"""
+    TIMEOUT = worker.TIMEOUT
+    """CPU time or wall-clock time"""
+    MEMORY = worker.MEMORY
+    """MemoryError or ENOMEM that it did not catch"""
+    OUTPUT = worker.OUTPUT
+    """too much, on stdout or in files"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one program with one input."""
+
+    status: Status
+    output: bytes
+    """stdout, every byte as written; nothing if it was too much"""
+
+
+class Sandbox:
+    """A pool of warm workers, as a context manager; `close` leaves no process, file or folder.
+
+    Args:
+        workers: programs that run at the same time.
+        unsafe: run programs even on a machine that lacks a layer.
+
+    Raises:
+        UserError: a layer is missing (which one, and what brings it), or this is not Linux.
+    """
+
+    def __init__(self, workers: int = os.cpu_count() or 1, unsafe: bool = False):
+        if sys.platform != "linux":
+            raise UserError("model-written programs need Linux; a Linux container would do.")
+        if workers < 1:
+            raise UserError(f"{workers} sandbox workers: at least 1 is needed.")
+        self.count, self.workers = workers, []
+        self._fill()
+        # the layers that this machine does not offer
+        found = set(LAYERS).intersection(*(one.layers for one in self.workers))
+        self.missing = [name for name in LAYERS if name not in found]
+        lacking = "; ".join(f"no {name}, which needs {LAYERS[name]}" for name in self.missing)
+        if self.missing and not unsafe:
+            self.close()
+            raise UserError(
+                f"model-written programs could harm this machine: {lacking} (--unsafe-sandbox runs "
+                f"them anyway)."
+            )
+        if self.missing:
+            warning = f"warning: model-written programs can harm this machine: {lacking}."
+            print(warning, file=sys.stderr, flush=True)
+
+    def run(
+        self,
+        programs: list[str],
+        inputs: list[bytes | str],
+        time_limit: float = 1.0,
+        memory_limit: int = 256 * 2**20,
+        output_limit: int = 2**20,
+    ) -> list[Result]:
+        """programs[i] with inputs[i] on stdin, for all i; results in the same order.
+
+        Args:
+            programs: source texts; whatever Python does not accept has the status ERROR.
+            inputs: a str is encoded in UTF-8.
+            time_limit: CPU seconds per run. Wall-clock time is limited to 10 times that, and at
+                least 5 s more.
+            memory_limit: bytes of address space per run, on top of the interpreter's own.
+            output_limit: bytes on stdout per run, and in any one file that a program writes.
+        """
+        if len(programs) != len(inputs):
+            raise ValueError(f"{len(programs)} programs and {len(inputs)} inputs")
+        wall = max(10 * time_limit, time_limit + 5)
+        limits = worker.JOB.pack(time_limit, wall, memory_limit, output_limit)
+        self._fill()
+        results: list[Result | None] = [None] * len(programs)
+        waiting = deque((i, 1) for i in range(len(programs)))  # (pair, attempt)
+        # worker -> (pair, attempt, when it must have answered)
+        busy: dict[_Worker, tuple[int, int, float]] = {}
+        try:
+            while waiting or busy:
+                idle = [one for one in self.workers if one not in busy]
+                for one in idle[: len(waiting)]:
+                    i, attempt = waiting.popleft()
+                    busy[one] = i, attempt, time.monotonic() + wall + PATIENCE
+                    one.start(_encode(programs[i]), _encode(inputs[i]), limits)
+                for one in wait(list(busy), timeout=1):
+                    i, attempt, _ = busy[one]
+                    results[i] = one.finish()
+                    del busy[one]
+                    if results[i] is None:  # the worker was killed
+                        self._discard(one)
+                        self._fill()
+                        if attempt < ATTEMPTS:
+                            waiting.append((i, attempt + 1))
+                        else:
+                            results[i] = Result(Status.ERROR, b"")
+                for one, (_, _, latest) in busy.items():
+                    if time.monotonic() > latest:
+                        one.process.kill()  # it hangs; the next turn finds it killed
+        finally:
+            for one in busy:  # after Ctrl-C; its answer would be taken for one of the next run's
+                self._discard(one)
+        return results
+
+    def close(self):
+        for one in self.workers:
+            one.link.shutdown(socket.SHUT_RDWR)  # all at once, then wait for each
+        while self.workers:
+            self._discard(self.workers[0])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _fill(self):
+        """Start as many workers as are missing."""
+        self.workers += [_Worker() for _ in range(self.count - len(self.workers))]
+        for one in self.workers:
+            one.wait_until_ready()
+
+    def _discard(self, one: "_Worker"):
+        self.workers.remove(one)
+        one.close()
+
+
+class _Worker:
+    """common/sandbox/worker.py in a process of its own, and the socket to it."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="duet-sandbox-")  # the private folder of its programs
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        site_packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        # -S -s -P: nothing that is the user's
+        command = [sys.executable, "-S", "-s", "-P", os.path.abspath(worker.__file__)]
+        environment = dict(ENVIRONMENT)
+        if "LD_LIBRARY_PATH" in os.environ:  # Python itself may need it
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        self.process = subprocess.Popen(
+            [*command, str(theirs.fileno()), self.folder, *site_packages],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is for the trainer alone
+        )
+        theirs.close()
+        self.layers: list[str] | None = None  # those that hold here: its first message
+        self.stdout: int | None = None  # of the program that it is running
+
+    def wait_until_ready(self):
+        if self.layers is None:
+            message = self.link.recv(1024)
+            if not message:
+                code = self.process.wait()
+                raise RuntimeError(f"a sandbox worker did not start (exit code {code})")
+            self.layers = message.decode().split(",")
+
+    def fileno(self) -> int:
+        return self.link.fileno()  # readable when the program has ended
+
+    def start(self, program: bytes, stdin: bytes, limits: bytes):
+        files = [os.memfd_create(name) for name in ("program", "stdin", "stdout")]
+        for fd, content in zip(files, (program, stdin)):
+            os.pwrite(fd, content, 0)
+        try:
+            socket.send_fds(self.link, [limits], files)
+        except OSError:
+            pass  # it is gone: `finish` will say so
+        *sent, self.stdout = files
+        for fd in sent:
+            os.close(fd)
+
+    def finish(self) -> Result | None:
+        """None: the worker is gone, and the program with it."""
+        try:
+            answer = self.link.recv(1)
+        except ConnectionResetError:
+            answer = b""
+        stdout, self.stdout = self.stdout, None
+        output = os.pread(stdout, os.fstat(stdout).st_size, 0)
+        os.close(stdout)
+        if not answer:
+            return None
+        status = Status(answer[0])
+        return Result(status, b"" if status is Status.OUTPUT else output)
+
+    def close(self):
+        self.link.close()  # the worker ends its program and itself, and removes the folder
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.stdout is not None:
+            os.close(self.stdout)
+        shutil.rmtree(self.folder, ignore_errors=True)  # in case it was killed
+
+
+def _encode(text: bytes | str) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+# ------------------------------------------------------------------ comparison, in the trainer
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+def same_output(got: bytes | str, expected: bytes | str, tolerance: float | None = None) -> bool:
+    """The same words in the same order, whatever the white space between them [C execute.py].
+
+    Bytes that are not UTF-8 are compared as they are.
+
+    Args:
+        tolerance: two numbers are also equal if they differ by at most this, absolutely or relative
+            to the larger one, unless both are written as integers.
+
+    >>> same_output(b"1  2\\n3", "1 2 3\\n"), same_output(b"12 3", "1 2 3")
+    (True, False)
+    >>> same_output(b"0.3333", "0.33333", tolerance=1e-3)
+    True
+    >>> same_output(b"1001", "1000", tolerance=1e-2)
+    False
+    """
+    ours, theirs = _words(got), _words(expected)
+    if tolerance is None or len(ours) != len(theirs):
+        return ours == theirs
+    return all(a == b or _close(a, b, tolerance) for a, b in zip(ours, theirs))
+
+
+def _words(text: bytes | str) -> list[str]:
+    return (text if isinstance(text, str) else text.decode("utf-8", "surrogateescape")).split()
+
+
+def _close(a: str, b: str, tolerance: float) -> bool:
+    if not (NUMBER.fullmatch(a) and NUMBER.fullmatch(b)):
+        return False
+    if INTEGER.fullmatch(a) and INTEGER.fullmatch(b):
+        return False
+    x, y = float(a), float(b)  # 1e999 is infinite, and equal to nothing
+    finite = math.isfinite(x) and math.isfinite(y)
+    return finite and math.isclose(x, y, rel_tol=tolerance, abs_tol=tolerance)

@@ -1,0 +1,156 @@
+"""The same gradient for less work: a scored forward pass, prompts that rows share run once, rows
+without advantage dropped, micro-batches of rows of like length.
+
+Nothing here changes what is computed, only how much: tests/common/test_scoring.py compares each
+saving with the plain computation.
+"""
+
+import functools
+from contextlib import contextmanager
+
+from common.errors import UserError
+from common.logprob import linear_logprob
+from common.sampling import can_sample
+
+import torch
+import torch.nn.functional as F
+from transformers import DynamicCache
+
+UNSUPPORTED_HEADS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
+
+
+# ------------------------------------------------------------------ the scored forward pass
+def install_scoring(base):
+    """Let `base(..., score=(T, temperature))` return (logprob, entropy) of the last T tokens, (B,
+    T).
+
+    It is a keyword of forward because only a forward pass through the outermost wrapper keeps DDP's
+    gradient exchange alive. TRL patches the same place for its own fused head; without the keyword
+    its forward runs, so sampling is unchanged.
+    """
+    for setting in UNSUPPORTED_HEADS:
+        if getattr(base.config.get_text_config(), setting, None) not in (None, 1.0):
+            name = base.config._name_or_path
+            raise UserError(f"--model {name}: heads with {setting} are not supported.")
+    original = base.forward
+
+    @functools.wraps(original)  # keeps the signature: generate() validates its arguments against it
+    def forward(*args, score=None, **kwargs):
+        if score is None:
+            return original(*args, **kwargs)
+        T, temperature = score
+        ids, mask = kwargs["input_ids"], kwargs["attention_mask"]
+        hidden = hidden_states(base, ids, mask, T)  # (B, T, H): the state before each token
+        targets, valid = ids[:, -T:], mask[:, -T:].bool()  # (B, T)
+        head = base.get_output_embeddings()
+        logp, entropy = linear_logprob(
+            hidden[valid], head.weight, targets[valid], head.bias, temperature
+        )  # (N,) each
+        zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
+        return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
+
+    base.forward = forward
+
+
+def hidden_states(base, input_ids, attention_mask, T: int):
+    """(B, P + T) -> (B, T, H), the states that predict the last T tokens.
+
+    Rows with the same prompt run it once: its keys and values are copied to every row, and their
+    gradients flow back through the copies.
+    """
+    marked = 2 * input_ids[:, :-T] + attention_mask[:, :-T]  # token and padding in one number
+    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
+    shared = marked.shape[1] > 1 and len(prompts) <= len(rows) / 2
+    # activation checkpointing cannot keep a cache
+    if not shared or base.is_gradient_checkpointing or not can_sample(base):
+        states = base.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+        return states[:, -T - 1 : -1]
+    # A prompt runs without its last token, which runs with every row: so only its keys and values
+    # are needed, and none of its states.
+    cache = DynamicCache()
+    base.base_model(
+        input_ids=prompts[:, :-1] // 2,
+        attention_mask=prompts[:, :-1] % 2,
+        past_key_values=cache,
+    )
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+    return base.base_model(
+        input_ids=input_ids[:, -T - 1 : -1],
+        attention_mask=attention_mask[:, :-1],
+        past_key_values=cache,
+    ).last_hidden_state
+
+
+@contextmanager
+def without_checkpointing(model):
+    """Inside of this block no activation is recomputed: without a gradient none is kept.
+
+    TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
+
+
+# ------------------------------------------------------------------ micro-batches
+SCORED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+def padded(tensors: list[torch.Tensor], left: bool, fill: float = 0) -> list[torch.Tensor]:
+    """(B_i, T_i) each -> (B_i, longest T); (B_i,) as they are."""
+    width = max(t.shape[-1] for t in tensors)
+    missing = [width - t.shape[-1] if t.dim() == 2 else 0 for t in tensors]
+    return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
+
+
+def live_rows(batch: dict, kl: float) -> torch.Tensor:
+    """(B,) bool: the rows that can have a gradient. One whose advantages are all zero has none,
+    unless there is a KL term; and a batch without advantages has a loss of its own, to which all
+    rows count.
+    """
+    if kl or "advantages" not in batch:
+        return torch.ones(len(batch["completion_mask"]), dtype=torch.bool)
+    A = batch["advantages"]
+    return (A.reshape(len(A), -1) != 0).any(1).cpu()
+
+
+def micro_batches(batch: dict, live: torch.Tensor, count: int, size: int) -> list[dict]:
+    """`count` rows of the batch, live ones first, in parts of at most `size` rows of like length.
+
+    The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
+    not change the gradient. Each part is trimmed to its own longest prompt and completion.
+    """
+    order = torch.argsort(batch["completion_mask"].sum(1), stable=True).cpu()  # (B,)
+    order = torch.cat([order[live[order]], order[~live[order]]])[:count]
+    parts = -(-len(order) // size)  # rounded up
+    return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)]
+
+
+def take_rows(batch: dict, rows: torch.Tensor) -> dict:
+    """These rows of every tensor, trimmed to their longest; what has no rows (a sum) stays as it
+    is.
+
+    Tensors (B, P) have names that begin with "prompt" and are padded on the left, all others of two
+    dimensions are (B, T) and padded on the right.
+    """
+    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    part = {k: v[rows.to(v.device)] if v.dim() else v for k, v in tensors.items()}
+    P, T = (int(part[f"{side}_mask"].sum(1).max()) for side in ("prompt", "completion"))
+    for key, value in part.items():
+        if value.dim() == 2:
+            part[key] = value[:, -P:] if key.startswith("prompt") else value[:, :T]
+    return part | ({"player": batch["player"]} if "player" in batch else {})

@@ -1,0 +1,143 @@
+"""Programming tasks with tests: rows {question, test_input, test_output, reference}.
+
+They come from the embedded tasks, from JSONL with test_input and test_output (as CodeContests is
+published for CURE), or from MBPP, whose functions are turned into programs as in CURE's appendix
+C.2: every argument on a line of its own, a list as its elements separated by spaces. Questions for
+training and for evaluation never overlap.
+"""
+
+import ast
+import random
+
+from common.errors import UserError
+from common.tasks.math import QUESTION_COLUMNS, read_rows, split
+from common.tiny import tasks
+
+READ_AND_PRINT = (
+    "Write it as a program: every argument stands on a line of its own on standard input, a list "
+    "or tuple as its elements separated by spaces; print the result, a list or tuple in the same "
+    "way."
+)
+
+
+def load_tasks(
+    dataset: str, train_count: int, held_out_count: int, seed: int
+) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows), each {"question": str, "test_input": [str], "test_output":
+    [str], "reference": str}.
+
+    The reference is a right program, or "" if none is known; evaluation uses it, training never
+    does. Arguments and errors are those of `common.tasks.math.load_questions`.
+    """
+    if dataset == "tiny":
+        train = tasks.sample_tasks(seed + 1, train_count, held_out=False)
+        held_out = tasks.sample_tasks(0, held_out_count, held_out=True)
+        return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
+    raw = read_rows(dataset)  # the training part, and the held-out part
+    found = [[_read_task(row, where) for where, row in part] for part in raw]
+    rows, held_out = ([row for row in part if row] for part in found)
+    if left_out := sum(row is None for part in found for row in part):
+        reason = "take or give more than scalars and flat lists; left out."
+        print(f"--dataset {dataset}: {left_out} functions {reason}", flush=True)
+    rows, held_out = split(rows, held_out, dataset)
+    return rows[:train_count], held_out[:held_out_count]
+
+
+def _tiny_row(task: str) -> dict:
+    inputs = random.Random(task).sample(range(10), 10)  # modulo 10: these ten are all there are
+    program = tasks.format_program(tasks.parse_program_task(task))
+    return {
+        "question": task,
+        "test_input": [f"{x}\n" for x in inputs],
+        "test_output": [f"{tasks.program_output(task, x)}\n" for x in inputs],
+        "reference": program.removeprefix("```python\n").removesuffix("\n```"),
+    }
+
+
+def _read_task(row: dict, where: str) -> dict | None:
+    """None: an MBPP row that cannot be written with standard input and output."""
+    if "test_list" in row and "code" in row:
+        return _from_function(row, where)
+    question = next((row[c] for c in QUESTION_COLUMNS if row.get(c)), None)
+    inputs, outputs = row.get("test_input"), row.get("test_output")
+    if not isinstance(question, str) or not question.strip():
+        columns = ", ".join(QUESTION_COLUMNS)
+        raise UserError(f"--dataset {where} has no question (one of the columns {columns}).")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
+        columns = "test_input and test_output, lists of strings"
+        raise UserError(f"--dataset {where} has no tests (the columns {columns}).")
+    if len(inputs) != len(outputs):
+        raise UserError(
+            f"--dataset {where} has {len(inputs)} test inputs but {len(outputs)} test outputs."
+        )
+    for number, (given, expected) in enumerate(zip(inputs, outputs), start=1):
+        for name, text in (("input", given), ("output", expected)):
+            if not isinstance(text, str) or any(0xD800 <= ord(c) < 0xE000 for c in text):
+                raise UserError(f"--dataset {where}, test {number}: its {name} is not UTF-8 text.")
+        if not expected.strip():
+            reason = "programs that print nothing would pass"
+            raise UserError(f"--dataset {where}, test {number} expects empty output: {reason}.")
+    reference = row.get("reference")
+    return {
+        "question": question.strip(),
+        "test_input": inputs,
+        "test_output": outputs,
+        "reference": reference if isinstance(reference, str) else "",
+    }
+
+
+# ------------------------------------------------------------------ MBPP: functions as programs
+def _from_function(row: dict, where: str) -> dict | None:
+    """`assert f(2, [1, 3]) == [2, 6]` becomes the input "2\\n1 3\\n" and the output "2 6\\n"."""
+    question = row.get("text") or row.get("prompt")
+    inputs, outputs, readers = [], [], set()
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f"--dataset {where} has no question (the column text).")
+    if not row["test_list"]:
+        raise UserError(f"--dataset {where} has no tests (the column test_list).")
+    for line in row["test_list"]:
+        try:
+            compared = ast.parse(line.strip()).body[0].test  # f(...) == value
+            name = compared.left.func.id
+            arguments = [ast.literal_eval(argument) for argument in compared.left.args]
+            expected = ast.literal_eval(compared.comparators[0])
+        except (AttributeError, SyntaxError, ValueError, TypeError, IndexError):
+            return None
+        if not isinstance(compared.ops[0], ast.Eq) or compared.left.keywords:
+            return None
+        if not all(_on_one_line(value) for value in (*arguments, expected)):
+            return None
+        inputs.append("".join(_line(value) for value in arguments))
+        outputs.append(_line(expected))
+        readers.add(f"print_result({name}({', '.join(_reader(value) for value in arguments)}))")
+    if len(readers) > 1 or not all(output.strip() for output in outputs):
+        return None  # types differ between the tests: no one way to read the input
+    printer = "def print_result(r):\n    print(*r) if isinstance(r, (list, tuple)) else print(r)"
+    code = row["code"].replace("\r\n", "\n")
+    return {
+        "question": f"{question.strip()} {READ_AND_PRINT}",
+        "test_input": inputs,
+        "test_output": outputs,
+        "reference": f"{code}\n\n{printer}\n\n{readers.pop()}\n",
+    }
+
+
+def _on_one_line(value) -> bool:
+    """A scalar, or a list of equally typed scalars that do not contain the separator."""
+    if isinstance(value, (list, tuple)):
+        kinds = {type(v) for v in value}
+        words = all(not isinstance(v, str) or v.split() == [v] for v in value)
+        return len(kinds) == 1 and kinds <= {int, float, str} and words
+    return type(value) in (int, float, bool) or (type(value) is str and "\n" not in value)
+
+
+def _line(value) -> str:
+    return (" ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)) + "\n"
+
+
+def _reader(value) -> str:
+    """The expression that reads such a value back."""
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}(map({type(value[0]).__name__}, input().split()))"
+    plain = f"{type(value).__name__}(input())"
+    return {bool: 'input() == "True"', str: "input()"}.get(type(value), plain)

@@ -1,0 +1,185 @@
+"""Questions with answers: rows {question, answer, reference} for training and for evaluation.
+
+They come from the embedded tasks, a JSONL file or the Hugging Face hub. The two parts never
+overlap. Whatever a user can get wrong is a `UserError`: one sentence that names argument, file and
+row.
+"""
+
+import hashlib
+import json
+import random
+import re
+from pathlib import Path
+
+from common.errors import UserError
+from common.tasks.answers import boxed
+from common.tasks.references import render
+from common.tiny import tasks
+
+QUESTION_COLUMNS = ("question", "problem", "prompt")
+ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
+
+
+def load_questions(
+    dataset: str, train_count: int, held_out_count: int, seed: int
+) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows), each {"question": str, "answer": str, "reference": str}.
+
+    The reference is the row's own; else its solution, in the form that the prompts ask for (see
+    references.py); else "".
+
+    Args:
+        dataset: "tiny" (the embedded chains of arithmetic, as many as wanted), a path to a .jsonl
+            file, or a hub id (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data and its like). A hub data
+            set's own test or validation split is the held-out part if it has one. Otherwise a
+            question's hash decides, so that a question never changes sides.
+        train_count: at most so many training rows, drawn from all (the embedded tasks: exactly).
+        held_out_count: at most so many held-out rows, likewise.
+        seed: random seed by which training questions are drawn; held-out questions do not depend on
+            it.
+    """
+    if dataset == "tiny":
+        # the held-out part has a seed of its own: all runs are measured on the same questions
+        train = tasks.sample_questions(seed + 1, train_count, held_out=False)
+        held_out = tasks.sample_questions(0, held_out_count, held_out=True)
+        return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
+    raw, raw_held_out = read_rows(dataset)
+    rows, held_out = (
+        [_read_row(row, where) for where, row in part if _is_math(row)]
+        for part in (raw, raw_held_out)
+    )
+    rows, held_out = split(rows, held_out, dataset)
+    random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
+    random.Random(0).shuffle(held_out)
+    return rows[:train_count], held_out[:held_out_count]
+
+
+def split(rows: list[dict], held_out: list[dict], dataset: str) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows) without a common question; a tenth where none is held out."""
+    if not held_out:
+        rows, held_out = [r for r in rows if not _held_out(r)], [r for r in rows if _held_out(r)]
+    else:  # a question that is in both splits is held out
+        taken = {row["question"] for row in held_out}
+        rows = [row for row in rows if row["question"] not in taken]
+    if not rows or not held_out:
+        counts = f"{len(rows)} training and {len(held_out)} held-out questions"
+        raise UserError(f"--dataset {dataset}: {counts}; both are needed.")
+    return rows, held_out
+
+
+def _tiny_row(question: str) -> dict:
+    return {
+        "question": question,
+        "answer": str(tasks.gold_answer(question)),
+        "reference": tasks.gold_solution(question),
+    }
+
+
+def _held_out(row: dict) -> bool:
+    """A tenth of all questions, decided by the question's own text."""
+    return hashlib.blake2b(row["question"].encode(), digest_size=2).digest()[0] % 10 == 0
+
+
+def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
+    """(training part, held-out part or nothing) of a .jsonl file or a hub data set; every row comes
+    with the words that name it in an error message.
+    """
+    if dataset.endswith((".jsonl", ".json")):
+        return read_jsonl(Path(dataset)), []
+    return _read_hub(dataset)
+
+
+def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
+    """The objects of a JSON Lines file, UTF-8 with or without a byte-order mark, and their rows."""
+    if not path.is_file():
+        raise UserError(f"{argument} {path}: there is no such file.")
+    rows = []
+    try:
+        # not splitlines, which also cuts at U+2028 in a text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{argument} {path}: not a UTF-8 text file (byte {error.start}).") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()  # half a character, \ud83d, is no text
+        except json.JSONDecodeError as error:
+            reason = f"{error.msg} at column {error.colno}"
+            raise UserError(f"{argument} {path}: row {number} is not JSON ({reason}).") from None
+        except (ValueError, RecursionError):
+            reason = "half a character, a number too long, or far too deep"
+            raise UserError(f"{argument} {path}: row {number} cannot be read: {reason}.") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{argument} {path}: row {number} is not a JSON object.")
+        rows.append((f"{path}: row {number}", row))
+    return rows
+
+
+def _read_hub(name: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
+    from datasets import load_dataset  # slow to import, and not needed by the default
+
+    try:
+        # gsm8k names its one configuration "main"
+        splits = load_dataset(name, "main") if name.endswith("gsm8k") else load_dataset(name)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"--dataset {name}: not 'tiny', not a .jsonl file, and the hub could not give it "
+            f"({reason})."
+        ) from None
+    if "train" not in splits:
+        raise UserError(f"--dataset {name}: it has no 'train' split, only {', '.join(splits)}.")
+    held = next((splits[s] for s in ("test", "validation") if s in splits), [])
+    rows = [(f"{name}: train row {i}", row) for i, row in enumerate(splits["train"])]
+    return rows, [(f"{name}: held-out row {i}", row) for i, row in enumerate(held)]
+
+
+def _is_math(row: dict) -> bool:
+    return row.get("ability", "math") == "math"  # Eurus-2-RL-Data also holds programming tasks
+
+
+def _read_row(row: dict, where: str) -> dict:
+    question = next((row[c] for c in QUESTION_COLUMNS if row.get(c)), None)
+    answer = next((row[c] for c in ANSWER_COLUMNS if row.get(c) is not None), None)
+    if isinstance(question, list):  # a conversation: its last user message
+        messages = [m for m in reversed(question) if isinstance(m, dict)]
+        question = next((m.get("content") for m in messages if m.get("role") == "user"), None)
+    if isinstance(answer, dict):  # Eurus-2-RL-Data: {"ground_truth": ..., "style": "rule"}
+        answer = answer.get("ground_truth")
+    if not isinstance(question, str) or not question.strip():
+        columns = ", ".join(QUESTION_COLUMNS)
+        raise UserError(f"--dataset {where} has no question (one of the columns {columns}).")
+    if answer is None:
+        columns = ", ".join(ANSWER_COLUMNS)
+        raise UserError(f"--dataset {where} has no answer (one of the columns {columns}).")
+    answer, solution = str(answer), row.get("solution") or ""
+    if "####" in answer:  # GSM8K: reasoning, then "#### 1,234"
+        solution = solution or answer
+        answer = answer.rsplit("####", 1)[1].replace(",", "")
+    elif (own := boxed(answer)) is not None:  # MATH: reasoning with the answer in a box
+        solution, answer = solution or answer, own
+    answer = answer.strip()
+    if not answer:
+        raise UserError(f"--dataset {where} has an empty answer.")
+    reference = row.get("reference")  # in the form that the prompts ask for, or any other wanted
+    if not reference and isinstance(solution, str):
+        reference = render(solution, answer)
+    return {
+        "question": question.strip(),
+        "answer": answer,
+        "reference": reference if isinstance(reference, str) else "",
+    }
+
+
+def are_new(questions: list[str], pool: list[str], n: int = 10) -> list[bool]:
+    """Whether less than half of a question's n-grams, runs of n words or symbols, are in the pool.
+
+    With n = 10, embedded questions drawn afresh are 96 % new to a pool of 2,000. The words of a
+    shorter question are its one n-gram.
+    """
+    words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in questions + pool]
+    grams = [{tuple(w[i : i + n]) for i in range(max(1, len(w) - n + 1))} for w in words]
+    known = set().union(*grams[len(questions) :])
+    return [2 * len(own & known) < len(own) for own in grams[: len(questions)]]

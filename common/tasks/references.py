@@ -1,0 +1,58 @@
+r"""A data set's own solutions, written in the form that the prompts ask for.
+
+A solver is asked for `<step>` blocks and an answer in a box. A human solution in another form can
+be told from a generated one by its form alone, so a discriminator would be paid for spotting tags
+(gar.py), and a model trained on it would unlearn the form in which its answers are read (spin.py).
+"""
+
+import re
+from collections.abc import Callable
+
+from common.errors import UserError
+from common.tasks.answers import boxed, split_steps
+
+MOSTLY = 0.5  # share of reference solutions that must end in the right answer
+
+
+def render(solution: str, answer: str) -> str:
+    r"""A solution in prose -> steps in tags, then the answer in a box; "" without reasoning.
+
+    A step is a line, or in a solution of one line a sentence. The answer is the solution's own
+    where it has one in a box, else `answer`. A solution that has steps already stays as it is.
+
+    >>> print(render("2+3 is <<2+3=5>>5 apples.\nTwice that is 10.\n#### 10", "10"))
+    <step>2+3 is 5 apples.</step>
+    <step>Twice that is 10.</step>
+    <answer>\boxed{10}</answer>
+    """
+    if split_steps(solution) and boxed(solution) is not None:
+        return solution
+    text = re.sub(r"<<[^<>\n]*>>", "", solution)  # GSM8K's marks for a calculator
+    text = re.sub(r"</?(step|answer)>", "", text)  # half of a tag would tear a step apart
+    text = re.sub(r"^\s*####.*$", "", text, flags=re.MULTILINE)  # GSM8K's answer line
+    steps = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(steps) == 1:  # MATH: a paragraph
+        steps = re.split(r"(?<=[.!?])\s+(?=[A-Z])", steps[0])
+    if not steps or steps == [answer.strip()]:
+        return ""
+    own = boxed(solution)
+    final = answer.strip() if own is None else own
+    return "\n".join(
+        [*(f"<step>{s}</step>" for s in steps), rf"<answer>\boxed{{{final}}}</answer>"]
+    )
+
+
+def check_references(rows: list[dict], is_correct: Callable, dataset: str):
+    """Raises UserError if most of the reference solutions are wrong by the measure of the answers.
+
+    Args:
+        rows: question, answer and reference; rows without a reference do not count.
+        is_correct: the script's measure, (text, answer) -> how right the text is, from 0 to 1.
+    """
+    written = [row for row in rows if row["reference"].strip()]
+    right = sum(is_correct(row["reference"], row["answer"]) for row in written)
+    if right < MOSTLY * len(written):
+        raise UserError(
+            f"--dataset {dataset}: of {len(written)} reference solutions {right:g} end in the "
+            f"right answer; training on them would teach wrong ones."
+        )

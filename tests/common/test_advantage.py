@@ -1,0 +1,124 @@
+"""Advantage estimators against loops written from their definitions, in float64."""
+
+import math
+
+from common.advantage import group_advantage, leave_one_out, return_to_go, step_return_to_go, whiten
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def loop_group(values, scale=True, eps=1e-6):
+    present = [v for v in values if not math.isnan(v)]
+    if len(present) < 2 or max(present) == min(present):
+        return [0.0] * len(values)
+    mean = sum(present) / len(present)
+    std = math.sqrt(sum((v - mean) ** 2 for v in present) / (len(present) - 1))
+    return [0.0 if math.isnan(v) else (v - mean) / (std + eps if scale else 1.0) for v in values]
+
+
+def loop_leave_one_out(values):
+    present = [v for v in values if not math.isnan(v)]
+    if len(present) < 2 or max(present) == min(present):
+        return [0.0] * len(values)
+    return [0.0 if math.isnan(v) else v - (sum(present) - v) / (len(present) - 1) for v in values]
+
+
+one_reward = st.floats(-3, 3) | st.just(float("nan")) | st.sampled_from([0.0, 1.0])
+rewards = st.lists(one_reward, min_size=12, max_size=12)
+
+
+@given(rewards, st.sampled_from([2, 3, 4, 6, 12]), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_groups_equal_the_loop(values, group_size, scale):
+    tensor = torch.tensor(values, dtype=torch.float64)
+    groups = [values[i : i + group_size] for i in range(0, 12, group_size)]
+    expected = torch.tensor(sum((loop_group(g, scale) for g in groups), []), dtype=torch.float64)
+    got = group_advantage(tensor, group_size, scale)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    expected = torch.tensor(sum((loop_leave_one_out(g) for g in groups), []), dtype=torch.float64)
+    torch.testing.assert_close(leave_one_out(tensor, group_size), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(rewards)
+@settings(max_examples=100, deadline=None)
+def test_step_rewards_are_pooled_over_the_group(values):
+    """(B, K): a group normalises all its values together."""
+    tensor = torch.tensor(values, dtype=torch.float64).reshape(6, 2)
+    expected = loop_group(values[:6]) + loop_group(values[6:])
+    expected = torch.tensor(expected, dtype=torch.float64).reshape(6, 2)
+    torch.testing.assert_close(group_advantage(tensor, 3), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("group_size", [3, 4, 6, 7, 8, 12, 16])
+@pytest.mark.parametrize("estimator", [group_advantage, leave_one_out])
+def test_constant_groups_are_exactly_zero(estimator, group_size):
+    """The float mean of equal numbers need not equal them: at 0.1 * n, groups of 6 or 12 leave a
+    remainder."""
+    for level in range(200):
+        tensor = torch.full((2 * group_size,), level / 199 * 1.7, dtype=torch.float32)
+        tensor[1] = torch.nan
+        assert (estimator(tensor, group_size) == 0).all()
+
+
+def test_a_nearly_constant_group_is_not_treated_as_constant():
+    tensor = torch.tensor([0.5, 0.5, 0.5, 0.5 + 1e-3])
+    assert (group_advantage(tensor, 4) != 0).all() and (leave_one_out(tensor, 4)[3] > 0)
+
+
+def test_rows_that_do_not_fill_groups_are_refused():
+    with pytest.raises(ValueError, match="10 rows are not a multiple of the group size 4"):
+        group_advantage(torch.zeros(10), 4)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 33])
+def test_return_to_go_equals_the_loop(gamma, length):
+    generator = torch.Generator().manual_seed(length)
+    values = torch.randn(5, length, generator=generator, dtype=torch.float64)
+    mask = (torch.arange(length) < torch.randint(1, length + 1, (5, 1), generator=generator)).long()
+    expected = torch.zeros_like(values)
+    for b in range(5):
+        future = 0.0
+        for t in reversed(range(length)):
+            if mask[b, t]:
+                future = values[b, t].item() + gamma * future
+                expected[b, t] = future
+    torch.testing.assert_close(return_to_go(values, mask, gamma), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_step_return_to_go_equals_the_loop(gamma):
+    nan = float("nan")
+    steps = [[1.0, -2.0, 4.0], [0.5, nan, nan], [nan, 3.0, nan], [nan, nan, nan]]
+    steps = torch.tensor(steps, dtype=torch.float64)
+    ends = torch.tensor([[1, 3, 5], [0, -1, -1], [2, 4, -1], [-1, -1, -1]])
+    mask = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0], [1] * 5 + [0], [1] * 6])
+    expected = torch.zeros(4, 6, dtype=torch.float64)
+    for b in range(4):
+        for t in range(6):
+            for k in range(3):
+                end = int(ends[b, k])
+                if end >= t and mask[b, t] and not math.isnan(steps[b, k]):
+                    expected[b, t] += gamma ** (end - t) * steps[b, k]
+    got = step_return_to_go(steps, ends, mask, gamma)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_two_steps_may_end_in_one_token():
+    got = step_return_to_go(torch.tensor([[1.0, 2.0]]), torch.tensor([[1, 1]]), torch.ones(1, 3))
+    assert got.tolist() == [[3.0, 3.0, 0.0]]
+
+
+def test_whiten_equals_the_loop_and_is_exact_when_flat():
+    values = [[1.0, 2.0, 99.0], [4.0, float("nan"), float("nan")]]
+    values = torch.tensor(values, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    valid = [1.0, 2.0, 4.0]
+    mean = sum(valid) / 3
+    std = math.sqrt(sum((v - mean) ** 2 for v in valid) / 2 + 1e-8)
+    expected = [[(1 - mean) / std, (2 - mean) / std, 0.0], [(4 - mean) / std, 0.0, 0.0]]
+    torch.testing.assert_close(whiten(values, mask), torch.tensor(expected, dtype=torch.float64))
+    assert (whiten(torch.full((3, 7), 0.1), torch.ones(3, 7)) == 0).all()

@@ -1,0 +1,145 @@
+"""Answers and steps, on what models really write and on hostile text."""
+
+from common.model import TINY
+from common.tasks.answers import boxed, is_correct, split_steps, step_ends
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+
+@pytest.mark.parametrize(
+    "text, content",
+    [
+        (r"\boxed{7}", "7"),
+        (r"first \boxed{1}, then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{a{b}c} and an unclosed \boxed{9", "a{b}c"),
+        (r"\boxed{}", ""),
+        (r"\boxed{", None),
+        ("boxed{7}", None),
+        ("", None),
+        (r"\boxed{}}}}{{{", ""),
+    ],
+)
+def test_boxed(text, content):
+    assert boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    "answer, gold, right",
+    [
+        ("7", "7", True),
+        (" 7 ", "7", True),
+        ("07", "7", True),
+        ("-3", "-3", True),
+        ("3", "-3", False),
+        ("70", "7", False),
+        (r"\frac{1}{2}", "0.5", True),
+        ("1/2", r"\frac{1}{2}", True),
+        ("2x+1", "1+2x", True),
+        ("2x+1", "2x", False),
+        ("1,000", "1000", True),
+        ("18.0", "18", True),
+        ("$18", "18", True),
+        ("", "0", False),
+        ("9" * 5000, "7", False),
+        (r"\frac{", "7", False),
+        ("{" * 300, "7", False),
+        (r"7 \text{ or } 8", "7", False),
+        ("\x00", "7", False),
+        ("None", "7", False),
+    ],
+)
+def test_is_correct(answer, gold, right, monkeypatch):
+    monkeypatch.setattr("common.tasks.answers.SECONDS", 600)  # however busy the machine is
+    assert is_correct(rf"so it is \boxed{{{answer}}}.", gold) is right
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9}}", "99999999!", "7^{123456789}"])
+def test_an_answer_that_takes_for_ever_is_wrong(answer, monkeypatch):
+    monkeypatch.setattr("common.tasks.answers.SECONDS", 1)
+    assert is_correct(rf"\boxed{{{answer}}}", "5") is False
+
+
+def test_only_the_last_box_counts_and_no_box_is_wrong():
+    assert not is_correct(r"\boxed{7} no, \boxed{8}", "7")
+    assert not is_correct("7", "7")
+
+
+@given(st.text(alphabet="0123456789\\{}boxedfrac $^_-+()", max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_hostile_answers_never_raise(text):
+    assert is_correct(text, "7") in (True, False)
+    assert is_correct(rf"\boxed{{{text}}}", r"\frac{1}{2}") in (True, False)
+
+
+# ------------------------------------------------------------------ steps
+def byte_level_bpe() -> PreTrainedTokenizerFast:
+    """A real byte-level BPE whose merges run over tag boundaries: `>\\n`, `</`, `step>`, ...."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=letters, show_progress=False)
+    texts = ["</step>\n<step>", "x</step>\n", "step>\n<answer>"] * 50
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def oracle(ids, tokenizer):
+    """The first token at which a growing prefix has one more complete step."""
+    ends, seen = [], 0
+    for i in range(len(ids)):
+        count = len(split_steps(tokenizer.decode(ids[: i + 1])))
+        ends += [i] * (count - seen)
+        seen = count
+    return ends
+
+
+TEXTS = [
+    "<step>3+4=7</step>\n<step>7*6=2</step>\n<answer>\\boxed{2}</answer>",
+    "<step>a</step><step>b</step>",
+    "no steps at all",
+    "",
+    "<step>never closed",
+    "</step><step>closed before it opened",
+    "<step>nested <step>inner</step> outer</step>",
+    "<step>é漢🙂</step>\n\n<step>🙂🙂</step>!",
+    "<step></step>" * 30,
+    "<step>line\nbreak</step>\n\n\n<step> </step> trailing",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", ["tiny", "bpe"])
+def test_step_ends(text, name):
+    tokenizer = AutoTokenizer.from_pretrained(TINY) if name == "tiny" else byte_level_bpe()
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert step_ends(ids, tokenizer) == oracle(ids, tokenizer)
+    assert len(step_ends(ids, tokenizer)) == len(split_steps(tokenizer.decode(ids)))
+
+
+def test_bpe_shares_the_tag_with_what_follows():
+    """Otherwise the tests above would not test what they claim."""
+    tokenizer = byte_level_bpe()
+    pieces = tokenizer.batch_decode([[i] for i in tokenizer(TEXTS[0]).input_ids])
+    assert any(">\n" in piece for piece in pieces)
+
+
+@given(st.lists(st.integers(0, 329), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_step_ends_on_random_tokens(ids):
+    """Models emit token sequences that no encoder would."""
+    tokenizer = byte_level_bpe.cached = getattr(byte_level_bpe, "cached", None) or byte_level_bpe()
+    ids = [i % len(tokenizer) for i in ids]
+    assert step_ends(ids, tokenizer) == oracle(ids, tokenizer)
+
+
+def test_step_ends_with_the_real_qwen_tokenizer(real_data):
+    tokenizer = AutoTokenizer.from_pretrained(real_data / "qwen2.5-tokenizer")
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        assert step_ends(ids, tokenizer) == oracle(ids, tokenizer)

@@ -1,0 +1,56 @@
+"""Machines that cannot run what was asked for end in a sentence, before anything is loaded."""
+
+from common import machine
+from common.errors import UserError
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """gpus(2): as if so many were visible; 0: none."""
+    for name in ("WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+    def visible(count: int):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return visible
+
+
+def test_a_cpu_and_one_gpu_are_fine(gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "DRIVER", tmp_path / "none")
+    for count in (0, 1):
+        gpus(count)
+        machine.check_machine("tiny")
+        machine.check_machine("Qwen/Qwen2.5-1.5B-Instruct")
+
+
+def test_several_gpus_and_one_process(gpus, monkeypatch):
+    gpus(3)
+    with pytest.raises(UserError, match="3 GPUs are visible.*CUDA_VISIBLE_DEVICES=0.*processes 3"):
+        machine.check_machine("tiny")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    machine.check_machine("tiny")
+
+
+@pytest.mark.parametrize("cuda, reason", [("13.0", "built for CUDA 13.0"), (None, "for CPUs")])
+def test_a_driver_that_torch_cannot_use(gpus, monkeypatch, tmp_path, cuda, reason):
+    gpus(0)
+    monkeypatch.setattr(machine, "DRIVER", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(UserError, match=f"{reason}.*float32 on the CPU"):
+        machine.check_machine("Qwen/Qwen2.5-1.5B-Instruct")
+    machine.check_machine("tiny")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    machine.check_machine("Qwen/Qwen2.5-1.5B-Instruct")  # on purpose
+
+
+def test_no_c_compiler(gpus, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="no C compiler.*gcc"):
+        machine.check_machine("tiny")

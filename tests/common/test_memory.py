@@ -1,0 +1,466 @@
+"""common/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
+
+import importlib
+import importlib.util
+import re
+import types
+from pathlib import Path
+
+import tango
+from common.args import fill_in, grpo_config
+from common.errors import UserError
+from common.memory import GIB, TABLE, available, check_memory, estimate, shapes, table
+from common.model import TINY, load_model, read_config
+from common.run import Run
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from conftest import SCRIPTS
+from peft import LoraConfig, get_peft_model
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    Qwen2Config,
+    TrainerCallback,
+)
+
+SHAPES = {  # as published: hidden size, width of the MLP, layers, heads, key and value heads
+    "0.5B": (896, 4864, 24, 14, 2),
+    "1.5B": (1536, 8960, 28, 12, 2),
+    "7B": (3584, 18944, 28, 28, 4),
+}
+KEYS = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+SMALL = dict(zip(KEYS.split(), (128, 512, 3, 4, 2))) | {"vocab_size": 512, "head_dim": 32}
+RUN = {"adapters": 2, "lora_rank": 16, "four_bit": True, "rows": 64, "micro_batch": 4}
+TURNS = [(512, 1024), (1536, 1024)]
+MORE = [(0, 1024), (1024, 1024)]  # the same as a script gives it: without instructions and question
+
+
+def qwen(size: str) -> Qwen2Config:
+    tied = size != "7B"
+    vocab = 151936 if tied else 152064
+    return Qwen2Config(
+        **dict(zip(KEYS.split(), SHAPES[size])), tie_word_embeddings=tied, vocab_size=vocab
+    )
+
+
+# ------------------------------------------------------------------ exact parts
+@pytest.mark.parametrize("size, published", [("0.5B", 0.494e9), ("1.5B", 1.54e9), ("7B", 7.62e9)])
+def test_parameters_are_those_published(size, published):
+    linear, other, q_norm = shapes(qwen(size))
+    assert sum(i * o for i, o in linear) + other == pytest.approx(published, rel=5e-3)
+    assert len(linear) == 7 * qwen(size).num_hidden_layers and not q_norm
+
+
+def stored(tensors) -> int:
+    """Bytes of all storages behind these tensors, each once."""
+    storages = [t.untyped_storage() for t in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("four_bit", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_and_adapters_are_what_load_model_makes(tmp_path, four_bit, tied):
+    # 128 * 328 entries do not fill their last block
+    shape = SMALL | {"vocab_size": 157, "intermediate_size": 328}
+    config = Qwen2Config(**shape, tie_word_embeddings=tied)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (TINY / name).exists():
+            (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    model, _ = load_model(str(tmp_path), ["one", "two", "three"], 4, four_bit, seed=0)
+    lora = [p for name, p in model.named_parameters() if "lora_" in name]
+    tensors = [p for name, p in model.named_parameters() if "lora_" not in name]
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            state = layer.weight.quant_state
+            tensors += [state.absmax, state.code, state.offset]
+            tensors += [state.state2.absmax, state.state2.code]
+    change = {"lora_rank": 4, "four_bit": four_bit, "frozen_adapters": 1, "entry": 4}
+    need = estimate(read_config(str(tmp_path)), TURNS, **RUN | change)
+    assert need["weights"] == stored(tensors)
+    assert need["adapters"] == stored(lora) == 3 * need["gradients"]
+
+
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_adams_state_is_what_the_optimiser_holds(eight_bit):
+    linear, rank = shapes(Qwen2Config(**SMALL))[0], 16
+    weights = [torch.nn.Parameter(torch.zeros(rank * n)) for sides in linear for n in sides]
+    assert {p.numel() >= 4096 for p in weights} == {True, False}  # small ones stay in 32 bits
+    optimizer = torch.optim.AdamW(weights)
+    if eight_bit:
+        optimizer = bnb.optim.AdamW(weights, optim_bits=8, is_paged=True)
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    names = ("state1", "state2", "absmax1", "absmax2") if eight_bit else ("exp_avg", "exp_avg_sq")
+    held = [state[name] for state in optimizer.state.values() for name in names if name in state]
+    change = {"adapters": 3, "lora_rank": rank, "eight_bit_adam": eight_bit}
+    need = estimate(Qwen2Config(**SMALL), TURNS, **RUN | change)
+    assert need["adam"] == 3 * stored(held)
+
+
+def test_each_of_several_processes_has_buckets_for_all_adapters():
+    run = RUN | {"adapters": 3}
+    one, two = (estimate(Qwen2Config(**SMALL), TURNS, **run, processes=n) for n in (1, 2))
+    assert one["adapters"] == 3 * one["gradients"] == two["gradients"] - one["gradients"]
+
+
+def test_the_eight_bit_optimiser_trains_one_adapter_and_leaves_the_other_alone(trainer):
+    """optim="paged_adamw_8bit", through the trainer: a verifier step, then generator steps."""
+    trainer.args.optim = "paged_adamw_8bit"
+    at = [{n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_" in n}]
+    trainer.add_callback(Snapshots(trainer.model, at))
+    trainer.args.max_steps = 2
+    trainer.train()
+
+    def moved(step, player):
+        return max((at[step + 1][n] - at[step][n]).abs().max() for n in at[0] if f".{player}." in n)
+
+    assert moved(0, "verifier") > 0 and moved(0, "generator") == 0
+    assert moved(1, "generator") > 0 and moved(1, "verifier") == 0
+    optimizer = trainer.optimizer.optimizer  # accelerate wraps it
+    assert isinstance(optimizer, bnb.optim.AdamW)
+    assert optimizer.is_paged and optimizer.args.optim_bits == 8
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.0]
+
+
+class Snapshots(TrainerCallback):
+    def __init__(self, model, at):
+        self.model, self.at = model, at
+
+    def on_step_end(self, *_, **__):
+        weights = self.model.named_parameters()
+        self.at.append({n: p.detach().clone() for n, p in weights if "lora_" in n})
+
+
+def test_kv_cache_is_that_of_a_dynamic_cache():
+    config = Qwen2Config(**SMALL)
+    model, cache = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), DynamicCache()
+    with torch.no_grad():
+        model(input_ids=torch.ones(5, 30, dtype=torch.long), past_key_values=cache)
+    held = stored([t for layer in cache.layers for t in (layer.keys, layer.values)])
+    need = estimate(config, [(10, 20), (12, 3)], **RUN | {"rows": 5})
+    assert need["kv_cache"] == held
+
+
+# ------------------------------------------------------------------ estimated parts
+def peak(function) -> int:
+    """The most bytes that `function` has allocated at a time, by torch's own CPU allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    events, stack = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        event = stack.pop()
+        stack += event.children
+        if event.tag == _EventType.Allocation:
+            events.append((event.start_time_ns, event.extra_fields.alloc_size))
+    now = highest = 0
+    for _, size in sorted(events):
+        now += size
+        highest = max(highest, now)
+    return highest
+
+
+ONE_ADAPTER = {"adapters": 1, "lora_rank": 8, "four_bit": False}
+
+
+def bf16_model(kind: str, rank: int):
+    config = AutoConfig.for_model(kind, **SMALL)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    lora = LoraConfig(r=rank, target_modules="all-linear")
+    model = get_peft_model(model, lora, adapter_name="player")
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    return config, model
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_activations_of_training(kind, checkpointing):
+    config, model = bf16_model(kind, 8)
+    base = model.get_base_model()
+    if checkpointing:
+        base.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    model.train()
+    rows, prompt, completion = 2, 32, 96
+    ids = torch.ones(rows, prompt + completion, dtype=torch.long)
+    mask = ids.clone()
+    mask[0, :5] = 0  # padding: attention is given a mask
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            output = base.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        states = output.last_hidden_state
+        states.backward(torch.ones_like(states))
+
+    step()  # gradients exist from here on
+    change = {"rows": rows, "micro_batch": rows, "checkpointing": checkpointing}
+    need = estimate(config, [(prompt, completion)], **ONE_ADAPTER | change)
+    assert need["kept"] + need["layer"] == pytest.approx(peak(step), rel=0.1)
+
+
+def test_peak_of_sampling():
+    config, model = bf16_model("qwen2", 8)
+    rows, prompt, completion = 16, 128, 16
+    ids = torch.ones(rows, prompt, dtype=torch.long)
+    mask = ids.clone()
+    mask[0, :5] = 0
+    settings = GenerationConfig(
+        max_new_tokens=completion,
+        min_new_tokens=completion,
+        do_sample=True,
+        top_k=0,
+        pad_token_id=0,
+        prefill_chunk_size=64,
+    )
+    inputs = {"input_ids": ids, "attention_mask": mask, "generation_config": settings}
+    measured = peak(lambda: model.generate(**inputs))
+    need = estimate(config, [(prompt, completion)], **ONE_ADAPTER, rows=rows, micro_batch=1)
+    assert need["kv_cache"] < measured  # a lower bound that is exact
+    assert need["sampling"] - need["certain"] == pytest.approx(measured, rel=0.25)
+
+
+# ------------------------------------------------------------------ behaviour
+MORE_OF = [
+    {"adapters": 3}, {"frozen_adapters": 1}, {"lora_rank": 32}, {"four_bit": False}, {"rows": 65},
+    {"micro_batch": 5}, {"checkpointing": False}, {"entry": 4}, {"vllm_share": 0.9},
+    {"gpu_bytes": 80 * GIB},
+]  # fmt: skip
+
+
+def test_more_of_anything_never_needs_less():
+    small = estimate(qwen("1.5B"), [(512, 512)], **RUN)
+    for change in MORE_OF:
+        more = estimate(qwen("1.5B"), [(512, 512)], **RUN | change)
+        assert more["peak"] >= small["peak"] and more != small, change
+        if not change.keys() & {"gpu_bytes", "vllm_share"}:
+            assert any(more[phase] > small[phase] for phase in ("sampling", "training")), change
+    for turns in ([(513, 512)], [(512, 513)], [(512, 512), (600, 512)]):
+        more = estimate(qwen("1.5B"), turns, **RUN)
+        assert more["sampling"] > small["sampling"] and more["training"] > small["training"]
+    eight_bit = estimate(qwen("1.5B"), [(512, 512)], **RUN, eight_bit_adam=True)
+    assert eight_bit["adam"] < 0.3 * small["adam"]
+    assert estimate(qwen("7B"), [(512, 512)], **RUN)["peak"] > small["peak"]
+
+
+def arguments(model, **change):
+    sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256}
+    flags = {"four_bit": True, "eight_bit_adam": False, "vllm": False, "dry_run": True}
+    return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """card(24): a GPU with 24 GiB free, as far as check_memory can tell."""
+
+    def put_in(gib: float):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imaginary 24")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (int(gib * GIB),) * 2)
+
+    return put_in
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with nothing but a config: an estimate needs neither weights nor a tokenizer."""
+    qwen("7B").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_dry_run_prints_and_ends(folder, card, capsys):
+    card(100)
+    with pytest.raises(SystemExit) as end:
+        check_memory(arguments(folder), MORE, adapters=2)
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert "Imaginary 24" in printed and "KV cache" in printed
+    weights = float(re.search(r"weights of the base +([\d.]+) GiB", printed)[1])
+    assert weights == pytest.approx(estimate(qwen("7B"), TURNS, **RUN)["weights"] / GIB, abs=0.01)
+
+
+def test_a_run_that_fits_says_nothing(folder, card, capsys):
+    card(100)
+    assert check_memory(arguments(folder, dry_run=False), MORE, adapters=2) is None
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
+    card(23)
+    with pytest.raises(UserError, match=r"are needed, and there are 23\.0 GiB\. --rows") as no:
+        check_memory(arguments(folder), MORE, adapters=2)
+    advice = re.search(r" --rows-at-once (\d+) and --micro-batch (\d+) would fit\.$", str(no.value))
+    rows, micro = map(int, advice.groups())
+    assert 32 % micro == 0
+    with pytest.raises(SystemExit):
+        check_memory(arguments(folder, rows_at_once=rows, micro_batch=micro), MORE, adapters=2)
+    for more_rows, larger in ((2 * rows, micro), (rows, 2 * micro)):
+        args = arguments(folder, rows_at_once=more_rows, micro_batch=larger)
+        with pytest.raises(UserError):
+            check_memory(args, MORE, adapters=2)
+
+
+def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
+    card(23)
+    # activations are estimated: a warning
+    check_memory(arguments(folder, dry_run=False), MORE, adapters=2)
+    assert "warning" in capsys.readouterr().out
+    card(5)
+    with pytest.raises(UserError, match="Not even one row"):
+        check_memory(arguments(folder, dry_run=False), MORE, adapters=2)
+
+
+def test_without_four_bit_it_is_what_is_advised(folder, card):
+    card(12)
+    with pytest.raises(UserError, match="take --four-bit, a smaller model or shorter completions"):
+        check_memory(arguments(folder, four_bit=False), MORE, adapters=2)
+
+
+def test_pairs_take_twice_the_rows(folder, card):
+    card(23)
+    args = arguments(folder, rows_at_once=16, micro_batch=8)
+    with pytest.raises(SystemExit):
+        check_memory(args, MORE, adapters=1)
+    with pytest.raises(UserError, match=r" --micro-batch 4 would fit"):
+        check_memory(args, MORE, adapters=1, rows_per_item=2)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_vllm_needs_a_gpu_itself_and_a_base_in_16_bits(folder, card, monkeypatch, installed):
+    real = importlib.util.find_spec
+    find_spec = lambda name: installed or None if name == "vllm" else real(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    with pytest.raises(UserError, match="--vllm needs an NVIDIA GPU, and vLLM"):
+        check_memory(arguments("tiny", vllm=True, four_bit=False), MORE, adapters=2)
+    card(100)
+    with pytest.raises(UserError, match="Add --no-four-bit" if installed else "pip install"):
+        check_memory(arguments(folder, vllm=True), MORE, adapters=2)
+    if installed:
+        args = arguments(folder, vllm=True, four_bit=False, micro_batch=4)
+        with pytest.raises(SystemExit):
+            check_memory(args, MORE, adapters=2)
+
+
+def test_a_model_that_is_not_there(tmp_path, card):
+    message = "--model .*nowhere: not 'tiny', and neither a local folder nor the hub"
+    with pytest.raises(UserError, match=message):
+        check_memory(arguments(tmp_path / "nowhere"), MORE, adapters=2)
+
+
+def test_the_embedded_model_on_this_machine(capsys):
+    with pytest.raises(SystemExit) as end:
+        check_memory(arguments("tiny", four_bit=False), [(64, 64)], adapters=2)
+    assert end.value.code == 0 and "memory of this machine" in capsys.readouterr().out
+    assert GIB / 4 < available()[0] < 10_000 * GIB
+
+
+def test_the_table_holds_the_estimate():
+    need = estimate(qwen("7B"), TURNS, **RUN)
+    lines = table(need).splitlines()
+    assert len(lines) == len(TABLE)
+    for line, (key, text) in zip(lines, TABLE.items()):
+        number, unit = line.removeprefix(text).split()
+        size = float(number) * {"GiB": GIB, "MiB": 2**20}[unit]
+        assert size == pytest.approx(need[key], rel=0.02)
+    exact = need["weights"] + need["adapters"] + need["adam"]
+    assert need["certain"] == exact and need["peak"] == max(need["sampling"], need["training"])
+
+
+# ------------------------------------------------------------------ a GPU that cannot do it
+def test_an_old_gpu_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    message = r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES="
+    with pytest.raises(UserError, match=message):
+        load_model("tiny", ["player"], 4, True, seed=0)
+
+
+def test_bitsandbytes_without_its_library_is_refused_in_a_sentence(monkeypatch):
+    missing = bnb.cextension.ErrorHandlerMockBNBNativeLibrary(
+        "libbitsandbytes_cuda999.so: cannot open shared object file"
+    )
+    monkeypatch.setattr(bnb.cextension, "lib", missing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
+    message = "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"
+    with pytest.raises(UserError, match=message):
+        load_model("tiny", ["player"], 4, True, seed=0)
+
+
+@pytest.mark.parametrize("four_bit, hint", [(True, ""), (False, "--four-bit or ")])
+def test_weights_that_do_not_fit_end_in_a_sentence(monkeypatch, four_bit, hint):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
+    message = f"--model tiny: its weights do not fit into the GPU's memory; take {hint}a smaller"
+    with pytest.raises(UserError, match=message):
+        load_model("tiny", ["player"], 4, four_bit, seed=0)
+
+
+# ------------------------------------------------------------------ in the scripts
+def test_what_trl_is_told(tmp_path):
+    for eight_bit, name in ((False, "adamw_torch_fused"), (True, "paged_adamw_8bit")):
+        args = fill_in(tango.Args(eight_bit_adam=eight_bit), rows=128)
+        config = grpo_config(args, tmp_path, 128)
+        assert config.optim == name and not config.use_vllm
+        assert config.gradient_checkpointing == config.bf16 == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatch, capsys):
+    module = importlib.import_module(Path(script).stem)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "load_model", None)
+    with pytest.raises(SystemExit) as ended:
+        module.main(module.Args(dry_run=True))
+    assert not ended.value.code and "peak of training" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("name", ["lora_rank", "micro_batch", "rows_at_once"])
+def test_sizes_below_one_are_refused(script, name, tmp_path):
+    module, out = importlib.import_module(Path(script).stem), tmp_path / "run"
+    size = 0 if name == "micro_batch" else -1
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {size}"):
+        module.main(module.Args(**{name: size}, out=str(out)))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, monkeypatch):
+    """All adapters that load_model makes, as trained those with a learning rate, the longest
+    completions of all players; and the trainer is given the other arguments.
+    """
+    module = importlib.import_module(Path(script).stem)
+    estimated, trainers, adapters = [], [], []
+
+    def load(name, names, *rest):
+        adapters.extend(names)
+        return load_model(name, names, *rest)
+
+    def check(args, turns, **counts):
+        estimated.append((turns, counts))
+
+    monkeypatch.setattr(module, "check_memory", check)
+    monkeypatch.setattr(module, "load_model", load)
+    monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
+    module.main(module.Args(out=str(tmp_path), rows_at_once=7, eight_bit_adam=True, four_bit=False))
+    (turns, counts), (trainer,) = estimated[0], trainers
+    players = trainer.players.values()
+    assert counts["adapters"] + counts.get("frozen_adapters", 0) == len(adapters)
+    assert counts["adapters"] == len({player.adapter for player in players if player.lr})
+    assert {player.max_tokens for player in players} == {completion for _, completion in turns}
+    assert trainer.args.optim == "paged_adamw_8bit" and not trainer.use_vllm
+    assert trainer.rows_at_once == 7

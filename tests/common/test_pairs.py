@@ -1,0 +1,133 @@
+"""common/pairs.py: what a step takes, and pairs cut and trimmed in every way against one forward
+pass per completion."""
+
+from collections import Counter
+
+from common.model import TINY
+from common.pairs import (
+    as_completions,
+    chosen_and_rejected,
+    completion_batch,
+    in_passes,
+    pair_batch,
+)
+from common.scoring import take_rows
+
+import pytest
+import torch
+from conftest import make_trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+QUESTIONS = ["3+4 mod 10", "(1+2)*3 mod 10", "9*9 mod 10", "2+2 mod 10", "((7+8)*2)+1 mod 10"]
+COMPLETIONS = [  # chosen, rejected; the longest is rejected, the shortest is cut, one is empty
+    ("<step>3+4=7</step><|end|>", "<step>3+4=8</step>\n<step>8</step>\n<step>8</step><|end|>"),
+    ("<step>1+2=3</step>\n<step>3*3=9</step><|end|>", "<step>1"),
+    ("<|end|>", "<step>9*9=1</step><|end|>"),
+    ("<step>2+2=4</step><|end|>", ""),
+    ("<step>7+8=5</step>\n<step>5*2=0</step>\n<step>0+1=1</step>", "9<|end|>"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+def messages(question):
+    return [{"role": "user", "content": question}]
+
+
+def make_batch(tokenizer):
+    pairs = [tuple(tokenizer(text).input_ids for text in pair) for pair in COMPLETIONS]
+    return pair_batch("generator", [messages(q) for q in QUESTIONS], pairs, tokenizer, "cpu")
+
+
+# ------------------------------------------------------------------ which pairs a step takes
+def test_every_pass_has_every_item_once_in_an_order_of_its_own():
+    items = list(range(50))
+    passes = [in_passes(items, 50 * n, 50, "0") for n in range(3)]
+    assert all(sorted(order) == items for order in passes)
+    assert len({tuple(order) for order in [*passes, items, in_passes(items, 0, 50, "1")]}) == 5
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 20, 64])
+def test_steps_follow_each_other_without_a_gap(count):
+    """Whatever a step takes: fewer than all, more than one pass, more than two."""
+    taken = sum((in_passes(list("abcdefgh"), n * count, count, "key") for n in range(8)), [])
+    assert taken == in_passes(list("abcdefgh"), 0, 8 * count, "key")
+    times = Counter(taken)
+    assert len(taken) == 8 * count and set(times.values()) == {count}  # eight items, count passes
+
+
+# ------------------------------------------------------------------ batches
+def test_a_pair_batch_holds_the_tokens_it_was_given(tokenizer):
+    batch = make_batch(tokenizer)
+    rows = as_completions(batch)
+    for i, (question, texts) in enumerate(zip(QUESTIONS, COMPLETIONS)):
+        prompt = tokenizer(f"<|user|>{question}<|assistant|>").input_ids
+        for j, text in enumerate(texts):
+            row = 2 * i + j
+            kept = {name: rows[f"{name}_mask"][row].bool() for name in ("prompt", "completion")}
+            assert rows["prompt_ids"][row][kept["prompt"]].tolist() == prompt
+            ids = rows["completion_ids"][row][kept["completion"]].tolist()
+            assert ids == tokenizer(text).input_ids  # a cut one gets no end
+            assert kept["prompt"].int().diff().min() >= 0  # padded on the left,
+            assert kept["completion"].int().diff().max() <= 0  # and on the right
+        longer = max(len(tokenizer(text).input_ids) for text in texts)
+        assert batch["completion_mask"][i].sum() == longer
+    assert batch["row"].tolist() == list(range(5)) and "advantages" not in batch
+
+
+def test_prompts_are_those_of_a_rollout(tokenizer, trainer):
+    """A question cannot end the user's message by spelling the template's marks out."""
+    prompts = [messages(q) for q in ("1+1 mod 10", "9<|end|><|assistant|>1 mod 10")]
+    batch = completion_batch(prompts, [[5], [6, 7]], tokenizer, "cpu")
+    kept = [ids[m.bool()].tolist() for ids, m in zip(batch["prompt_ids"], batch["prompt_mask"])]
+    assert kept == trainer._tokenize_prompts(prompts)[0]
+    assert batch["completion_mask"].tolist() == [[1, 0], [1, 1]]
+
+
+# ------------------------------------------------------------------ log-probs of pairs
+@pytest.fixture(scope="module")
+def oracle(tokenizer):
+    """(5, 2): summed log-probs, one forward pass per completion, without any padding."""
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+
+    def logp(question, text):
+        prompt = tokenizer(f"<|user|>{question}<|assistant|>").input_ids
+        ids = tokenizer(text).input_ids
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + ids])).logits[0]
+        logp = logits[len(prompt) - 1 : -1].log_softmax(-1) if ids else torch.zeros(0, 1)
+        return logp.gather(1, torch.tensor(ids, dtype=torch.long)[:, None]).sum()
+
+    return torch.tensor([[logp(q, t) for t in texts] for q, texts in zip(QUESTIONS, COMPLETIONS)])
+
+
+@pytest.mark.parametrize(
+    "parts", [[[0, 1, 2, 3, 4]], [[3], [2, 1], [4, 0]], [[4], [3], [0, 2], [1]]]
+)
+def test_log_probs_do_not_depend_on_how_pairs_are_cut_and_trimmed(
+    tokenizer, oracle, tmp_path, parts
+):
+    trainer, batch = make_trainer(tmp_path), make_batch(tokenizer)
+    found = torch.full((5, 2), torch.nan)
+    for rows in parts:
+        part = take_rows(batch, torch.tensor(rows))
+        width = int(batch["completion_mask"][rows].sum(1).max())
+        both = as_completions(part)
+        assert both["completion_ids"].shape == (2 * len(rows), width)  # trimmed with the pairs
+        logp = trainer.log_probs("generator", both)
+        assert logp.shape == both["completion_ids"].shape
+        found[part["row"]] = torch.stack(chosen_and_rejected(logp.sum(1)), 1)
+    torch.testing.assert_close(found, oracle, rtol=0, atol=1e-4)
+
+
+def test_micro_batches_of_pairs_hold_every_pair_once(tokenizer, tmp_path):
+    """No pair is dropped for its advantages: it has none."""
+    trainer = make_trainer(tmp_path, micro_batch=2)
+    parts = trainer.micro_batches(make_batch(tokenizer))
+    assert [part["player"] for part in parts] == ["generator"] * 3
+    assert sorted(sum((part["row"].tolist() for part in parts), [])) == list(range(5))
+    widths = [part["completion_mask"].shape[1] for part in parts]
+    assert widths == sorted(widths) and widths[0] < widths[-1]

@@ -1,0 +1,191 @@
+"""What a run leaves behind, how it goes on, and the one sentence that every wrong input ends in.
+
+Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_script.py.
+"""
+
+import json
+import shutil
+
+from common.run import Run, last_checkpoint
+
+import pytest
+import torch
+from conftest import refused, run_here, small, weights
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_weights(one, other):
+    ours, expected = weights(one), weights(other)
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """(a copy of Tango's finished run of six steps, the run itself)"""
+    whole, _, _ = finished("tango.py")
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy", whole
+
+
+# ------------------------------------------------------------------ going on
+def test_a_checkpoint_cut_short_is_passed_over(copied):
+    folder, whole = copied
+    (folder / "checkpoint-6" / "memory.json").unlink()
+    (folder / "checkpoint-6" / "optimizer.pt").write_bytes(b"half")
+    shown = run_here("tango.py", *small("tango.py", folder))
+    assert "goes on from checkpoint-4" in shown
+    assert "step 5/6" in shown and "step 4/6" not in shown
+    same_weights(folder, whole)
+    assert [row["step"] for row in metrics(folder)] == [row["step"] for row in metrics(whole)]
+
+
+def test_checkpoints_that_are_all_cut_short_are_named(copied):
+    folder, _ = copied
+    for path in folder.glob("checkpoint-*"):
+        (path / "memory.json").unlink()
+    message = refused("tango.py", *small("tango.py", folder))
+    assert f"--out {folder}: checkpoint-6 was cut short" in message and "delete it" in message
+
+
+def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
+    assert last_checkpoint(tmp_path) is None
+    for step in (2, 10, 9):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "memory.json").touch()
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+
+
+def test_a_finished_run_is_left_as_it_is(copied):
+    """And one that was cut short after its last step gets its adapters and its table."""
+    folder, whole = copied
+    shutil.rmtree(folder / "generator")
+    (folder / "curves.png").unlink()
+    shown = run_here("tango.py", *small("tango.py", folder))
+    assert "this run is finished: 6 steps" in shown and "step 7" not in shown
+    assert not (folder / "checkpoint-7").exists() and (folder / "curves.png").exists()
+    assert "held out:" not in shown and "generator/accuracy" in shown  # the table again
+    same_weights(folder, whole)
+    assert metrics(folder) == metrics(whole)
+
+
+def test_lines_after_the_checkpoint_are_written_again_and_half_a_line_is_dropped(copied):
+    folder, whole = copied
+    shutil.rmtree(folder / "checkpoint-6")
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        (folder / name).write_text((folder / name).read_text() + '{"step": 7, "sec')
+    run_here("tango.py", *small("tango.py", folder))
+    assert [row["step"] for row in metrics(folder)] == [row["step"] for row in metrics(whole)]
+    assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
+
+
+def test_arguments_that_change_nothing_may_be_others(copied):
+    folder, whole = copied
+    shutil.rmtree(folder / "checkpoint-6")
+    more = "--save-every 5 --eval-every 0 --show-every 0".split()
+    shown = run_here("tango.py", *small("tango.py", folder, *more))
+    assert "goes on from checkpoint-4" in shown and "--- the verifier" not in shown
+    same_weights(folder, whole)
+
+
+def test_arguments_that_change_the_run_may_not(copied):
+    folder, whole = copied
+    message = refused("tango.py", *small("tango.py", folder, "--lr", "0.5", "--steps", "7"))
+    assert f"--out {folder} holds a run with other arguments (--lr 0.002, --steps 6)" in message
+    same_weights(folder, whole)
+    assert (folder / "args.json").read_text() == (whole / "args.json").read_text()
+
+
+def test_a_start_that_failed_may_be_put_right(tmp_path):
+    folder = tmp_path / "run"
+    arguments = small("tango.py", folder)
+    message = refused("tango.py", *arguments, "--dataset", "missing.jsonl")
+    assert "--dataset missing.jsonl" in message
+    assert not folder.exists()  # what can be known beforehand leaves no folder
+    folder.mkdir()
+    (folder / "args.json").write_text('{"lr": 7}')
+    (folder / "metrics.jsonl").touch()  # killed before the first evaluation
+    assert "--model" in refused("tango.py", *arguments, "--model", tmp_path / "none")
+    run_here("tango.py", *arguments, "--steps", "1", "--eval-every", "0", "--ver-warmup", "0")
+    assert (folder / "checkpoint-1").exists()
+
+
+def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
+    """P(YES | generated, right), say, while nothing was right."""
+    run = Run(tmp_path, "tango", None)
+    run.started = 0.0
+    run.evaluations = [{"step": 0, "eval/a": 0.5}, {"step": 9, "eval/a": 0.75, "eval/b": 1.0}]
+    run.table()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["a", "0.500", "0.750", "+0.250"]
+    assert lines[3].split() == ["b", "-", "1.000"]
+
+
+def test_a_dry_run_loads_and_leaves_nothing(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        run_here("tango.py", *small("tango.py", tmp_path / "run", "--dry-run"))
+    assert not ended.value.code and not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------ bad input: one sentence
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ("--model no/such-model", "--model no/such-model"),
+        ("--dataset no/such-dataset", "--dataset no/such-dataset"),
+        ("--dataset missing.jsonl", "--dataset missing.jsonl: there is no such file"),
+        ("--micro-batch 48", "--micro-batch 48 does not divide the 128 rows of a step"),
+        ("--questions 3 --group-size 1 --micro-batch 3", "--group-size 1"),
+        ("--steps 0", "--steps 0 must be at least 1"),
+        ("--eval-questions 0", "--eval-questions 0 must be at least 1"),
+        ("--generator frozen --verifier none", "leaves nobody to train"),
+        ("--gen-steps 0 --ver-steps 0", "--gen-steps 0 and --ver-steps 0"),
+        ("--out /dev/null/run", "--out /dev/null/run: cannot be written"),
+    ],
+)
+def test_arguments(arguments, says, tmp_path):
+    out = [] if "--out" in arguments else ["--out", tmp_path / "run"]
+    assert says in refused("tango.py", *arguments.split(), *out)
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ('{"question": "1+1", "answer"', "row 2 is not JSON"),
+        ("[1, 2]", "row 2 is not a JSON object"),
+        ('{"question": "1+1"}', "row 2 has no answer"),
+        ('{"answer": "2"}', "row 2 has no question"),
+        ('{"question": "1+1", "answer": ""}', "row 2 has an empty answer"),
+        ('{"question": "1+1", "answer": "so ####  "}', "row 2 has an empty answer"),
+        ('{"question": "  ", "answer": "2"}', "row 2 has no question"),
+    ],
+)
+def test_rows(line, says, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "1+2", "answer": "3"}\n' + line + "\n")
+    message = refused("tango.py", "--dataset", path, "--out", tmp_path / "run")
+    assert says in message and str(path) in message
+
+
+# cure.py wants tests with its questions, and mae.py writes its own
+@pytest.mark.parametrize("script", ["tango.py", "gar.py", "prime.py", "spin.py"])
+def test_too_few_questions_for_one_step(script, tmp_path):
+    path = tmp_path / "few.jsonl"
+    rows = [{"question": f"{i}+1", "answer": "1", "reference": r"\boxed{1}"} for i in range(7)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["--questions", "16", "--eval-questions", "2", "--dataset", path]
+    message = refused(script, *arguments, "--out", tmp_path / "run")
+    assert "training questions are too few for one step, see --questions 16" in message
+
+
+def test_a_loss_that_becomes_nan_stops_the_run(tmp_path):
+    arguments = "--lr 1e30 --save-every 1 --eval-every 0".split()
+    message = refused("tango.py", *small("tango.py", tmp_path / "run", *arguments))
+    assert "the generator's" in message or "the verifier's" in message
+    assert "step " in message and "a lower --lr" in message
+    kept = sorted((tmp_path / "run").glob("checkpoint-*"))
+    assert kept and all(torch.isfinite(t).all() for t in weights(kept[0]).values())

@@ -1,0 +1,152 @@
+"""Programming tasks from every source, on standard input and output."""
+
+import json
+import random
+import subprocess
+import sys
+
+from common.errors import UserError
+from common.tasks.code import load_tasks
+from common.tiny.tasks import is_held_out
+
+import pytest
+
+
+def write(tmp_path, rows):
+    path = tmp_path / "tasks.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def runs(row) -> bool:
+    """The reference program gives every expected output, word for word."""
+    for given, expected in zip(row["test_input"], row["test_output"]):
+        command = [sys.executable, "-I", "-c", row["reference"]]
+        done = subprocess.run(command, input=given, capture_output=True, text=True)
+        if done.stdout.split() != expected.split():
+            return False
+    return True
+
+
+FILLER = [
+    {"question": f"task {i}", "test_input": ["1\n"], "test_output": ["1\n"]} for i in range(60)
+]
+
+
+def test_embedded_tasks():
+    train, held_out = load_tasks("tiny", 60, 20, seed=0)
+    assert len(train) == 60 and len(held_out) == 20
+    assert all(is_held_out(row["question"]) for row in held_out)
+    assert not any(is_held_out(row["question"]) for row in train)
+    digits = [f"{x}\n" for x in range(10)]
+    assert all(sorted(row["test_input"]) == digits for row in train + held_out)
+    assert load_tasks("tiny", 60, 20, seed=1)[1] == held_out
+    assert all(runs(row) for row in train[:2] + held_out[:2])
+
+
+def test_columns_as_codecontests_is_published(tmp_path):
+    tests = {"test_input": ["1 2\n", "3 4"], "test_output": ["3\n", "7"]}
+    rows = [{"question": "Add two numbers.", **tests}, *FILLER]
+    train, held_out = load_tasks(write(tmp_path, rows), 100, 100, 0)
+    row = next(row for row in train + held_out if row["question"] == "Add two numbers.")
+    assert {key: row[key] for key in tests} == tests and row["reference"] == ""
+    assert not {row["question"] for row in train} & {row["question"] for row in held_out}
+    assert len(train) + len(held_out) == 61
+
+
+MBPP = {
+    "text": "Write a function to scale a list.",
+    "code": "def f(k, xs):\r\n\treturn [k * x for x in xs]",
+    "test_list": ["assert f(2, [1, 3]) == [2, 6]", "assert f(-1, [5]) == [-5]"],
+}
+
+
+def test_functions_become_programs(tmp_path):
+    rows = [{**MBPP, "text": f"{MBPP['text']} {i}"} for i in range(60)]
+    train, held_out = load_tasks(write(tmp_path, rows), 100, 100, 0)
+    row = (train + held_out)[0]
+    assert row["test_input"] == ["2\n1 3\n", "-1\n5\n"]
+    assert row["test_output"] == ["2 6\n", "-5\n"] and runs(row)
+    assert "standard input" in row["question"]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["assert f([[1]]) == 1"],  # nested
+        ["assert f({1: 2}) == 1"],
+        ["assert f([]) == 1"],  # an empty line is no list
+        ["assert f(1) == 1", "assert f('a') == 1"],  # no one way to read it
+        ["assert f(['a b']) == 1"],
+        ["assert f('a\\nb') == 1"],
+        ["assert f(1) is None"],
+        ["assert f(1) > 2"],
+        ["assert f(x=1) == 2"],
+        ["assert set(f(1)) == {1}"],
+        ["assert f(1) == ''"],  # expects nothing
+        ["import os"],
+        ["assert f(1"],
+        ["assert f(g(1)) == 1"],
+        [""],
+    ],
+)
+def test_functions_that_cannot_be_programs_are_left_out_and_counted(tmp_path, capsys, tests):
+    path = write(tmp_path, [{**MBPP, "text": "the odd one", "test_list": tests}, *FILLER])
+    train, held_out = load_tasks(path, 100, 100, 0)
+    assert "the odd one" not in {row["question"] for row in train + held_out}
+    assert len(train + held_out) == 60
+    sentence = "1 functions take or give more than scalars and flat lists; left out"
+    assert sentence in capsys.readouterr().out
+
+
+def test_published_mbpp(real_data):
+    """737 of 974 rows can be converted, and their published solutions pass the converted tests."""
+    train, held_out = load_tasks(str(real_data / "mbpp.jsonl"), 1000, 1000, 0)
+    assert len(train) + len(held_out) == 737
+    sample = random.Random(0).sample(train + held_out, 12)
+    # `7.0 == 7` is true in Python, but not word for word
+    assert sum(runs(row) for row in sample) >= 11
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"test_input": ["1"], "test_output": ["1"]}, "row 1 has no question"),
+        ({"question": " ", "test_input": ["1"], "test_output": ["1"]}, "row 1 has no question"),
+        ({"question": "q"}, "row 1 has no tests"),
+        ({"question": "q", "test_input": [], "test_output": []}, "row 1 has no tests"),
+        ({"question": "q", "test_input": "1", "test_output": "1"}, "row 1 has no tests"),
+        (
+            {"question": "q", "test_input": ["1", "2"], "test_output": ["1"]},
+            "row 1 has 2 test inputs but 1 test outputs",
+        ),
+        (
+            {"question": "q", "test_input": ["1"], "test_output": [1]},
+            "row 1, test 1: its output is not UTF-8 text",
+        ),
+        (
+            {"question": "q", "test_input": ["\ud800"], "test_output": ["1"]},
+            "row 1 cannot be read: half a character",
+        ),
+        (
+            {"question": "q", "test_input": ["1", "2"], "test_output": ["1", " \n"]},
+            "row 1, test 2 expects empty output",
+        ),
+        ({**MBPP, "text": ""}, "row 1 has no question"),
+        ({**MBPP, "test_list": []}, "row 1 has no tests"),
+        ("{", "row 1 is not JSON"),
+    ],
+)
+def test_mistakes_end_in_a_sentence_with_file_and_row(tmp_path, row, message):
+    path = write(tmp_path, [row, *FILLER])
+    with pytest.raises(UserError) as error:
+        load_tasks(path, 10, 10, 0)
+    assert message in str(error.value) and path in str(error.value)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'{"question": "q", "test_input": ["\xff"], "test_output": ["1"]}\n')
+    with pytest.raises(UserError, match="not a UTF-8 text file"):
+        load_tasks(str(path), 10, 10, 0)

@@ -1,0 +1,249 @@
+"""Every script as a user runs it: what a run leaves, Ctrl-C and resume, two processes, --help; and
+what keeps the scripts alike: one order, one style, nothing of the machinery inside of them.
+"""
+
+import ast
+import dataclasses
+import importlib
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from common.args import RunArgs
+from common.model import TINY
+
+import pytest
+import torch
+from conftest import (
+    ROOT,
+    SCRIPTS,
+    environment,
+    run_here,
+    run_script,
+    run_two_processes,
+    small,
+    weights,
+)
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+ADAPTERS = {
+    "tango.py": {"generator", "verifier"},
+    "prime.py": {"policy", "prm"},
+    "gar.py": {"reasoner", "discriminator"},
+    "cure.py": {"policy"},
+    "spin.py": {"player", "ref"},
+    "mae.py": {"agent"},
+}
+
+
+def module_of(script):
+    return importlib.import_module(Path(script).stem)
+
+
+def metrics(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def moved(folder) -> set[str]:
+    """Adapters whose B matrices are no longer zero."""
+    return {n.split("/")[0] for n, t in weights(folder).items() if "lora_B" in n and t.any()}
+
+
+# ------------------------------------------------------------------ a run, and what it leaves
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_shows_and_leaves_what_it_says(finished, script):
+    folder, out, err = finished(script)
+    steps = json.loads((folder / "args.json").read_text())["steps"]
+    shown = re.findall(rf"^step (\d+)/{steps}  ", out, re.MULTILINE)
+    assert [*map(int, shown)] == [*range(1, steps + 1)]
+    assert f"held-out questions, in {folder}" in out and "report.html" in out
+    assert "step 0  held out" in out and f"step {steps}  held out" in out
+    assert len(err) < 400 and "Traceback" not in err, err  # no library's chatter
+    names = "args.json about.json versions.json metrics.jsonl rollouts.jsonl report.html curves.png"
+    for name in [*names.split(), script, f"checkpoint-{steps}"]:
+        assert (folder / name).exists(), name
+    assert not (folder / "README.md").exists()  # a form of PEFT's
+    assert (folder / script).read_text() == (ROOT / script).read_text()
+    about = json.loads((folder / "about.json").read_text())
+    module = module_of(script)
+    assert about["curves"] == module.CURVES and about["about"] == module.__doc__
+    versions = json.loads((folder / "versions.json").read_text())
+    assert versions["processes"] == 1 and versions["trl"]
+    rows = metrics(folder)
+    assert [r["step"] for r in rows if "step_time" in r] == [*range(1, steps + 1)]
+    recorded = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in recorded} == {*range(1, steps + 1)}
+    logged = {key.removeprefix("eval/") for row in rows for key in row}
+    wanted = {key for panel in module.CURVES.values() for key in panel}
+    assert wanted <= logged, wanted - logged
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_adapter_was_trained_and_is_in_pefts_own_format(finished, script):
+    folder, _, _ = finished(script)
+    assert moved(folder) == ADAPTERS[script]
+    base = AutoModelForCausalLM.from_pretrained(TINY)
+    first, *others = sorted(ADAPTERS[script])
+    model = PeftModel.from_pretrained(base, folder / first, adapter_name=first)
+    for name in others:
+        model.load_adapter(folder / name, name)
+    loaded = {n: p for n, p in model.named_parameters() if "lora_" in n}
+    saved = weights(folder)
+    assert len(saved) == len(loaded) and {p.shape[0] for n, p in saved.items() if "_A" in n} == {16}
+    for name, tensor in saved.items():
+        adapter, key = name.split("/")
+        assert torch.equal(loaded[key.replace(".weight", f".{adapter}.weight")], tensor)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path, script):
+    """Ctrl-C in a process of its own, and the rest of the run in this one."""
+    whole, _, _ = finished(script)
+    folder = tmp_path / "run"
+    # only the checkpoint that Ctrl-C leaves
+    command = [sys.executable, script, *small(script, folder, "--save-every", "100")]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process, output = subprocess.Popen(command, cwd=ROOT, env=environment(), **pipe), ""
+    for line in process.stdout:
+        output += line
+        if line.startswith("step 1/"):
+            process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=900) == 130, output
+    assert f"go on with the same command and --out {folder}" in output and "Traceback" not in output
+    stopped = int(re.search(r"^stopped at step (\d+);", output, re.MULTILINE)[1])
+    assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{stopped}"]
+    assert f"step {stopped}/" in output and f"step {stopped + 1}/" not in output
+
+    shown = run_here(script, *small(script, folder))
+    assert f"goes on from checkpoint-{stopped}" in shown
+    assert f"step {stopped}/" not in shown and f"step {stopped + 1}/" in shown
+    ours, expected = weights(folder), weights(whole)
+    assert ours.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(ours[name], expected[name]), name
+    steps = json.loads((whole / "args.json").read_text())["steps"]
+    memory = [(f / f"checkpoint-{steps}" / "memory.json").read_text() for f in (folder, whole)]
+    assert memory[0] == memory[1]
+    assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
+    timing = {"seconds", "step_time"}
+    lines = [[{k: r[k] for k in r.keys() - timing} for r in metrics(f)] for f in (folder, whole)]
+    assert lines[0] == lines[1]
+
+
+# ------------------------------------------------------------------ two processes
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """(folder, result) of a small run of every script in two processes, one after the other."""
+    folder = tmp_path_factory.mktemp("together")
+    starter = Path(__file__).parent / "in_two_processes.py"
+    return folder, run_two_processes(starter, folder, *SCRIPTS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_processes_train_together(together, script):
+    folder, result = together[0] / Path(script).stem, together[1]
+    parts = dict(
+        re.findall(r"^=== (.*?)\n(.*?)(?=^===|\Z)", result.stdout, re.DOTALL | re.MULTILINE)
+    )
+    assert "curves.png" in {path.name for path in folder.glob("*")}, result.stdout + result.stderr
+    assert json.loads((folder / "versions.json").read_text())["processes"] == 2
+    assert moved(folder) == ADAPTERS[script]
+    steps = json.loads((folder / "args.json").read_text())["steps"]
+    for step in range(1, steps + 1):
+        assert parts[script].count(f"step {step}/{steps} ") == 1  # one process speaks
+    assert [row["step"] for row in metrics(folder) if "step_time" in row] == [*range(1, steps + 1)]
+
+
+def test_two_processes_part_in_order(together):
+    _, result = together
+    assert result.returncode == 0 and result.stdout.count("=== the end") == 1, result.stderr
+
+
+def test_the_command_itself_ends_in_a_sentence(tmp_path):
+    result = run_script("tango.py", "--dataset", "missing.jsonl", "--out", tmp_path / "run")
+    assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# ------------------------------------------------------------------ arguments
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_is_one_flat_list_with_the_defaults_of_both_kinds_of_model(script, capsys):
+    module = module_of(script)
+    with pytest.raises(SystemExit) as ended:
+        module.tyro.cli(module.Args, args=["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    listed = re.findall(r"^\W (--[a-z][\w-]*)", text, re.MULTILINE)  # explanations are indented
+    fields = dataclasses.fields(module.Args)
+    assert sorted(listed) == sorted("--" + field.name.replace("_", "-") for field in fields)
+    text = re.sub(r"[│|\s]+", " ", text)
+    assert "subcommands" not in text and text.count("options") == 1
+    for field in fields:
+        if type(field.default).__name__.startswith("_PerModel"):
+            assert f"{field.default}" in text, field.name
+    shown = [str(f.default) for f in fields if f.name in ("micro_batch", "rows_at_once")]
+    assert len(shown) == 2 and all(re.fullmatch(r"\d+ embedded, \d+ real", x) for x in shown)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_argument_has_a_sentence_and_the_shared_ones_are_shared(script):
+    module = module_of(script)
+    assert issubclass(module.Args, RunArgs)
+    tree = ast.parse((ROOT / script).read_text())
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Args").body
+    for field, text in zip(body[::2], body[1::2], strict=True):
+        assert isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr), ast.unparse(field)
+        assert isinstance(text.value, ast.Constant) and len(text.value.value) > 10
+    assert len(dataclasses.fields(module.Args)) <= 35
+
+
+# ------------------------------------------------------------------ read side by side
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_sections_come_in_one_order_and_the_trainer_in_the_first_half(script):
+    text = (ROOT / script).read_text()
+    order = ["arguments", "prompts and parsing", "rewards", "the paper's mathematics"]
+    order += ["the trainer", "evaluation", "main"]
+    banners = re.findall(r"^# -{10,} (.*)$", text, re.MULTILINE)
+    places = [[i for i, name in enumerate(order) if b.startswith(name)] for b in banners]
+    known = [place[0] for place in places if place]
+    assert known == sorted(known) and {0, 1, 4, 5, 6} <= {*known} and {2, 3} & {*known}, banners
+    lines = text.splitlines()
+    trainer = next(i for i, line in enumerate(lines) if re.match(r"class \w+\(CoTrainer\)", line))
+    assert trainer < len(lines) / 2, (trainer, len(lines))
+    members = re.findall(r"^    def (\w+)", text[text.index("(CoTrainer):") :], re.MULTILINE)
+    first = next(i for i, name in enumerate(members) if name.startswith("report_"))
+    assert "step" in members[:first]  # the algorithm comes before what only reports
+
+
+def test_the_instructions_for_a_solver_are_the_same_word_for_word():
+    texts = [re.findall(r'SOLVE = r""".*?"""', (ROOT / s).read_text(), re.DOTALL) for s in SCRIPTS]
+    assert len({prompt for found in texts for prompt in found}) == 1
+    assert [len(found) for found in texts] == [s != "cure.py" for s in SCRIPTS]  # it has programs
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_nothing_of_the_machinery_is_in_a_script(script):
+    text = (ROOT / script).read_text()
+    for other in SCRIPTS:
+        assert not re.search(rf"^(from|import) {Path(other).stem}\b", text, re.MULTILINE)
+    for name in ("_generate_and_score", "become(", "process_index", "GRPOConfig"):
+        assert name not in text, name
+
+
+def test_few_scripts_gather():
+    assert sum((ROOT / script).read_text().count("gather(") for script in SCRIPTS) <= 10
+
+
+def test_lines_and_functions_are_short():
+    files = [*ROOT.glob("*.py"), *(ROOT / "common").rglob("*.py")]
+    assert len(files) > 25
+    for path in files:
+        text = path.read_text()
+        assert max(map(len, text.splitlines() or [""])) <= 100, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno - node.lineno < 60, (path, node.name)

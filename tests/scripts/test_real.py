@@ -1,0 +1,153 @@
+"""Real input: GSM8K questions, the real Qwen2.5 tokenizer, a 4-bit Qwen2-shaped model with random
+weights, on a CPU."""
+
+import json
+
+from common.args import fill_in, grpo_config
+from common.cotrainer import CoTrainer, Player
+from common.model import load_model
+from common.tasks.answers import split_steps, step_ends
+from common.tasks.math import load_questions
+from tango import Args, solve_prompt, verify_prompt
+
+import pytest
+import torch
+from conftest import run_here
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory, request):
+    from conftest import DATA
+
+    if not (DATA / "qwen2.5-tokenizer").exists():
+        pytest.skip("set DUET_DATA to a folder with gsm8k_test.jsonl and qwen2.5-tokenizer/")
+    folder = tmp_path_factory.mktemp("qwen")
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "qwen2.5-tokenizer")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 151936}
+    Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_gsm8k_rows(real_data):
+    train, held_out = load_questions(str(real_data / "gsm8k_test.jsonl"), 10_000, 10_000, seed=0)
+    assert len(train) + len(held_out) == 1319 and 80 < len(held_out) < 200
+    assert not {row["question"] for row in train} & {row["question"] for row in held_out}
+    for row in train + held_out:
+        assert row["answer"] and "#" not in row["answer"] and "," not in row["answer"]
+    assert {"18"} <= {row["answer"] for row in train + held_out if "Janet" in row["question"]}
+
+
+def test_step_ends_on_every_gsm8k_solution(real_data, qwen):
+    """Every published solution as steps: the k-th end is the first token with which k steps are
+    complete.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    shared = 0
+    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:300]:
+        reasoning = json.loads(line)["answer"].split("####")[0].strip()
+        text = (
+            "".join(f"<step>{step}</step>\n" for step in reasoning.splitlines())
+            + r"<answer>\boxed{1}</answer>"
+        )
+        ids = tokenizer(text).input_ids
+        ends = step_ends(ids, tokenizer)
+        assert len(ends) == len(split_steps(text))
+        for k, end in enumerate(ends, start=1):
+            assert len(split_steps(tokenizer.decode(ids[: end + 1]))) == k
+            assert len(split_steps(tokenizer.decode(ids[:end]))) == k - 1
+        shared += any(tokenizer.decode([ids[end]]) not in (">", "step>", "</step>") for end in ends)
+    assert shared > 100  # `>` shares its token with the newline: the case this exists for
+
+
+def test_prompts_render_with_the_real_chat_template(qwen):
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    solution = "<step>2+2=4</step>\n<answer>\\boxed{4}</answer>"
+    for prompt in (solve_prompt("What is 2+2?"), verify_prompt("What is 2+2?", solution)):
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        assert "What is 2+2?" in text and text.endswith("<|im_start|>assistant\n")
+    assert "Verify its 1 steps." in text and solution in text
+
+
+FOUR_BIT = {
+    "tango.py": "--steps 3 --ver-warmup 1 --group-size 2 --micro-batch 2 --judgement-tokens 16",
+    "prime.py": "--steps 1 --group-size 2 --micro-batch 2 --keep-low 0 --keep-high 1",
+    "gar.py": "--steps 1 --group-size 2 --micro-batch 2 --judgement-tokens 16 --silent-share 1",
+    "spin.py": "--steps 2 --iterations 2 --micro-batch 2 --solution-tokens 64",
+    "mae.py": "--steps 1 --micro-batch 2 --judgement-tokens 16 --seed-questions 4 --silent-share 1",
+}
+
+
+@pytest.mark.parametrize("script", FOUR_BIT)
+def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, script):
+    """Reasoning and "#### 72" in one column, through every script that takes questions, on a 4-bit
+    base with the real tokenizer. The references are right, so none refuses them."""
+    folder, data = tmp_path / "run", tmp_path / "rows.jsonl"
+    rows = [
+        {"question": f"Add {i} and 3.", "answer": f"{i}+3=<<{i}+3={i + 3}>>{i + 3}\n#### {i + 3}"}
+        for i in range(60)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = "--questions 2 --four-bit --eval-questions 2 --lora-rank 4 --solution-tokens 16"
+    where = ["--model", qwen, "--dataset", data, "--out", folder]
+    printed = run_here(script, *where, *shared.split(), *FOUR_BIT[script].split())
+    assert "step_f1" not in printed  # there are no gold step labels for GSM8K
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [k for row in rows for k in row if k.endswith("/loss")]
+    if script == "tango.py":
+        assert losses == ["verifier/loss", "generator/loss", "generator/loss"]
+    assert losses
+    config = json.loads((folder / "args.json").read_text())
+    assert config["four_bit"] is True and config["lr"] in (1e-5, 2e-5)
+
+
+def test_the_base_is_really_in_four_bits(qwen):
+    from bitsandbytes.nn import Linear4bit
+
+    model, _ = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
+    layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
+    assert len(layers) == 14 and all(layer.weight.quant_type == "nf4" for layer in layers)
+    assert all(p.dtype == torch.float32 for n, p in model.named_parameters() if "lora_" in n)
+
+
+def test_adapters_on_a_four_bit_base_stay_float32_in_the_trainer(qwen, tmp_path):
+    """TRL makes trainable weights on a 4-bit base bfloat16. There a step of 2e-5 on a weight of
+    0.01 is rounded away.
+    """
+    from datasets import Dataset
+
+    weight = torch.tensor(0.01)
+    assert weight.bfloat16() + 2e-5 == weight.bfloat16() and weight + 2e-5 != weight
+    model, tokenizer = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
+    args = fill_in(Args(model=str(qwen), micro_batch=2), rows=2)
+    rows = Dataset.from_list([{"prompt": solve_prompt("What is 2+2?")}] * 2)
+    players = {name: Player([], 2e-5, 8, 2) for name in ("generator", "verifier")}
+    data = {"train_dataset": rows, "processing_class": tokenizer}
+    trainer = CoTrainer(model, players, grpo_config(args, tmp_path, 2), **data)
+    assert {p.dtype for n, p in trainer.model.named_parameters() if "lora_" in n} == {torch.float32}
+    optimizer = trainer.create_optimizer()
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(trained) == 2 * 2 * 14 and all(p.dtype == torch.float32 for p in trained)
+
+
+def test_four_bit_layers_have_a_gradient_after_evaluation(qwen):
+    """A pass in eval mode without gradient, as an evaluation makes, must not change what training
+    computes.
+    """
+    model, tokenizer = load_model(str(qwen), ["generator"], 4, True, seed=0)
+    ids = torch.tensor([tokenizer("What is 2+2?").input_ids] * 2)
+
+    def gradient():
+        model.train().zero_grad()
+        model(input_ids=ids).logits.square().mean().backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    before = gradient()
+    with torch.no_grad():
+        model.eval()(input_ids=ids)
+    after = gradient()
+    assert before and all(torch.equal(before[name], after[name]) for name in before)
+    assert any(g.abs().max() > 0 for g in before.values())
