@@ -449,19 +449,23 @@ def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
     step of the slice is correct), P(YES | one is not).
     """
 
-    def solve(greedy: bool = False) -> tuple[list[str], list[bool]]:
-        prompts = [solve_prompt(row["question"]) for row in held_out]
+    def solve(n: int, greedy: bool) -> tuple[list[str], list[bool]]:
+        """n solutions of each question, adjacent."""
+        several = [row for row in held_out for _ in range(n)]
+        prompts = [solve_prompt(row["question"]) for row in several]
         texts = trainer.generate_all("reasoner", prompts, greedy)
-        return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, held_out)]
+        return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, several)]
 
-    texts, exact = solve()
-    result = {"reasoner/greedy": mean(solve(greedy=True)[1]), "reasoner/accuracy": mean(exact)}
+    n = trainer.cfg.eval_samples
+    texts, exact = solve(n, greedy=False)
+    greedy = solve(1, greedy=True)[1]
+    result = {"reasoner/greedy": mean(greedy), "reasoner/accuracy": mean(exact)}
     if trainer.cfg.discriminator == "none":
         return result
     # one slice of each solution and of each reference, the same one whenever the text is the same
     draw, judged = random.Random("evaluation"), []
     references = [row["reference"] for row in held_out]
-    solutions = [*zip(held_out, texts, exact), *zip(held_out, references, itertools.repeat(None))]
+    solutions = [*zip(held_out, texts[::n], exact[::n]), *zip(held_out, references, itertools.repeat(None))]
     for row, text, right in solutions:
         if parts := trainer.slices(text):
             judged.append((row["question"], parts, draw.randrange(len(parts)), right))

@@ -297,9 +297,10 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
     """The player's completions for held-out questions, and its log-likelihood of human answers."""
     prompts = [solve_prompt(row["question"]) for row in held_out]
 
-    def accuracy(greedy: bool) -> float:
-        texts = trainer.generate_all("player", prompts, greedy)
-        return mean([is_correct(text, row["answer"]) for text, row in zip(texts, held_out)])
+    def accuracy(n: int, greedy: bool) -> float:
+        several = [prompt for prompt in prompts for _ in range(n)]
+        texts = trainer.generate_all("player", several, greedy)
+        return mean([is_correct(text, held_out[i // n]["answer"]) for i, text in enumerate(texts)])
 
     def logp_human(rows: list[dict]) -> list[float]:
         if not rows:
@@ -314,8 +315,8 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
         return trainer.log_probs("player", batch).sum(1).tolist()
 
     return {
-        "player/greedy": accuracy(greedy=True),
-        "player/accuracy": accuracy(greedy=False),
+        "player/greedy": accuracy(1, greedy=True),
+        "player/accuracy": accuracy(trainer.cfg.eval_samples, greedy=False),
         "player/logp_human": mean(trainer.in_parallel(logp_human, held_out)),
     }
 

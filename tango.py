@@ -378,9 +378,6 @@ class Tango(CoTrainer):
 
 
 # ------------------------------------------------------------------ evaluation
-BEST_OF = 4  # solutions per question from which the verifier picks
-
-
 def verdict_metrics(finals: list[bool | None], labels: list[bool]) -> dict[str, float]:
     """Against gold. A verdict that cannot be read is wrong in both classes; a class that does not
     occur is left out.
@@ -416,47 +413,48 @@ def step_f1(questions: list[str], solutions: list[str], judgements: list[str]) -
 
 def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     """The generator on held-out questions; the verifier on solutions that the base wrote at step 0,
-    so that it is measured on the same ones all along; and both together: the verifier picks the
-    best of a few solutions."""
-    questions = [row["question"] for row in held_out]
+    so that it is measured on the same ones all along, sampled as in training, and greedily, which
+    an untrained one is much better at; and both together: the verifier picks the best of a few
+    solutions."""
+    questions, n = [row["question"] for row in held_out], trainer.cfg.eval_samples
 
     def solve(rows: list[dict], greedy: bool = False) -> tuple[list[str], list[bool]]:
         prompts = [solve_prompt(row["question"]) for row in rows]
         texts = trainer.generate_all("generator", prompts, greedy)
         return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
 
-    def judge(rows: list[dict], solutions: list[str]) -> list[str]:
+    def judge(rows: list[dict], solutions: list[str], greedy: bool = False) -> list[str]:
         prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, solutions)]
-        return trainer.generate_all("verifier", prompts)
+        return trainer.generate_all("verifier", prompts, greedy)
 
-    if "base_solutions" not in trainer.memory:  # step 0: the generator is still the base
-        trainer.memory["base_solutions"] = solve(held_out)[0]
+    several = [row for row in held_out for _ in range(n)]
+    samples, correct = solve(several)
+    trainer.memory.setdefault("base_solutions", samples[::n])  # step 0: the generator is the base
     result = {
         "generator/greedy": mean(solve(held_out, greedy=True)[1]),
-        "generator/accuracy": mean(solve(held_out)[1]),
+        "generator/accuracy": mean(correct),
     }
     if trainer.cfg.verifier == "none":
         return result
     # the verifier on the base's solutions
     solutions = trainer.memory["base_solutions"]
     right = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
-    judgements = judge(held_out, solutions)
-    finals = [parse_judgement(text)[1] for text in judgements]
-    for key, value in verdict_metrics(finals, right).items():
-        result[f"verifier/{key}"] = value
-    if all(map(parse_question, questions)):  # embedded questions have gold step labels
-        result["verifier/step_f1"] = step_f1(questions, solutions, judgements)
-    # both: of a few solutions, the verifier's favourite
-    some = [row for row in held_out[: max(1, len(held_out) // BEST_OF)] for _ in range(BEST_OF)]
-    samples, correct = solve(some)
+    for suffix in ("", "_greedy"):
+        judgements = judge(held_out, solutions, greedy=suffix != "")
+        finals = [parse_judgement(text)[1] for text in judgements]
+        for key, value in verdict_metrics(finals, right).items():
+            result[f"verifier/{key}{suffix}"] = value
+        if all(map(parse_question, questions)):  # embedded questions have gold step labels
+            result[f"verifier/step_f1{suffix}"] = step_f1(questions, solutions, judgements)
+    # both: of n solutions of a question, the verifier's favourite; for every fourth question
+    some = n * max(1, len(held_out) // 4)
     scores = []
-    for judgement in judge(some, samples):
+    for judgement in judge(several[:some], samples[:some]):
         steps, final = parse_judgement(judgement)
         scores.append((final is True, sum(steps) / max(1, len(steps))))  # ties: share of good steps
-    groups = [range(i, i + BEST_OF) for i in range(0, len(some), BEST_OF)]
-    picked = [max(group, key=scores.__getitem__) for group in groups]
-    result[f"co/best_of_{BEST_OF}"] = mean([correct[i] for i in picked])
-    result["co/mean_of_same"] = mean(correct)
+    picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, some, n)]
+    result[f"co/best_of_{n}"] = mean([correct[i] for i in picked])
+    result["co/mean_of_same"] = mean(correct[:some])
     return result
 
 

@@ -67,8 +67,10 @@ class RunArgs:
     """print how much memory this needs, load nothing, and end"""
     eval_every: int = 16
     """steps between evaluations on held-out questions; 0 = only first and last"""
-    eval_questions: int = 512
+    eval_questions: int = per_model(tiny=256, real=128)
     """held-out questions"""
+    eval_samples: int = 4
+    """completions per held-out question, of which accuracy is the mean"""
     save_every: int = 20
     """steps between checkpoints"""
     show_every: int = 20
@@ -91,7 +93,7 @@ def fill_in(args: RunArgs, rows: int) -> RunArgs:
     if "micro_batch" in filled and rows > 0:
         filled["micro_batch"] = max(n for n in divisors(rows) if n <= filled["micro_batch"])
     args = dataclasses.replace(args, **filled)
-    sizes = "steps questions eval_questions save_every lora_rank micro_batch rows_at_once".split()
+    sizes = "steps questions eval_questions eval_samples save_every lora_rank micro_batch rows_at_once".split()
     for name in sizes:
         if getattr(args, name) < 1:
             flag = name.replace("_", "-")

@@ -289,11 +289,12 @@ class Run(TrainerCallback):
 
     # ------------------------------------------------------------------ small things
     def _evaluate(self, step: int):
-        """With random numbers of its own, so that more evaluations do not change the training."""
+        """With random numbers of its own, so that more evaluations do not change the training, and
+        the same ones each time, so that what has not changed is not measured to be different."""
         start = time.time()
         cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(1_000_003 + this_process().process_index)
+            torch.manual_seed(1_000_003 * (self.args.seed + 1) + this_process().process_index)
             result = {f"eval/{key}": value for key, value in self.evaluate().items()}
         self.evaluations.append({"step": step, **result})
         self.since += time.time() - start  # the ETA speaks of training

@@ -134,6 +134,21 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, script):
+    """Evaluation draws random numbers of its own, the same ones at every step."""
+    rates = ["--lr", 0] + ["--prm-lr", 0] * (script == "prime.py")
+    short = ["--steps", 1] + ["--iterations", 1] * (script == "spin.py")
+    run_here(script, *small(script, tmp_path / "run", *rates, *short))
+    rows = [row for row in metrics(tmp_path / "run") if any("eval/" in key for key in row)]
+    figures = [
+        # what the proposer is shown, mae's set of questions, does change
+        {key: row[key] for key in row if "eval/" in key and "proposer" not in key}
+        for row in rows
+    ]
+    assert len(figures) == 2 and figures[0] == figures[1]
+
+
 # ------------------------------------------------------------------ two processes
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
