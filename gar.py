@@ -465,8 +465,8 @@ def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
     # one slice of each solution and of each reference, the same one whenever the text is the same
     draw, judged = random.Random("evaluation"), []
     references = [row["reference"] for row in held_out]
-    solutions = [*zip(held_out, texts[::n], exact[::n]), *zip(held_out, references, itertools.repeat(None))]
-    for row, text, right in solutions:
+    human = zip(held_out, references, itertools.repeat(None))
+    for row, text, right in [*zip(held_out, texts[::n], exact[::n]), *human]:
         if parts := trainer.slices(text):
             judged.append((row["question"], parts, draw.randrange(len(parts)), right))
     prompts = [judge_prompt(question, parts[k]) for question, parts, k, _ in judged]

@@ -79,7 +79,7 @@ def parts_table(_: dict[str, dict]) -> str:
     length = f"{max(map(sum, TURNS)):,} tokens"
     adapters = one["adapters"] + one["gradients"]
     passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
-    paged = f"{eight_bit['adam'] / GIB:.2f}, paged to the CPU where the GPU is full"
+    in_eight_bits = f"{eight_bit['adam'] / GIB:.2f}"
     parts = {
         "base: NF4 with double quantisation; embeddings and head in bfloat16": one["weights"],
         "two adapters of rank 16 in float32, and the gradient of one": adapters,
@@ -91,7 +91,7 @@ def parts_table(_: dict[str, dict]) -> str:
     lower_with = [
         "a smaller model",
         "`--lora-rank`",
-        f"`--eight-bit-adam`: {paged}",
+        f"`--eight-bit-adam`: {in_eight_bits}",
         "`--rows-at-once`",
         "`--micro-batch`",
         "nothing; it is a 32nd of the card",

@@ -33,6 +33,7 @@ from common.sampling import (
     PREFILL_TOKENS,
     blank_special_tokens,
     can_sample,
+    float32_logits,
     generation_settings,
     sample,
 )
@@ -75,7 +76,7 @@ class AdapterTrainer(GRPOTrainer):
         players: dict[str, Player],
         args: GRPOConfig,
         kl: float = 0.0,
-        rows_at_once: int = 256,
+        rows_at_once: int | None = None,
         **kwargs,
     ):
         """
@@ -84,16 +85,17 @@ class AdapterTrainer(GRPOTrainer):
             players: their names, which metrics begin with, and what each one needs.
             args: from common/args.py.
             kl: weight of the penalty that keeps players near the base.
-            rows_at_once: rows sampled at a time, at most; bounds the KV cache.
+            rows_at_once: rows sampled at a time, at most, which bounds the KV cache; None: 256.
             kwargs: of GRPOTrainer: train_dataset, processing_class.
         """
         for name, player in players.items():
             player.adapter = player.adapter or name
         _check_names(players)
-        self.players, self.kl, self.rows_at_once = players, kl, rows_at_once
+        self.players, self.kl, self.rows_at_once = players, kl, rows_at_once or 256
         self.player = next(iter(players))  # whose turn it is
         self.memory = {}  # what must survive a checkpoint
         self.flat = False  # whether the step in progress has no advantage at all
+        self.sampling = False  # and not training, for who runs out of memory
         self._means = defaultdict(list)
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
         args.beta = 0.0
@@ -136,8 +138,6 @@ class AdapterTrainer(GRPOTrainer):
         self.reward_processing_classes = [None] * len(self.reward_funcs)
         self.reward_weights = torch.ones(len(self.reward_funcs))
         self._set_sampling(player.max_tokens, player.temperature)
-        if self.use_vllm:
-            self._last_loaded_step = -1  # vLLM holds the weights of the player before
 
     def _player(self, name: str | None = None) -> Player:
         """The player of this name; by default, the one whose turn it is."""
@@ -212,7 +212,7 @@ class AdapterTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, **_
     ):
-        """TRL asks for these, too, where vLLM samples; then it wants a third value, None."""
+        """TRL wants a third value, None: nothing here has auxiliary losses."""
         score = (logits_to_keep, self.temperature)
         try:
             with self.accelerator.autocast():
@@ -231,35 +231,33 @@ class AdapterTrainer(GRPOTrainer):
         return super()._tokenize_prompts(blank_special_tokens(prompts, self.processing_class))
 
     def _generate_single_turn(self, prompt_ids, images, fields, *rest):
-        if self.use_vllm:  # it schedules rows by itself
-            return super()._generate_single_turn(prompt_ids, images, fields, *rest)
         model = self.accelerator.unwrap_model(self.model)
         filtered = self.top_p != 1.0 or self.top_k or self.min_p or self.repetition_penalty != 1.0
         ours = self.accelerator.device.type == "cpu" and can_sample(model) and not filtered
         settings, completions = self.generation_config, []
+        self.sampling = True
         for start in range(0, len(prompt_ids), self.rows_at_once):
             part = prompt_ids[start : start + self.rows_at_once]
             if ours:
                 T, pad_id = settings.max_new_tokens, self.processing_class.pad_token_id
                 temperature = settings.temperature if settings.do_sample else 0.0
-                ids, _ = sample(model, part, T, temperature, self.eos_token_ids, pad_id)
+                with scoring.without_checkpointing(model):  # under it no layer fills a cache
+                    ids, _ = sample(model, part, T, temperature, self.eos_token_ids, pad_id)
             else:
                 # TRL switches checkpointing on again, each time with one more hook on the embedding
                 model.get_base_model().disable_input_require_grads()
-                ids, _ = super()._generate_single_turn(part, images, fields, *rest)
+                with float32_logits(model.get_base_model()):
+                    ids, _ = super()._generate_single_turn(part, images, fields, *rest)
             completions += ids
+        self.sampling = False
         return completions, None  # TRL wants log-probs only where sampler and trainer disagree
 
     def _set_sampling(self, max_tokens: int, temperature: float):
         """The settings that TRL builds once, for this player."""
-        if self.use_vllm:
-            self.vllm_generation.max_completion_length = max_tokens
-            self.vllm_generation.temperature = temperature
-        else:
-            self.generation_kwargs |= generation_settings(max_tokens, temperature)
-            self.generation_config = GenerationConfig(
-                **self.generation_kwargs, prefill_chunk_size=PREFILL_TOKENS, disable_compile=True
-            )
+        self.generation_kwargs |= generation_settings(max_tokens, temperature)
+        self.generation_config = GenerationConfig(
+            **self.generation_kwargs, prefill_chunk_size=PREFILL_TOKENS, disable_compile=True
+        )
 
     @contextmanager
     def _metrics_named(self, name: str):

@@ -57,12 +57,13 @@ class RunArgs:
     """rank of each LoRA adapter"""
     four_bit: bool = torch.cuda.is_available()
     """load the base in 4-bit NF4; works on a CPU too, slowly"""
-    rows_at_once: int = per_model(tiny=256, real=64)
-    """most rows sampled at a time, which bounds the KV cache"""
+    rows_at_once: int | None = None
+    """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
+    checkpointing: bool | None = None
+    """recompute activations in the backward pass: less memory, a third more work; by default only
+    where they do not fit"""
     eight_bit_adam: bool = False
-    """keep Adam's moments in 8 bits, paged to the CPU where the GPU is full"""
-    vllm: bool = False
-    """sample with vLLM, which needs a GPU and --no-four-bit"""
+    """keep Adam's moments in 8 bits"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
     eval_every: int = 16
@@ -93,9 +94,9 @@ def fill_in(args: RunArgs, rows: int) -> RunArgs:
     if "micro_batch" in filled and rows > 0:
         filled["micro_batch"] = max(n for n in divisors(rows) if n <= filled["micro_batch"])
     args = dataclasses.replace(args, **filled)
-    sizes = "steps questions eval_questions eval_samples save_every lora_rank micro_batch rows_at_once".split()
-    for name in sizes:
-        if getattr(args, name) < 1:
+    sizes = "steps questions eval_questions eval_samples save_every lora_rank micro_batch"
+    for name in [*sizes.split(), "rows_at_once"]:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} {getattr(args, name)} must be at least 1.")
     if getattr(args, "group_size", 2) < 2:
@@ -148,10 +149,9 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": True,  # the idle adapter has no gradient
-        "gradient_checkpointing": on_gpu,
+        "gradient_checkpointing": bool(args.checkpointing),
         "bf16": on_gpu,
         "use_cpu": not on_gpu,  # nor Apple's GPU, on which nothing here was ever tried
-        "optim": "paged_adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",
-        "use_vllm": args.vllm,
+        "optim": "adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",
     }
     return GRPOConfig(**options | more)

@@ -33,7 +33,6 @@ from common.advantage import group_advantage
 from common.recording import record
 
 import torch
-import torch.nn.functional as F
 
 
 class CoTrainer(AdapterTrainer):
@@ -62,10 +61,9 @@ class CoTrainer(AdapterTrainer):
     def loss(self, model, batch: dict) -> torch.Tensor:
         """The share of a micro-batch in
 
-            loss     = sum over all tokens t of a step (-A_t ratio_t w_t + kl k3_t) / their number
+            loss     = sum over all tokens t of a step (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
-            w_t      = vLLM's importance weight, 1 where vLLM does not sample
 
         There is one update per batch of rollouts, so PPO's clip would never act. A script whose
         paper has another loss overrides this; `batch["player"]` says whose micro-batch it is.
@@ -75,7 +73,7 @@ class CoTrainer(AdapterTrainer):
         mask, A = batch["completion_mask"], batch["advantages"]  # (b, T), (b,) or (b, T)
         A = A[:, None] if A.dim() == 1 else A
         ratio = (logp - logp.detach()).exp()  # (b, T)
-        loss = -A * ratio * batch.get("importance_sampling_ratio", 1.0)  # (b, T)
+        loss = -A * ratio  # (b, T)
         if self.kl:
             log_q = batch["base_logps"] - logp
             k3 = log_q.exp() - log_q - 1
@@ -124,7 +122,8 @@ class CoTrainer(AdapterTrainer):
             raise ValueError(f"all processes must train one player on as many rows; got {got}")
         self.flat = max(counts) == 0  # then not even momentum may move the adapter
         size = self.args.per_device_train_batch_size
-        return scoring.micro_batches(batch, live, max(1, *counts), size)
+        sharing = not self.args.gradient_checkpointing
+        return scoring.micro_batches(batch, live, max(1, *counts), size, sharing)
 
     def record(self, batch: dict):
         """A few rows of the batch go to rollouts.jsonl, for the report."""
@@ -223,13 +222,17 @@ class CoTrainer(AdapterTrainer):
                     f"{b['player']}: {getattr(p, what)}" for b, p in zip(batches, players)
                 )
                 raise ValueError(f"concat: batches must be of one {what}; got {found}")
+        if odd := set.union(*(batches[0].keys() ^ batch.keys() for batch in batches)):
+            raise ValueError(f"concat: not every batch has {', '.join(sorted(odd))}")
         names = {batch["player"] for batch in batches}
         joined = {"player": names.pop() if len(names) == 1 else players[0].adapter}
         joined["num_items_in_batch"] = sum(batch["num_items_in_batch"] for batch in batches)
         for batch in batches:
             if batch["advantages"].dim() == 1:
                 batch["advantages"] = batch["advantages"][:, None] * batch["completion_mask"]
-        for key in batches[0].keys() - joined.keys():
+        for key in batches[0]:
+            if key in joined:
+                continue
             values = [batch[key] for batch in batches]
             if isinstance(values[0], list):  # texts, notes
                 joined[key] = [value for part in values for value in part]
@@ -251,15 +254,14 @@ class CoTrainer(AdapterTrainer):
             if model is not None:
                 return self.score(model, batch)[0]
             model = self.accelerator.unwrap_model(self.model)
-            parts = torch.arange(len(batch["completion_ids"]))
-            parts = parts.split(self.args.per_device_train_batch_size)
-            scored, logps = {key: batch[key] for key in scoring.SCORED}, []
+            scored = {key: batch[key] for key in scoring.SCORED}
+            logps = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+            parts = scoring.like_with_like(batch).split(self.args.per_device_train_batch_size)
             with torch.no_grad(), scoring.without_checkpointing(model):
                 for rows in parts:
-                    part = scoring.take_rows(scored, rows)
-                    logps.append(self.score(model, part)[0])  # (b, t)
-            T = batch["completion_ids"].shape[1]
-            return torch.cat([F.pad(logp, (0, T - logp.shape[1])) for logp in logps])
+                    part = self.score(model, scoring.take_rows(scored, rows))[0]  # (b, t)
+                    logps[rows, : part.shape[1]] = part.to(logps.dtype)
+            return logps
 
     def over_all_processes(self, fn: Callable, *columns):
         """This process's rows of fn(everyone's rows): for whatever must see the whole batch.

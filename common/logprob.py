@@ -282,7 +282,7 @@ def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, n, rows):
             i = slice(start, min(start + rows, n))
-            z = _product(hidden[i], weight.T)  # (r, V) float32
+            z = float32_product(hidden[i], weight.T)  # (r, V) float32
             q = torch.empty(z.shape, dtype=hidden.dtype, device=z.device) if need_u else z
             _fold[(len(z),)](
                 z, q, targets[i], z if bias is None else bias, logp[i], entropy[i], vocab,
@@ -290,12 +290,12 @@ def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
                 num_warps=8,
             )  # fmt: skip
             if need_u:
-                u[i] = _product(q, weight).div_(temperature)
+                u[i] = float32_product(q, weight).div_(temperature)
             del z, q  # or the next block would be made beside this one
     return logp, entropy, u
 
 
-def _product(a, b):
+def float32_product(a, b):
     """a @ b in float32, without rounding to the inputs' dtype in between."""
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)

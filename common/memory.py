@@ -19,7 +19,7 @@ from common.args import divisors
 from common.errors import UserError
 from common.logprob import BLOCK_BYTES, rows_on_gpu
 from common.machine import check_machine
-from common.model import check_vllm, read_config
+from common.model import read_config
 from common.run import this_process
 from common.sampling import PREFILL_TOKENS
 
@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 GIB = 1 << 30
 QUESTION_TOKENS = 512  # instructions and question; GSM8K's longest has 355 with our longest prompt
 CUDA_CONTEXT = 600 << 20  # what CUDA takes before the first tensor
-VLLM_SHARE = 0.3  # vllm_gpu_memory_utilization, TRL's default
+MOST_ROWS = 256  # more sampled at once cost as much per token: a GPU is no longer waiting for work
 FRAGMENTED = 1.1
 TABLE = {
     "weights": "weights of the base",
@@ -48,6 +48,9 @@ def check_memory(
 ):
     """Does this run fit? Called before anything is loaded; --dry-run prints the table and ends.
 
+    Sets `args.rows_at_once` and `args.checkpointing` where they were left to it: as many rows as
+    fit, at most MOST_ROWS, and no checkpointing if the activations fit without.
+
     Args:
         args: the script's, filled in.
         turns: for everything that is sampled, in tokens: what its prompt holds besides instructions
@@ -63,21 +66,24 @@ def check_memory(
     say = print if this_process().is_main_process else lambda *_: None
     config, on_gpu = read_config(args.model), torch.cuda.is_available()
     check_machine(args.model)
-    if args.vllm:
-        check_vllm(args.four_bit)
     free, gpu_bytes = available()
     turns = [(QUESTION_TOKENS + more, completion) for more, completion in turns]
 
-    def need(rows: int, micro_batch: int) -> dict[str, int]:
+    def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
         return estimate(
             config, turns, adapters=adapters, frozen_adapters=frozen_adapters,
             lora_rank=args.lora_rank, four_bit=args.four_bit, eight_bit_adam=args.eight_bit_adam,
-            rows=rows, micro_batch=micro_batch * rows_per_item, checkpointing=on_gpu,
-            entry=2 if on_gpu else 4, gpu_bytes=gpu_bytes, vllm_share=VLLM_SHARE * args.vllm,
+            rows=rows, micro_batch=micro_batch * rows_per_item, checkpointing=checkpointing,
+            entry=2 if on_gpu else 4, gpu_bytes=gpu_bytes,
             processes=this_process().num_processes,
         )  # fmt: skip
 
-    now = need(args.rows_at_once, args.micro_batch)
+    if args.rows_at_once is None:
+        fitting = (n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free)
+        args.rows_at_once = next(fitting, 1)
+    if args.checkpointing is None:
+        args.checkpointing = need(1, args.micro_batch, checkpointing=False)["training"] > free
+    now = need(args.rows_at_once, args.micro_batch, args.checkpointing)
     if args.dry_run:
         base, count = "base in 4-bit, " if args.four_bit else "", adapters + frozen_adapters
         say(f"{args.model}, {base}{count} adapter{'s' * (count > 1)}\n{table(now)}")
@@ -131,8 +137,7 @@ def available() -> tuple[int, int]:
 def estimate(
     config, turns: list[tuple[int, int]], *, adapters: int, lora_rank: int, four_bit: bool,
     rows: int, micro_batch: int, frozen_adapters: int = 0, eight_bit_adam: bool = False,
-    checkpointing: bool = True, entry: int = 2, gpu_bytes: int = 24 * GIB, vllm_share: float = 0.0,
-    processes: int = 1,
+    checkpointing: bool = True, entry: int = 2, gpu_bytes: int = 24 * GIB, processes: int = 1,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes by purpose: the rows of TABLE, "certain", which is exact, and "peak".
 
@@ -143,7 +148,6 @@ def estimate(
         checkpointing: activations are recomputed in the backward pass, layer by layer.
         entry: bytes per entry of weights and activations: 2 on a GPU, 4 on a CPU.
         gpu_bytes: the GPU's memory, from which the log-prob takes the size of its blocks.
-        vllm_share: share of the GPU that vLLM takes and keeps; then it does the sampling.
         processes: of several, each has DDP's buckets, which hold the gradients of all adapters.
     """
     linear, other, q_norm = shapes(config)
@@ -155,7 +159,7 @@ def estimate(
         "adapters": 4 * sum(lora) * (adapters + frozen_adapters),
         "adam": sum(adam_bytes(n, eight_bit_adam) for n in lora) * adapters,
     }
-    need["certain"] = sum(need.values()) + int(vllm_share * gpu_bytes)
+    need["certain"] = sum(need.values())
 
     # Sampling. The MLP takes more than in training, as LoRA computes in float32 outside of autocast
     longest, read = max(map(sum, turns)), min(PREFILL_TOKENS, max(prompt for prompt, _ in turns))
@@ -164,7 +168,7 @@ def estimate(
     logits = rows * V * (entry + 3 * 4)  # and in float32: a copy, one over temperature, the softmax
     # growing the cache holds one layer's keys twice
     comes = need["kv_cache"] * (1 + 1 / (2 * layers)) + max(prefill, logits)
-    need["sampling"] = need["certain"] + int((0 if vllm_share else comes) * FRAGMENTED)
+    need["sampling"] = need["certain"] + int(comes * FRAGMENTED)
 
     # Training, bytes per token and layer at 2 an entry. Kept for backward: two norms in float32;
     # gate, silu, up, their product; q, k, v for all heads, attention twice; the middle of LoRA; q

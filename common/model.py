@@ -5,7 +5,6 @@ each trained player is a LoRA adapter on it. Switching players switches a pointe
 all adapters off is the reference model.
 """
 
-import importlib.util
 from pathlib import Path
 
 from common.errors import UserError
@@ -118,19 +117,4 @@ def check_gpu(four_bit: bool):
             f"--four-bit: bitsandbytes {bitsandbytes.__version__} found no library of its own for "
             f"CUDA {torch.version.cuda} (python -m bitsandbytes says why). Install a version that "
             f"has one, or take --no-four-bit."
-        )
-
-
-def check_vllm(four_bit: bool):
-    """Raises UserError if --vllm cannot be used here, or not with this base."""
-    if not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "--vllm needs an NVIDIA GPU, and vLLM, which is not among the requirements: "
-            "pip install 'trl[vllm]'."
-        )
-    if four_bit:
-        raise UserError(
-            "--vllm is given the base with the adapter merged into it, and 4-bit weights cannot "
-            "hold the sum: every step would be sampled from another model than is trained. "
-            "Add --no-four-bit."
         )

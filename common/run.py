@@ -41,7 +41,9 @@ from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 
 MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
-"""Arguments that do not change what is trained: evaluation has random numbers of its own."""
+MAY_CHANGE |= {"rows_at_once", "micro_batch", "checkpointing"}
+"""Arguments that do not change what is trained: evaluation has random numbers of its own, and the
+last three only say in how many parts the same work is done, for a run that has met a full GPU."""
 
 
 @contextmanager
@@ -216,7 +218,10 @@ class Run(TrainerCallback):
             self.say(f"this run is finished: {args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
         else:
-            trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+            try:
+                trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+            except torch.OutOfMemoryError:
+                raise UserError(self._full(trainer)) from None
         if self.main:
             write_report(self.folder)
         if self.stop:
@@ -228,6 +233,18 @@ class Run(TrainerCallback):
             (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
             draw_curves(self.folder, self.curves)
             self.table()
+
+    def _full(self, trainer) -> str:
+        smaller = f"a lower --micro-batch (now {self.args.micro_batch})"
+        if not self.args.checkpointing:
+            smaller += " or --checkpointing True"
+        if trainer.sampling:
+            smaller = f"a lower --rows-at-once (now {self.args.rows_at_once})"
+        return (
+            f"the GPU's memory is full, at step {trainer.state.global_step} while "
+            f"{'sampling' if trainer.sampling else 'training'}. The run keeps its checkpoints: go "
+            f"on with the same command, --out {self.folder} and {smaller}."
+        )
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):

@@ -128,13 +128,29 @@ def live_rows(batch: dict, kl: float) -> torch.Tensor:
     return (A.reshape(len(A), -1) != 0).any(1).cpu()
 
 
-def micro_batches(batch: dict, live: torch.Tensor, count: int, size: int) -> list[dict]:
+def like_with_like(batch: dict, sharing: bool = True) -> torch.Tensor:
+    """(B,) row numbers, from short completions to long, so that little is padding. Where prompts
+    are shared (`hidden_states`), rows with the same one stay together.
+    """
+    if not sharing:
+        return torch.argsort(batch["completion_mask"].sum(1), stable=True).cpu()
+    marked = 2 * batch["prompt_ids"] + batch["prompt_mask"]  # token and padding in one number
+    prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)
+    lengths = batch["completion_mask"].sum(1)  # (B,)
+    longest = torch.zeros_like(lengths).scatter_reduce(0, prompts, lengths, "amax")[prompts]  # (B,)
+    keys = list(zip(longest.tolist(), prompts.tolist(), lengths.tolist()))
+    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def micro_batches(
+    batch: dict, live: torch.Tensor, count: int, size: int, sharing: bool = True
+) -> list[dict]:
     """`count` rows of the batch, live ones first, in parts of at most `size` rows of like length.
 
     The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
     not change the gradient. Each part is trimmed to its own longest prompt and completion.
     """
-    order = torch.argsort(batch["completion_mask"].sum(1), stable=True).cpu()  # (B,)
+    order = like_with_like(batch, sharing)  # (B,)
     order = torch.cat([order[live[order]], order[~live[order]]])[:count]
     parts = -(-len(order) // size)  # rounded up
     return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)]

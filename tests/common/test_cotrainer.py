@@ -155,6 +155,15 @@ def test_concat_is_one_update_on_all_rows(at_rest):
     assert moved(got, expected) <= 1e-5 * max(g.abs().max() for g in expected.values())
 
 
+def test_concat_wants_the_same_of_every_batch(at_rest):
+    trainer = at_rest
+    a, b = a_batch(trainer, "cat", 4), a_batch(trainer, "cat", 4)
+    b["judgements"] = ["fine"] * 4
+    for pair in ([a, b], [b, a]):
+        with pytest.raises(ValueError, match="concat: not every batch has judgements"):
+            trainer.concat(pair)
+
+
 def test_concat_of_one_player_keeps_its_name(at_rest):
     trainer = at_rest
     joined = trainer.concat([a_batch(trainer, "cat", 4), a_batch(trainer, "cat", 4)])

@@ -45,7 +45,7 @@ def ours(trainer, batch, kl: float, count: int):
     return sum(losses).item(), gradients(trainer), dict(trainer._means)
 
 
-def trls(trainer, batch, kl: float, count: int, bias_correction=False, vllm=False):
+def trls(trainer, batch, kl: float, count: int, bias_correction=False):
     """The same by TRL's `_compute_loss`, log-probs included, on plain pieces of the batch: nothing
     dropped, sorted or trimmed."""
     trainer.model.zero_grad(set_to_none=True)
@@ -60,8 +60,6 @@ def trls(trainer, batch, kl: float, count: int, bias_correction=False, vllm=Fals
         patch.setattr(trainer, "current_gradient_accumulation_steps", count, raising=False)
         patch.setattr(trainer.args, "steps_per_generation", count)
         patch.setattr(trainer.args, "use_bias_correction_kl", bias_correction)
-        patch.setattr(trainer, "use_vllm", vllm)
-        patch.setattr(trainer, "vllm_importance_sampling_correction", vllm)
         trainer._metrics["train"].clear()
         losses = [GRPOTrainer._compute_loss(trainer, trainer.model, part) for part in parts]
         metrics = dict(trainer._metrics["train"])
@@ -103,21 +101,6 @@ def test_trls_default_for_the_kl_term_has_not_come_back(played, count):
     assert loss == pytest.approx(corrected, abs=1e-6)
     assert relative(gradient, corrected_gradient) > 1e-3
     assert relative(gradient, trls(trainer, batch, 0.1, count)[1]) <= 1e-5
-
-
-@pytest.mark.parametrize("width", ["(B, T)", "(B, 1)"])
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_vllms_importance_weight_multiplies_the_advantages_only(played, width, kl):
-    trainer, batch = played
-    batch = with_advantages(batch, per_token=True)
-    shape = batch["completion_mask"].shape if width == "(B, T)" else (8, 1)
-    w = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
-    batch |= {"importance_sampling_ratio": w}
-    loss, gradient, _ = ours(trainer, batch, kl, 2)
-    expected, expected_gradient, _ = trls(trainer, batch, kl, 2, vllm=True)
-    assert loss == pytest.approx(expected, abs=1e-6)
-    assert relative(gradient, expected_gradient) <= 1e-5
-    assert relative(gradient, trls(trainer, batch, kl, 2)[1]) > 0.01  # it matters
 
 
 @pytest.mark.parametrize("per_token", [False, True], ids=["(B,)", "(B, T)"])

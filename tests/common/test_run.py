@@ -6,6 +6,8 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 import json
 import shutil
 
+from common import adapters
+from common.cotrainer import CoTrainer
 from common.run import Run, last_checkpoint
 
 import pytest
@@ -90,6 +92,34 @@ def test_arguments_that_change_nothing_may_be_others(copied):
     shown = run_here("tango.py", *small("tango.py", folder, *more))
     assert "goes on from checkpoint-4" in shown and "--- the verifier" not in shown
     same_weights(folder, whole)
+
+
+def test_the_same_work_may_be_cut_into_other_parts(copied):
+    """For a run that has met a full GPU: it goes on where it was."""
+    folder, whole = copied
+    shutil.rmtree(folder / "checkpoint-6")
+    more = "--micro-batch 8 --checkpointing True".split()
+    assert "goes on from checkpoint-4" in run_here("tango.py", *small("tango.py", folder, *more))
+    written = [
+        [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+        for run in (folder, whole)
+    ]
+    texts = [[row["tokens"] for row in rows if row["step"] == 5] for rows in written]
+    assert texts[0] == texts[1] != []
+    assert metrics(folder)[-1]["step"] == 6
+
+
+@pytest.mark.parametrize("phase", ["sampling", "training"])
+def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, phase):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    where = {"sampling": (adapters, "sample"), "training": (CoTrainer, "loss")}[phase]
+    monkeypatch.setattr(*where, full)
+    message = refused("tango.py", *small("tango.py", tmp_path / "run"))
+    assert f"the GPU's memory is full, at step 0 while {phase}" in message
+    lower = {"sampling": "--rows-at-once (now 256)", "training": "--micro-batch (now 4)"}[phase]
+    assert f"a lower {lower}" in message and f"--out {tmp_path / 'run'}" in message
 
 
 def test_arguments_that_change_the_run_may_not(copied):

@@ -181,6 +181,24 @@ def test_rows_that_count():
     assert scoring.live_rows(batch, kl=0.0).all()
 
 
+def test_like_with_like_keeps_rows_of_one_prompt_together():
+    lengths = [5, 9, 2, 3, 1, 8]  # of prompts x, y, x, z, y, z
+    batch = {
+        "prompt_ids": torch.tensor([[0, 7], [0, 8], [0, 7], [7, 7], [0, 8], [7, 7]]),
+        "prompt_mask": torch.tensor([[0, 1], [0, 1], [0, 1], [1, 1], [0, 1], [1, 1]]),
+        "completion_mask": (torch.arange(9) < torch.tensor(lengths)[:, None]).long(),
+    }
+    assert scoring.like_with_like(batch).tolist() == [2, 0, 3, 5, 4, 1]
+    # the same tokens, one of them padding: another prompt
+    batch["prompt_mask"][2] = 1
+    assert scoring.like_with_like(batch).tolist() == [2, 0, 3, 5, 4, 1]
+    batch["completion_mask"][0] = (
+        1  # x is the longest now, but its other row has a prompt of its own
+    )
+    assert scoring.like_with_like(batch).tolist()[0] == 2
+    assert scoring.like_with_like(batch, sharing=False).tolist() == [4, 2, 3, 5, 0, 1]
+
+
 def test_micro_batches_hold_the_live_rows_by_length_each_trimmed_to_its_own():
     lengths, prompts = [9, 2, 7, 4, 1, 8], [3, 6, 2, 4, 5, 1]
     batch = a_batch(lengths, [1.0, 1.0, 0.0, -1.0, 0.5, 2.0], prompts)

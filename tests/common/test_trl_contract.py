@@ -67,7 +67,6 @@ def test_signatures(method, arguments):
             ["self.reward_funcs, self.reward_processing_classes, self.reward_func_names"],
         ),
         # what our loss takes from the batch, and who calls it
-        ("_generate_and_score_completions", ['output["importance_sampling_ratio"] = ']),
         ("compute_loss", ["return self._compute_loss(model, inputs)"]),
         # when a step is played: at the first of its micro-batches
         ("_prepare_inputs", ["self._buffered_inputs[self._step % self.args.steps_per_generation]"]),
@@ -87,7 +86,6 @@ def test_defaults_we_leave_alone():
     sampling = config.top_p, config.top_k, config.min_p, config.repetition_penalty
     assert sampling == (1.0, 0, None, 1.0)
     assert config.num_iterations == 1 and config.mask_truncated_completions is False
-    assert config.vllm_importance_sampling_correction is True
     assert (config.adam_beta1, config.adam_beta2, config.adam_epsilon) == (0.9, 0.999, 1e-8)
     assert config.warmup_steps == 0 and config.shuffle_dataset is True
 

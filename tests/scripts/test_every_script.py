@@ -173,6 +173,18 @@ def test_two_processes_train_together(together, script):
     assert [row["step"] for row in metrics(folder) if "step_time" in row] == [*range(1, steps + 1)]
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_processes_have_the_gradient_of_one(together, script):
+    """Every gradient that reached the optimiser, against that of one process with all rows."""
+    parts = re.split(r"^=== ", together[1].stdout, flags=re.MULTILINE)
+    said = next(part for part in parts if part.startswith(script))
+    found = re.findall(r"^gradient of (\w+): (\S+) of (\S+)$", said, re.MULTILINE)
+    trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
+    assert {player for player, _, _ in found} == trained.get(script, ADAPTERS[script])
+    for player, difference, largest in found:
+        assert float(difference) < 1e-4 and float(largest) > 1e-4, (player, difference, largest)
+
+
 def test_two_processes_part_in_order(together):
     _, result = together
     assert result.returncode == 0 and result.stdout.count("=== the end") == 1, result.stderr
@@ -200,8 +212,8 @@ def test_help_is_one_flat_list_with_the_defaults_of_both_kinds_of_model(script, 
     for field in fields:
         if type(field.default).__name__.startswith("_PerModel"):
             assert f"{field.default}" in text, field.name
-    shown = [str(f.default) for f in fields if f.name in ("micro_batch", "rows_at_once")]
-    assert len(shown) == 2 and all(re.fullmatch(r"\d+ embedded, \d+ real", x) for x in shown)
+    shown = [str(f.default) for f in fields if f.name in ("micro_batch", "eval_questions")]
+    assert all(re.fullmatch(r"\d+ embedded, \d+ real", x) for x in shown)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
