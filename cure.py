@@ -63,10 +63,12 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     dataset: str = "tiny"
     """the embedded tasks, or a .jsonl file: MBPP's, or with question, test_input and test_output
     (lists of strings)"""
-    eval_questions: int = 128
+    eval_questions: int = per_model(tiny=128, real=64)
     """held-out tasks"""
+    eval_samples: int = 16
+    """programs per held-out task, and as many tests (paper: 16)"""
     steps: int = 32
-    """optimiser steps, in each of which both roles are trained (paper: 350)"""
+    """optimiser steps, in each of which both roles are trained (paper: 350; 50 for Qwen3-4B)"""
     questions: int = 8
     """P, tasks per step and process (released code: 100)"""
     group_size: int = 16
@@ -83,9 +85,9 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     own_tests: int = 8
     """t, at most this many of a task's own tests are run (released code: 8)"""
     program_tokens: int = per_model(tiny=64, real=1024)
-    """length limit of a program (released code: 8000)"""
+    """length limit of a program (released code: 10000, trained on the first 8000)"""
     test_tokens: int = per_model(tiny=96, real=1024)
-    """length limit of a test (released code: 8000)"""
+    """length limit of a test (released code: the same)"""
     time_limit: float = 1.0
     """CPU seconds of one run of a program (released code: 1, by the clock)"""
     tolerance: float | None = None
@@ -95,7 +97,6 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
 
 
 OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held at once
-FEW, MANY = 4, 16  # programs and tests per task in evaluation: best of 4 by 4 and of 16 by 16 tests
 
 # ------------------------------------------------------------------ prompts and parsing
 CODE = r"""You are given a programming task. Think first, then write a Python program that reads its
@@ -127,26 +128,44 @@ def test_prompt(question: str) -> list[dict]:
 
 
 def parse_program(text: str) -> str | None:
-    r"""The last complete ```python block, None if there is none.
+    r"""What stands in the last ```python block, wherever its fences stand; None if there is none.
 
-    >>> parse_program("```python\nprint(1)\n``` or better\n```python\nprint(2)\n```")
-    'print(2)\n'
+    >>> parse_program("```python\nprint(1)\n``` or better ```python print(2)```")
+    'print(2)'
     """
-    blocks = re.findall(r"^```python[ \t]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return blocks[-1] if blocks and blocks[-1].strip() else None
-
-
-# a block ends at its own fence: a draft before it is not part of it
-BLOCK = r"\s*```(?:plaintext|text)?[ \t]*\n((?:(?!```).)*)```"
-PARSED_TEST = re.compile(rf"\*\*Test Input:\*\*{BLOCK}\s*\*\*Test Output:\*\*{BLOCK}", re.DOTALL)
+    blocks = re.findall(r"```python(.*?)```", text, re.DOTALL)
+    return (blocks[-1].strip() or None) if blocks else None
 
 
 def parse_test(text: str) -> tuple[str, str] | None:
-    """(input, expected output) of the last complete test; None if there is none, or if it expects
-    nothing: programs that print nothing would pass it.
+    """(input, expected output) of the last test; None if a part is missing or its fence is not
+    closed, or if it expects nothing: programs that print nothing would pass it.
     """
-    found = PARSED_TEST.findall(text)
-    return found[-1] if found and found[-1][1].strip() else None
+    text = text.replace("\r\n", "\n")
+    start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
+    _, given = last_part(text[:start], "**Test Input:**", r"\*\*Test Output:")
+    return (given, expected) if given and expected.strip() else None
+
+
+def last_part(text: str, heading: str, end: str) -> tuple[int, str]:
+    r"""Where the last part with this heading begins, and what it says: the fenced block behind it,
+    without such blocks the text up to `end`; (0, "") if there is none.
+
+    >>> last_part("**A:** ```plaintext\n1\n``` **A:** 2", "**A:**", r"\*\*")
+    (0, '1\n')
+    >>> last_part("**A:** 1 **A:** 2 **B:** 3", "**A:**", r"\*\*")
+    (9, '2\n')
+    """
+    mark = r"(?:[ \t]*(?:plain)?text[ \t]*\n)?"
+    fenced = list(re.finditer(re.escape(heading) + rf"\s*```{mark}(.*?)```", text, re.DOTALL))
+    if fenced:
+        start, said = fenced[-1].start(), fenced[-1][1].lstrip("\n")
+    else:
+        start = text.rfind(heading)
+        said = re.split(end, text[start + len(heading) :], maxsplit=1)[0].strip()
+        if start < 0 or "```" in said:  # a fence that is not closed: cut at the length limit
+            return 0, ""
+    return start, said.replace("\\n", "\n").removesuffix("\n") + "\n"
 
 
 # ------------------------------------------------------------------ rewards
@@ -270,7 +289,7 @@ class Cure(CoTrainer):
         self.report_tables(programs, tests, passes_own, passes_unit)
         self.report_rows(rows, coder, tester, passes_own, passes_unit)
         # Two updates of one adapter. Both were sampled before the first, so the tests are one
-        # update old, as in the released code; the loss takes their ratio as 1.
+        # update old, as in the released code; neither loss has a weight for that.
         return [coder, tester]
 
     def run_tables(self, programs: list[list], tests: list[list]) -> list[torch.Tensor]:
@@ -373,12 +392,12 @@ def reward_precision(
     good: torch.Tensor,
     programs: list,
     tests: list,
-) -> dict:
-    """The pairs of one task whose means are p01 (a wrong program passes a right test) and p00 (it
-    passes a wrong test).
+) -> dict[str, list]:
+    """What theorem 3.1 is made of, for one task. The means of the lists are p01 (a wrong program
+    passes a right test), p00 (it passes a wrong test), and mu.
 
     Only what can be read counts: nothing passes the rest, and both rates would fall with every
-    completion that loses its format.
+    completion that loses its format. A test that cannot be read favours nobody: it adds 0 to mu.
 
     Args:
         passes_unit: (N, M) bool.
@@ -388,24 +407,28 @@ def reward_precision(
     """
     wrong = ~correct & torch.tensor([program is not None for program in programs])  # (N,)
     bad = ~good & torch.tensor([test is not None for test in tests])  # (M,)
+    passing = passes_unit[wrong].double().mean(0)  # (M,), NaN if no program is wrong
+    mu = torch.where(good, 1 - passing, -passing)  # (M,): eq. 4 test by test
     return {
         "p01": passes_unit[wrong][:, good].flatten().tolist(),
         "p00": passes_unit[wrong][:, bad].flatten().tolist(),
+        "mu": mu.tolist() if wrong.any() else [],
     }
 
 
 def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
-    """The coder's programs by the tasks' own tests; the tester's tests by correct programs, and by
+    """The coder's programs by the tasks' own tests; the tester's tests by a right program, and by
     the wrong ones that they let pass; and both together: tests pick the best program.
 
-    Wrong programs are the coder's of now, as in the paper, and the base's, written once, so that
-    the tester is measured on the same ones all along.
+    Wrong programs are the coder's of now, as in the released code, and the base's, written once, so
+    that the tester is measured on the same ones all along.
     """
-    questions = [row["question"] for row in held_out for _ in range(MANY)]
+    n = trainer.cfg.eval_samples
+    questions = [row["question"] for row in held_out for _ in range(n)]
     texts = trainer.generate_all("coder", [code_prompt(question) for question in questions])
-    programs = grouped([parse_program(text) for text in texts], MANY)
+    programs = grouped([parse_program(text) for text in texts], n)
     texts = trainer.generate_all("tester", [test_prompt(question) for question in questions])
-    tests = grouped([parse_test(text) for text in texts], MANY)
+    tests = grouped([parse_test(text) for text in texts], n)
     base = trainer.memory.setdefault("base_programs", programs)  # step 0: the coder is the base
     references = [[row["reference"] or None] for row in held_out]
     own = [own_tests(row, trainer.cfg.own_tests) for row in held_out]
@@ -415,57 +438,60 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     passes_own, passes_unit = trainer.run_all(programs, own), trainer.run_all(programs, tests)
     base_own, base_unit = trainer.run_all(base, own), trainer.run_all(base, tests)
     ref_own, ref_unit = trainer.run_all(references, own), trainer.run_all(references, tests)
-    # A test is right if the reference program passes it; without a reference that passes the task's
-    # own tests, if all correct programs do.
-    good = []  # (M,) for every task
-    for i in range(len(held_out)):
-        correct = [passes_unit[i][passes_own[i].all(1)], base_unit[i][base_own[i].all(1)]]
-        oracle = ref_unit[i] if ref_own[i].all() else torch.cat(correct)
-        good.append(oracle.all(0) & torch.tensor(len(oracle) > 0))
+    good = oracle(ref_own, ref_unit, base_own, base_unit)  # task -> (M,)
 
     values = {
         "coder/accuracy": torch.cat([table.all(1) for table in passes_own]).tolist(),
         "coder/parsed": [program is not None for group in programs for program in group],
-        "tester/accuracy": torch.cat(good).tolist(),
+        "tester/accuracy": [right for of_task in good.values() for right in of_task.tolist()],
         "tester/parsed": [test is not None for group in tests for test in group],
+        "co/tasks_with_an_oracle": [i in good for i in range(len(held_out))],
         "co/precision": [],
     }
-    for size in (FEW, MANY):  # the program that passes most tests, the first one of several
+    for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
         best = [int(unit[:size, :size].sum(1).argmax()) for unit in passes_unit]
         values[f"co/best_of_{size}"] = [bool(t[i].all()) for t, i in zip(passes_own, best)]
     for suffix, written, own_tables, unit_tables in (
         ("", programs, passes_own, passes_unit),
         ("_base", base, base_own, base_unit),
     ):
-        correct = [table.all(1) for table in own_tables]
-        pairs = list(map(reward_precision, unit_tables, correct, good, written, tests))
+        found = [
+            reward_precision(unit_tables[i], own_tables[i].all(1), right, written[i], tests[i])
+            for i, right in good.items()
+        ]
         for name in ("p01", "p00"):
-            values[f"tester/{name}{suffix}"] = [hit for task in pairs for hit in task[name]]
+            values[f"tester/{name}{suffix}"] = [hit for task in found for hit in task[name]]
+    margins = [mean(task["mu"]) for task in found if task["mu"]]  # of the base's programs
+    values["co/mu"] = margins
+    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
+    values["co/precision_bound"] = [1 - math.exp(-(max(0, mu) ** 2) * n / 8) for mu in margins]
     for own_table, unit in zip(base_own, base_unit):
         correct, score = own_table.all(1), unit.sum(1)  # (N,) each
         wins = score[correct][:, None] > score[~correct][None]
         values["co/precision"] += wins.flatten().tolist()
-    result = {name: mean(v) for name, v in values.items() if v}  # what is undefined is not shown
-    return result | margin(result)
+    return {name: mean(v) for name, v in values.items() if v}  # what is undefined is not shown
 
 
-def margin(result: dict[str, float]) -> dict[str, float]:
-    """Theorem 3.1 with the base's programs: mu, and the bound on the precision that follows."""
-    if "tester/p01_base" not in result or "tester/p00_base" not in result:
-        return {}
-    p_u = result["tester/accuracy"]
-    wrong = result["tester/parsed"] - p_u  # a test that cannot be read favours nobody
-    # mu = p_u (1 - p01) - (1 - p_u) p00
-    mu = p_u * (1 - result["tester/p01_base"]) - wrong * result["tester/p00_base"]
-    # P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
-    bound = 1 - math.exp(-(max(0.0, mu) ** 2) * MANY / 8)
-    return {"co/mu": mu, "co/precision_bound": bound}
+def oracle(ref_own, ref_unit, base_own, base_unit) -> dict[int, torch.Tensor]:
+    """Task -> (M,) bool, which of its tests are right: those that its reference program passes, or
+    without one that passes the task's own tests, those that all correct programs of the base pass.
+
+    Both are the same in every evaluation, so that what counts as right does not depend on the coder
+    of now. A task that has neither is left out: by an empty oracle all its tests would be wrong.
+    """
+    good = {}
+    for i in range(len(ref_own)):
+        judges = ref_unit[i] if ref_own[i].all() else base_unit[i][base_own[i].all(1)]
+        if len(judges):
+            good[i] = judges.all(0)
+    return good
 
 
 # ------------------------------------------------------------------ main
 CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
     "coder": ["coder/accuracy"],
     "tester": ["tester/accuracy", "tester/p01", "tester/p00"],
+    "choice by tests, held out": ["co/mu", "co/precision", "co/best_of_4", "co/best_of_16"],
     "health": ["co/tasks_with_a_right_program", "coder/parsed", "tester/parsed"],
 }
 

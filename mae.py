@@ -29,9 +29,11 @@ What we changed and it matters (the full list is in docs/mae.md)
        hard to answer, too.
     4. Answers and judgements are sampled at temperature 1; in the released code they are probably
        greedy, so that the 5 answers are alike.
-    5. A full D drops its oldest self-generated question; the released code keeps the oldest 10,000
+    5. All roles draw from D and S as the last step left them, as in the released code. In algorithm
+       1 the solver can already draw this step's questions, and the judge this step's answers.
+    6. A full D drops its oldest self-generated question; the released code keeps the oldest 10,000
        for ever. S starts empty; the released code starts it with the seeds' gold answers.
-    6. --judge-reward agreement is ours: the judge is paid for agreeing with gold answers that are
+    7. --judge-reward agreement is ours: the judge is paid for agreeing with gold answers that are
        set aside for it.
 
 Shapes: N rows of each role, B = 3 * N rows of a step.
@@ -221,6 +223,10 @@ def proposer_reward(
 def part_whiten(rewards: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A = (r - mean) / std over the rows of the same role (sec. 3); 0 where they are all equal.
 
+    Trap, and the paper's: if one row of N differs from all others, its A is (N - 1) / sqrt(N) up or
+    down, whether it is paid 0.5 less or 1: 5.5 at N = 32, 11.2 at the paper's 128. The judge, paid
+    for its format, comes to that as soon as it keeps to it: the rare slip is what it learns from.
+
     Args:
         rewards: (B,)
         part: (B,), a number for the role of each row.
@@ -279,7 +285,7 @@ class Mae(CoTrainer):
 
     def step(self, rows):
         """The loader's rows are not used: all roles get theirs from the pools, as the last step
-        left them (the released code's order; in algorithm 1 the pools change in between).
+        left them: the released code's order, not that of algorithm 1.
         """
         cfg = self.cfg
         references, questions, pairs = self.draw()
@@ -462,39 +468,46 @@ def evaluate(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
     """On held-out questions, whose gold answers training never sees.
 
     The judge is measured on answers that the base wrote once, so that they are the same all along;
-    its opinion of the solver's own present answers is what may be flattery.
+    its opinion of the solver's own present answers is what may be flattery. It judges the first
+    sample of each question. Sampling comes first, in the same order every time, so that it meets
+    the same random numbers.
     """
+    n = trainer.cfg.eval_samples
     prompts = [solve_prompt(row["question"]) for row in held_out]
 
-    def right(texts: list[str]) -> list[bool]:
-        return [is_correct(text, row["answer"]) for text, row in zip(texts, held_out)]
+    def right(texts: list[str], samples: int = 1) -> list[bool]:
+        rows = [row for row in held_out for _ in range(samples)]
+        return [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
 
-    def judged(texts: list[str]) -> list[float | None]:
+    def judged(texts: list[str], greedy: bool = False) -> list[float | None]:
         answers = [(row["question"], shown_answer(text)) for row, text in zip(held_out, texts)]
         asked = [judge_answer_prompt(*answer) for answer in answers]
-        return [judge_score(text) for text in trainer.generate_all("judge", asked)]
+        return [judge_score(text) for text in trainer.generate_all("judge", asked, greedy)]
 
-    texts = trainer.generate_all("solver", prompts)
-    base = trainer.memory.setdefault("base_solutions", texts)  # step 0: the solver is the base
-    V, V_base = judged(texts), judged(base)
-    accuracy, opinion = mean(right(texts)), mean([NEUTRAL if v is None else v for v in V])
+    texts = trainer.generate_all("solver", [prompt for prompt in prompts for _ in range(n)])
+    first = texts[::n]
+    base = trainer.memory.setdefault("base_solutions", first)  # step 0: the solver is the base
+    V, V_base = judged(first), judged(base)
+    opinion = mean([NEUTRAL if v is None else v for v in V])
+    # proposals, with references as in training
+    D, share = trainer.memory["questions"], trainer.cfg.reference_share
+    references = draw_references(random.Random(0), D, share, len(held_out[::4]))
+    proposals = trainer.generate_all("proposer", [propose_prompt(r) for r in references])
+
     result = {
         "solver/greedy": mean(right(trainer.generate_all("solver", prompts, greedy=True))),
-        "solver/accuracy": accuracy,
+        "solver/accuracy": mean(right(texts, n)),
         "solver/judged": opinion,
-        "co/flattery": opinion - accuracy,
+        "co/flattery": opinion - mean(right(first)),
         "judge/unparsable": mean([v is None for v in V + V_base]),
     }
     for key, value in against_gold(V_base, right(base)).items():
         result[f"judge/{key}"] = value
-
-    # proposals, with references as in training
-    D, share = trainer.memory["questions"], trainer.cfg.reference_share
-    references = draw_references(random.Random(0), D, share, len(held_out[::4]))
-    texts = trainer.generate_all("proposer", [propose_prompt(r) for r in references])
-    questions = [proposed_question(text) for text in texts]
-    good_form = [q != "" and tag_format(t, "question") == 1 for q, t in zip(questions, texts)]
-    result["proposer/well_formed"] = mean(good_form)
+    for key, value in against_gold(judged(base, greedy=True), right(base)).items():
+        result[f"judge/{key}_greedy"] = value
+    questions = [proposed_question(text) for text in proposals]
+    well_formed = [q != "" and tag_format(t, "question") == 1 for q, t in zip(questions, proposals)]
+    result["proposer/well_formed"] = mean(well_formed)
     if all(parse_question(row["question"]) for row in held_out):  # embedded: the grammar decides
         result["proposer/answerable"] = mean([parse_question(q) is not None for q in questions])
     new = [q != "" and is_new for q, is_new in zip(questions, are_new(questions, D))]

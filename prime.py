@@ -7,8 +7,8 @@ r"""PRIME: train a policy on token rewards from a reward model that learns onlin
 
 The loop (algorithm 1)
     repeat
-      sample K responses per question; keep groups whose accuracy lies in [0.2, 0.8], and sample
-      further questions until P groups are there
+      sample K responses per question; keep groups with right and wrong ones (in the paper an
+      accuracy in [0.2, 0.8], at K = 4), and sample further questions until P groups are there
 
     PRM      d_t = log pi_prm(y_t) - log pi_ref(y_t)
              loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome             eq. 2
@@ -26,12 +26,15 @@ What we changed and it matters (the full list is in docs/prime.md)
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
     3. The released code divides process rewards by the largest return-to-go on a device; here it
-       is that of the whole batch. Below 1e-3 nats there is only rounding noise: no process reward.
-    4. One update of each player per batch, four in the released code, whose later quarters are
-       scored by a PRM that has already been updated.
+       is that of the whole batch. If rounding alone could make it, as at the start, where PRM and
+       reference are equal, they are 0. How much that is, is measured in the first step.
+    4. One update of each player per batch; four in the paper, and in the released code later
+       quarters are scored by a PRM that has already been updated.
     5. Scoring is a forward pass of its own; the released code scores in the PRM's training pass.
-    6. If `--max-refills` rounds do not fill the batch, the step runs on the groups there are; the
-       released code throws such a batch away.
+    6. The released code samples until the batch is full; here, after `--max-refills` rounds, the
+       step runs on the groups there are.
+    7. An offline PRM (--prm-warmup 15 --prm-update none) learns from the untrained policy's
+       responses; the paper's was trained on 500,000 others.
 
 Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 """
@@ -46,7 +49,7 @@ from common.errors import UserError
 from common.memory import check_memory
 from common.model import load_model
 from common.run import mean, plain_errors, start_run
-from common.scoring import SCORED
+from common.scoring import SCORED, take_rows, without_checkpointing
 from common.tasks.answers import is_correct
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
@@ -67,7 +70,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     group_size: int = 8
     """K, responses to a question (paper: 4)"""
     lr: float = per_model(tiny=5e-4, real=1e-5)
-    """learning rate of the policy's adapter, constant (paper: 5e-7, all weights)"""
+    """learning rate of the policy's adapter, constant (paper: 5e-7, all weights); slow where
+    embedded, so that the filter finds something to keep"""
     prm_lr: float = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the PRM's adapter (paper: 1e-6, twice the policy's)"""
     kl: float = 0.0
@@ -78,21 +82,25 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: without it, leave-one-out on the outcome only, the paper's baseline"""
     prm_update: Literal["after", "before", "none"] = "after"
     """update the PRM after it has scored the batch ("single forward" in the paper), before
-    ("double forward"), or never"""
+    ("double forward"), or not after --prm-warmup: then it is offline"""
+    prm_warmup: int = 0
+    """first steps in which only the PRM is trained, on the untrained policy's responses (paper: 0,
+    and an ablation with a PRM trained on other data)"""
     prm_reference: Literal["base", "policy"] = "base"
     """what the PRM is compared with: the frozen base, or the current policy (appendix B.1)"""
-    keep_low: float = 0.2
-    """groups with a lower accuracy are not trained on (paper: 0.2)"""
-    keep_high: float = 0.8
-    """groups with a higher accuracy are not trained on (paper: 0.8)"""
+    keep_low: float | None = None
+    """groups with a lower accuracy are not trained on; by default 1 / K, one right response (paper:
+    0.2, which is the same at its K of 4)"""
+    keep_high: float | None = None
+    """groups with a higher accuracy are not trained on; by default 1 - 1 / K, one wrong response
+    (paper: 0.8, which is the same at its K of 4)"""
     max_refills: int = 6
     """rounds of sampling per step, at most"""
     solution_tokens: int = per_model(tiny=64, real=1024)
-    """length limit of a response (paper: 3072)"""
+    """length limit of a response (released script: 3072)"""
 
 
 PRM_MAX_GRAD_NORM = 10.0  # the released script's
-NOISE = 1e-3  # nats; a largest return-to-go below this is rounding
 
 # ------------------------------------------------------------------ prompts and parsing
 SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
@@ -133,7 +141,7 @@ def prm_loss(log_ratio, outcome, mask, beta: float = 0.05) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(z, outcome.to(z.dtype))  # ln 2 at z = 0
 
 
-def prime_advantages(log_ratio, outcome, mask, group_size: int) -> torch.Tensor:
+def prime_advantages(log_ratio, outcome, mask, group_size: int, noise: float = 0.0) -> torch.Tensor:
     """The policy's per-token advantages, eq. 5 as the released code computes it.
 
     Args:
@@ -141,6 +149,7 @@ def prime_advantages(log_ratio, outcome, mask, group_size: int) -> torch.Tensor:
         outcome: (B,) in [0, 1].
         mask: (B, T) of 0/1.
         group_size: K, at least 2.
+        noise: nats; where no return-to-go of log_ratio is larger there is no process reward.
 
     Returns:
         (B, T), 0 outside the mask.
@@ -156,7 +165,7 @@ def prime_advantages(log_ratio, outcome, mask, group_size: int) -> torch.Tensor:
         d = log_ratio * mask  # (B, T)
         # p = d / max |return-to-go|: process returns lie in [-1, 1], as outcomes do
         largest = return_to_go(d, mask).abs().max()
-        p = d / (largest + 1e-6) * (largest > NOISE)  # (B, T)
+        p = d / (largest + 1e-6) * (largest > noise)  # (B, T)
         # c_it = p_it K / (K - 1) - (sum over the group of its responses' token means) / (K - 1)
         token_mean = p.sum(1) / mask.sum(1).clamp(min=1)  # (B,)
         S = token_mean.reshape(-1, K).sum(1).repeat_interleave(K)[:, None]  # (B, 1)
@@ -164,6 +173,15 @@ def prime_advantages(log_ratio, outcome, mask, group_size: int) -> torch.Tensor:
     # one whitening over all valid tokens of the batch: per stream or per group would change their
     # ratio
     return whiten(R, mask)
+
+
+def keep_bounds(cfg: Args) -> tuple[float, float]:
+    """Lowest and highest accuracy of a group that is trained on; by default of all groups but those
+    that are all right or all wrong.
+    """
+    K = cfg.group_size
+    low = 1 / K if cfg.keep_low is None else cfg.keep_low
+    return low, 1 - 1 / K if cfg.keep_high is None else cfg.keep_high
 
 
 # ------------------------------------------------------------------ the trainer
@@ -183,18 +201,24 @@ class Prime(CoTrainer):
         """rows: B, every question K times in a row; the filter adds questions of its own."""
         cfg, K = self.cfg, self.cfg.group_size
         batch = self.fill_batch(rows[::K])
+        self.report_policy(batch)
         signals = [batch["rewards"], batch["completion_mask"]]  # outcomes (B,), (B, T)
+        noise = self.noise_floor(batch) if cfg.process_reward else 0.0
         if cfg.process_reward:
             prm_batch = self.prm_batch(batch)
+            if self.state.global_step < cfg.prm_warmup:
+                return [prm_batch]  # the policy is not trained yet
             if cfg.prm_update == "before":
                 self.update(prm_batch)
             # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-            signals.append(self.log_probs("prm", batch) - prm_batch["reference_logps"])  # (B, T)
+            d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
+            if cfg.prm_update == "none":
+                self.report_prm(d, *signals)
+            signals.append(d)
         # normalised and whitened over all rows
         batch["advantages"] = self.over_all_processes(
-            lambda outcome, mask, d=None: prime_advantages(d, outcome, mask, K), *signals
+            lambda outcome, mask, d=None: prime_advantages(d, outcome, mask, K, noise), *signals
         )  # (B, T)
-        self.report_policy(batch)
         if cfg.process_reward and cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
         return [batch]
@@ -211,6 +235,25 @@ class Prime(CoTrainer):
             "rows": torch.tensor(len(batch["rewards"])),  # B
         }
 
+    def noise_floor(self, batch) -> float:
+        """The largest return-to-go, in nats, that rounding alone gives d, measured in the first
+        step and kept: with the embedded model 1e-5 in float32, and 0.02 in bfloat16.
+
+        The base scores the rows twice, the second time with one more padding token in front, which
+        changes nothing but how numbers are rounded.
+        """
+        if "noise" not in self.memory:
+            model, largest = self.accelerator.unwrap_model(self.model), 0.0
+            rows = torch.arange(len(batch["rewards"]))
+            for part in rows.split(self.args.per_device_train_batch_size):
+                part = take_rows({key: batch[key] for key in SCORED}, part)
+                longer = {k: F.pad(v, (int("prompt" in k), 0)) for k, v in part.items()}
+                with torch.no_grad(), self.playing(None), without_checkpointing(model):
+                    d = self.score(model, longer)[0] - self.score(model, part)[0]  # (b, t)
+                largest = max(largest, return_to_go(d, part["completion_mask"]).abs().max().item())
+            self.memory["noise"] = max(self.gather([largest]))
+        return self.memory["noise"]
+
     def loss(self, model, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
         if batch["player"] != "prm":
@@ -223,12 +266,12 @@ class Prime(CoTrainer):
 
     # --- the filter
     def fill_batch(self, questions: list[dict]) -> dict:
-        """P groups of K responses with an accuracy in [keep_low, keep_high]; fewer, if max_refills
+        """P groups of K responses with an accuracy within `keep_bounds`; fewer, if max_refills
         rounds of sampling do not bring as many.
 
         A group beyond P gives its question back; its responses would be stale by the next step.
         """
-        cfg, K = self.cfg, self.cfg.group_size
+        cfg, K, (low, high) = self.cfg, self.cfg.group_size, keep_bounds(self.cfg)
         mine = {"waiting": [], "drawn": 0}
         if "filter" in self.memory:  # an entry per process
             [mine] = self.my_share(self.memory["filter"])
@@ -241,7 +284,7 @@ class Prime(CoTrainer):
             tried, waiting = waiting[: cfg.questions], waiting[cfg.questions :]
             batch = self.rollout("policy", [row for row in tried for _ in range(K)])
             accuracy = batch["rewards"].reshape(-1, K).mean(1)  # (P,)
-            keep = (accuracy >= cfg.keep_low) & (accuracy <= cfg.keep_high)  # (P,)
+            keep = (accuracy > low - 1e-6) & (accuracy < high + 1e-6)  # (P,), thirds are rounded
             kept += [(tried[g], rows_of(batch, g, K)) for g in keep.nonzero().flatten().tolist()]
             accuracies += accuracy.tolist()
             tokens += int(batch["completion_mask"].sum())
@@ -254,7 +297,7 @@ class Prime(CoTrainer):
         if fewest == 0:
             raise UserError(
                 f"step {self.state.global_step}: in {cfg.max_refills} rounds no group of {K} had "
-                f"an accuracy between --keep-low {cfg.keep_low} and --keep-high {cfg.keep_high}; "
+                f"an accuracy between --keep-low {low:g} and --keep-high {high:g}; "
                 f"the accuracy is {mean(accuracies):.2f}. Take harder or easier questions, wider "
                 f"bounds, or a larger --group-size."
             )
@@ -281,6 +324,7 @@ class Prime(CoTrainer):
         self.example = f"--- {batch['notes'][best]['prompt']}\n{batch['texts'][best]}\n---"
 
     def report_prm(self, log_ratio, outcome, mask):
+        """From its loss, and where it has none any more, from its scores."""
         says_correct = (log_ratio * mask).sum(1) > 0  # (b,)
         self.log_mean("prm/accuracy", says_correct == (outcome > 0.5))
 
@@ -304,14 +348,20 @@ def rows_of(batch: dict, group: int, size: int) -> dict:
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
-    """The policy on held-out questions."""
+    """The policy on held-out questions. Sampling comes first, so that it meets the same random
+    numbers every time.
+    """
 
-    def accuracy(greedy: bool) -> float:
-        prompts = [solve_prompt(row["question"]) for row in held_out]
+    def accuracy(samples: int, greedy: bool) -> float:
+        rows = [row for row in held_out for _ in range(samples)]
+        prompts = [solve_prompt(row["question"]) for row in rows]
         texts = trainer.generate_all("policy", prompts, greedy)
-        return mean([is_correct(text, row["answer"]) for text, row in zip(texts, held_out)])
+        return mean([is_correct(text, row["answer"]) for text, row in zip(texts, rows)])
 
-    return {"policy/greedy": accuracy(greedy=True), "policy/accuracy": accuracy(greedy=False)}
+    return {
+        "policy/accuracy": accuracy(trainer.cfg.eval_samples, greedy=False),
+        "policy/greedy": accuracy(1, greedy=True),
+    }
 
 
 # ------------------------------------------------------------------ main
@@ -327,6 +377,13 @@ def main(args: Args):
     args = fill_in(args, rows)
     if args.max_refills < 1:
         raise UserError(f"--max-refills {args.max_refills} must be at least 1.")
+    if not 0 <= args.prm_warmup < args.steps:
+        raise UserError(f"--prm-warmup {args.prm_warmup} must be from 0 to less than --steps.")
+    if args.prm_update == "none" and args.prm_warmup == 0 and args.process_reward:
+        raise UserError(
+            "--prm-update none needs --prm-warmup: a PRM that was never trained gives no process "
+            "reward, which is --no-process-reward."
+        )
     check_memory(args, [(0, args.solution_tokens)], adapters=2)
     wanted = args.steps * args.questions * 8  # the filter takes more than the loader's
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)

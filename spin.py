@@ -277,9 +277,11 @@ class Spin(CoTrainer):
     def report_pairs(self, batch, both, loss, r_real, r_generated, token_rewards):
         """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
         self.log_mean("player/spin_loss", loss)
-        self.log_mean("player/reward_human", r_real)
-        self.log_mean("player/reward_generated", r_generated)
-        self.log_mean("player/pair_accuracy", r_real > r_generated)
+        period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
+        if self.state.global_step % period > 0:  # else player and opponent are equal, rewards 0
+            self.log_mean("player/reward_human", r_real)
+            self.log_mean("player/reward_generated", r_generated)
+            self.log_mean("player/pair_accuracy", r_real > r_generated)
         if 0 not in batch["row"]:
             return  # one micro-batch of the step is shown
         notes = [

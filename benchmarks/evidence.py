@@ -74,7 +74,7 @@ EXPERIMENTS = {
     "prime": Experiment(
         "prime.py",
         "--steps 30 --eval-every 15 --show-every 0",
-        {"PRIME": "", "outcome only": "--no-process-reward", "offline PRM": "--prm-update none"},
+        {"PRIME": "", "outcome only": "--no-process-reward"},
         ("policy/accuracy", "co/samples", "prm/accuracy", "prm/loss"),
     ),
     "gar": Experiment(

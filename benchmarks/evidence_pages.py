@@ -34,8 +34,9 @@ NOTES = {
         Where only the tester is trained the coder, on the same adapter, gains some, and the program
         that the tests pick of four is right far more often.""",
     "mae": """
-        The paper: each part is needed, and without the quality gate training hurts. All numbers are
-        against gold answers, which training never sees, except for the last row's judge. Here the
+        The paper: each part is needed, and without the quality gate little is gained (56.2 against
+        55.3). All numbers are against gold answers, which training never sees, except for the last
+        row's judge. Here the
         solver's own training and the gate matter as in the paper; the judge's training does not
         help: it is paid for its format, which the embedded model has already, and moves the one
         adapter for nothing. Rows without a trained part can collapse, as a thin line does in the
@@ -58,8 +59,7 @@ NOTES = {
         teacher than a co-trained one; it is not gamed, for its accept rate stays below the
         truth.""",
     "prime": """
-        The paper reports a ratio of 2.5. An offline PRM that was never trained is the reference:
-        its process reward is zero, and the row repeats the baseline.""",
+        The paper reports a ratio of 2.5.""",
     "gar": """
         The paper's table 4: each row better than the one before. Here plain GRPO is soon nearly
         perfect, and no row is better. What the discriminator says does differ: agreement alone
@@ -94,7 +94,7 @@ def panels(name: str) -> list[tuple]:
         ]
     if name == "prime":
         title = "training accuracy before the filter"
-        return [(title, x, "policy/accuracy", variants[:2]) for x in ("step", "co/samples")]
+        return [(title, x, "policy/accuracy", variants) for x in ("step", "co/samples")]
     if name == "gar":
         kinds = ("reference", "generated_right", "generated_wrong")
         titles = {f"discriminator/yes_{k}": f"P({k.replace('_', ' ')} → YES)" for k in kinds}

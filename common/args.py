@@ -8,6 +8,7 @@ shows one list.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.errors import UserError
 
@@ -59,9 +60,9 @@ class RunArgs:
     """load the base in 4-bit NF4; works on a CPU too, slowly"""
     rows_at_once: int | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
-    checkpointing: bool | None = None
-    """recompute activations in the backward pass: less memory, a third more work; by default only
-    where they do not fit"""
+    checkpointing: Literal["auto", "on", "off"] = "auto"
+    """recompute activations in the backward pass: less memory, a third more work; auto: only where
+    they do not fit"""
     eight_bit_adam: bool = False
     """keep Adam's moments in 8 bits"""
     dry_run: bool = False
@@ -149,7 +150,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": True,  # the idle adapter has no gradient
-        "gradient_checkpointing": bool(args.checkpointing),
+        "gradient_checkpointing": args.checkpointing == "on",
         "bf16": on_gpu,
         "use_cpu": not on_gpu,  # nor Apple's GPU, on which nothing here was ever tried
         "optim": "adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",

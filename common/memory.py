@@ -81,9 +81,10 @@ def check_memory(
     if args.rows_at_once is None:
         fitting = (n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free)
         args.rows_at_once = next(fitting, 1)
-    if args.checkpointing is None:
-        args.checkpointing = need(1, args.micro_batch, checkpointing=False)["training"] > free
-    now = need(args.rows_at_once, args.micro_batch, args.checkpointing)
+    if args.checkpointing == "auto":
+        fits = need(1, args.micro_batch, checkpointing=False)["training"] <= free
+        args.checkpointing = "off" if fits else "on"
+    now = need(args.rows_at_once, args.micro_batch, args.checkpointing == "on")
     if args.dry_run:
         base, count = "base in 4-bit, " if args.four_bit else "", adapters + frozen_adapters
         say(f"{args.model}, {base}{count} adapter{'s' * (count > 1)}\n{table(now)}")

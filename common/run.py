@@ -236,8 +236,8 @@ class Run(TrainerCallback):
 
     def _full(self, trainer) -> str:
         smaller = f"a lower --micro-batch (now {self.args.micro_batch})"
-        if not self.args.checkpointing:
-            smaller += " or --checkpointing True"
+        if self.args.checkpointing == "off":
+            smaller += " or --checkpointing on"
         if trainer.sampling:
             smaller = f"a lower --rows-at-once (now {self.args.rows_at_once})"
         return (

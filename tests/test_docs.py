@@ -666,7 +666,7 @@ def test_every_override_is_named():
     ours = {name for name in ours if not name.startswith("__") and name != "_abc_impl"}
     assert len(ours) > 8 and ours <= set(re.findall(r"`[A-Z]\w+\.(\w+)`", TRAINER))
     swapped = re.findall(r"self\.(\w+) = ", inspect.getsource(AdapterTrainer._become))
-    assert len(swapped) > 8
+    assert len(swapped) >= 8
     assert [name for name in swapped if f"`{name}`" not in TRAINER and name != "player"] == []
 
 

@@ -40,6 +40,8 @@ def load_tasks(
         reason = "take or give more than scalars and flat lists; left out."
         print(f"--dataset {dataset}: {left_out} functions {reason}", flush=True)
     rows, held_out = split(rows, held_out, dataset)
+    random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
+    random.Random(0).shuffle(held_out)
     return rows[:train_count], held_out[:held_out_count]
 
 

@@ -253,7 +253,7 @@ def test_more_of_anything_never_needs_less():
 
 
 def arguments(model, **change):
-    sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256, "checkpointing": True}
+    sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256, "checkpointing": "on"}
     flags = {"four_bit": True, "eight_bit_adam": False, "dry_run": True}
     return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
 
@@ -339,9 +339,9 @@ def test_pairs_take_twice_the_rows(folder, card):
 )
 def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
     card(gib)
-    args = arguments(folder, rows_at_once=None, checkpointing=None, micro_batch=4, dry_run=False)
+    args = arguments(folder, rows_at_once=None, checkpointing="auto", micro_batch=4, dry_run=False)
     check_memory(args, MORE, adapters=2)
-    assert (args.rows_at_once, args.checkpointing) == (rows, checkpointing)
+    assert (args.rows_at_once, args.checkpointing) == (rows, "on" if checkpointing else "off")
     need = lambda **k: estimate(qwen("7B"), TURNS, **RUN | k)  # noqa: E731
     assert need(rows=rows)["sampling"] <= gib * GIB
     assert rows == 256 or need(rows=2 * rows)["sampling"] > gib * GIB
@@ -414,7 +414,7 @@ def test_what_trl_is_told(tmp_path):
         config = grpo_config(args, tmp_path, 128)
         assert config.optim == name
         assert config.bf16 == torch.cuda.is_available() and not config.gradient_checkpointing
-    args.checkpointing = True
+    args.checkpointing = "on"
     assert grpo_config(args, tmp_path, 128).gradient_checkpointing
 
 

@@ -98,7 +98,7 @@ def test_the_same_work_may_be_cut_into_other_parts(copied):
     """For a run that has met a full GPU: it goes on where it was."""
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
-    more = "--micro-batch 8 --checkpointing True".split()
+    more = "--micro-batch 8 --checkpointing on".split()
     assert "goes on from checkpoint-4" in run_here("tango.py", *small("tango.py", folder, *more))
     written = [
         [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]

@@ -55,6 +55,18 @@ def test_columns_as_codecontests_is_published(tmp_path):
     assert len(train) + len(held_out) == 61
 
 
+def test_a_sorted_file_is_shuffled_and_the_held_out_part_never_changes(tmp_path):
+    rows = [{**FILLER[0], "question": f"task {i:03}"} for i in range(300)]  # by difficulty, say
+    path = write(tmp_path, rows)
+    (train, held_out), (other, same) = (load_tasks(path, 50, 20, seed) for seed in (0, 1))
+    assert len(train) == 50 and len(held_out) == 20 and held_out == same
+    assert train != other and load_tasks(path, 50, 20, 0)[0] == train
+    for part in (train, other, held_out):
+        numbers = [int(row["question"][-3:]) for row in part]
+        assert min(numbers) < 100 and max(numbers) > 200 and numbers != sorted(numbers)
+    assert not {row["question"] for row in train + other} & {row["question"] for row in held_out}
+
+
 MBPP = {
     "text": "Write a function to scale a list.",
     "code": "def f(k, xs):\r\n\treturn [k * x for x in xs]",

@@ -4,6 +4,7 @@ step with completions that are given, runs."""
 import json
 import math
 from collections import defaultdict
+from itertools import product
 from types import SimpleNamespace
 
 import cure  # not its names: pytest would collect tester_rewards as a test
@@ -132,15 +133,38 @@ def test_p01_and_p00_carry_the_right_names():
     right, good = torch.tensor([True, False, False]), torch.tensor([True, True, False])
     unit = table("110 101 001")
     # programs 1 and 2 are wrong: of 4 cells on right tests one is passed, of 2 on the wrong both
-    pairs = cure.reward_precision(unit, right, good, ["p"] * 3, ["t"] * 3)
-    assert pairs == {"p01": [True, False, False, False], "p00": [True, True]}
+    found = cure.reward_precision(unit, right, good, ["p"] * 3, ["t"] * 3)
+    assert found["p01"] == [True, False, False, False] and found["p00"] == [True, True]
     none_wrong = cure.reward_precision(unit, torch.tensor([True] * 3), good, ["p"] * 3, ["t"] * 3)
-    assert none_wrong == {"p01": [], "p00": []}
+    assert none_wrong == {"p01": [], "p00": [], "mu": []}
     # what cannot be read is left out: program 2, and test 2 of the wrong ones
-    assert cure.reward_precision(unit, right, good, ["p", "p", None], ["t", "t", None]) == {
-        "p01": [True, False],
-        "p00": [],
-    }
+    found = cure.reward_precision(unit, right, good, ["p", "p", None], ["t", "t", None])
+    assert found["p01"] == [True, False] and found["p00"] == []
+
+
+def test_mu_is_the_margin_of_theorem_3_1():
+    """The mean of X over pairs of a wrong program and a test, in plain loops: 1 where it fails a
+    right one, -1 where it passes a wrong one. It is p_u (1 - p01) - (1 - p_u) p00."""
+    checked = 0
+    for seed in range(300):
+        own, unit = random_tables(seed)
+        rng = np.random.default_rng(seed + 1)
+        N, M = unit.shape
+        good = torch.tensor(rng.random(M) < 0.5)
+        found = cure.reward_precision(unit, own.all(1), good, ["p"] * N, ["t"] * M)
+        wrong = [j for j in range(N) if not all(own[j])]
+        X = [
+            (1 - int(unit[j, k])) if good[k] else -int(unit[j, k]) for j in wrong for k in range(M)
+        ]
+        assert len(found["mu"]) == (M if wrong else 0)
+        if wrong:
+            mu = sum(found["mu"]) / M
+            assert mu == pytest.approx(sum(X) / len(X), abs=1e-12)
+        if found["p01"] and found["p00"]:
+            checked += 1
+            p_u, (p01, p00) = good.double().mean(), (np.mean(found[n]) for n in ("p01", "p00"))
+            assert mu == pytest.approx(float(p_u * (1 - p01) - (1 - p_u) * p00), abs=1e-12)
+    assert checked > 150
 
 
 def test_theorem_3_1_by_simulation():
@@ -182,14 +206,15 @@ def test_shorter_is_better_against_the_printed_formula():
 @pytest.mark.parametrize(
     ("text", "program"),
     [
-        ("```python\nprint(1)\n```", "print(1)\n"),
-        (
-            "think\n```python\nprint(1)\n``` no\n```python\nprint(2)\n```\nend",
-            "print(2)\n",
-        ),  # the last one
-        ("```python\nprint(1)\n```\n```python\nprint(2)", "print(1)\n"),  # cut at the length limit
-        ("```python\nprint('```')\n```", "print('```')\n"),  # a fence inside of a line ends nothing
-        ("```python  \nx\n```", "x\n"),
+        ("```python\nprint(1)\n```", "print(1)"),
+        ("a\n```python\nprint(1)\n``` no\n```python\nprint(2)\n```\nend", "print(2)"),  # the last
+        ("```python\nprint(1)\n```\n```python\nprint(2)", "print(1)"),  # cut at the length limit
+        ("use ```python print(1)```, so", "print(1)"),  # inside of a line
+        ("1.\n   ```python\n   print(1)\n   ```", "print(1)"),  # indented
+        ("```python\r\nx = 1\r\nprint(x)\r\n```", "x = 1\r\nprint(x)"),
+        ("```python\nprint('```')\n```", "print('"),  # the next fence ends it, wherever it stands
+        ("```\n```python\nprint(1)\n```\n```", "print(1)"),  # nested
+        ("```python  \nx\n```", "x"),
         ("```\nprint(1)\n```", None),
         ("```Python\nprint(1)\n```", None),
         ("``` python\nprint(1)\n```", None),
@@ -219,8 +244,23 @@ def written_test(given="3\n", expected="7\n", mark=""):
         (written_test(mark="plaintext"), ("3\n", "7\n")),
         (written_test(mark="text"), ("3\n", "7\n")),
         (written_test("1\n") + "\nbetter:\n" + written_test("2\n"), ("2\n", "7\n")),  # the last one
-        (written_test(given=""), ("", "7\n")),  # a program may read nothing
-        (written_test(given="1\\n2\n"), ("1\\n2\n", "7\n")),  # a backslash stays what it is
+        (written_test(given=""), ("\n", "7\n")),  # a program may read nothing
+        (written_test(given="1\\n2"), ("1\n2\n", "7\n")),  # a written backslash-n is a new line
+        (written_test().replace("\n", "\r\n"), ("3\n", "7\n")),
+        (written_test().replace("```", "  ```"), ("3\n  \n", "7\n  \n")),  # indented
+        (written_test().replace("**Test O", "---\nthen\n**Test O"), ("3\n", "7\n")),
+        ("**Test Input:** ```3``` **Test Output:** ```7```", ("3\n", "7\n")),  # inside of a line
+        (written_test().replace("```\n", ""), ("3\n", "7\n")),  # without fences
+        ("**Test Input:**\n1\n2\n\n**Test Output:** 3", ("1\n2\n", "3\n")),  # to the end
+        (written_test(given="```\n3\n```\n"), ("\n", "7\n")),  # nested: the next fence ends it
+        # a heading that is only spoken of, and a second test that is cut: with fences the last
+        # block counts, and an input belongs to the output behind it
+        (written_test() + " so the **Test Output:** is 7", ("3\n", "7\n")),
+        (written_test() + "\n**Test Input:**\n```\n5\n```\n", ("3\n", "7\n")),
+        ("**Test Input:** 1 **Test Output:** 2 **Test Input:** 3", ("1\n", "2\n")),
+        # a fence that is not closed, or that is hidden in prose
+        ("**Test Input:** 1\n**Test Output:**\n```\n7\n", None),
+        (written_test().replace("Input:**\n", "Input:**\nHere it is:\n"), None),
         (written_test(expected=""), None),  # programs that print nothing would pass
         (written_test(expected=" \n \n"), None),
         (written_test().replace("Output", "Result"), None),
@@ -242,6 +282,17 @@ def written_test(given="3\n", expected="7\n", mark=""):
 )
 def test_parse_test(text, test):
     assert cure.parse_test(text) == test
+
+
+def test_completions_of_one_piece_repeated_end_in_something_sound():
+    """At any length every search goes through the text once."""
+    pieces = "**Test Input:**,**Test Output:**,**Explanation:,```,```python,plaintext,\n,\r\n,\\n, "
+    for first, piece in product(["", *pieces.split(",")], pieces.split(",")):
+        text = first + piece * (60_000 // len(piece))
+        program = cure.parse_program(text)
+        assert program is None or program in text and program.strip()
+        for test in (cure.parse_test(text), cure.parse_test(text + written_test())):
+            assert test is None or test[1].strip() and all(part[-1] == "\n" for part in test)
 
 
 # ------------------------------------------------------------------ the table and the step
@@ -417,20 +468,28 @@ def test_what_cannot_be_read_is_no_wrong_test(sandbox):
 
 
 # ------------------------------------------------------------------ evaluation
-def held_out_figures(sandbox, program, test, reference="print(int(input())+2)", base=None):
-    """`evaluate` on one task, x + 2, with given completions: all programs are alike, and so are all
-    tests and all programs of the base."""
+RIGHT, TWICE = "print(int(input())+2)", "print(int(input())*2)"
+
+
+def held_out_figures(sandbox, program, test, reference=RIGHT, base=None, tasks=1):
+    """`evaluate` on tasks x + 2, with given completions: all programs of a task are alike, and so
+    are all its tests and all programs of the base. Each of them is a text, or one per task."""
+    per_task = [[x] * tasks if isinstance(x, str) else x for x in (program, test, reference, base)]
+    program, test, reference, base = per_task
     trainer = bare(sandbox)
-    trainer.memory = {"base_programs": [[base] * cure.MANY]} if base else {}
+    written = [[text] * trainer.cfg.eval_samples for text in base or []]
+    trainer.memory = {"base_programs": written} if base else {}
 
     def generate_all(player, prompts):
-        return [code(program) if player == "coder" else test] * len(prompts)
+        assert len(prompts) == tasks * trainer.cfg.eval_samples
+        texts = [code(text) for text in program] if player == "coder" else test
+        return [text for text in texts for _ in range(trainer.cfg.eval_samples)]
 
     trainer.generate_all = generate_all
     row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"]}
-    figures = cure.evaluate(trainer, [{**row, "reference": reference}])
-    own = f"x=int(input())\nprint({program})\n"
-    assert trainer.memory == {"base_programs": [[base or own] * cure.MANY]}
+    figures = cure.evaluate(trainer, [{**row, "reference": known} for known in reference])
+    own = [[f"x=int(input())\nprint({text})"] * trainer.cfg.eval_samples for text in program]
+    assert trainer.memory == {"base_programs": written or own}
     return figures
 
 
@@ -441,11 +500,10 @@ def test_what_is_not_defined_is_not_shown(sandbox):
     assert figures["tester/accuracy"] == 1.0
     assert not (rates | {"tester/p01_base", "co/mu", "co/precision"}) & figures.keys()
     # these pass 2 -> 4; there is no wrong test and no correct program of the base
-    wrong_base = "print(int(input())*2)"
-    figures = held_out_figures(sandbox, "x+2", right, base=wrong_base)
-    assert figures["tester/p01_base"] == 1.0
-    assert not (rates | {"co/mu", "co/precision_bound", "co/precision"}) & figures.keys()
-    figures = held_out_figures(sandbox, "x+2", wrong, base=wrong_base)
+    figures = held_out_figures(sandbox, "x+2", right, base=TWICE)
+    assert figures["tester/p01_base"] == 1.0 and figures["co/mu"] == 0.0
+    assert not (rates | {"co/precision"}) & figures.keys()
+    figures = held_out_figures(sandbox, "x+2", wrong, base=TWICE)
     assert figures["tester/p00_base"] == 0.0 and "tester/p01_base" not in figures
     assert figures["co/best_of_4"] == 1.0
 
@@ -454,37 +512,60 @@ def test_p01_is_about_the_programs_of_now_and_p01_base_about_the_bases(sandbox):
     twice = "x*2"  # passes the right 2 -> 4 and the wrong 1 -> 2
     figures = held_out_figures(sandbox, twice, written_test("2\n", "4\n"), base="print(0)")
     assert figures["tester/p01"] == 1.0 and figures["tester/p01_base"] == 0.0
-    assert "tester/p00" not in figures
+    assert "tester/p00" not in figures and figures["co/mu"] == 1.0
     figures = held_out_figures(sandbox, twice, written_test("1\n", "2\n"), base="print(0)")
     assert figures["tester/p00"] == 1.0 and figures["tester/p00_base"] == 0.0
     assert "tester/p01" not in figures
 
 
-def test_a_reference_that_fails_its_own_tests_is_no_oracle(sandbox):
-    for reference in ("print(0)", "Add two to it.", ""):
-        test = written_test("2\n", "0\n")
-        figures = held_out_figures(sandbox, "x+2", test, reference, base="print(0)")
-        # by the correct programs, because there is nothing better
-        assert figures["tester/accuracy"] == 0.0 and figures["tester/p00_base"] == 1.0
+ABOUT_TESTS = {f"tester/{name}" for name in ("accuracy", "p01", "p00", "p01_base", "p00_base")}
+ABOUT_TESTS |= {"co/mu", "co/precision_bound"}
 
 
-def test_margin():
-    result = {
-        "tester/accuracy": 0.6,
-        "tester/parsed": 0.9,
-        "tester/p01_base": 0.25,
-        "tester/p00_base": 0.1,
-    }
-    mu = 0.6 * 0.75 - 0.3 * 0.1
-    expected = {"co/mu": mu, "co/precision_bound": 1 - math.exp(-(mu**2) * 16 / 8)}
-    assert cure.margin(result) == pytest.approx(expected)
-    assert cure.margin(result | {"tester/accuracy": 0.0})["co/precision_bound"] == 0.0  # mu < 0
-    del result["tester/p00_base"]
-    assert cure.margin(result) == {}
+@pytest.mark.parametrize("reference", ["print(0)", "Add two to it.", ""])
+@pytest.mark.parametrize("program", ["x+2", "x*2", "0"])
+def test_which_tests_are_right_does_not_depend_on_the_coder_of_now(sandbox, program, reference):
+    """Without a reference that passes its own tests, the base's correct programs decide; without
+    these nobody does, and the task is left out: no test of it is called wrong."""
+    right, wrong = written_test("2\n", "4\n"), written_test("2\n", "0\n")
+    figures = [
+        held_out_figures(sandbox, program, test, reference, base=RIGHT) for test in (right, wrong)
+    ]
+    assert [row["tester/accuracy"] for row in figures] == [1.0, 0.0]
+    assert [row["co/tasks_with_an_oracle"] for row in figures] == [1.0, 1.0]
+    for test in (right, wrong):
+        figures = held_out_figures(sandbox, program, test, reference, base="print(0)")
+        assert figures["co/tasks_with_an_oracle"] == 0.0 and not ABOUT_TESTS & figures.keys()
+        assert figures["coder/accuracy"] == float(program == "x+2")
+        assert figures["tester/parsed"] == 1.0
+
+
+def test_a_task_without_an_oracle_changes_no_figure_of_the_tester(sandbox):
+    """Its tests can be read, and its wrong programs pass them: they would have fed p00."""
+    tests = [written_test("2\n", "4\n"), written_test("5\n", "9\n"), written_test("2\n", "4\n")]
+    programs, references, base = ["x*2"] * 3, [RIGHT, RIGHT, ""], [TWICE, "print(9)", TWICE]
+    both = held_out_figures(sandbox, programs, tests, references, base, tasks=3)
+    known = held_out_figures(sandbox, programs[:2], tests[:2], references[:2], base[:2], tasks=2)
+    assert ABOUT_TESTS <= known.keys()
+    assert {key: both[key] for key in ABOUT_TESTS} == {key: known[key] for key in ABOUT_TESTS}
+    assert both["co/tasks_with_an_oracle"] == pytest.approx(2 / 3)
+    # mu: 0, a right test that the base's programs pass; -1, a wrong one that they pass
+    assert both["tester/accuracy"] == 0.5 and both["co/mu"] == -0.5
+
+
+def test_precision_bound_is_the_mean_of_the_tasks_bounds(sandbox):
+    """mu is 1 and 0 here: 1 - exp(-1 * 16 / 8) and 0; at their mean it would be another value."""
+    tests = [written_test("2\n", "4\n")] * 2
+    figures = held_out_figures(sandbox, "x+2", tests, base=["print(0)", TWICE], tasks=2)
+    assert figures["co/mu"] == 0.5
+    assert figures["co/precision_bound"] == pytest.approx((1 - math.exp(-2)) / 2)
+    tests = [written_test("1\n", "2\n")] * 2  # wrong, and passed: mu is negative
+    figures = held_out_figures(sandbox, "x+2", tests, base=TWICE, tasks=2)
+    assert figures["co/mu"] == -1.0 and figures["co/precision_bound"] == 0.0
 
 
 # ------------------------------------------------------------------ runs
-QUICK = "--steps 2 --eval-questions 1".split()
+QUICK = "--steps 2 --eval-questions 1 --eval-samples 2".split()
 
 
 def steps_of(folder):
@@ -521,6 +602,8 @@ def test_the_reference_of_the_kl_term_is_the_base(finished):
 def test_ablations(tmp_path, flags):
     run_here("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *flags.split()))
     assert len(steps_of(tmp_path / "run")) == 2
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {key for key in last if "best_of" in key} == {"eval/co/best_of_2"}
 
 
 def test_a_model_that_never_writes_a_program_is_seen_and_the_run_goes_on(tmp_path):

@@ -290,8 +290,16 @@ def test_rounding_noise_is_not_amplified_and_a_real_difference_is_kept():
     noisy = torch.tensor([1 / 3] * 16) + torch.tensor([0.0, 6e-8] * 8)
     assert noisy.unique().numel() == 2
     assert part_whiten(noisy, torch.zeros(16)).abs().max() < 1e-4
-    one_of_many = torch.tensor([1.0] * 31 + [0.5])
-    assert part_whiten(one_of_many, torch.zeros(32))[-1] == pytest.approx(-5.4, abs=0.1)
+
+
+@pytest.mark.parametrize("rows", [4, 32, 128])
+@pytest.mark.parametrize("paid", [0.0, 0.5])
+def test_the_only_slip_in_a_batch_weighs_what_the_paper_makes_it_weigh(rows, paid):
+    """(N - 1) / sqrt(N): 5.5 for one malformed row of 32, as the docstring says."""
+    A = part_whiten(torch.tensor([1.0] * (rows - 1) + [paid]), torch.zeros(rows))
+    assert A[-1].item() == pytest.approx(-(rows - 1) / math.sqrt(rows), rel=0.03)
+    assert A[:-1].tolist() == pytest.approx([1 / math.sqrt(rows)] * (rows - 1), rel=0.03)
+    assert A.sum().item() == pytest.approx(0, abs=1e-4)
 
 
 # ------------------------------------------------------------------ pools
@@ -370,7 +378,8 @@ def test_against_gold():
 # ------------------------------------------------------------------ the loop, piece by piece
 def make_mae(folder, seeds=12, **change):
     """A trainer on the embedded model, 4 rows of each role."""
-    args = mae.Args(questions=4, micro_batch=4, seed_questions=seeds, lr=1e-3, steps=4, **change)
+    sizes = {"questions": 4, "micro_batch": 4, "rows_at_once": 256, "seed_questions": seeds}
+    args = mae.Args(**sizes, lr=1e-3, steps=4, **change)
     args = fill_in(args, rows=12)
     model, tokenizer = load_model("tiny", ["agent"], 4, False, seed=0)
     train, held_out = load_questions("tiny", seeds + 8, 8, seed=0)
@@ -712,6 +721,50 @@ def test_hopeless_steps_must_follow_each_other(tmp_path):
     assert trainer.state.max_steps == 1
 
 
+# ------------------------------------------------------------------ evaluation
+def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_it_decodes():
+    """2 questions, 3 samples each. The judge, greedily, is always right; sampled, it says 10."""
+    held_out = [{"question": f"{i}+1 mod 10", "answer": str(i + 1)} for i in range(2)]
+    asked = []
+    written = {  # question -> its samples, then the greedy one
+        "0+1 mod 10": ["1", "1", "7", "1"],
+        "1+1 mod 10": ["7", "2", "7", "2"],
+    }
+
+    def generate_all(name, prompts, greedy=False):
+        users = [prompt[-1]["content"] for prompt in prompts]
+        asked.append((name, users, greedy))
+        if name == "proposer":
+            return ["<question>3+3 mod 10</question>"] * len(users)
+        if name == "solver":
+            left = {q: iter(texts[-1:] if greedy else texts) for q, texts in written.items()}
+            return [rf"\boxed{{{next(left[user])}}}" for user in users]
+        score = lambda user: 10 if not greedy or "Answer: 1" in user else 1  # noqa: E731
+        return [f"<score>{score(user)}</score>" for user in users]
+
+    cfg = SimpleNamespace(eval_samples=3, reference_share=0.5)
+    trainer = SimpleNamespace(generate_all=generate_all, cfg=cfg, memory={"questions": []})
+    result = mae.evaluate(trainer, held_out)
+    assert result["solver/accuracy"] == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert result["solver/greedy"] == 1.0
+    # the first samples are right and wrong, and the model finds both perfect
+    assert result["solver/judged"] == 1.0 and result["co/flattery"] == 0.5
+    assert result["judge/balanced_accuracy"] == 0.5 == result["judge/rank_agreement"]
+    assert result["judge/balanced_accuracy_greedy"] == 1.0 == result["judge/rank_agreement_greedy"]
+    assert trainer.memory["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
+    assert asked[0][1] == ["0+1 mod 10"] * 3 + ["1+1 mod 10"] * 3
+    names = [(name, len(users), greedy) for name, users, greedy in asked]
+    sampled = [("solver", 6), ("judge", 2), ("judge", 2), ("proposer", 1)]
+    assert names[:4] == [(*call, False) for call in sampled]
+    assert names[4:] == [("solver", 2, True), ("judge", 2, True)]
+    # later the base's answers are judged again, in the same order of calls
+    written["0+1 mod 10"][0] = "9"
+    mae.evaluate(trainer, held_out)
+    assert trainer.memory["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
+    assert [(name, len(users), greedy) for name, users, greedy in asked[6:]] == names
+    assert asked[7][1] != asked[8][1] == asked[2][1]
+
+
 # ------------------------------------------------------------------ runs
 QUICK = "--questions 4 --micro-batch 4 --seed-questions 8 --difficulty-samples 2".split()
 
@@ -746,9 +799,9 @@ def test_a_run_says_whether_it_learns_or_flatters_itself(finished):
         # one update for all
         assert not {"proposer/loss", "solver/loss", "judge/loss", "all/loss"} & row.keys()
     for row in evaluations:
-        flattery = row["eval/solver/judged"] - row["eval/solver/accuracy"]
-        assert row["eval/co/flattery"] == pytest.approx(flattery)
-        for key in "solver/greedy judge/balanced_accuracy judge/rank_agreement".split():
+        assert abs(row["eval/co/flattery"]) <= 1
+        judge = "balanced_accuracy rank_agreement balanced_accuracy_greedy rank_agreement_greedy"
+        for key in ["solver/greedy", *[f"judge/{name}" for name in judge.split()]]:
             assert 0 <= row[f"eval/{key}"] <= 1
         for key in "well_formed answerable new".split():
             assert 0 <= row[f"eval/proposer/{key}"] <= 1
