@@ -28,6 +28,7 @@ from pathlib import Path
 
 from common import scoring
 from common.errors import UserError
+from common.folder import seal
 from common.logprob import NonFiniteError
 from common.sampling import (
     PREFILL_TOKENS,
@@ -306,10 +307,11 @@ class AdapterTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # every process writes its own random numbers
         if self.args.should_save:
-            # written last: a checkpoint without it was cut short
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             (folder / "memory.json").write_text(json.dumps(self.memory))
+            seal(folder)  # last: a checkpoint without a seal was cut short
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Every adapter by its own name; Trainer would load into the active one."""

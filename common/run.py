@@ -17,6 +17,7 @@ With its folder and the same arguments (`--out FOLDER`), a run goes on where it 
 
 import atexit
 import dataclasses
+import errno
 import importlib.metadata
 import inspect
 import json
@@ -31,19 +32,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import UserError
+from common.folder import claim, release, write_whole
 from common.report import draw_curves, read_lines, write_report
 
 import torch
 import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
-
-MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
-MAY_CHANGE |= {"rows_at_once", "micro_batch", "checkpointing"}
-"""Arguments that do not change what is trained: evaluation has random numbers of its own, and the
-last three only say in how many parts the same work is done, for a run that has met a full GPU."""
 
 
 @contextmanager
@@ -58,9 +56,13 @@ def plain_errors():
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = 2
+    except KeyboardInterrupt:  # before training, or for the second time
+        print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
+        code = 130
     except SystemExit as ended:
         code = ended.code
     finally:
+        release()
         several = torch.distributed.is_initialized()
         if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
@@ -86,33 +88,32 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     """Make the run's folder, or find it again, and write down what is going to be run.
 
     Raises:
-        UserError: the folder cannot be written, or holds a run with other arguments, or only
-            checkpoints that were cut short.
+        UserError: see `folder.claim`; all processes raise it.
     """
     name = Path(script).stem
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    out = args.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{args.seed}"
-    this_process()  # the first process's clock names the folder for all
-    out = Path(broadcast_object_list([out])[0])
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
+    found, problem = None, None
     if this_process().is_main_process:
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / ".writable").touch()
-            (out / ".writable").unlink()
-        except OSError as error:
-            raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
-    this_process().wait_for_everyone()
-    checkpoint = checkpoint_to_resume(out, given)
-    this_process().wait_for_everyone()  # nobody may write before everybody has read
+            found = claim(args.out, name, given)
+        except UserError as error:
+            problem = error
+    found, problem = broadcast_object_list([found, problem])
+    if problem:
+        raise problem
+    folder, checkpoint, said = found
     if this_process().is_main_process:
-        (out / "args.json").write_text(json.dumps(given, indent=1) + "\n")
-        shutil.copy(script, out / Path(script).name)
-        (out / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
-    run = Run(out, name, checkpoint)
+        with in_a_sentence(folder):
+            write_whole(folder / "args.json", json.dumps(given, indent=1) + "\n")
+            shutil.copy(script, folder / Path(script).name)
+            (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    run = Run(folder, name, checkpoint)
     questions = f"{len(train)} training and {len(held_out)} held-out questions"
-    run.say(f"{name}.py, --model {args.model}, {questions}, in {out}")
+    run.say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
+    for line in said:
+        run.say(line)
     if checkpoint:
         run.say(f"goes on from {checkpoint.name}")
     if args.model == "tiny" and args.dataset != "tiny":
@@ -123,46 +124,30 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     return run
 
 
-def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
-    """None in a new folder, and where a run failed before its first step: its arguments may be put
-    right.
-    """
-    begun = [folder / "metrics.jsonl", *folder.glob("checkpoint-*")]
-    begun = [path for path in begun if path.exists() and path.stat().st_size]
-    if not begun or not (folder / "args.json").exists():
-        return None
-    before = json.loads((folder / "args.json").read_text())
-    other = [
-        f"--{key.replace('_', '-')} {before.get(key)}"
-        for key in sorted(given.keys() | before.keys())
-        if key not in MAY_CHANGE and given.get(key) != before.get(key)
-    ]
-    if other:
-        raise UserError(
-            f"--out {folder} holds a run with other arguments ({', '.join(other)}); repeat those, "
-            f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
-            f"longer."
-        )
-    return last_checkpoint(folder)
+@contextmanager
+def in_a_sentence(folder: Path):
+    """What a disk can do to a run in progress."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        safe = f"Its checkpoints are safe: go on with the same command and --out {folder}."
+        code, name = getattr(error, "errno", None), getattr(error, "filename", None)
+        if not folder.exists():
+            sentence = f"the run's folder {folder} is gone; nothing more can be saved."
+        elif code in (errno.ENOSPC, errno.EDQUOT) or full(folder):
+            sentence = f"no space is left for {name or folder}. {safe}"
+        elif name and Path(name).is_relative_to(folder):
+            sentence = f"{name}: {error.strerror}. {safe}"
+        else:
+            raise
+        raise UserError(sentence) from None
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint, if there is one; memory.json is what is written last.
-
-    Raises:
-        UserError: all checkpoints were cut short.
-    """
-    number = lambda path: int(path.name.split("-")[1])  # noqa: E731
-    found = sorted(folder.glob("checkpoint-*"), key=number, reverse=True)
-    for path in found:
-        if (path / "memory.json").exists():
-            return path
-    if found:
-        raise UserError(
-            f"--out {folder}: {found[0].name} was cut short while being written; delete it to "
-            f"start again."
-        )
-    return None
+def full(folder: Path) -> bool:
+    """torch and safetensors say in words of their own that a file could not be written."""
+    return shutil.disk_usage(folder).free < 1 << 20
 
 
 LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-verify"
@@ -187,11 +172,13 @@ class Run(TrainerCallback):
     def __init__(self, folder: Path, name: str, checkpoint: Path | None):
         self.folder, self.name, self.checkpoint = folder, name, checkpoint
         self.evaluations: list[dict] = []
-        self.stop = False
+        self.stop = 0  # the signal that asked for it
         self.spent = 0.0  # seconds before it was resumed
         self.main = this_process().is_main_process
-        if self.main:
-            self._forget_after(int(checkpoint.name.split("-")[1]) if checkpoint else -1)
+        for row in self._rows("metrics.jsonl"):
+            self.spent = row["seconds"]
+            if any(key.startswith("eval/") for key in row):
+                self.evaluations.append(row)
 
     def train(self, trainer, evaluate, args, curves: dict[str, list[str]]):
         """Train to the end or to Ctrl-C.
@@ -207,7 +194,8 @@ class Run(TrainerCallback):
             (self.folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
-        signal.signal(signal.SIGINT, self._interrupted)
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, self._interrupted)
         if len(trainer._get_train_sampler()) == 0:  # Trainer would end, and call it a success
             raise UserError(
                 f"--dataset {args.dataset}: {len(trainer.train_dataset)} training questions are "
@@ -219,15 +207,20 @@ class Run(TrainerCallback):
             trainer._load_from_checkpoint(self.checkpoint)
         else:
             try:
-                trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+                with in_a_sentence(self.folder):
+                    trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
             except torch.OutOfMemoryError:
                 raise UserError(self._full(trainer)) from None
+        with in_a_sentence(self.folder):
+            self._finish(trainer)
+
+    def _finish(self, trainer):
         if self.main:
             write_report(self.folder)
         if self.stop:
             again = f"go on with the same command and --out {self.folder}"
             self.say(f"stopped at step {trainer.state.global_step}; {again}")
-            sys.exit(130)
+            sys.exit(128 + self.stop)
         if self.main:
             trainer.model.save_pretrained(self.folder)
             (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
@@ -252,6 +245,10 @@ class Run(TrainerCallback):
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden)
         self.since = time.time()
         self.first = state.global_step
+        if self.main:  # not before: by now the checkpoint has been loaded
+            for name in ("metrics.jsonl", "rollouts.jsonl"):
+                rows = self._rows(name)
+                write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
         if state.global_step == 0:
             self._evaluate(0)
 
@@ -269,7 +266,7 @@ class Run(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         self.bar.update()
-        self.stop = any(gather_object([self.stop]))  # all processes stop after the same step
+        self.stop = max(gather_object([self.stop]))  # all processes stop after the same step
         if self.stop or state.global_step == state.max_steps:
             control.should_save = True
             control.should_training_stop = True
@@ -325,19 +322,13 @@ class Run(TrainerCallback):
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def _forget_after(self, step: int):
-        """What came after the checkpoint is written again; a line that was cut short is dropped."""
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
-            path = self.folder / name
-            rows = [row for row in read_lines(path)[0] if row["step"] <= step]
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            if name == "metrics.jsonl" and rows:
-                self.spent = rows[-1]["seconds"]
-                held_out = lambda row: any(key.startswith("eval/") for key in row)  # noqa: E731
-                self.evaluations = [row for row in rows if held_out(row)]
+    def _rows(self, name: str) -> list[dict]:
+        """The lines up to the checkpoint; what came after it is played again."""
+        step = int(self.checkpoint.name.split("-")[1]) if self.checkpoint else -1
+        return [row for row in read_lines(self.folder / name)[0] if row["step"] <= step]
 
-    def _interrupted(self, *_):
-        if self.stop:  # the second time: at once
-            raise KeyboardInterrupt
-        self.stop = True
+    def _interrupted(self, sign, _):
+        if self.stop and time.time() - self.asked > 1:  # torchrun hands on what the terminal sent
+            raise KeyboardInterrupt  # the second time: at once
+        self.stop, self.asked = sign, time.time()
         self.say("\nstopping after this step, with a checkpoint (Ctrl-C again to stop at once)")

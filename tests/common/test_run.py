@@ -8,7 +8,7 @@ import shutil
 
 from common import adapters
 from common.cotrainer import CoTrainer
-from common.run import Run, last_checkpoint
+from common.run import Run
 
 import pytest
 import torch
@@ -35,33 +35,6 @@ def copied(finished, tmp_path):
 
 
 # ------------------------------------------------------------------ going on
-def test_a_checkpoint_cut_short_is_passed_over(copied):
-    folder, whole = copied
-    (folder / "checkpoint-6" / "memory.json").unlink()
-    (folder / "checkpoint-6" / "optimizer.pt").write_bytes(b"half")
-    shown = run_here("tango.py", *small("tango.py", folder))
-    assert "goes on from checkpoint-4" in shown
-    assert "step 5/6" in shown and "step 4/6" not in shown
-    same_weights(folder, whole)
-    assert [row["step"] for row in metrics(folder)] == [row["step"] for row in metrics(whole)]
-
-
-def test_checkpoints_that_are_all_cut_short_are_named(copied):
-    folder, _ = copied
-    for path in folder.glob("checkpoint-*"):
-        (path / "memory.json").unlink()
-    message = refused("tango.py", *small("tango.py", folder))
-    assert f"--out {folder}: checkpoint-6 was cut short" in message and "delete it" in message
-
-
-def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
-    assert last_checkpoint(tmp_path) is None
-    for step in (2, 10, 9):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "memory.json").touch()
-    assert last_checkpoint(tmp_path).name == "checkpoint-10"
-
-
 def test_a_finished_run_is_left_as_it_is(copied):
     """And one that was cut short after its last step gets its adapters and its table."""
     folder, whole = copied
@@ -138,6 +111,7 @@ def test_a_start_that_failed_may_be_put_right(tmp_path):
     assert not folder.exists()  # what can be known beforehand leaves no folder
     folder.mkdir()
     (folder / "args.json").write_text('{"lr": 7}')
+    (folder / "tango.py").touch()
     (folder / "metrics.jsonl").touch()  # killed before the first evaluation
     assert "--model" in refused("tango.py", *arguments, "--model", tmp_path / "none")
     run_here("tango.py", *arguments, "--steps", "1", "--eval-every", "0", "--ver-warmup", "0")

@@ -1,0 +1,210 @@
+"""A run's folder: whose it is, who writes in it, and from which checkpoint a run goes on.
+
+    folder, checkpoint, said = claim(args.out, "tango", arguments, seed)
+
+Nothing of somebody else's is touched: a folder is ours if it is new, empty, or holds a run of the
+same script. A lock keeps a second run out, and the system lifts it when the first one ends, however
+that happens. A checkpoint counts if every file that was written into it is still there as it was.
+"""
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import platform
+import time
+import zlib
+from pathlib import Path
+
+from common.errors import UserError
+from common.report import read_lines
+
+MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
+MAY_CHANGE |= {"rows_at_once", "micro_batch", "checkpointing"}
+"""Arguments that do not change what is trained: evaluation has random numbers of its own, and the
+last three only say in how many parts the same work is done, for a run that has met a full GPU."""
+
+LOCKS = []  # open files; `release` closes them
+
+
+def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, list[str]]:
+    """Make the run's folder, or find it again, and lock it. Writes nothing else.
+
+    Args:
+        out: --out; None makes a new folder in runs/.
+        name: the script's, without .py.
+        given: its arguments.
+
+    Returns:
+        (the folder, the checkpoint to go on from if there is one, what the user should know).
+
+    Raises:
+        UserError: the folder cannot be written, is somebody else's or in use, holds a run with
+            other arguments, or one that cannot go on.
+    """
+    try:
+        folder = new_folder(name, given["seed"]) if out is None else Path(out)
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--out {folder}: is a file, not a folder.")
+        ours = is_ours(folder, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock(folder)
+        if not ours:
+            return folder, None, []
+        return folder, *checkpoint_to_resume(folder, given)
+    except OSError as error:
+        place = out or "runs"
+        raise UserError(f"--out {place}: cannot be written ({error.strerror}).") from None
+
+
+def new_folder(name: str, seed: int) -> Path:
+    """Made here, so that two runs that start in one second get two."""
+    base = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
+    Path("runs").mkdir(exist_ok=True)
+    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
+        try:
+            Path(base + suffix).mkdir()
+            return Path(base + suffix)
+        except FileExistsError:
+            continue
+
+
+def is_ours(folder: Path, name: str) -> bool:
+    """Whether the folder holds a run of this script; False: it is new, or empty.
+
+    Raises:
+        UserError: it holds anything else.
+    """
+    found = {path.name for path in folder.iterdir()} - {".lock"} if folder.exists() else set()
+    if not found:
+        return False
+    if "args.json" not in found:
+        raise UserError(
+            f"--out {folder}: neither empty nor a run's folder (it has no args.json); choose "
+            f"another one."
+        )
+    if f"{name}.py" not in found:
+        others = ", ".join(sorted(file for file in found if file.endswith(".py"))) or "nothing"
+        raise UserError(f"--out {folder}: holds a run of {others}, not of {name}.py.")
+    return True
+
+
+def lock(folder: Path):
+    """Held until `release`, or until the process ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    file = open(folder / ".lock", "a+")  # noqa: SIM115  it stays open
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read()
+        file.close()
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            return  # a file system without locks
+        raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
+    file.flush()
+    LOCKS.append(file)
+
+
+def release():
+    while LOCKS:
+        LOCKS.pop().close()
+
+
+# ------------------------------------------------------------------ going on
+def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[str]]:
+    """(None, []) where a run failed before its first step: its arguments may be put right."""
+    try:
+        before = json.loads((folder / "args.json").read_text())
+        before.keys()
+    except (ValueError, AttributeError):
+        raise UserError(f"--out {folder}: its args.json cannot be read.") from None
+    rows, _ = read_lines(folder / "metrics.jsonl")
+    steps = max([row["step"] for row in rows], default=0)
+    checkpoint, said = last_checkpoint(folder)
+    if not steps and not checkpoint:
+        return None, []
+    other = [
+        f"--{key.replace('_', '-')} {before.get(key)}"
+        for key in sorted(given.keys() | before.keys())
+        if key not in MAY_CHANGE and given.get(key) != before.get(key)
+    ]
+    if other:
+        raise UserError(
+            f"--out {folder} holds a run with other arguments ({', '.join(other)}); repeat those, "
+            f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
+            f"longer."
+        )
+    if checkpoint is None and steps >= min(before["save_every"], before["steps"]):
+        raise UserError(
+            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to go on from; it is "
+            f"left as it is. Choose another folder."
+        )
+    return checkpoint, said
+
+
+def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """(the newest whole checkpoint, if there is one, and what is wrong with newer ones).
+
+    Raises:
+        UserError: there are checkpoints, and none is whole.
+    """
+    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    found.sort(key=lambda path: int(path.name[11:]), reverse=True)
+    said = []
+    for path in found:
+        wrong = whats_wrong(path)
+        if not wrong:
+            return path, said
+        said.append(f"{path.name} is passed over: {wrong}")
+    if found:
+        raise UserError(
+            f"--out {folder}: no checkpoint is whole ({said[0].replace('passed over', 'broken')}); "
+            f"delete them to start again."
+        )
+    return None, []
+
+
+def seal(checkpoint: Path):
+    """Note size and CRC-32 of every file, after all of them have been written."""
+    (checkpoint / "files.json").unlink(missing_ok=True)  # of a broken one of the same step
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    noted = {str(path.relative_to(checkpoint)): signature(path) for path in files}
+    write_whole(checkpoint / "files.json", json.dumps(noted, indent=1) + "\n")
+
+
+def whats_wrong(checkpoint: Path) -> str:
+    """'' if every file is as `seal` found it."""
+    try:
+        noted = json.loads((checkpoint / "files.json").read_text())
+    except (OSError, ValueError):
+        return "it was cut short while being written"
+    for name, expected in noted.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if signature(path) != expected:
+            return f"{name} is not as it was written"
+    return ""
+
+
+def signature(path: Path) -> list[int]:
+    """[size, CRC-32]"""
+    size = crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return [size, crc]
+
+
+def write_whole(path: Path, text: str):
+    """Beside it first and then renamed, so that at no moment half of it is there."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)
