@@ -499,12 +499,6 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 def main(args: Args):
     rows = args.questions * args.group_size
     args = fill_in(args, rows)
-    if args.own_tests < 1 or args.time_limit <= 0 or (args.tolerance or 0) < 0:
-        limits = f"--own-tests {args.own_tests}, --time-limit {args.time_limit}"
-        raise UserError(
-            f"{limits}, --tolerance {args.tolerance}: at least one test, more than no time, "
-            f"no negative tolerance."
-        )
     check_memory(args, [(0, args.program_tokens), (0, args.test_tokens)], adapters=1)
     wanted = args.steps * args.questions * 4
     train, held_out = load_tasks(args.dataset, wanted, args.eval_questions, args.seed)

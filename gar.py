@@ -1,5 +1,5 @@
 r"""GAR: train a reasoner against a discriminator of slices of its reasoning (Liu et al. 2025,
-Generative Adversarial Reasoner, arXiv:2512.16917; no code was released).
+Generative Adversarial Reasoner, arXiv:2512.16917v2; we found no released code).
 
     python gar.py                                         the embedded model on a CPU, 5 minutes
     python gar.py --discriminator none                    baseline: plain GRPO
@@ -27,14 +27,18 @@ a judge.
 What we changed and it matters (the full list is in docs/gar.md)
     1. Both players are LoRA adapters on one base; the paper has a 7B reasoner and a 1.5B
        discriminator.
-    2. The paper's R_d = E_ref[log M_d] + E_gen[log(1 - M_d)] needs a probability M_d, and it does
-       not say how a verdict in words gives one. Here each verdict is a reward of 0 or 1.
+    2. The paper's R_d = E_ref[log M_d] + E_gen[log(1 - M_d)] needs M_d, the probability that a
+       slice is real, and it does not say how a verdict in words gives one. Here YES stands for
+       sound and for real, and each verdict is a reward of 0 or 1. So is R_a, which in the paper is
+       a solution's mean.
     3. The discriminator's group is not described: here M judgements of one slice. They share a
        mean, but the std is the whole batch's, because two verdicts divided by their own std are
        +-1 whatever the weights of R_d and R_a.
     4. The order is not described: here all slices are judged first, then both players are updated.
     5. Stage 1, supervised training of the discriminator, is one pass over the labels in
-       `--sft-labels`; the embedded model has had it.
+       `--sft-labels`; the embedded model has been taught to judge slices.
+    6. Prompts of our own, 16 questions of 8 solutions a step, a constant rate, no KL term. The
+       paper has 192 a step, it does not say of what, and a cosine.
 
 Shapes: P questions, G solutions each, B = P * G rows, T completion tokens.
 """
@@ -71,17 +75,17 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question, answer and
     reference, a solution"""
     steps: int = 24
-    """optimiser steps, each of both players"""
+    """optimiser steps, each of both players (paper: 400)"""
     questions: int = 16
-    """P, questions per step and process"""
+    """P, questions per step and process (paper: 192, questions or solutions)"""
     group_size: int = 8
     """G, solutions of a question, and M, judgements of a slice (paper: not said)"""
     lr: float = per_model(tiny=1e-3, real=2e-5)
-    """learning rate of both adapters, constant (paper: 1e-6, all weights)"""
+    """learning rate of both adapters, constant (paper: 1e-6 to 5e-7, all weights)"""
     kl: float = 0.0
     """weight of the k3 penalty towards the base (paper: not said)"""
     discriminator: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation, rows 7, 4 and 2 of table 4: one that is never trained, or none (plain GRPO)"""
+    """ablation, rows 7, 4 and 2 of table 4: one that RL never trains, or none (plain GRPO)"""
     reward: Literal["both", "alignment", "adversarial"] = "both"
     """ablation, rows 7, 5 and 6 of table 4: the discriminator's reward"""
     slice_tokens: int = per_model(tiny=18, real=320)
@@ -91,7 +95,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     solution_tokens: int = per_model(tiny=64, real=1024)
     """length limit of a solution"""
     judgement_tokens: int = per_model(tiny=64, real=128)
-    """K, length limit of a judgement, which cuts its rationale only (paper: 128)"""
+    """K, length limit of a judgement, which is to cut its rationale only (paper: 128)"""
     sft_labels: str | None = None
     """stage 1 first: a .jsonl file with question, slice, label (YES or NO), and optionally analysis
     and rationale"""

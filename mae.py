@@ -528,11 +528,9 @@ def main(args: Args):
     args = fill_in(args, rows)
     if args.questions % 2:
         raise UserError(f"--questions {args.questions} must be even.")
-    if not 0 <= args.reference_share <= 1:
-        raise UserError(f"--reference-share {args.reference_share} must be from 0 to 1.")
-    if not 0 <= args.seed_questions < args.pool_size:
+    if args.seed_questions >= args.pool_size:
         seeds = f"--seed-questions {args.seed_questions}"
-        raise UserError(f"{seeds} must be less than --pool-size {args.pool_size}, and not below 0.")
+        raise UserError(f"{seeds} must be less than --pool-size {args.pool_size}.")
     turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
     check_memory(args, turns, adapters=1)
     wanted = args.seed_questions + GOLD_QUESTIONS * (args.judge_reward == "agreement")

@@ -375,10 +375,11 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 def main(args: Args):
     rows = args.questions * args.group_size
     args = fill_in(args, rows)
-    if args.max_refills < 1:
-        raise UserError(f"--max-refills {args.max_refills} must be at least 1.")
-    if not 0 <= args.prm_warmup < args.steps:
-        raise UserError(f"--prm-warmup {args.prm_warmup} must be from 0 to less than --steps.")
+    low, high = kept_accuracies(args)
+    if low > high:
+        raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group would be kept.")
+    if args.prm_warmup >= args.steps:
+        raise UserError(f"--prm-warmup {args.prm_warmup} must be less than --steps {args.steps}.")
     if args.prm_update == "none" and args.prm_warmup == 0 and args.process_reward:
         raise UserError(
             "--prm-update none needs --prm-warmup: a PRM that was never trained gives no process "

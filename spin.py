@@ -14,21 +14,25 @@ The loop (algorithm 1)
                loss = mean of log(1 + e^-h)                                               eq. 4.7
 
 No reward model, no preference labels, nothing but the data of supervised fine-tuning. The
-opponent's own best response is the player (sec. 4.2), so its update is a copy of weights. At the
+opponent's own best response is the player (eq. 4.1-4.6), so its update is a copy of weights. At the
 first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
 
 What we changed and it matters (the full list is in docs/spin.md)
     1. Player and opponent are LoRA adapters on one base; the opponent's is called "ref". The
-       released code, given an adapter, would take the base as the opponent for ever.
+       released code, given adapters that are not merged, takes the base as the opponent for ever.
     2. The previous iteration's pairs are mixed in, as in the paper's experiments; algorithm 1 has
        the current ones only. They are scored against the new opponent, which did not write them.
-    3. The opponent samples at temperature 1, which is what the theory asks for.
+    3. The opponent samples at temperature 1, which is what the theory asks for; the released code
+       leaves it open.
     4. One chat template generates and trains, and a completion cut at the length limit keeps its
        cut. The released code has two templates, and appends an end token that was never written:
        by either, human answers can be told apart without reading them.
-    5. Fresh AdamW and schedule per iteration, and LoRA's learning rate; the paper has RMSProp.
-    6. Far fewer prompts: an iteration is one pass over the mixed pairs; the first, with nothing to
-       mix in, two passes over its own.
+    5. AdamW instead of RMSProp, as fresh in every iteration, and LoRA's learning rate; 32 pairs a
+       step instead of 64.
+    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; in the
+       first iteration, with nothing to mix in, two.
+    7. Questions with checkable answers, and a system prompt of our own. The paper's first model was
+       fine-tuned on the human answers before; ours need not have been.
 
 Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion tokens.
 """
@@ -83,10 +87,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     beta: float = 0.1
     """lambda, scale of the log-ratios (paper: 0.1)"""
     last_beta: float = 5.0
-    """lambda in the last iteration, also if it is the only one (paper: 5.0): a small step"""
+    """lambda in the last iteration, also if it is the only one (paper: 5.0 in its fourth)"""
     opponent: Literal["previous", "sft", "none"] = "previous"
-    """who writes y': the previous iterate; the first model for ever (DPO against the SFT model's
-    completions); nobody, which is continued SFT on the human answers for as many steps"""
+    """who writes y': the previous iterate; the first model for ever (DPO against its completions,
+    drawn anew in every iteration); nobody, which is continued SFT on the human answers for as many
+    steps"""
     mix_previous: bool = True
     """train on the previous iteration's pairs, too"""
     opponent_temperature: float = 1.0
@@ -354,7 +359,7 @@ def main(args: Args):
         raise UserError(
             f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos."
         )
-    if args.iterations < 1 or args.steps % args.iterations:
+    if args.steps % args.iterations:
         raise UserError(
             f"--steps {args.steps} is not a multiple of --iterations {args.iterations}."
         )

@@ -2,7 +2,7 @@ r"""RL Tango: train a generator and the verifier of its steps, in turns (Zha et 
 arXiv:2505.15034).
 
     python tango.py                                       the embedded model on a CPU, 5 minutes
-    python tango.py --verifier none                       baseline: plain GRPO
+    python tango.py --verifier none --steps 21            plain GRPO, as many generator steps
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
 The loop (algorithm 1)
@@ -15,17 +15,19 @@ The loop (algorithm 1)
 
     Both are updated with `CoTrainer.loss`, see common/cotrainer.py.
 
-No step is ever labelled. The verifier is paid for its final verdict only, so it has to learn to
-judge steps in order to get that right. The generator is paid for its answer and for the verdicts on
-its steps, never for the final verdict, so it gains nothing by flattering the verifier's conclusion.
+RL sees no step labels. The verifier is paid for its final verdict and its format, so it learns to
+judge steps only as far as that helps the final verdict; the embedded one has been taught to, and
+does it well when decoded greedily. The generator is paid for its answer and for the verdicts on its
+steps, never for the final verdict: to flatter the verifier's conclusion gains it nothing.
 
 What we changed and it matters (the full list is in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within each sequence
        first, the released code within micro-batches of 4.
-    3. Groups of 8 and 128 rows a step on one device; the paper has 5 and 1,280 on 32 GPUs. The
-       verifier's warm-up is 20 of 48 steps; the paper's 40 of 440.
-    4. No supervised warm-up of the generator: the model must already know the format.
+    3. Groups of 8 and 128 rows a step; the paper has 5 and 1,280. The verifier's warm-up is 20 of
+       48 steps, 42 %; the paper's 40 of 440, 9 %.
+    4. No supervised warm-up of the generator: the model must already know the format. The paper's
+       verifier is a base model; the embedded one has been taught to verify.
     5. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.
@@ -55,7 +57,7 @@ from datasets import Dataset
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
     steps: int = 48
-    """optimiser steps, both players together"""
+    """optimiser steps, both players together (paper: 440, of which 300 are the generator's)"""
     questions: int = 16
     """P, questions per step and process (paper: 256)"""
     group_size: int = 8
@@ -69,17 +71,17 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     ver_steps: int = 1
     """N_v, verifier steps per cycle (paper: 1)"""
     ver_warmup: int = 20
-    """verifier steps before everything else (paper: 40 of 440)"""
+    """verifier steps before everything else, by default 42 % of all (paper: 40 of 440, 9 %)"""
     alpha: float = 0.1
-    """weight of the step advantage at the start; it falls to 0.001 over the generator's steps"""
+    """weight of the step advantage at the start (paper: 0.1); it falls to 0.001 by the end"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation: a verifier that is never trained, or no step rewards at all (plain GRPO)"""
+    """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     solution_tokens: int = per_model(tiny=64, real=1024)
-    """length limit of a solution (paper: 2048)"""
+    """length limit of a solution (released code: 2048)"""
     judgement_tokens: int = per_model(tiny=96, real=1024)
-    """length limit of a judgement (paper: 4096)"""
+    """length limit of a judgement (released code: 4096)"""
 
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
@@ -239,14 +241,14 @@ def tango_advantages(
     z = torch.where(alone, step_rewards.nan_to_num(0.0), z)  # a pool of one has mean 0, std 1
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
     A_step = step_return_to_go(z, step_ends, mask)  # (B, T)
-    # A = (1 - alpha) A_out + alpha A_step: normalised apart, because merging rewards was unstable
+    # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
     return ((1 - alpha) * A_out + alpha * A_step) * mask
 
 
 def class_weights(labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Eq. 9: labels (B,) bool and running counts (2,) of wrong and right -> (B,), mean 1.
 
-    Without it the verifier of a mostly wrong generator learns to say INCORRECT always.
+    The paper: without it the verifier of a mostly wrong generator learns to say INCORRECT always.
     """
     s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of the row's class)
     return s * len(s) / s.sum()
@@ -286,7 +288,7 @@ class Tango(CoTrainer):
         alpha = self.alpha()
         verdicts, ends = [[]] * len(rows), [[]] * len(rows)
         if alpha > 0:
-            # one each, at temperature 1: a verifier that is never certain is harder to game
+            # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
             asked = [verify_prompt(r["question"], text) for r, text in zip(rows, batch["texts"])]
             batch["judgements"] = self.generate("verifier", asked)
             # its final verdict is for the metrics only
@@ -396,7 +398,7 @@ def verdict_metrics(finals: list[bool | None], labels: list[bool]) -> dict[str, 
 
 
 def step_f1(questions: list[str], solutions: list[str], judgements: list[str]) -> float:
-    """F1 of finding the wrong steps, against gold step labels that are never trained on. Embedded
+    """F1 of finding the wrong steps, against gold step labels that RL never sees. Embedded
     questions only.
     """
     hits = said = wrong = 0
@@ -446,7 +448,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
             result[f"verifier/{key}{suffix}"] = value
         if all(map(parse_question, questions)):  # embedded questions have gold step labels
             result[f"verifier/step_f1{suffix}"] = step_f1(questions, solutions, judgements)
-    # both: of n solutions of a question, the verifier's favourite; for every fourth question
+    # both: of n solutions of a question, the verifier's favourite; the first quarter of questions
     some = n * max(1, len(held_out) // 4)
     scores = []
     for judgement in judge(several[:some], samples[:some]):
@@ -478,7 +480,7 @@ def main(args: Args):
         raise UserError(
             f"--generator frozen with --verifier {args.verifier} leaves nobody to train."
         )
-    if min(args.gen_steps, args.ver_steps) < 0 or args.gen_steps + args.ver_steps == 0:
+    if args.gen_steps + args.ver_steps == 0:
         cycle = f"--gen-steps {args.gen_steps} and --ver-steps {args.ver_steps}"
         raise UserError(f"{cycle}: a cycle needs a step of one of them.")
     turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]

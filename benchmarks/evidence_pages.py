@@ -52,24 +52,36 @@ NOTES = {
     "tango": """
         The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that
         learns to judge steps without step labels; without class weights the verifier collapses.
-        Here the verifier does learn to judge steps. But all generators are nearly perfect after 21
-        steps, so that none reaches GRPO's last accuracy sooner, and the verifier does not collapse:
-        the embedded generator is right often enough from the start. The last two variants take the
+        Here all generators are nearly perfect after 21 steps: held out, no variant that knows the
+        answer ends clearly ahead, in most runs co-training does not reach GRPO's last training
+        accuracy in as many generator steps, and it takes about four times GRPO's seconds. The
+        verifier's figures, sampled at T = 1, rise without step labels in RL. But the embedded one
+        has been taught to judge steps, and decoded greedily it finds nearly all wrong ones before
+        RL (`eval/verifier/step_f1_greedy` at step 0 of any run; these runs did not log it yet).
+        Without class weights it does not collapse: the embedded generator is right often enough
+        from the start. The last two variants take the
         gold answer out of the generator's reward (alpha = 1). A frozen verifier is then a worse
-        teacher than a co-trained one; it is not gamed, for its accept rate stays below the
-        truth.""",
+        teacher than a co-trained one in each of the three seeds. Whether it is gamed these runs
+        cannot tell: the generator is paid for verdicts on steps, and they logged final ones, whose
+        accept rate stays below the truth.""",
     "prime": """
         The paper reports a ratio of 2.5.""",
     "gar": """
-        The paper's table 4: each row better than the one before. Here plain GRPO is soon nearly
-        perfect, and no row is better. What the discriminator says does differ: agreement alone
-        drifts to YES for everything, in some runs for unsound slices, too; telling real from
-        generated alone keeps them down, and sound ones as well; both together say YES to sound
-        slices and seldom to unsound ones.""",
+        The paper's table 4, on two sets of 30 problems and without a spread: of the rows shown,
+        each is better than the one before. Row 3, a plain fixed critic (56.7 / 40.4), is left out:
+        it needs one that was not taught to judge slices, and the embedded model was. Here plain
+        GRPO is soon nearly perfect, and no row is better; row 4, the fixed discriminator, is worse
+        in each of the five seeds. What the discriminator says at T = 1 does differ (decoded
+        greedily, it tells sound from unsound slices before any RL): agreement alone drifts to YES
+        for everything, in some runs for unsound slices, too; telling real from generated alone
+        keeps them down, and sound ones as well; both together say YES to sound slices and seldom
+        to unsound ones. The last column rests on the few wrong slices that a run's own reasoner
+        still writes, some twenty a run.""",
     "spin": """
-        The paper: accuracy rises with every iteration, where continued SFT on the same data does
-        not. There the starting model had been trained on these very data before; the embedded one
-        has not, so SFT still has something to give. With the opponent fixed at the SFT model the
+        The paper: the average of six benchmarks rises with every iteration, where one more epoch
+        of SFT lowers it. There the first model had been trained on these very data before; the
+        embedded one was last taught solutions with mistakes, so SFT on right ones still has
+        something to give, and is ahead of SPIN here. With the opponent fixed at the SFT model the
         seeds differ more, and some fall back on the way: human answers become less likely again,
         which the loss allows as long as the opponent's become less likely still.""",
 }

@@ -139,7 +139,7 @@ def tango_claims(results: Results) -> list[tuple]:
             " against ".join(ends),
         ),
         (
-            "the verifier judges steps without step labels: step F1",
+            "step F1 of the verifier at T = 1, without step labels in RL; greedily it starts high",
             "rises",
             results.rise("co-trained", "verifier/step_f1"),
         ),

@@ -171,7 +171,7 @@ HOSTILE = {
     "while True: print('x' * 10 ** 6)": Status.OUTPUT,
     "import socket; socket.socket()": Status.ERROR,
     "open('/etc/passwd')": Status.ERROR,
-    "for i in range(9): open(str(i), 'w').write('x' * 1000)": Status.OK,
+    "for i in range(9): open(str(i), 'w').write('x' * 1000)": Status.ERROR,
     THREADS: Status.OK,
     "import ctypes; ctypes.string_at(0)": Status.WRONG_EXIT,
     "import os; os.kill(os.getppid(), 9)": Status.ERROR,
@@ -179,7 +179,7 @@ HOSTILE = {
 
 
 def footprint(sandbox: Sandbox) -> dict:
-    """Processes, descriptors, files and memory (MB) of this process and the sandbox's workers."""
+    """Processes, descriptors and memory (MB) of this process and the sandbox's workers."""
     workers = [worker.process.pid for worker in sandbox.workers]
     parents = []  # of every process of this machine
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -196,7 +196,6 @@ def footprint(sandbox: Sandbox) -> dict:
         "processes": sum(parent in map(str, [os.getpid(), *workers]) for parent in parents),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "worker_descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers),
-        "files": sum(len(os.listdir(worker.folder)) for worker in sandbox.workers),
         "trainer_mb": round(resident(os.getpid()), 1),
         "worker_mb": round(sum(map(resident, workers)), 1),
     }
@@ -226,12 +225,10 @@ def load(total: int) -> dict:
                 print(f"{seconds:.0f} s, {wrong.total()} wrong, {rows[-1]}", flush=True)
         seconds = time.perf_counter() - start
         same_workers = pids == [worker.process.pid for worker in sandbox.workers]
-        folders = [worker.folder for worker in sandbox.workers]
     return {
         "seconds": seconds,
         "wrong": wrong,
         "same_workers": same_workers,
-        "folders_left": sum(map(os.path.exists, folders)),
         "footprint": rows,
     }
 

@@ -32,7 +32,8 @@ COLUMNS = {
     "eval/generator/greedy": "the same, greedy",
     "eval/verifier/balanced_accuracy": "verifier balanced accuracy",
     "eval/verifier/step_f1": "verifier step F1",
-    "eval/co/best_of_4": "best of 4, picked by the verifier",
+    "eval/co/mean_of_same": "mean of 4 samples, a quarter of the questions",
+    "eval/co/best_of_4": "best of these 4, picked by the verifier",
 }
 
 

@@ -6,6 +6,7 @@ shows one list.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,18 @@ from typing import Literal
 from common.errors import UserError
 
 import torch
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from trl import GRPOConfig
+
+# Bounds of all scripts' numbers. By default from 0 on, and for *_tokens from 1 on.
+SIZES = """steps questions eval_questions eval_samples save_every lora_rank micro_batch rows_at_once
+    iterations max_refills own_tests difficulty_samples pool_size"""
+SHARES = "alpha reference_share silent_share keep_low keep_high"
+AT_LEAST = dict.fromkeys(SIZES.split(), 1) | {"time_limit": 0.001}
+AT_MOST = dict.fromkeys(SHARES.split(), 1) | {"time_limit": 3600, "seed": 2**32 - 1}  # numpy's
 
 
 class _PerModel:
@@ -88,23 +100,24 @@ def fill_in(args: RunArgs, rows: int) -> RunArgs:
     largest one that divides them.
 
     Raises:
-        UserError: a size below 1, a group of one, or a micro-batch that does not divide the rows.
+        UserError: a number out of its bounds, a group of one, a tracker that is not there, or a
+            micro-batch that does not divide the rows.
     """
     left = {k: v for k, v in vars(args).items() if isinstance(v, _PerModel)}
     filled = {k: v.for_tiny if args.model == "tiny" else v.for_real for k, v in left.items()}
     if "micro_batch" in filled and rows > 0:
-        filled["micro_batch"] = max(n for n in divisors(rows) if n <= filled["micro_batch"])
+        sizes = range(1, filled["micro_batch"] + 1)
+        filled["micro_batch"] = max(n for n in sizes if rows % n == 0)
     args = dataclasses.replace(args, **filled)
-    sizes = "steps questions eval_questions eval_samples save_every lora_rank micro_batch"
-    for name in [*sizes.split(), "rows_at_once"]:
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} {getattr(args, name)} must be at least 1.")
     if getattr(args, "group_size", 2) < 2:
         raise UserError(
             f"--group-size {args.group_size}: rewards are compared within a group, "
             f"so it must be at least 2."
         )
+    for name, value in vars(args).items():
+        if isinstance(value, int | float):  # a switch is 0 or 1
+            check_number(name, value)
+    check_tracker(args.report_to)
     if rows % args.micro_batch:
         fitting = ", ".join(map(str, divisors(rows)))
         raise UserError(
@@ -112,6 +125,30 @@ def fill_in(args: RunArgs, rows: int) -> RunArgs:
             f"(see --questions); it can be {fitting}."
         )
     return args
+
+
+def check_number(name: str, value: float):
+    """Raises UserError unless it is finite and within the bounds of this argument."""
+    least = AT_LEAST.get(name, int(name.endswith("_tokens")))
+    most = AT_MOST.get(name, math.inf)
+    if least <= value <= most and value < math.inf:  # NaN is in no bounds
+        return
+    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+    finite = "" if -math.inf < value < math.inf else "finite, and "
+    raise UserError(f"--{name.replace('_', '-')} {value} must be {finite}{bounds}.")
+
+
+def check_tracker(name: str):
+    """Raises UserError for a tracker that transformers does not know or find installed."""
+    if name in ("none", "all"):
+        return
+    installed = get_available_reporting_integrations()
+    if name not in installed:
+        known = name in INTEGRATION_TO_CALLBACK
+        reason = "it is not installed" if known else "there is no such tracker"
+        raise UserError(
+            f"--report-to {name}: {reason}; it can be {', '.join(['none', *installed])}."
+        )
 
 
 def divisors(number: int) -> list[int]:

@@ -14,15 +14,14 @@ turns right programs wrong on a busy machine, and its results travel as text tha
 print itself. benchmarks/sandbox.py compares the two.
 """
 
+import fcntl
 import math
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ class Status(Enum):
     MEMORY = worker.MEMORY
     """MemoryError or ENOMEM that it did not catch"""
     OUTPUT = worker.OUTPUT
-    """too much, on stdout or in files"""
+    """too much on stdout"""
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,16 @@ class Result:
 
 
 class Sandbox:
-    """A pool of warm workers, as a context manager; `close` leaves no process, file or folder.
+    """A pool of warm workers, as a context manager. Neither they nor programs make any file;
+    `close`, or the end of this process by whatever means, leaves no process of theirs.
 
     Args:
         workers: programs that run at the same time.
         unsafe: run programs even on a machine that lacks a layer.
 
     Raises:
-        UserError: a layer is missing (which one, and what brings it), or this is not Linux.
+        UserError: a layer is missing (which one, and what brings it), this is not Linux, or
+            programs cannot be run here (why).
     """
 
     def __init__(self, workers: int = os.cpu_count() or 1, unsafe: bool = False):
@@ -93,7 +94,15 @@ class Sandbox:
         if workers < 1:
             raise UserError(f"{workers} sandbox workers: at least 1 is needed.")
         self.count, self.workers = workers, []
-        self._fill()
+        try:
+            self._fill()
+            # what keeps programs from running, hard limits for example, says so here
+            (result,) = self.run(["pass"], [""])
+            if result.status is not Status.OK:
+                raise _cannot_run(f"an empty program ends with {result.status.name}")
+        except BaseException:
+            self.close()
+            raise
         # the layers that this machine does not offer
         found = set(LAYERS).intersection(*(one.layers for one in self.workers))
         self.missing = [name for name in LAYERS if name not in found]
@@ -124,10 +133,14 @@ class Sandbox:
             time_limit: CPU seconds per run. Wall-clock time is limited to 10 times that, and at
                 least 5 s more.
             memory_limit: bytes of address space per run, on top of the interpreter's own.
-            output_limit: bytes on stdout per run, and in any one file that a program writes.
+            output_limit: bytes on stdout per run.
+
+        Raises:
+            UserError: a limit that is none, or programs cannot be started with these (why).
         """
         if len(programs) != len(inputs):
             raise ValueError(f"{len(programs)} programs and {len(inputs)} inputs")
+        _check_limits(time_limit, memory_limit, output_limit)
         wall = max(10 * time_limit, time_limit + 5)
         limits = worker.JOB.pack(time_limit, wall, memory_limit, output_limit)
         self._fill()
@@ -146,11 +159,13 @@ class Sandbox:
                     i, attempt, _ = busy[one]
                     results[i] = one.finish()
                     del busy[one]
-                    if results[i] is None:  # the worker was killed
+                    if results[i] is None:  # the worker was killed, or failed
                         self._discard(one)
                         self._fill()
                         if attempt < ATTEMPTS:
-                            waiting.append((i, attempt + 1))
+                            waiting.appendleft((i, attempt + 1))  # if none can run, it says so soon
+                        elif one.failure:  # which says nothing about the program
+                            raise _cannot_run(one.failure)
                         else:
                             results[i] = Result(Status.ERROR, b"")
                 for one, (_, _, latest) in busy.items():
@@ -174,8 +189,12 @@ class Sandbox:
         self.close()
 
     def _fill(self):
-        """Start as many workers as are missing."""
-        self.workers += [_Worker() for _ in range(self.count - len(self.workers))]
+        """Start as many workers as are missing, or were killed while they had nothing to do."""
+        for one in [one for one in self.workers if one.stdout is None]:
+            if one.process.poll() is not None:
+                self._discard(one)
+        while len(self.workers) < self.count:
+            self.workers.append(_Worker())
         for one in self.workers:
             one.wait_until_ready()
 
@@ -188,7 +207,6 @@ class _Worker:
     """common/sandbox/worker.py in a process of its own, and the socket to it."""
 
     def __init__(self):
-        self.folder = tempfile.mkdtemp(prefix="duet-sandbox-")  # the private folder of its programs
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         site_packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         # -S -s -P: nothing that is the user's
@@ -196,48 +214,64 @@ class _Worker:
         environment = dict(ENVIRONMENT)
         if "LD_LIBRARY_PATH" in os.environ:  # Python itself may need it
             environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        # Where our stderr is closed, 2 is free, and would be taken by the socket or by a program's
+        # files: the worker's 0, 1 and 2 are open in any case, and the socket comes after them
+        passed = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)
+        theirs.close()
         self.process = subprocess.Popen(
-            [*command, str(theirs.fileno()), self.folder, *site_packages],
+            [*command, str(passed), str(os.getpid()), *site_packages],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            stderr=subprocess.DEVNULL,
+            pass_fds=[passed],
             start_new_session=True,  # Ctrl-C is for the trainer alone
         )
-        theirs.close()
+        os.close(passed)
         self.layers: list[str] | None = None  # those that hold here: its first message
         self.stdout: int | None = None  # of the program that it is running
+        self.failure = ""  # why it could not go on, in its own words
 
     def wait_until_ready(self):
         if self.layers is None:
-            message = self.link.recv(1024)
+            message = self._receive()
             if not message:
-                code = self.process.wait()
-                raise RuntimeError(f"a sandbox worker did not start (exit code {code})")
+                reason = self.failure or f"a worker ended with exit code {self.process.wait()}"
+                raise _cannot_run(reason)
             self.layers = message.decode().split(",")
+
+    def _receive(self) -> bytes:
+        """Empty: it is gone, and `failure` says why if it could."""
+        try:
+            message = self.link.recv(1024)
+        except ConnectionResetError:
+            return b""
+        if message[:1] == bytes([worker.FAILED]):
+            self.failure = message[1:].decode(errors="replace")
+            return b""
+        return message
 
     def fileno(self) -> int:
         return self.link.fileno()  # readable when the program has ended
 
     def start(self, program: bytes, stdin: bytes, limits: bytes):
         files = [os.memfd_create(name) for name in ("program", "stdin", "stdout")]
-        for fd, content in zip(files, (program, stdin)):
-            os.pwrite(fd, content, 0)
-        try:
-            socket.send_fds(self.link, [limits], files)
-        except OSError:
-            pass  # it is gone: `finish` will say so
         *sent, self.stdout = files
-        for fd in sent:
-            os.close(fd)
+        try:
+            for fd, content in zip(sent, (program, stdin)):
+                if os.pwrite(fd, content, 0) < len(content):  # a part would be another program
+                    raise _cannot_run(f"RLIMIT_FSIZE (ulimit) is below {len(content)} bytes")
+            socket.send_fds(self.link, [limits], files)
+        except ConnectionError:
+            pass  # it is gone: `finish` will say so
+        finally:
+            for fd in sent:
+                os.close(fd)
 
     def finish(self) -> Result | None:
         """None: the worker is gone, and the program with it."""
-        try:
-            answer = self.link.recv(1)
-        except ConnectionResetError:
-            answer = b""
+        answer = self._receive()
         stdout, self.stdout = self.stdout, None
         output = os.pread(stdout, os.fstat(stdout).st_size, 0)
         os.close(stdout)
@@ -247,7 +281,7 @@ class _Worker:
         return Result(status, b"" if status is Status.OUTPUT else output)
 
     def close(self):
-        self.link.close()  # the worker ends its program and itself, and removes the folder
+        self.link.close()  # the worker ends its program and itself
         try:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -255,7 +289,17 @@ class _Worker:
             self.process.wait()
         if self.stdout is not None:
             os.close(self.stdout)
-        shutil.rmtree(self.folder, ignore_errors=True)  # in case it was killed
+
+
+def _check_limits(time_limit: float, memory_limit: int, output_limit: int):
+    if not 0 < time_limit < math.inf:
+        raise UserError(f"a time limit of {time_limit} s for programs: must be over 0 and finite.")
+    if memory_limit < 0 or output_limit < 0:
+        raise UserError(f"limits of {memory_limit} and {output_limit} bytes for programs: below 0.")
+
+
+def _cannot_run(reason: str) -> UserError:
+    return UserError(f"model-written programs cannot be run on this machine: {reason}.")
 
 
 def _encode(text: bytes | str) -> bytes:
@@ -263,7 +307,8 @@ def _encode(text: bytes | str) -> bytes:
 
 
 # ------------------------------------------------------------------ comparison, in the trainer
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# Not \d+\.?\d*, which tries every division of a row of digits: minutes for 60,000 of them
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 
 

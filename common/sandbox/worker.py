@@ -12,8 +12,8 @@ which is a copy of its memory, holds nothing about earlier runs.
 The walls are put up between the fork and the program's first line, and nothing inside can take them
 down:
 
-    Landlock    files by allow-list: Python's libraries, to read; the private folder, for regular
-                files; /dev/null and the like. No home, no /etc, no /proc. Nor can the program see
+    Landlock    files by allow-list: Python's libraries, to read; /dev/null and the like. No home,
+                no /etc, no /proc, and no place where it could make a file. Nor can the program see
                 another process's memory, environment or files.
     seccomp     system calls by allow-list: no fork and no exec (a program is one process; it may
                 have threads), no socket, no pipe, no signal to anybody, no ptrace, mount, chmod,
@@ -21,15 +21,27 @@ down:
                 lacks them. So subprocess, multiprocessing and asyncio do not work.
     limits      CPU time, address space, size of a file, open files. Root's capabilities are given
                 up, or it could lift the limits. What the kernel has no such limit for is watched:
-                wall-clock time, threads, the size of the folder.
+                wall-clock time, threads.
 
 Landlock and seccomp need Linux but no privilege, and work in containers, where namespaces often do
 not.
 
-Not protected against: bugs of the kernel; side channels (timing, caches); asking whether a file of
-a known name exists, how large and how old it is, where a symbolic link leads, which group a process
-belongs to. The watch over its folder does not see files that a program has unlinked: of them it can
-hold as many as it can have open, each of at most the output limit.
+What bounds what a program takes, besides time:
+
+    disk        nothing to bound: a program makes no file. Files that are deleted but still mapped
+                would be in nobody's sight, and no limit of the kernel's counts them.
+    memory      its address space, and two memory files: what it writes to stdout, and over its
+                stdin, each of at most the output limit.
+    threads     not strictly. MAX_THREADS is looked at every TICK, or later on a busy machine: a
+                program that calls the C library directly was seen to start 10,000 before it was
+                ended. To count them as they start, one needs a cgroup of one's own, or a user who
+                is not root and has nothing else running (RLIMIT_NPROC).
+
+The next program finds nothing of the one before: no file, and file descriptors of its own.
+
+Not protected against: bugs of the kernel; side channels (timing, caches, how many processes there
+are, when a library was last read); asking whether a file of a known name exists, how large and how
+old it is, where a symbolic link leads, which group a process belongs to.
 
 Imports are few, but those of programs are made in advance: a fork costs what is loaded, an import
 in the fork twenty times that.
@@ -59,19 +71,22 @@ import time
 import types
 import typing  # noqa: F401
 
-OK, WRONG_EXIT, ERROR, TIMEOUT, MEMORY, OUTPUT, GONE = range(7)
-"""How a program ended: the worker's answer, and the values of `Status`. GONE: the trainer is."""
+OK, WRONG_EXIT, ERROR, TIMEOUT, MEMORY, OUTPUT, GONE, FAILED = range(8)
+"""How a program ended: the worker's answer, and the values of `Status`. GONE: the trainer is.
+FAILED: the worker could not do its work, which says nothing about the program; the reason follows.
+"""
 JOB = struct.Struct("ddqq")
 """CPU seconds, wall-clock seconds, bytes of memory, bytes of output. Three file descriptors come
 with it.
 """
 
-TICK = 0.05  # seconds between two looks at a running program
+TICK = 0.005  # seconds between two looks at a running program
 MAX_THREADS = 64
 MAX_OPEN_FILES = 64
-MAX_FILES = 256  # in the private folder
-MAX_FOLDER = 64 * 2**20  # bytes; it can be more for one tick
-UNCAUGHT, NO_MEMORY = 241, 242  # exit codes: an exception that nobody caught; one of no memory
+# exit codes: an exception that nobody caught; one of no memory; the walls did not go up
+UNCAUGHT, NO_MEMORY, NO_WALLS = 241, 242, 243
+DEAF_TO = (15, 1)  # SIGTERM, SIGHUP: a worker ends when the trainer does, not before
+SIG_DFL, SIG_IGN = None, ctypes.c_void_p(1)
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
@@ -85,11 +100,10 @@ def checked(result: int) -> int:
 # ------------------------------------------------------------------ wall 1: Landlock, files
 # rights and system calls of linux/landlock.h
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
-REMOVE_FILE, MAKE_REG, TRUNCATE = 1 << 5, 1 << 8, 1 << 14
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 
 
-def landlock(libraries: list[str], folder: str):
+def landlock(libraries: list[str]):
     """A function that confines the process calling it. OSError: the kernel has no Landlock."""
     abi = checked(LIBC.syscall(CREATE_RULESET, None, 0, 1))
     # everything that this kernel can take away: +REFER in version 2, +TRUNCATE in 3, +IOCTL_DEV in
@@ -101,8 +115,6 @@ def landlock(libraries: list[str], folder: str):
     allowed = {path: READ_FILE | READ_DIR for path in libraries}
     allowed |= {"/dev/null": READ_FILE | WRITE_FILE}
     allowed |= {"/dev/zero": READ_FILE, "/dev/urandom": READ_FILE}
-    # No MAKE_DIR and no MAKE_SYM: a flat folder of regular files can be emptied without traps
-    allowed[folder] = READ_FILE | READ_DIR | WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE & rights
     for path in filter(os.path.exists, allowed):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         wanted = allowed[path] if os.path.isdir(path) else allowed[path] & ~READ_DIR
@@ -116,8 +128,7 @@ def landlock(libraries: list[str], folder: str):
 ALLOWED = """
     read readv pread64 write writev pwrite64 lseek close dup dup2 dup3 poll ppoll select pselect6
     fstat stat lstat newfstatat statx statfs fstatfs access faccessat faccessat2
-    readlink readlinkat getcwd chdir fchdir getdents getdents64
-    unlink unlinkat rename renameat renameat2 ftruncate umask
+    readlink readlinkat getcwd chdir fchdir getdents getdents64 ftruncate umask
     brk mmap munmap mremap mprotect madvise
     futex set_robust_list rseq gettid exit exit_group sched_yield sched_getaffinity getcpu
     rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait
@@ -198,23 +209,28 @@ def give_up_privileges():
 def limit(cpu: float, memory: int, output: int):
     """For the process calling it, for good. memory: of address space, the interpreter's too."""
     checked(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))  # no core dump, whoever collects them
-    for what, value in [
+    for name, value in [
         # in whole seconds only, so `watch` comes first; this is for want of it
-        (resource.RLIMIT_CPU, int(cpu) + 2),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, output + 1),  # one more, to tell too much from just enough
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        ("RLIMIT_CPU", int(cpu) + 2),
+        ("RLIMIT_AS", memory),
+        ("RLIMIT_FSIZE", output + 1),  # one more, to tell too much from just enough
+        ("RLIMIT_NOFILE", MAX_OPEN_FILES),
     ]:
-        resource.setrlimit(what, (value, value))
+        what = getattr(resource, name)
+        try:
+            resource.setrlimit(what, (value, value))
+        except (ValueError, OverflowError):
+            hard = resource.getrlimit(what)[1]
+            raise OSError(f"{name} cannot be {value}, its hard limit is {hard} (ulimit)") from None
 
 
-def standing_walls(libraries: list[str], folder: str) -> dict:
+def standing_walls(libraries: list[str]) -> dict:
     """Name of a wall -> function that puts it up. A wall stands if a process of its own has run
     into it.
     """
     standing = {}
     for name, build, forbidden in [
-        ("Landlock", lambda: landlock(libraries, folder), lambda: os.listdir("/")),
+        ("Landlock", lambda: landlock(libraries), lambda: os.listdir("/")),
         ("seccomp", seccomp, os.fork),
     ]:
         try:
@@ -238,19 +254,31 @@ def standing_walls(libraries: list[str], folder: str) -> dict:
 
 
 # ------------------------------------------------------------------ the program's side of the fork
-def become(files: list[int], limits: tuple[float, int, int], walls: list):
-    """From a copy of the worker to the program. Never returns."""
-    program, *standard = files  # stdin, stdout, stderr
-    worker = os.getppid()
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the program goes with its worker
-    os.setsid()
-    for fd, file in enumerate(standard):
-        os.dup2(file, fd)
-    text = os.pread(program, os.fstat(program).st_size, 0)
-    limit(*limits)
-    for put_up in walls:
-        put_up()
-    os.closerange(3, 1 << 20)  # the worker's socket and the rest
+def become(files: list[int], limits: tuple, walls: list, worker: int, failure: int):
+    """From a copy of the worker, of that process id, to the program. Never returns.
+
+    failure: a pipe for the reason why it cannot. The program itself does not have it, so it cannot
+    pretend.
+    """
+    program, stdin, stdout = files
+    try:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the program goes with its worker
+        for number in DEAF_TO:
+            LIBC.signal(number, SIG_DFL)
+        os.setsid()
+        # opened anew for each: flags such as O_NONBLOCK belong to what was opened, and would pass
+        # to the next program
+        stderr = os.open("/dev/null", os.O_WRONLY)
+        for fd, file in enumerate([stdin, stdout, stderr]):
+            os.dup2(file, fd)
+        text = os.pread(program, os.fstat(program).st_size, 0)
+        limit(*limits)
+        for put_up in walls:
+            put_up()
+    except BaseException as error:
+        os.write(failure, (str(error) or type(error).__name__).encode()[:500])
+        os._exit(NO_WALLS)
+    os.closerange(3, 1 << 20)  # the pipe and the rest
     if os.getppid() == worker:  # or else it was gone before the prctl
         try:
             os._exit(run(text))
@@ -305,54 +333,34 @@ def exit_code(error: BaseException) -> int:
 
 
 # ------------------------------------------------------------------ the worker's side of the fork
-def watch(pid: int, link: socket.socket, cpu: float, wall: float, folder: str) -> int | None:
+def watch(pid: int, link: socket.socket, cpu: float, wall: float) -> int | None:
     """Wait until the program ends by itself (None), or must be ended (why)."""
     ended, deadline = os.pidfd_open(pid), time.monotonic() + wall
     clock = (~pid << 3) | 2  # CPU time of all its threads, clock_getcpuclockid(3)
-    poll, left, why = select.poll(), cpu, None
+    poll, why = select.poll(), None
     poll.register(ended, select.POLLIN)
     poll.register(link, select.POLLIN)  # nothing is sent during a run: readable means closed
     while why is None:
-        # at the earliest when the CPU time can be over
-        events = dict(poll.poll(1000 * min(TICK, max(left, 0.005))))
+        events = dict(poll.poll(1000 * TICK))
         if ended in events:
             break
-        left = cpu - time.clock_gettime(clock)
         if events:
             why = GONE
-        elif left < 0 or time.monotonic() > deadline:
+        elif time.clock_gettime(clock) > cpu or time.monotonic() > deadline:
             why = TIMEOUT
-        elif full(folder):
-            why = OUTPUT
         elif os.stat(f"/proc/{pid}/task").st_nlink - 2 > MAX_THREADS:
             why = ERROR
     os.close(ended)
     return why
 
 
-def full(folder: str) -> bool:
-    files = size = 0
-    for entry in os.scandir(folder):
-        try:
-            files, size = files + 1, size + entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            pass  # deleted meanwhile
-    return files > MAX_FILES or size > MAX_FOLDER
+def supervise(pid: int, stdout: int, link: socket.socket, limits: tuple, failure: int) -> int:
+    """How the program ended; when this returns, nothing of it is left but its output.
 
-
-def empty(folder: str):
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):  # only where Landlock is missing
-            empty(entry.path)
-            os.rmdir(entry.path)
-        else:
-            os.unlink(entry.path)
-
-
-def supervise(pid: int, stdout: int, link: socket.socket, limits: tuple, folder: str) -> int:
-    """How the program ended; when this returns, nothing of it is left but its output."""
+    OSError: it could not be started.
+    """
     cpu, wall, _, output = limits
-    why = watch(pid, link, cpu, wall, folder)
+    why = watch(pid, link, cpu, wall)
     # only where seccomp is missing is there a group, which outlives the program
     for kill in (os.kill, os.killpg):
         try:
@@ -360,11 +368,15 @@ def supervise(pid: int, stdout: int, link: socket.socket, limits: tuple, folder:
         except ProcessLookupError:
             pass
     _, status, usage = os.wait4(pid, 0)
-    empty(folder)
     code = os.waitstatus_to_exitcode(status)
+    if code == NO_WALLS:
+        try:
+            raise OSError(os.read(failure, 500).decode())
+        except BlockingIOError:
+            pass  # the program's own exit code
     if why == GONE:
         return GONE
-    if why == OUTPUT or code == -signal.SIGXFSZ or os.fstat(stdout).st_size > output:
+    if code == -signal.SIGXFSZ or os.fstat(stdout).st_size > output:
         return OUTPUT
     if why is not None:
         return why
@@ -375,9 +387,13 @@ def supervise(pid: int, stdout: int, link: socket.socket, limits: tuple, folder:
     return {0: OK, UNCAUGHT: ERROR, NO_MEMORY: MEMORY}.get(code, WRONG_EXIT)
 
 
-def main(link: socket.socket, folder: str, site_packages: list[str]):
+def prepare(site_packages: list[str]) -> dict:
+    """What is the same for all programs; returns `standing_walls`."""
     give_up_privileges()
-    os.chdir(folder)
+    # Nobody can make a file in /proc, even where Landlock is missing
+    os.chdir("/proc")
+    for number in DEAF_TO:
+        LIBC.signal(number, SIG_IGN)  # the module's is slow to undo in every fork
     # Python ignores this signal; here, too large an output ends a program
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     sys.path += site_packages
@@ -390,31 +406,51 @@ def main(link: socket.socket, folder: str, site_packages: list[str]):
     libraries = [*sys.path, f"{sys.base_prefix}/lib", "/lib", "/lib64"]
     libraries += ["/usr/lib", "/usr/lib64", "/usr/local/lib"]
     libraries += ["/etc/ld.so.cache", "/usr/share/zoneinfo"]
-    walls = standing_walls(libraries, folder)
+    return standing_walls(libraries)
+
+
+def serve(link: socket.socket, walls: dict):
+    """One program after the other, until the trainer closes the socket."""
     with open("/proc/self/statm") as file:
         own_memory = int(file.read().split()[0]) * resource.getpagesize()
-    null = os.open("/dev/null", os.O_WRONLY)
+    failure, told = os.pipe2(os.O_NONBLOCK)
     compile("", "program.py", "exec")  # the first call makes 200 classes, which every fork then has
     gc.collect()
     gc.freeze()  # a program's own collections leave these objects, and so their memory pages, alone
+    worker = os.getpid()
     link.send(",".join(walls).encode() or b"-")
     while True:
         message, files, _, _ = socket.recv_fds(link, JOB.size, 3)
-        if not message:  # closed: the trainer has finished, or is gone
+        if not message:  # closed
             break
         cpu, wall, memory, output = limits = JOB.unpack(message)
         pid = os.fork()
         if pid == 0:
-            become([*files, null], (cpu, own_memory + memory, output), list(walls.values()))
-        answer = supervise(pid, files[2], link, limits, folder)
+            bounds = (cpu, own_memory + memory, output)
+            become(files, bounds, list(walls.values()), worker, told)
+        answer = supervise(pid, files[2], link, limits, failure)
         for fd in files:
             os.close(fd)
         if answer == GONE:
             break
         link.send(bytes([answer]))
-    empty(folder)
-    os.rmdir(folder)
+
+
+def main(link: socket.socket, parent: int, site_packages: list[str]):
+    """parent: the trainer's process id."""
+    # Should a process that the trainer has forked outlive it, then so does this one's socket. The
+    # kernel sends the signal when the thread ends that started this process: `_fill` in pool.py
+    # starts another one if that thread alone has ended
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        if os.getppid() == parent:  # or else it was gone before the prctl
+            serve(link, prepare(site_packages))
+    except ConnectionError:
+        pass  # the trainer is gone, and has not read the last answer
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        link.send(bytes([FAILED]) + reason.encode()[:500])
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3:])
+    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3:])

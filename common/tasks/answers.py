@@ -1,4 +1,8 @@
-"""Reading what a model wrote: the boxed answer, whether it is right, the steps, where they end."""
+"""Reading what a model wrote: the boxed answer, whether it is right, the steps, where they end.
+
+Whatever it wrote, in time that grows with the length of the text and no faster: thousands of
+unclosed braces or tags are what a model that has come off the rails does write.
+"""
 
 import bisect
 import re
@@ -7,19 +11,23 @@ import threading
 from math_verify import parse, verify
 
 SECONDS = 3  # to read one answer; what takes longer is wrong
-STEP = re.compile(r"<step>(.*?)</step>", re.DOTALL)
+BRACE = re.compile(r"\\boxed\{|[{}]")
+OPEN, CLOSE = "<step>", "</step>"
+CONTEXT = 8  # tokens, more than the bytes of one character
 
 
 # ------------------------------------------------------------------ answers
 def boxed(text: str) -> str | None:
     """Content of the last complete \\boxed{...} (braces may nest), or None."""
-    for start in reversed([m.end() for m in re.finditer(r"\\boxed\{", text)]):
-        depth = 1
-        for i in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                return text[start:i]
-    return None
+    opened, latest, content = [], 0, None  # opened: where a brace's content starts, is it a box
+    for brace in BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append((brace.end(), brace[0] != "{"))
+        elif opened:  # one that closes nothing is skipped
+            start, is_box = opened.pop()
+            if is_box and start > latest:  # not one around the latest
+                latest, content = start, text[start : brace.start()]
+    return content
 
 
 def is_correct(text: str, gold: str) -> bool:
@@ -35,10 +43,10 @@ def is_correct(text: str, gold: str) -> bool:
     answer, gold = answer.strip(), gold.strip()
     if answer == gold:
         return True
-    if re.fullmatch(r"-?\d+", answer) and re.fullmatch(r"-?\d+", gold):
-        return len(answer) < 1000 and len(gold) < 1000 and int(answer) == int(gold)
-    if len(answer) > 1000:  # nothing that long is an answer, and parsing it could take minutes
+    if max(len(answer), len(gold)) > 1000:  # no answer is that long, and to parse it takes minutes
         return False
+    if re.fullmatch(r"-?\d+", answer) and re.fullmatch(r"-?\d+", gold):
+        return int(answer) == int(gold)
     # 9^{9^9} would take for ever; math-verify's timeouts are signals, so for the main thread only
     limit = SECONDS if threading.current_thread() is threading.main_thread() else None
     try:
@@ -53,7 +61,21 @@ def is_correct(text: str, gold: str) -> bool:
 # ------------------------------------------------------------------ steps
 def split_steps(text: str) -> list[str]:
     """The contents of all <step>...</step> blocks, in order."""
-    return STEP.findall(text)
+    return [text[start:end] for start, end in _steps(text)]
+
+
+def _steps(text: str) -> list[tuple[int, int]]:
+    """Where the contents of the blocks start and end. As the expression <step>(.*?)</step> finds
+    them, which however looks for a closing tag again from every opening one.
+    """
+    found = []
+    end = -len(CLOSE)
+    while True:
+        start = text.find(OPEN, end + len(CLOSE))
+        end = text.find(CLOSE, start + len(OPEN))
+        if min(start, end) < 0:
+            return found
+        found.append((start + len(OPEN), end))
 
 
 def step_ends(token_ids: list[int], tokenizer) -> list[int]:
@@ -64,19 +86,22 @@ def step_ends(token_ids: list[int], tokenizer) -> list[int]:
     always as many as `split_steps(tokenizer.decode(ids))` has.
     """
     text = tokenizer.decode(token_ids)
-    expected = len(split_steps(text))
-    if expected == 0:
+    if not _steps(text):
         return []
     # a character that the tokenizer cuts in two decodes to other marks, but ASCII tags stay whole
     pieces = tokenizer.batch_decode([[i] for i in token_ids])
-    ends = _ends_in(pieces)
-    if len(ends) != expected:
-        # SentencePiece drops the leading space of a token at the start of a text: take the pieces
-        # from growing prefixes instead, which is exact and slow
-        prefixes = [tokenizer.decode(token_ids[: i + 1]) for i in range(len(token_ids))]
-        pieces = [new[len(old) :] for old, new in zip([""] + prefixes, prefixes)]
-        ends = _ends_in(pieces)
-    return ends[:expected]
+    if _ascii("".join(pieces)) != _ascii(text):
+        # SentencePiece drops the leading space of a token at the start of a text: take from each
+        # token what it adds to the few before it
+        windows = [token_ids[max(0, i - CONTEXT) : i + 1] for i in range(len(token_ids))]
+        before = tokenizer.batch_decode([window[:-1] for window in windows])
+        after = tokenizer.batch_decode(windows)
+        pieces = [new[len(old) :] for old, new in zip(before, after)]
+    return _ends_in(pieces)
+
+
+def _ascii(text: str) -> bytes:
+    return text.encode("ascii", "ignore")
 
 
 def _ends_in(pieces: list[str]) -> list[int]:
@@ -84,5 +109,5 @@ def _ends_in(pieces: list[str]) -> list[int]:
     for piece in pieces:
         starts.append(position)
         position += len(piece)
-    ends = [match.end() for match in STEP.finditer("".join(pieces))]
+    ends = [end + len(CLOSE) for _, end in _steps("".join(pieces))]
     return [bisect.bisect_right(starts, end - 1) - 1 for end in ends]

@@ -1,6 +1,10 @@
 """Answers and steps, on what models really write and on hostile text."""
 
+import re
+import time
+
 from common.model import TINY
+from common.sandbox import same_output
 from common.tasks.answers import boxed, is_correct, split_steps, step_ends
 
 import pytest
@@ -26,6 +30,73 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 )
 def test_boxed(text, content):
     assert boxed(text) == content
+
+
+@given(
+    st.lists(st.sampled_from(["\\boxed{", "{", "}", "x", "\\", "boxed"]), max_size=24).map("".join)
+)
+@settings(max_examples=300, deadline=None)
+def test_boxed_against_counting_from_every_box(text):
+    found = None
+    for start in [match.end() for match in re.finditer(r"\\boxed\{", text)]:
+        depths = [1]
+        for character in text[start:]:
+            depths.append(depths[-1] + {"{": 1, "}": -1}.get(character, 0))
+        if 0 in depths:
+            found = text[start : start + depths.index(0) - 1]
+    assert boxed(text) == found
+
+
+# ------------------------------------------------------------------ time
+LENGTH = 60_000
+ROWS = ["1", "{", "}", "{}", "\\boxed{", "\\boxed{}", "\\boxed{1}", "\\boxed", "\\", "<", "<step>"]
+ROWS += [
+    "</step>",
+    "<step></step>",
+    "<step",
+    "</",
+    "1.",
+    ".1",
+    "1e1",
+    "e1",
+    "+-",
+    "1 ",
+    " ",
+    "\0",
+    "-",
+]
+ROWS += ["\u0661", "\u3000", "\ud800", "9" * 5000 + " "]
+
+
+def hostile(row: str) -> list[str]:
+    """Rows that nearly are what is looked for: the end is missing, or comes once, or is another."""
+    body = row * (LENGTH // len(row))
+    return [body + "x", "x" + body + "}", body + "</step>", "<step>" + body]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=ascii)
+def test_time_is_linear_in_the_text(row):
+    """CPU time, which a busy machine does not lengthen; what is quadratic takes minutes."""
+    start = time.process_time()
+    for text in hostile(row):
+        boxed(text), split_steps(text), is_correct(text, "7"), is_correct(text, text)
+        for expected in ("42", "4.2", text[:-1], text + "x"):
+            same_output(text, expected, 1e-6)
+    assert time.process_time() - start < 10
+
+
+def test_time_of_a_number_of_any_length():
+    """What reads as a number goes to `float`; one of 5,000 digits is not read as an int."""
+    digits = "1" * LENGTH
+    numbers = [digits, digits + ".0", "0." + digits, "0." + "0" * LENGTH + "1", "1e" + digits]
+    numbers += [digits + "." + digits + "e-" + digits, digits + "e-" + str(LENGTH), "-" + digits]
+    start = time.process_time()
+    for a in numbers:
+        for b in numbers:
+            same_output(a, b, 1e-6)
+    assert time.process_time() - start < 10
+    assert not same_output(digits, "1" + digits, 1e-6)
+    assert same_output("0." + "3" * LENGTH, "0.3333333", 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +168,56 @@ def oracle(ids, tokenizer):
         ends += [i] * (count - seen)
         seen = count
     return ends
+
+
+def sentence_piece() -> PreTrainedTokenizerFast:
+    """As Llama's: a mark for every space, single bytes for what is not in the vocabulary, and the
+    first space of a text is dropped.
+    """
+    words = [
+        "\u2581",
+        "<step>",
+        "</step>",
+        "\u2581<",
+        "step",
+        ">",
+        "</",
+        "<",
+        "a",
+        "\u2581a",
+        "\n",
+        "/",
+    ]
+    words += ["\u2581step>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    model = models.BPE(dict(zip(words, range(len(words)))), [], byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+SENTENCE_PIECE = sentence_piece()
+
+
+@given(st.lists(st.integers(0, 268), max_size=60), st.lists(st.integers(0, 12), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_step_ends_with_a_tokenizer_that_drops_a_space(some, more):
+    for ids in (some, more, [1, *more, 2, *some, 2]):
+        assert step_ends(ids, SENTENCE_PIECE) == oracle(ids, SENTENCE_PIECE)
+
+
+def test_time_of_step_ends_is_linear_in_the_tokens():
+    """Where tokens have to be decoded in context: alone, "<" and " step>" are the tag "<step>"."""
+    ids = [7, 12, 2] + [1, 0, 2] * 10_000
+    start = time.process_time()
+    assert step_ends(ids, SENTENCE_PIECE) == [*range(5, len(ids), 3)]
+    assert time.process_time() - start < 10
 
 
 TEXTS = [
