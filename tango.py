@@ -5,15 +5,13 @@ arXiv:2505.15034).
     python tango.py --verifier none --steps 21            plain GRPO, as many generator steps
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
-The loop (algorithm 1)
+The loop (algorithm 1; all updates by `CoTrainer.loss`, in common/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
 
     GENERATOR  sample M solutions per question; the verifier judges every step of each, once
                A = (1 - alpha) * A_outcome + alpha * A_step                                eq. 4-7
     VERIFIER   sample one solution per question, and M judgements of it
                r = [final verdict == answer is right] + 0.8 * format, classes reweighted   eq. 8-9
-
-    Both are updated with `CoTrainer.loss`, see common/cotrainer.py.
 
 RL sees no step labels. The verifier is paid for its final verdict and its format, so it learns to
 judge steps only as far as that helps the final verdict; the embedded one has been taught to, and
@@ -24,10 +22,8 @@ What we changed and it matters (the full list is in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within each sequence
        first, the released code within micro-batches of 4.
-    3. Groups of 8 and 128 rows a step; the paper has 5 and 1,280. The verifier's warm-up is 20 of
-       48 steps, 42 %; the paper's 40 of 440, 9 %.
-    4. No supervised warm-up of the generator: the model must already know the format. The paper's
-       verifier is a base model; the embedded one has been taught to verify.
+    3. Groups of 8, 128 rows a step (paper: 5, 1,280); a warm-up of 42 % of the steps (paper: 9 %).
+    4. No supervised warm-up of the generator: the model must already know the format.
     5. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.
