@@ -266,6 +266,12 @@ def test_files_named_in_code_spans_exist(page):
         assert (ROOT / name).exists(), f"{page}: {name}"
 
 
+def test_the_table_of_the_test_bed_is_what_was_measured():
+    import bed
+
+    assert bed.table(json.loads(bed.RESULT.read_text())) in ALL_PAGES["docs/test-bed.md"]
+
+
 @pytest.mark.parametrize("page", ALL_PAGES)
 def test_no_measured_number_is_typed_by_hand(page):
     """Percentages stand in generated blocks, or on a line that names the paper they are from."""
