@@ -45,7 +45,6 @@ from typing import Literal
 
 from common.args import RunArgs, fill_in, grpo_config, per_model
 from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
 from common.memory import check_memory
 from common.model import load_model
 from common.run import mean, plain_errors, start_run, this_process

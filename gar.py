@@ -425,7 +425,7 @@ def sft_batch(rows: list[dict], tokenizer) -> dict:
             add_generation_prompt=True,
             return_dict=True,
         )
-        text = f"{row.get('analysis', '')}**{row['label']}**{row.get('rationale', '')}"
+        text = f"{row.get('analysis') or ''}**{row['label']}**{row.get('rationale') or ''}"
         completion = tokenizer(text, add_special_tokens=False)["input_ids"]
         prompts.append(torch.tensor(prompt["input_ids"]))
         completions.append(torch.tensor([*completion, tokenizer.eos_token_id]))
@@ -439,7 +439,9 @@ def sft_batch(rows: list[dict], tokenizer) -> dict:
 def read_labels(path: str) -> list[dict]:
     rows = read_jsonl(Path(path), "--sft-labels")
     for where, row in rows:
-        if not (row.get("question") and row.get("slice") and row.get("label") in ("YES", "NO")):
+        texts = [row.get("question"), row.get("slice"), row.get("analysis"), row.get("rationale")]
+        right = all(isinstance(text, str) for text in texts if text is not None)
+        if not (right and texts[0] and texts[1] and row.get("label") in ("YES", "NO")):
             raise UserError(f"--sft-labels {where} needs question, slice, and label YES or NO.")
     if {row["label"] for _, row in rows} != {"YES", "NO"}:
         raise UserError(f"--sft-labels {path}: it does not have both labels, YES and NO.")
@@ -511,6 +513,9 @@ def main(args: Args):
         raise UserError(
             "--questions 1 leaves no room for a generated and a reference slice; take 2 or more."
         )
+    if args.min_slice_tokens > args.slice_tokens:
+        sizes = f"--min-slice-tokens {args.min_slice_tokens}, --slice-tokens {args.slice_tokens}"
+        raise UserError(f"{sizes}: no cue word would ever end a slice.")
     labels = read_labels(args.sft_labels) if args.sft_labels else []
     turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
     check_memory(args, turns, adapters=2)

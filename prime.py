@@ -375,7 +375,7 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 def main(args: Args):
     rows = args.questions * args.group_size
     args = fill_in(args, rows)
-    low, high = kept_accuracies(args)
+    low, high = keep_bounds(args)
     if low > high:
         raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group would be kept.")
     if args.prm_warmup >= args.steps:

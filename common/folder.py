@@ -76,8 +76,8 @@ def is_ours(folder: Path, name: str) -> bool:
     Raises:
         UserError: it holds anything else.
     """
-    found = {path.name for path in folder.iterdir()} - {".lock"} if folder.exists() else set()
-    if not found:
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if found <= {".lock", ".args.json.new"}:  # all that a start on a full disk has left
         return False
     if "args.json" not in found:
         raise UserError(
@@ -183,8 +183,11 @@ def whats_wrong(checkpoint: Path) -> str:
     """'' if every file is as `seal` found it."""
     try:
         noted = json.loads((checkpoint / "files.json").read_text())
-    except (OSError, ValueError):
+        step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
+    except (OSError, ValueError, KeyError):
         return "it was cut short while being written"
+    if checkpoint.name != f"checkpoint-{step}":
+        return f"it is of step {step}"
     for name, expected in noted.items():
         path = checkpoint / name
         if not path.is_file():

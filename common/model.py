@@ -5,6 +5,8 @@ each trained player is a LoRA adapter on it. Switching players switches a pointe
 all adapters off is the reference model.
 """
 
+import os
+import textwrap
 from pathlib import Path
 
 from common.errors import UserError
@@ -16,6 +18,13 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 TINY = Path(__file__).parent / "tiny" / "model"
+INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
+SYSTEM_INTO_USER = """\
+{%- if messages and messages[0]['role'] == 'system' -%}
+{%- set both = messages[0]['content'] ~ '\n\n' ~ messages[1]['content'] -%}
+{%- set messages = [{'role': 'user', 'content': both}] + messages[2:] -%}
+{%- endif -%}
+"""  # in front of a chat template without a system role, such as Gemma's
 
 
 def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int):
@@ -29,9 +38,9 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
         seed: random seed of the adapters' A matrices.
 
     Raises:
-        UserError: there is no such model, or this GPU cannot hold or run it.
+        UserError: there is no such model, a part of it is broken or does not fit the others, or
+            this GPU cannot hold or run it.
     """
-    path = TINY if name == "tiny" else name
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         check_gpu(four_bit)
@@ -42,31 +51,121 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute_dtype,
     )
+    tokenizer = load_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder_or_id(name),
             dtype=compute_dtype,
             quantization_config=quantization if four_bit else None,
             device_map={"": torch.cuda.current_device()} if on_gpu else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except torch.OutOfMemoryError:
         smaller = "a smaller model" if four_bit else "--four-bit or a smaller model"
         raise UserError(
             f"--model {name}: its weights do not fit into the GPU's memory; take {smaller}."
         ) from None
-    except (OSError, ValueError) as error:
-        raise not_found(name, error) from None
-    if tokenizer.chat_template is None:
-        raise UserError(
-            f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model."
-        )
+    except Exception as error:  # what a broken file raises depends on its format and on the break
+        raise not_loaded(name, "weights", error, " Is the download whole?") from None
+    check_weights(name, model, loading)
     for module in model.modules():
         if isinstance(module, Linear4bit):
             # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
             # first forward pass in eval mode, and the packed layer has no backward pass.
             module.support_avx512bf16_for_cpu = False
+    check_one_prompt(name, model, tokenizer)
     return add_players(model, adapters, lora_rank, seed), tokenizer
+
+
+def load_tokenizer(name: str):
+    """The model's tokenizer, whose chat template shows both the instructions and the question.
+
+    Where it has no system role, instructions go in front of the first user message: a template that
+    refuses them, or leaves them out without a word about them, is changed here, for all its users.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder_or_id(name), padding_side="left")
+        known = set(tokenizer(QUESTION).input_ids) - set(tokenizer.all_special_ids)
+        given = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    except Exception as error:
+        raise not_loaded(name, "tokenizer", error, " Is the download whole?") from None
+    if not known:
+        raise UserError(f"--model {name}: there is no tokenizer with it, or one without tokens.")
+    if not given.strip():
+        raise UserError(
+            f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model."
+        )
+    reason = "it leaves out what the user says"
+    for template in (given, SYSTEM_INTO_USER + given):
+        tokenizer.chat_template = template
+        try:
+            text = example_prompt(tokenizer)
+        except Exception as error:  # a template is a program
+            reason = f"{type(error).__name__}: {error}"
+            continue
+        if QUESTION in text and (INSTRUCTIONS in text or "system" in given):
+            return tokenizer
+    raise UserError(f"--model {name}: its chat template cannot be used ({reason}).")
+
+
+def example_prompt(tokenizer) -> str:
+    messages = [
+        {"role": "system", "content": INSTRUCTIONS},
+        {"role": "user", "content": QUESTION},
+    ]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def check_weights(name: str, model, loading: dict):
+    """Raises UserError where the files do not hold this model: what they lack would be trained from
+    random numbers, and what is left over makes it another model.
+
+    loading: from_pretrained's report, in which tied weights are not missing.
+    """
+    base = f"{model.base_model_prefix}."
+    lists = [n for n, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+    layers = tuple(f"{n.removeprefix(base)}." for n in lists)
+    packed = [  # in 4 bits a layer takes any shape
+        f"{n}.weight"
+        for n, layer in model.named_modules()
+        if isinstance(layer, Linear4bit)
+        and (state := getattr(layer.weight, "quant_state", None))
+        and tuple(state.shape) != (layer.out_features, layer.in_features)
+    ]
+    wrong = {
+        "missing": loading["missing_keys"],
+        "of another shape": [key for key, *_ in loading["mismatched_keys"]] + packed,
+        # a value head or an image encoder does not matter; biases or more layers do
+        "left over": [
+            key for key in loading["unexpected_keys"] if key.removeprefix(base).startswith(layers)
+        ],
+    }
+    found = [f"{len(keys)} {what} ({min(keys)}, ...)" for what, keys in wrong.items() if keys]
+    if found:
+        raise UserError(
+            f"--model {name}: its weights are not those of its config.json; of the tensors, "
+            f"{' and '.join(found)}."
+        )
+
+
+def check_one_prompt(name: str, model, tokenizer):
+    """Raises UserError if tokenizer and weights do not go together, or these give no numbers."""
+    ids = tokenizer(example_prompt(tokenizer), add_special_tokens=False).input_ids
+    end, rows = tokenizer.eos_token_id, model.get_input_embeddings().num_embeddings
+    if end is None:
+        raise UserError(f"--model {name}: its tokenizer has no end token; no text would ever end.")
+    padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if (largest := max(*ids, end, padding)) >= rows:
+        token = tokenizer.convert_ids_to_tokens(largest)
+        raise UserError(  # on a GPU it would end the process in no words at all
+            f"--model {name}: its tokenizer does not fit its weights: token {largest}, {token}, is "
+            f"beyond the {rows} rows of the embedding."
+        )
+    with torch.no_grad():
+        logits = model(torch.tensor([ids], device=model.device)).logits  # (1, T, V)
+    if not logits.isfinite().all():
+        raise UserError(f"--model {name}: its weights make logits that are not finite.")
 
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):
@@ -87,19 +186,32 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
 
 # ------------------------------------------------------------------ before anything is loaded
 def read_config(name: str):
-    """The model's transformers config, without its weights."""
+    """The model's transformers config, without its weights.
+
+    Raises:
+        UserError: there is none, or no dense decoder can be made of it.
+    """
     try:
-        return AutoConfig.from_pretrained(TINY if name == "tiny" else name)
-    except (OSError, ValueError) as error:
-        raise not_found(name, error) from None
+        config = AutoConfig.from_pretrained(folder_or_id(name), trust_remote_code=False)
+        with torch.device("meta"):  # all of the model but its memory
+            AutoModelForCausalLM.from_config(config)
+        config.get_text_config().intermediate_size  # noqa: B018  what GPT-2 does not have
+    except Exception as error:
+        raise not_loaded(name, "config.json", error) from None
+    return config
 
 
-def not_found(name: str, error: Exception) -> UserError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(
-        f"--model {name}: not 'tiny', and neither a local folder nor the hub could give it "
-        f"({reason})."
-    )
+def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserError:
+    reason = textwrap.shorten(str(error) or "no reason given", 240, placeholder=" ...")
+    if isinstance(error, OSError) and not os.path.isdir(name):
+        found = "not 'tiny', and neither a local folder nor the hub could give it"
+        return UserError(f"--model {name}: {found} ({reason}).")
+    kind = type(error).__name__
+    return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
+
+
+def folder_or_id(name: str) -> Path | str:
+    return TINY if name == "tiny" else name
 
 
 def check_gpu(four_bit: bool):

@@ -136,7 +136,7 @@ def in_a_sentence(folder: Path):
         code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
-        elif code in (errno.ENOSPC, errno.EDQUOT) or full(folder):
+        elif code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or full(folder):
             sentence = f"no space is left for {name or folder}. {safe}"
         elif name and Path(name).is_relative_to(folder):
             sentence = f"{name}: {error.strerror}. {safe}"
@@ -194,8 +194,9 @@ class Run(TrainerCallback):
             (self.folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sign, self._interrupted)
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
+                signal.signal(sign, self._interrupted)
         if len(trainer._get_train_sampler()) == 0:  # Trainer would end, and call it a success
             raise UserError(
                 f"--dataset {args.dataset}: {len(trainer.train_dataset)} training questions are "
@@ -284,8 +285,12 @@ class Run(TrainerCallback):
 
     def say(self, text: str):
         if self.main:
-            tqdm.write(text)
-            sys.stdout.flush()
+            try:
+                tqdm.write(text)
+                sys.stdout.flush()
+            except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115  to the end
+                self.stop, self.asked = signal.SIGPIPE, time.time()
 
     def table(self):
         """First and last evaluation side by side."""

@@ -10,7 +10,7 @@ import ast
 import random
 
 from common.errors import UserError
-from common.tasks.math import QUESTION_COLUMNS, read_rows, split
+from common.tasks.math import QUESTION_COLUMNS, as_text, read_rows, split
 from common.tiny import tasks
 
 READ_AND_PRINT = (
@@ -62,9 +62,7 @@ def _read_task(row: dict, where: str) -> dict | None:
         return _from_function(row, where)
     question = next((row[c] for c in QUESTION_COLUMNS if row.get(c)), None)
     inputs, outputs = row.get("test_input"), row.get("test_output")
-    if not isinstance(question, str) or not question.strip():
-        columns = ", ".join(QUESTION_COLUMNS)
-        raise UserError(f"--dataset {where} has no question (one of the columns {columns}).")
+    question = as_text(question, where, "question", QUESTION_COLUMNS)
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
         columns = "test_input and test_output, lists of strings"
         raise UserError(f"--dataset {where} has no tests (the columns {columns}).")
@@ -79,31 +77,31 @@ def _read_task(row: dict, where: str) -> dict | None:
         if not expected.strip():
             reason = "programs that print nothing would pass"
             raise UserError(f"--dataset {where}, test {number} expects empty output: {reason}.")
-    reference = row.get("reference")
     return {
         "question": question.strip(),
         "test_input": inputs,
         "test_output": outputs,
-        "reference": reference if isinstance(reference, str) else "",
+        "reference": as_text(row.get("reference"), where, "reference"),
     }
 
 
 # ------------------------------------------------------------------ MBPP: functions as programs
 def _from_function(row: dict, where: str) -> dict | None:
     """`assert f(2, [1, 3]) == [2, 6]` becomes the input "2\\n1 3\\n" and the output "2 6\\n"."""
-    question = row.get("text") or row.get("prompt")
-    inputs, outputs, readers = [], [], set()
-    if not isinstance(question, str) or not question.strip():
-        raise UserError(f"--dataset {where} has no question (the column text).")
-    if not row["test_list"]:
-        raise UserError(f"--dataset {where} has no tests (the column test_list).")
-    for line in row["test_list"]:
+    question = as_text(row.get("text") or row.get("prompt"), where, "question", ("text", "prompt"))
+    code = as_text(row["code"], where, "program", ("code",)).replace("\r\n", "\n")
+    tests, inputs, outputs, readers = row["test_list"], [], [], set()
+    if not isinstance(tests, list) or not tests or not all(isinstance(t, str) for t in tests):
+        raise UserError(f"--dataset {where} has no tests (the column test_list, a list of text).")
+    for line in tests:
         try:
             compared = ast.parse(line.strip()).body[0].test  # f(...) == value
             name = compared.left.func.id
             arguments = [ast.literal_eval(argument) for argument in compared.left.args]
             expected = ast.literal_eval(compared.comparators[0])
         except (AttributeError, SyntaxError, ValueError, TypeError, IndexError):
+            return None
+        except (RecursionError, MemoryError):  # signs or brackets by the thousand
             return None
         if not isinstance(compared.ops[0], ast.Eq) or compared.left.keywords:
             return None
@@ -115,7 +113,6 @@ def _from_function(row: dict, where: str) -> dict | None:
     if len(readers) > 1 or not all(output.strip() for output in outputs):
         return None  # types differ between the tests: no one way to read the input
     printer = "def print_result(r):\n    print(*r) if isinstance(r, (list, tuple)) else print(r)"
-    code = row["code"].replace("\r\n", "\n")
     return {
         "question": f"{question.strip()} {READ_AND_PRINT}",
         "test_input": inputs,
@@ -126,11 +123,17 @@ def _from_function(row: dict, where: str) -> dict | None:
 
 def _on_one_line(value) -> bool:
     """A scalar, or a list of equally typed scalars that do not contain the separator."""
+    try:
+        _line(value).encode()
+    except ValueError:  # half a character, or an integer of thousands of digits
+        return False
     if isinstance(value, (list, tuple)):
         kinds = {type(v) for v in value}
         words = all(not isinstance(v, str) or v.split() == [v] for v in value)
         return len(kinds) == 1 and kinds <= {int, float, str} and words
-    return type(value) in (int, float, bool) or (type(value) is str and "\n" not in value)
+    return type(value) in (int, float, bool) or (
+        type(value) is str and not set(value) & {"\n", "\r"}
+    )
 
 
 def _line(value) -> str:

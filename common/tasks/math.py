@@ -7,8 +7,10 @@ row.
 
 import hashlib
 import json
+import math
 import random
 import re
+import reprlib
 from pathlib import Path
 
 from common.errors import UserError
@@ -91,15 +93,20 @@ def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dic
 
 def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
     """The objects of a JSON Lines file, UTF-8 with or without a byte-order mark, and their rows."""
-    if not path.is_file():
-        raise UserError(f"{argument} {path}: there is no such file.")
-    rows = []
     try:
-        # not splitlines, which also cuts at U+2028 in a text
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{argument} {path}: there is no such file.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{argument} {path}: not a UTF-8 text file (byte {error.start}).") from None
-    for number, line in enumerate(lines, start=1):
+    except (OSError, ValueError) as error:  # a directory, a name that is none
+        raise UserError(f"{argument} {path}: cannot be read ({error}).") from None
+    if text.lstrip().startswith("["):
+        reason = "a JSON array; every row must be an object on a line of its own"
+        raise UserError(f"{argument} {path}: row 1 is not a JSON object, but {reason}.")
+    rows = []
+    # not splitlines, which also cuts at U+2028 in a text
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -148,13 +155,20 @@ def _read_row(row: dict, where: str) -> dict:
         question = next((m.get("content") for m in messages if m.get("role") == "user"), None)
     if isinstance(answer, dict):  # Eurus-2-RL-Data: {"ground_truth": ..., "style": "rule"}
         answer = answer.get("ground_truth")
-    if not isinstance(question, str) or not question.strip():
-        columns = ", ".join(QUESTION_COLUMNS)
-        raise UserError(f"--dataset {where} has no question (one of the columns {columns}).")
+    question = as_text(question, where, "question", QUESTION_COLUMNS)
     if answer is None:
         columns = ", ".join(ANSWER_COLUMNS)
         raise UserError(f"--dataset {where} has no answer (one of the columns {columns}).")
-    answer, solution = str(answer), row.get("solution") or ""
+    if type(answer) is int or type(answer) is float and math.isfinite(answer):
+        answer = str(answer)
+    answer, solution, reference = (
+        as_text(value, where, what)
+        for value, what in (
+            (answer, "answer"),
+            (row.get("solution"), "solution"),
+            (row.get("reference"), "reference"),
+        )
+    )
     if "####" in answer:  # GSM8K: reasoning, then "#### 1,234"
         solution = solution or answer
         answer = answer.rsplit("####", 1)[1].replace(",", "")
@@ -163,14 +177,22 @@ def _read_row(row: dict, where: str) -> dict:
     answer = answer.strip()
     if not answer:
         raise UserError(f"--dataset {where} has an empty answer.")
-    reference = row.get("reference")  # in the form that the prompts ask for, or any other wanted
-    if not reference and isinstance(solution, str):
-        reference = render(solution, answer)
-    return {
-        "question": question.strip(),
-        "answer": answer,
-        "reference": reference if isinstance(reference, str) else "",
-    }
+    # its own is in the form that the prompts ask for, or any other wanted
+    reference = reference or render(solution, answer)
+    return {"question": question.strip(), "answer": answer, "reference": reference}
+
+
+def as_text(value, where: str, what: str, columns: tuple = ()) -> str:
+    """The value of a row, which must be text; "" for null, unless it is needed.
+
+    where: the words that name the row; columns: of which one must hold it, where it is needed.
+    """
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"--dataset {where}: its {what} is not text but {reprlib.repr(value)}.")
+    if columns and not (value or "").strip():
+        one = f"one of the columns {', '.join(columns)}"
+        raise UserError(f"--dataset {where} has no {what} ({one}).")
+    return value or ""
 
 
 def are_new(questions: list[str], pool: list[str], n: int = 10) -> list[bool]:

@@ -1,6 +1,7 @@
 """common/args.py: defaults that depend on the model, sizes that fit, and what TRL is told."""
 
 import dataclasses
+import importlib
 import json
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from common.errors import UserError
 
 import pytest
 import tyro
+from conftest import SCRIPTS
 
 
 @dataclass
@@ -86,6 +88,98 @@ def test_sizes_below_one(flag, value):
     args = parsed(f"--{flag}", value)
     with pytest.raises(UserError, match=f"^--{flag} {value} must be at least 1"):
         fill_in(args, rows=args.questions * args.group_size)
+
+
+def numbers(kind):
+    """(script, argument) for every number of every script: with `kind`, the floats or the ints."""
+    for script in SCRIPTS:
+        found = importlib.import_module(script.removesuffix(".py")).Args()
+        hints = {field.name: str(field.type) for field in dataclasses.fields(found)}
+        yield from ((script, name) for name, hint in hints.items() if kind in hint)
+
+
+def refusal(script, **change) -> str:
+    module = importlib.import_module(script.removesuffix(".py"))
+    with pytest.raises(UserError) as error:
+        module.main(module.Args(**change))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("script, name", [*numbers("float")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1e-9])
+def test_every_float_is_finite_and_not_negative(script, name, value):
+    message = refusal(script, **{name: value})
+    assert message.startswith(f"--{name.replace('_', '-')} {value} must be "), message
+    assert ("finite, and" in message) == (abs(value) != 1e-9)
+
+
+@pytest.mark.parametrize("script, name", [*numbers("int")])
+def test_no_int_is_negative_and_no_length_zero(script, name):
+    for value in (-1, 0) if name.endswith("_tokens") else (-1,):
+        message = refusal(script, **{name: value})
+        assert message.startswith(f"--{name.replace('_', '-')} {value}"), message
+        assert "must be" in message
+
+
+@pytest.mark.parametrize(
+    "script, change, says",
+    [
+        ("tango.py", {"alpha": 1.5}, "--alpha 1.5 must be from 0 to 1"),
+        ("tango.py", {"gen_steps": 0, "ver_steps": 0}, "a cycle needs a step"),
+        ("tango.py", {"seed": 2**32}, "--seed 4294967296 must be from 0 to 4294967295"),
+        ("prime.py", {"keep_high": 2.0}, "--keep-high 2.0 must be from 0 to 1"),
+        ("prime.py", {"keep_low": 0.9}, "--keep-low 0.9 is over --keep-high 0.875"),
+        ("prime.py", {"max_refills": 0}, "--max-refills 0 must be at least 1"),
+        ("gar.py", {"slice_tokens": 5}, "--min-slice-tokens 6, --slice-tokens 5: no cue word"),
+        ("gar.py", {"silent_share": 1.1}, "--silent-share 1.1 must be from 0 to 1"),
+        ("cure.py", {"time_limit": 1e9}, "--time-limit 1000000000.0 must be from 0.001 to 3600"),
+        ("cure.py", {"time_limit": 0.0}, "--time-limit 0.0 must be from 0.001 to 3600"),
+        ("cure.py", {"own_tests": 0}, "--own-tests 0 must be at least 1"),
+        ("spin.py", {"iterations": 0}, "--iterations 0 must be at least 1"),
+        ("mae.py", {"reference_share": 1.5}, "--reference-share 1.5 must be from 0 to 1"),
+        ("mae.py", {"difficulty_samples": 0}, "--difficulty-samples 0 must be at least 1"),
+    ],
+)
+def test_bounds_of_a_scripts_own(script, change, says):
+    assert says in refusal(script, **change)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_defaults_and_zeros_that_mean_something_are_within_bounds(script):
+    module = importlib.import_module(script.removesuffix(".py"))
+    for model in ("tiny", "some/model"):
+        args = module.Args(model=model, seed=2**32 - 1, eval_every=0, show_every=0, lr=0.0)
+        filled = fill_in(args, rows=96)
+        assert 96 % filled.micro_batch == 0 and filled.eval_every == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_small_sizes_need_no_micro_batch(script, monkeypatch):
+    """Every script's step of 4 questions, or groups of 4, without a word about micro-batches."""
+
+    class Fits(Exception):
+        pass
+
+    def fits(args, *_, **__):
+        raise Fits(args.micro_batch)
+
+    module = importlib.import_module(script.removesuffix(".py"))
+    monkeypatch.setattr(module, "check_memory", fits)
+    sizes = {"questions": 4} | ({"group_size": 4} if hasattr(module.Args(), "group_size") else {})
+    rows = {"mae.py": 12, "spin.py": 4}.get(script, 16)
+    with pytest.raises(Fits, match=f"^{rows}$"):
+        module.main(module.Args(**sizes))
+
+
+def test_trackers(monkeypatch):
+    monkeypatch.setattr("common.args.get_available_reporting_integrations", lambda: ["wandb"])
+    for name in ("none", "all", "wandb"):
+        assert fill_in(parsed("--report-to", name), rows=32).report_to == name
+    says = "--report-to nonsense: there is no such tracker; it can be none, wandb"
+    with pytest.raises(UserError, match=says):
+        fill_in(parsed("--report-to", "nonsense"), rows=32)
+    with pytest.raises(UserError, match="--report-to mlflow: it is not installed"):
+        fill_in(parsed("--report-to", "mlflow"), rows=32)
 
 
 @pytest.mark.parametrize("size", ["1", "0", "-2"])

@@ -125,6 +125,7 @@ def checkpoint(folder, step: int):
         "player/adapter_model.safetensors",
     ):
         (path / name).write_text(f"{name} of step {step}")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     seal(path)
     return path
 
@@ -159,6 +160,26 @@ def test_a_broken_checkpoint_is_passed_over_and_said(tmp_path, name, how):
         UserError, match=rf"no checkpoint is whole \(checkpoint-6 is broken: {name}"
     ):
         last_checkpoint(tmp_path)
+
+
+def test_a_copy_of_an_older_checkpoint_is_passed_over(tmp_path):
+    shutil.copytree(checkpoint(tmp_path, 4), tmp_path / "checkpoint-6")
+    found, [said] = last_checkpoint(tmp_path)
+    assert found.name == "checkpoint-4" and "checkpoint-6 is passed over: it is of step 4" in said
+
+
+def test_who_reads_the_output_may_leave(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "tango.py", *small("tango.py", folder, "--save-every", "100")]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), **pipe)
+    for line in process.stdout:
+        if line.startswith("step 1/"):
+            break
+    process.stdout.close()
+    assert process.wait(timeout=900) == 141
+    assert "Traceback" not in process.stderr.read()
+    assert not whats_wrong(next(folder.glob("checkpoint-*")))
 
 
 def test_a_checkpoint_without_a_seal_was_cut_short(tmp_path):

@@ -100,6 +100,13 @@ def test_functions_become_programs(tmp_path):
         ["import os"],
         ["assert f(1"],
         ["assert f(g(1)) == 1"],
+        ["assert f('\\ud83d') == 1"],  # half a character cannot be written to a program
+        ["assert f(1) == ['\\ud83d']"],
+        ["assert f('a\\rb') == 1"],  # which a program reads as two lines
+        ["assert f(0x" + "f" * 5000 + ") == 1"],  # more digits than Python prints
+        ["assert f(" + "-" * 100_000 + "1) == 1"],
+        ["assert f(" + "(" * 5000 + "1" + ")" * 5000 + ") == 1"],
+        ["assert f(" + "1 + " * 20_000 + "1) == 1"],
         [""],
     ],
 )
@@ -127,6 +134,16 @@ def test_published_mbpp(real_data):
         ({"test_input": ["1"], "test_output": ["1"]}, "row 1 has no question"),
         ({"question": " ", "test_input": ["1"], "test_output": ["1"]}, "row 1 has no question"),
         ({"question": "q"}, "row 1 has no tests"),
+        ({**FILLER[0], "question": ["q"]}, "row 1: its question is not text but ['q']"),
+        ({**FILLER[0], "question": None}, "row 1 has no question"),
+        ({**FILLER[0], "reference": 7}, "row 1: its reference is not text but 7"),
+        ({**MBPP, "code": None}, "row 1 has no program"),
+        ({**MBPP, "code": ["x"]}, "row 1: its program is not text but ['x']"),
+        ({**MBPP, "text": 7}, "row 1: its question is not text but 7"),
+        ({**MBPP, "text": None}, "row 1 has no question"),
+        ({**MBPP, "test_list": "assert f(2, [1]) == [2]"}, "row 1 has no tests (the column test_"),
+        ({**MBPP, "test_list": [None]}, "row 1 has no tests (the column test_list, a list of text"),
+        ({**MBPP, "test_list": []}, "row 1 has no tests"),
         ({"question": "q", "test_input": [], "test_output": []}, "row 1 has no tests"),
         ({"question": "q", "test_input": "1", "test_output": "1"}, "row 1 has no tests"),
         (

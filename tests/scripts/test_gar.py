@@ -371,7 +371,8 @@ def test_stage_one_is_balanced_and_trains_on_what_is_written_only(tmp_path, monk
     discriminator_sft(trainer, LABELS)
     labels = [row["label"] for rows in seen for row in rows]
     assert sorted(labels) == ["NO"] * 3 + ["YES"] * 3 and [len(rows) for rows in seen] == [4, 2]
-    batch, tokenizer = sft_batch(LABELS[:3], trainer.processing_class), trainer.processing_class
+    labels = [{**row, "analysis": None} for row in LABELS[:3]]  # null is no text
+    batch, tokenizer = sft_batch(labels, trainer.processing_class), trainer.processing_class
     for row, ids, mask in zip(LABELS, batch["completion_ids"], batch["completion_mask"].bool()):
         text = tokenizer.decode(ids[mask])
         assert text == f"**{row['label']}** it is so" + tokenizer.eos_token
@@ -387,6 +388,8 @@ def test_labels_that_cannot_be_used_end_in_a_sentence(tmp_path):
     expected = "row 1 needs question, slice, and label YES or NO"
     assert expected in says({**LABELS[0], "label": "MAYBE"})
     assert expected in says({**LABELS[0], "slice": ""})
+    assert expected in says({**LABELS[0], "question": ["q"]})
+    assert expected in says({**LABELS[0], "rationale": 7})
     assert "does not have both labels" in says(LABELS[0])
     assert not (tmp_path / "run").exists()
 

@@ -487,8 +487,8 @@ def test_a_run_with_an_offline_prm(tmp_path):
     "flags, message",
     [
         ("--prm-update none", "--prm-update none needs --prm-warmup"),
-        ("--prm-warmup 4", "--prm-warmup 4 must be from 0 to less than --steps"),
-        ("--prm-warmup -1", "--prm-warmup -1 must be from 0"),
+        ("--prm-warmup 4", "--prm-warmup 4 must be less than --steps 4"),
+        ("--prm-warmup -1", "--prm-warmup -1 must be at least 0"),
     ],
 )
 def test_warmups_that_make_no_sense_are_refused(tmp_path, flags, message):
@@ -518,5 +518,3 @@ def test_a_filter_that_nothing_passes_ends_in_a_sentence(tmp_path):
     narrow = "--keep-low 0.55 --keep-high 0.6 --max-refills 2".split()  # no group of 8 can have it
     message = refused("prime.py", *small("prime.py", tmp_path / "run", *narrow))
     assert "in 2 rounds no group of 8" in message and "the accuracy is" in message
-    message = refused("prime.py", *small("prime.py", tmp_path / "other", "--max-refills", 0))
-    assert "--max-refills 0 must be at least 1" in message and not (tmp_path / "other").exists()
