@@ -526,6 +526,9 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 def main(args: Args):
     rows = 3 * args.questions
     args = fill_in(args, rows)
+    if not (args.train_proposer or args.train_solver or args.train_judge):
+        parts = "--no-train-proposer, --no-train-solver and --no-train-judge"
+        raise UserError(f"{parts} leave nobody to train.")
     if args.questions % 2:
         raise UserError(f"--questions {args.questions} must be even.")
     if args.seed_questions >= args.pool_size:

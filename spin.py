@@ -373,8 +373,9 @@ def main(args: Args):
         args.model, ["player", "ref"], args.lora_rank, args.four_bit, args.seed
     )
     copy_adapter(model, "player", "ref")
-    train = with_human_answers(train, tokenizer, limit, "training questions", run.say)
-    held_out = with_human_answers(held_out, tokenizer, limit, "held-out questions", run.say)
+    where = f"--dataset {args.dataset}"
+    train = with_human_answers(train, tokenizer, limit, f"{where}, training", run.say)
+    held_out = with_human_answers(held_out, tokenizer, limit, f"{where}, held out", run.say)
     trainer = Spin(
         model,
         args,

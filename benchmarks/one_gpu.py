@@ -625,7 +625,7 @@ def run_cells(args):
         work = Work(size, args.data, questions=2)
         about = {"size": size, "prompt": prompt, "completion": completion, "rows": work.rows}
         for micro in (1, 2) if tiny else (1, 2, 4, 8):
-            for who in ("ours", "trl") if micro in (1, 4) else ("ours",):
+            for who in ("ours", "trl"):
                 cells(
                     f"training-{size}-{micro}-{who}",
                     f"training-{size}",

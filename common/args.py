@@ -25,7 +25,10 @@ SIZES = """steps questions eval_questions eval_samples save_every lora_rank micr
     iterations max_refills own_tests difficulty_samples pool_size"""
 SHARES = "alpha reference_share silent_share keep_low keep_high"
 AT_LEAST = dict.fromkeys(SIZES.split(), 1) | {"time_limit": 0.001}
+AT_LEAST |= {"beta": 1e-6, "last_beta": 1e-6}  # at 0 neither loss has a gradient
 AT_MOST = dict.fromkeys(SHARES.split(), 1) | {"time_limit": 3600, "seed": 2**32 - 1}  # numpy's
+AT_MOST |= dict.fromkeys("steps questions eval_questions eval_samples".split(), 1_000_000)
+AT_MOST |= {"lora_rank": 4096, "group_size": 100_000}
 
 
 class _PerModel:
@@ -133,7 +136,8 @@ def check_number(name: str, value: float):
     most = AT_MOST.get(name, math.inf)
     if least <= value <= most and value < math.inf:  # NaN is in no bounds
         return
-    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+    no_limit = most == math.inf or (name not in SHARES.split() and not value > most)
+    bounds = f"at least {least}" if no_limit else f"from {least} to {most}"
     finite = "" if -math.inf < value < math.inf else "finite, and "
     raise UserError(f"--{name.replace('_', '-')} {value} must be {finite}{bounds}.")
 

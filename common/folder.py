@@ -25,6 +25,7 @@ MAY_CHANGE |= {"rows_at_once", "micro_batch", "checkpointing"}
 """Arguments that do not change what is trained: evaluation has random numbers of its own, and the
 last three only say in how many parts the same work is done, for a run that has met a full GPU."""
 
+CUT_SHORT = "it was cut short while being written"
 LOCKS = []  # open files; `release` closes them
 
 
@@ -47,7 +48,7 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--out {folder}: is a file, not a folder.")
-        ours = is_ours(folder, name)
+        ours = is_ours(folder, name, given)
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
         if not ours:
@@ -70,7 +71,7 @@ def new_folder(name: str, seed: int) -> Path:
             continue
 
 
-def is_ours(folder: Path, name: str) -> bool:
+def is_ours(folder: Path, name: str, given: dict) -> bool:
     """Whether the folder holds a run of this script; False: it is new, or empty.
 
     Raises:
@@ -84,9 +85,13 @@ def is_ours(folder: Path, name: str) -> bool:
             f"--out {folder}: neither empty nor a run's folder (it has no args.json); choose "
             f"another one."
         )
-    if f"{name}.py" not in found:
-        others = ", ".join(sorted(file for file in found if file.endswith(".py"))) or "nothing"
+    if f"{name}.py" in found:
+        return True
+    others = ", ".join(sorted(file for file in found if file.endswith(".py")))
+    if others:
         raise UserError(f"--out {folder}: holds a run of {others}, not of {name}.py.")
+    if read_arguments(folder).keys() != given.keys():  # else a start that came no further
+        raise UserError(f"--out {folder}: its args.json is not of {name}.py; choose another one.")
     return True
 
 
@@ -120,11 +125,7 @@ def release():
 # ------------------------------------------------------------------ going on
 def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[str]]:
     """(None, []) where a run failed before its first step: its arguments may be put right."""
-    try:
-        before = json.loads((folder / "args.json").read_text())
-        before.keys()
-    except (ValueError, AttributeError):
-        raise UserError(f"--out {folder}: its args.json cannot be read.") from None
+    before = read_arguments(folder)
     rows, _ = read_lines(folder / "metrics.jsonl")
     steps = max([row["step"] for row in rows], default=0)
     checkpoint, said = last_checkpoint(folder)
@@ -141,7 +142,7 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
             f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
             f"longer."
         )
-    if checkpoint is None and steps >= min(before["save_every"], before["steps"]):
+    if checkpoint is None and not said and steps >= min(before["save_every"], before["steps"]):
         raise UserError(
             f"--out {folder}: holds a run of {steps} steps, but no checkpoint to go on from; it is "
             f"left as it is. Choose another folder."
@@ -149,8 +150,18 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
     return checkpoint, said
 
 
+def read_arguments(folder: Path) -> dict:
+    try:
+        arguments = json.loads((folder / "args.json").read_text())
+        arguments.keys()
+    except (ValueError, AttributeError):
+        raise UserError(f"--out {folder}: its args.json cannot be read.") from None
+    return arguments
+
+
 def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """(the newest whole checkpoint, if there is one, and what is wrong with newer ones).
+    """(the newest whole checkpoint, if there is one, and what is wrong with newer ones). A run that
+    was killed while it wrote its first one starts again.
 
     Raises:
         UserError: there are checkpoints, and none is whole.
@@ -163,6 +174,8 @@ def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
         if not wrong:
             return path, said
         said.append(f"{path.name} is passed over: {wrong}")
+    if len(found) == 1 and wrong == CUT_SHORT:  # the first: with a second one there would be two
+        return None, said
     if found:
         raise UserError(
             f"--out {folder}: no checkpoint is whole ({said[0].replace('passed over', 'broken')}); "
@@ -185,7 +198,7 @@ def whats_wrong(checkpoint: Path) -> str:
         noted = json.loads((checkpoint / "files.json").read_text())
         step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
     except (OSError, ValueError, KeyError):
-        return "it was cut short while being written"
+        return CUT_SHORT
     if checkpoint.name != f"checkpoint-{step}":
         return f"it is of step {step}"
     for name, expected in noted.items():

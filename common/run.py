@@ -43,6 +43,9 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 
+LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS}
+"""Errors of a machine that is full, which a user can put right."""
+
 
 @contextmanager
 def plain_errors():
@@ -51,10 +54,17 @@ def plain_errors():
     Around a script's `main`. Several processes leave their group together.
     """
     code = None
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminated)  # until training has a handler of its own
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        code = 2
+    except OSError as error:
+        if error.errno not in LIMITS:
+            raise
+        print(f"error: the system says: {error.strerror}.", file=sys.stderr, flush=True)
         code = 2
     except KeyboardInterrupt:  # before training, or for the second time
         print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
@@ -73,6 +83,11 @@ def plain_errors():
         os._exit(code or 0)
     if code is not None:
         sys.exit(code)
+
+
+def terminated(*_):
+    print("terminated; what was saved is safe", file=sys.stderr, flush=True)
+    sys.exit(143)
 
 
 def this_process() -> PartialState:
@@ -136,8 +151,9 @@ def in_a_sentence(folder: Path):
         code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
-        elif code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or full(folder):
-            sentence = f"no space is left for {name or folder}. {safe}"
+        elif code in LIMITS or full(folder) or "(os error " in str(error):  # safetensors' words
+            reason = getattr(error, "strerror", None) or str(error).removeprefix("I/O error: ")
+            sentence = f"{folder}: something could not be written ({reason}). {safe}"
         elif name and Path(name).is_relative_to(folder):
             sentence = f"{name}: {error.strerror}. {safe}"
         else:
@@ -247,9 +263,7 @@ class Run(TrainerCallback):
         self.since = time.time()
         self.first = state.global_step
         if self.main:  # not before: by now the checkpoint has been loaded
-            for name in ("metrics.jsonl", "rollouts.jsonl"):
-                rows = self._rows(name)
-                write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+            self._forget_what_came_later()
         if state.global_step == 0:
             self._evaluate(0)
 
@@ -326,6 +340,11 @@ class Run(TrainerCallback):
     def _write(self, row: dict):
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
+
+    def _forget_what_came_later(self):
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            rows = self._rows(name)
+            write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _rows(self, name: str) -> list[dict]:
         """The lines up to the checkpoint; what came after it is played again."""

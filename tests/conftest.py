@@ -78,13 +78,15 @@ def run_here(script: str, *arguments) -> str:
         SystemExit: as the script does, with its exit code.
     """
     module, printed = importlib.import_module(Path(script).stem), io.StringIO()
-    interrupted = signal.getsignal(signal.SIGINT)
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(sign) for sign in handled]
     state = torch.get_rng_state()
     try:
         with contextlib.redirect_stdout(printed), module.plain_errors():
             module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
     finally:
-        signal.signal(signal.SIGINT, interrupted)
+        for sign, handler in zip(handled, before):
+            signal.signal(sign, handler)
         torch.set_rng_state(state)
     return printed.getvalue()
 

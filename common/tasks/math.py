@@ -22,6 +22,9 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
 
 
+MOST_TINY = 100_000  # embedded questions in a run
+
+
 def load_questions(
     dataset: str, train_count: int, held_out_count: int, seed: int
 ) -> tuple[list[dict], list[dict]]:
@@ -35,13 +38,15 @@ def load_questions(
             file, or a hub id (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data and its like). A hub data
             set's own test or validation split is the held-out part if it has one. Otherwise a
             question's hash decides, so that a question never changes sides.
-        train_count: at most so many training rows, drawn from all (the embedded tasks: exactly).
+        train_count: at most so many training rows, drawn from all (of the embedded ones
+            exactly so many, but for MOST_TINY).
         held_out_count: at most so many held-out rows, likewise.
         seed: random seed by which training questions are drawn; held-out questions do not depend on
             it.
     """
     if dataset == "tiny":
         # the held-out part has a seed of its own: all runs are measured on the same questions
+        train_count = min(train_count, MOST_TINY)  # a long run meets them more than once
         train = tasks.sample_questions(seed + 1, train_count, held_out=False)
         held_out = tasks.sample_questions(0, held_out_count, held_out=True)
         return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
@@ -94,12 +99,14 @@ def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dic
 def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
     """The objects of a JSON Lines file, UTF-8 with or without a byte-order mark, and their rows."""
     try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{argument} {path}: is not a file.")  # a pipe would be waited for
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{argument} {path}: there is no such file.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{argument} {path}: not a UTF-8 text file (byte {error.start}).") from None
-    except (OSError, ValueError) as error:  # a directory, a name that is none
+    except (OSError, ValueError) as error:  # a name that is none
         raise UserError(f"{argument} {path}: cannot be read ({error}).") from None
     if text.lstrip().startswith("["):
         reason = "a JSON array; every row must be an object on a line of its own"

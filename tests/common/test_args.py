@@ -133,10 +133,17 @@ def test_no_int_is_negative_and_no_length_zero(script, name):
         ("gar.py", {"slice_tokens": 5}, "--min-slice-tokens 6, --slice-tokens 5: no cue word"),
         ("gar.py", {"silent_share": 1.1}, "--silent-share 1.1 must be from 0 to 1"),
         ("cure.py", {"time_limit": 1e9}, "--time-limit 1000000000.0 must be from 0.001 to 3600"),
-        ("cure.py", {"time_limit": 0.0}, "--time-limit 0.0 must be from 0.001 to 3600"),
+        ("cure.py", {"time_limit": 0.0}, "--time-limit 0.0 must be at least 0.001"),
         ("cure.py", {"own_tests": 0}, "--own-tests 0 must be at least 1"),
         ("spin.py", {"iterations": 0}, "--iterations 0 must be at least 1"),
         ("mae.py", {"reference_share": 1.5}, "--reference-share 1.5 must be from 0 to 1"),
+        ("spin.py", {"last_beta": 0.0}, "--last-beta 0.0 must be at least 1e-06"),
+        ("tango.py", {"steps": 10**12}, "--steps 1000000000000 must be from 1 to 1000000"),
+        (
+            "mae.py",
+            {"train_proposer": False, "train_solver": False, "train_judge": False},
+            "leave nobody to train",
+        ),
         ("mae.py", {"difficulty_samples": 0}, "--difficulty-samples 0 must be at least 1"),
     ],
 )

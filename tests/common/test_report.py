@@ -247,9 +247,10 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path):
             file.write('{"step": 1, "cut sh')
     run = Run(tmp_path, "made", Path("checkpoint-2"))
     assert run.spent == 121.0 and run.evaluations == [evaluation]
+    run._forget_what_came_later()
     assert read_lines(tmp_path / "metrics.jsonl") == ([*steps[:2], evaluation], 0)
     assert read_lines(tmp_path / "rollouts.jsonl") == ([rollout(1), rollout(2)], 0)
-    Run(tmp_path, "made", None)
+    Run(tmp_path, "made", None)._forget_what_came_later()
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert not (tmp_path / name).read_text()
 

@@ -123,9 +123,9 @@ def test_files_that_are_no_rows(tmp_path):
         path.write_text(nothing)
         with pytest.raises(UserError, match="0 training and 0 held-out questions; both are"):
             load_questions(str(path), 9, 9, 0)
-    for name, says in ((tmp_path / "a.jsonl", "Is a directory"), ("x" * 999, "name too long")):
+    for name, says in ((tmp_path / "a.jsonl", "is not a file"), ("x" * 999, "name too long")):
         (tmp_path / "a.jsonl").mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=f"cannot be read .*{says}"):
+        with pytest.raises(UserError, match=says):
             load_questions(f"{str(name).removesuffix('.jsonl')}.jsonl", 9, 9, 0)
     with pytest.raises(UserError, match="there is no such file"):
         load_questions(str(tmp_path / "missing.jsonl"), 9, 9, 0)
