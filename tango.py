@@ -441,7 +441,8 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
         judgements = judge(held_out, solutions, greedy=suffix != "")
         finals = [parse_judgement(text)[1] for text in judgements]
         for key, value in verdict_metrics(finals, right).items():
-            result[f"verifier/{key}{suffix}"] = value
+            if not suffix or key == "balanced_accuracy":
+                result[f"verifier/{key}{suffix}"] = value
         if all(map(parse_question, questions)):  # embedded questions have gold step labels
             result[f"verifier/step_f1{suffix}"] = step_f1(questions, solutions, judgements)
     # both: of n solutions of a question, the verifier's favourite; the first quarter of questions

@@ -31,7 +31,9 @@ COLUMNS = {
     "eval/generator/accuracy": "generator accuracy",
     "eval/generator/greedy": "the same, greedy",
     "eval/verifier/balanced_accuracy": "verifier balanced accuracy",
+    "eval/verifier/balanced_accuracy_greedy": "the same, greedy",
     "eval/verifier/step_f1": "verifier step F1",
+    "eval/verifier/step_f1_greedy": "the same, greedy",
     "eval/co/mean_of_same": "mean of 4 samples, a quarter of the questions",
     "eval/co/best_of_4": "best of these 4, picked by the verifier",
 }
@@ -42,7 +44,7 @@ def table(results: dict) -> str:
     some = next(iter(results.values()))
     lines = [
         "Held-out figures before and after `python tango.py`, sampled at temperature 1 but for "
-        f"greedy, {some['held_out_questions']} questions, {some['machine']}:",
+        f"greedy, {some['held_out_questions']} questions, four samples of each, {some['machine']}:",
         "",
         "| seed | " + " | ".join(COLUMNS.values()) + " | minutes |",
         "|---|" + "---|" * (len(COLUMNS) + 1),

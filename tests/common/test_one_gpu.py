@@ -208,7 +208,7 @@ def test_every_cell_of_the_tiny_shapes_has_figures(small_data, tmp_path, monkeyp
     results = one_gpu_docs.read_results(out)
     without = {k: cell for k, cell in results.items() if cell.keys() & {"error", "skipped"}}
     assert without == {}
-    kinds = {f"training-tiny-{cell}" for cell in ("1-ours", "1-trl", "2-ours")}
+    kinds = {f"training-tiny-{cell}" for cell in ("1-ours", "1-trl", "2-ours", "2-trl")}
     kinds |= {f"step-tango-tiny-0-{who}" for who in ("ours", "two-trainers")}
     kinds |= {f"rollouts-tiny-8x12-{name}" for name in rollouts.METHODS}
     assert {"matmul"} | kinds == results.keys()
