@@ -395,7 +395,7 @@ def test_pointing_at_a_token_shows_its_advantage(browser, example):
                 move(token, next(places), 0).perform()
                 return tip.is_displayed()
 
-            WebDriverWait(browser, 20).until(pointed_at)
+            WebDriverWait(browser, 120).until(pointed_at)
             quoted, number = tip.text.rsplit(maxsplit=1)
             assert json.loads(quoted) == text and float(number) == value
     colours = each(browser, "#answers .tokens span", "e.style.background")[:6]
