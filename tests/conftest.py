@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,22 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 # ------------------------------------------------------------------ a trainer to ask questions of
+def same_weights(one: Path, other: Path):
+    """Asserts that two runs have the same adapters, bit for bit."""
+    ours, expected = weights(one), weights(other)
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """(a copy of Tango's finished run of six steps, the run itself)"""
+    whole, _, _ = finished("tango.py")
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy", whole
+
+
 def make_trainer(folder, micro_batch=8, kl=0.0, **change):
     """A Tango trainer on the embedded model: 2 questions, groups of 4, a verifier step first."""
     from common.args import fill_in, grpo_config

@@ -14,7 +14,7 @@ from common.folder import claim, last_checkpoint, lock, release, seal, whats_wro
 from common.run import Run
 
 import pytest
-from conftest import ROOT, environment, refused, run_here, small, weights
+from conftest import ROOT, environment, refused, run_here, same_weights, small
 from safetensors import SafetensorError
 
 GIVEN = {"seed": 0, "steps": 6, "save_every": 2, "lr": 0.1}
@@ -26,25 +26,12 @@ def nothing_stays_locked():
     release()
 
 
-@pytest.fixture
-def copied(finished, tmp_path):
-    """(a copy of Tango's finished run of six steps, the run itself)"""
-    whole, _, _ = finished("tango.py")
-    shutil.copytree(whole, tmp_path / "copy")
-    return tmp_path / "copy", whole
-
-
 def listing(folder) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file() and path.name != ".lock"
     }
-
-
-def same_weights(one, other):
-    ours, expected = weights(one), weights(other)
-    assert ours.keys() == expected.keys() and all((ours[n] == expected[n]).all() for n in expected)
 
 
 # ------------------------------------------------------------------ whose it is

@@ -12,26 +12,11 @@ from common.run import Run
 
 import pytest
 import torch
-from conftest import refused, run_here, small, weights
+from conftest import refused, run_here, same_weights, small, weights
 
 
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def same_weights(one, other):
-    ours, expected = weights(one), weights(other)
-    assert ours.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(ours[name], tensor), name
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    """(a copy of Tango's finished run of six steps, the run itself)"""
-    whole, _, _ = finished("tango.py")
-    shutil.copytree(whole, tmp_path / "copy")
-    return tmp_path / "copy", whole
 
 
 # ------------------------------------------------------------------ going on
