@@ -59,6 +59,8 @@ from datasets import Dataset
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+    model: str = "tiny-programs"
+    """the embedded model of programs, a hub id or a folder"""
     dataset: str = "tiny"
     """the embedded tasks, or a .jsonl file: MBPP's, or with question, test_input and test_output
     (lists of strings)"""

@@ -72,8 +72,8 @@ from torch.nn.utils.rnn import pad_sequence
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
     dataset: str = "tiny"
-    """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question, answer and
-    reference, a solution"""
+    """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
+    question, answer and reference, a solution"""
     steps: int = 24
     """optimiser steps, each of both players (paper: 400)"""
     questions: int = 16
@@ -92,7 +92,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     """L, longest slice (paper: 320; longer ones nearly always hold an error)"""
     min_slice_tokens: int = per_model(tiny=6, real=48)
     """a cue word ends a slice only once it is as long as this (paper: not said)"""
-    solution_tokens: int = per_model(tiny=64, real=1024)
+    solution_tokens: int = per_model(tiny=80, real=1024)
     """length limit of a solution"""
     judgement_tokens: int = per_model(tiny=64, real=128)
     """K, length limit of a judgement, which is to cut its rationale only (paper: 128)"""

@@ -90,9 +90,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation of table 6: without it all questions join the pool and are paid for difficulty"""
     format_reward: bool = True
     """ablation of table 6: without it all format terms are 0"""
-    solution_tokens: int = per_model(tiny=64, real=1024)
+    solution_tokens: int = per_model(tiny=80, real=1024)
     """length limit of a solution, and of a proposal (paper: 8192)"""
-    judgement_tokens: int = per_model(tiny=64, real=1024)
+    judgement_tokens: int = per_model(tiny=96, real=1024)
     """length limit of a judgement (paper: 8192)"""
     silent_share: float = 0.5
     """the run stops when in three steps in a row more than this share of judgements has no score"""

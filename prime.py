@@ -70,8 +70,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     group_size: int = 8
     """K, responses to a question (paper: 4)"""
     lr: float = per_model(tiny=5e-4, real=1e-5)
-    """learning rate of the policy's adapter, constant (paper: 5e-7, all weights); slow where
-    embedded, so that the filter finds something to keep"""
+    """learning rate of the policy's adapter, constant and half of the PRM's (paper: 5e-7, all
+    weights)"""
     prm_lr: float = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the PRM's adapter (paper: 1e-6, twice the policy's)"""
     kl: float = 0.0
@@ -96,7 +96,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     (paper: 0.8, which is the same at its K of 4)"""
     max_refills: int = 6
     """rounds of sampling per step, at most"""
-    solution_tokens: int = per_model(tiny=64, real=1024)
+    solution_tokens: int = per_model(tiny=80, real=1024)
     """length limit of a response (released script: 3072)"""
 
 
@@ -237,7 +237,7 @@ class Prime(CoTrainer):
 
     def noise_floor(self, batch) -> float:
         """The largest return-to-go, in nats, that rounding alone gives d, measured in the first
-        step and kept: with the embedded model 1e-5 in float32, and 0.02 in bfloat16.
+        step and kept; in bfloat16 it is far larger than in float32.
 
         The base scores the rows twice, the second time with one more padding token in front, which
         changes nothing but how numbers are rounded.

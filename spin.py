@@ -68,8 +68,8 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
     dataset: str = "tiny"
-    """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question, answer and
-    reference, the human answer"""
+    """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
+    question, answer and reference, the human answer"""
     steps: int = 64
     """optimiser steps of all iterations together"""
     questions: int = 32
@@ -96,7 +96,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """train on the previous iteration's pairs, too"""
     opponent_temperature: float = 1.0
     """sampling temperature of the opponent; 0 = greedy"""
-    solution_tokens: int = per_model(tiny=64, real=512)
+    solution_tokens: int = per_model(tiny=80, real=512)
     """length limit of a completion (paper: 2048; released generation: 256)"""
 
 

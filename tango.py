@@ -15,8 +15,8 @@ The loop (algorithm 1; all updates by `CoTrainer.loss`, in common/cotrainer.py)
 
 RL sees no step labels. The verifier is paid for its final verdict and its format, so it learns to
 judge steps only as far as that helps the final verdict; the embedded one has been taught to, and
-does it well when decoded greedily. The generator is paid for its answer and for the verdicts on its
-steps, never for the final verdict: to flatter the verifier's conclusion gains it nothing.
+shares half of the generator's misconceptions. The generator is paid for its answer and for the
+verdicts on its steps, never for the final verdict: to flatter that gains it nothing.
 
 What we changed and it matters (the full list is in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
@@ -74,9 +74,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
-    solution_tokens: int = per_model(tiny=64, real=1024)
+    solution_tokens: int = per_model(tiny=80, real=1024)
     """length limit of a solution (released code: 2048)"""
-    judgement_tokens: int = per_model(tiny=96, real=1024)
+    judgement_tokens: int = per_model(tiny=112, real=1024)
     """length limit of a judgement (released code: 4096)"""
 
 
@@ -344,6 +344,8 @@ class Tango(CoTrainer):
     def report_generator(self, rows, batch, alpha, verdicts, ends):
         self.log_mean("generator/accuracy", batch["rewards"])
         self.log_mean("co/alpha", alpha)
+        gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch["texts"])]
+        self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
         if "judgements" not in batch:
             return
         dropped = [len(v) != len(e) for v, e in zip(verdicts, ends)]
@@ -351,8 +353,10 @@ class Tango(CoTrainer):
         finals = [parse_judgement(judgement)[1] for judgement in batch["judgements"]]
         self.report_verdicts(finals, batch["rewards"].bool().tolist())
         for i, note in enumerate(batch["notes"]):
-            note |= {"judgement": batch["judgements"][i], "verdicts": verdicts[i]}
-            note["gold"] = gold_steps(rows[i]["question"], batch["texts"][i])
+            note |= {"judgement": batch["judgements"][i], "verdicts": verdicts[i], "gold": gold[i]}
+        # what a generator that games its verifier lives on
+        pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
+        self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         question, judgement = rows[0]["question"], batch["judgements"][0]
         self.example = f"--- {question}\n{batch['texts'][0]}\n--- the verifier\n{judgement}\n---"
 
@@ -412,7 +416,7 @@ def step_f1(questions: list[str], solutions: list[str], judgements: list[str]) -
 def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     """The generator on held-out questions; the verifier on solutions that the base wrote at step 0,
     so that it is measured on the same ones all along, sampled as in training, and greedily, which
-    an untrained one is much better at; and both together: the verifier picks the best of a few
+    an untrained one is better at; and both together: the verifier picks the best of a few
     solutions."""
     questions, n = [row["question"] for row in held_out], trainer.cfg.eval_samples
 
@@ -426,12 +430,14 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
         return trainer.generate_all("verifier", prompts, greedy)
 
     several = [row for row in held_out for _ in range(n)]
-    samples, correct = solve(several)
+    (samples, correct), (likeliest, of_those) = solve(several), solve(held_out, greedy=True)
     trainer.memory.setdefault("base_solutions", samples[::n])  # step 0: the generator is the base
-    result = {
-        "generator/greedy": mean(solve(held_out, greedy=True)[1]),
-        "generator/accuracy": mean(correct),
-    }
+    result = {"generator/accuracy": mean(correct), "generator/greedy": mean(of_those)}
+    if all(map(parse_question, questions)):  # embedded questions have gold step labels
+        for suffix, texts in (("", samples), ("_greedy", likeliest)):
+            asked = several if texts is samples else held_out
+            gold = [gold_steps(row["question"], text) for row, text in zip(asked, texts)]
+            result[f"generator/step_accuracy{suffix}"] = mean([g for steps in gold for g in steps])
     if trainer.cfg.verifier == "none":
         return result
     # the verifier on the base's solutions
@@ -443,7 +449,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
         for key, value in verdict_metrics(finals, right).items():
             if not suffix or key == "balanced_accuracy":
                 result[f"verifier/{key}{suffix}"] = value
-        if all(map(parse_question, questions)):  # embedded questions have gold step labels
+        if all(map(parse_question, questions)):
             result[f"verifier/step_f1{suffix}"] = step_f1(questions, solutions, judgements)
     # both: of n solutions of a question, the verifier's favourite; the first quarter of questions
     some = n * max(1, len(held_out) // 4)

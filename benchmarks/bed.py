@@ -9,6 +9,7 @@ docs/test-bed.md; takes three minutes on one core.
 import argparse
 import json
 import random
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,7 @@ from common.run import mean  # noqa: E402
 from common.sampling import sample  # noqa: E402
 from common.sandbox import Sandbox, Status  # noqa: E402
 from common.tasks.answers import is_correct, split_steps  # noqa: E402
-from common.tiny import tasks  # noqa: E402
+from common.tiny import MODELS, demonstrations, tasks  # noqa: E402
 
 import torch  # noqa: E402
 from evidence_pages import fill  # noqa: E402
@@ -36,14 +37,14 @@ INPUTS = [str(x) for x in range(10)]
 
 
 class Player:
-    """The embedded model, without an adapter."""
+    """An embedded model, without an adapter."""
 
-    def __init__(self):
-        self.model, self.tokenizer = load_model("tiny", ["unused"], 1, False, seed=0)
+    def __init__(self, name: str):
+        self.model, self.tokenizer = load_model(name, ["unused"], 1, False, seed=0)
 
-    def __call__(self, prompts: list, temperature: float, tokens: int = 96) -> list[str]:
-        ids = [self.tokenizer.apply_chat_template(p, add_generation_prompt=True) for p in prompts]
-        ids = [row["input_ids"] if not isinstance(row, list) else row for row in ids]
+    def __call__(self, prompts: list, temperature: float, tokens: int = 112) -> list[str]:
+        options = {"add_generation_prompt": True, "return_dict": True}
+        ids = [self.tokenizer.apply_chat_template(p, **options)["input_ids"] for p in prompts]
         written, eos = [], [self.tokenizer.eos_token_id]
         with self.model.disable_adapter():
             for start in range(0, len(ids), 256):
@@ -71,7 +72,7 @@ def most_frequent(values: list) -> float:
 # ------------------------------------------------------------------ parts
 def solving(play, questions: list[str], temperature: float, n: int) -> tuple[dict, dict, list[str]]:
     """Answers and single steps; and the texts."""
-    texts = play([tango.solve_prompt(q) for q in questions for _ in range(n)], temperature, 64)
+    texts = play([tango.solve_prompt(q) for q in questions for _ in range(n)], temperature, 80)
     asked = [q for q in questions for _ in range(n)]
     right = [is_correct(text, str(tasks.gold_answer(q))) for q, text in zip(asked, texts)]
     steps = [label for q, text in zip(asked, texts) for label in tasks.gold_steps(q, text)]
@@ -137,52 +138,193 @@ def proposing(play, temperature: float, count: int) -> dict:
 
 
 def scoring(play, questions, temperature: float) -> dict:
-    """Answers, every second one right, the others one too high."""
-    gold = [tasks.gold_answer(q) for q in questions]
+    """Answers, every second one right, the others a player's wrong one."""
+    draw = random.Random(0)
     right = [i % 2 == 0 for i in range(len(questions))]
-    shown = [str(g if r else (g + 1) % 10) for g, r in zip(gold, right)]
+    shown = [
+        str(tasks.gold_answer(q) if r else wrong_answer(draw, q)) for q, r in zip(questions, right)
+    ]
     asked = [mae.judge_answer_prompt(q, a) for q, a in zip(questions, shown)]
     V = [mae.judge_score(text) for text in play(asked, temperature)]
     return balanced([None if v is None else v >= 0.5 for v in V], right)
 
 
+def wrong_answer(draw, question: str) -> int:
+    while True:
+        answer = demonstrations.write_steps(draw, *tasks.parse_question(question), 1)[1]
+        if answer != tasks.gold_answer(question):
+            return answer
+
+
+# ------------------------------------------------------------------ parts of scripts to come, whose
+# prompts are the demonstrations'
+def held_out_part(part, count: int) -> list[str]:
+    """User messages of a part on questions and programs that the model has never seen."""
+    draw, train = random.Random(0), demonstrations.is_held_out
+    demonstrations.is_held_out = lambda text: not train(text)
+    try:
+        return [part(draw, 0)[0] for _ in range(count)]
+    finally:
+        demonstrations.is_held_out = train
+
+
+def other_part(play, part, fine, temperature: float, n: int, count: int) -> dict:
+    """Share of completions for which fine(user message, completion) holds."""
+    users = [user for user in held_out_part(part, count) for _ in range(n)]
+    texts = play([[{"role": "user", "content": user}] for user in users], temperature, 128)
+    return share([fine(user, text) for user, text in zip(users, texts)])
+
+
+def operations_in(program: str) -> list[tuple[str, int]] | None:
+    """Of a program in the form of azr.py, which needs no running to be told right from wrong."""
+    found = re.search(r"return \(([^\n]*)\)%100\n", program)
+    operations = [(op, int(b)) for op, b in re.findall(r"([+*-])(\d)", found[1] if found else "")]
+    well_formed = operations and f"return ({tasks.nest('x', operations)})%100" in program
+    return operations if well_formed else None
+
+
+def deduced(user: str, text: str) -> bool:
+    x, said = int(re.search(r"Input: (\d+)", user)[1]), re.search(r"```output\n(\d+)\n```", text)
+    return said is not None and int(said[1]) == demonstrations.run(x, operations_in(user))
+
+
+def abduced(user: str, text: str) -> bool:
+    y, said = int(re.search(r"Output: (\d+)", user)[1]), re.search(r"```input\n(\d+)\n```", text)
+    return said is not None and demonstrations.run(int(said[1]), operations_in(user)) == y
+
+
+def induced(user: str, text: str) -> bool:
+    pairs, operations = re.findall(r"(\d+)->(\d+)", user), operations_in(text)
+    return bool(operations) and all(
+        demonstrations.run(int(x), operations) == int(y) for x, y in pairs
+    )
+
+
+def proposed(user: str, text: str) -> bool:
+    """A program that can be run, and an input."""
+    return bool(operations_in(text)) and re.search(r"```input\n\d+\n```", text) is not None
+
+
+def shown(user: str) -> tuple[list[str], int, int]:
+    """The solution in a prompt: (steps, answer, gold answer)."""
+    question, answer = re.search(r"Problem: (.*)", user)[1], re.search(r"\\boxed\{(\d+)\}", user)[1]
+    return split_steps(user), int(answer), tasks.gold_answer(question)
+
+
+def holds(step: str) -> bool:
+    a, op, b, claimed = demonstrations.parse_step(step)
+    return tasks.OPERATORS[op](a, b) == claimed
+
+
+def graded(user: str, text: str) -> bool:
+    """1 for a right answer with right steps, 0.5 for one with a wrong step, 0 for a wrong one."""
+    steps, answer, gold = shown(user)
+    truth = "0" if answer != gold else "1" if all(map(holds, steps)) else "0.5"
+    return f"Score: \\boxed{{{truth}}}" in text
+
+
+def regraded(user: str, text: str) -> bool:
+    steps = shown(user)[0]
+    claims = re.findall(r"\d+", re.search(r"Defects: (.*)", user)[1])
+    real = [not holds(steps[int(k) - 1]) for k in claims]
+    truth = "1" if all(real) else "0.5" if any(real) else "0"
+    return f"Score: \\boxed{{{truth}}}" in text
+
+
+def graded_itself(user: str, text: str) -> bool:
+    """Whether its own score of its own solution is the true one."""
+    solution, _, own = text.partition("## Self Evaluation")
+    answer = re.search(r"\\boxed\{(\d+)\}", solution)
+    if not answer or not split_steps(solution):
+        return False
+    try:
+        return graded(f"Problem: {user}\n{solution}", own)
+    except (ValueError, StopIteration):  # a step that is none
+        return False
+
+
+def corrected(user: str, text: str) -> bool:
+    return is_correct(text, str(shown(user)[2]))
+
+
+def chosen(user: str, text: str) -> bool:
+    gold = tasks.gold_answer(re.search(r"Question: (.*)", user)[1])
+    right = re.search(rf"Answer (\d): {gold}$", user, re.MULTILINE)[1]
+    return f"\\boxed{{{right}}}" in text
+
+
+OTHER_PARTS = {  # name -> (model, demonstration, check, best constant)
+    "output of a program (azr)": ("tiny-programs", "deduce", deduced, None),
+    "input of a program (azr)": ("tiny-programs", "abduce", abduced, None),
+    "program from examples (azr)": ("tiny-programs", "induce", induced, None),
+    "proposed programs that run (azr)": ("tiny-programs", "propose_program", proposed, None),
+    "score of a solution (deepseekmath)": ("tiny", "grade", graded, 0.34),
+    "score of an analysis (deepseekmath)": ("tiny", "grade_analysis", regraded, None),
+    "own score of an own solution (deepseekmath)": ("tiny", "solve_and_grade", graded_itself, None),
+    "a solution corrected after a verdict": ("tiny", "correct", corrected, None),
+    "the right one of two answers": ("tiny", "choose", chosen, 0.5),
+}
+
+
 # ------------------------------------------------------------------ the table
 def measure(count: int) -> dict:
-    play = Player()
-    questions = tasks.sample_questions(0, count, held_out=True)
-    programs = tasks.sample_tasks(0, count, held_out=True)
-    torch.manual_seed(0)
-    solutions = solving(play, questions, 1.0, 1)[2]  # to be judged: the same at all temperatures
-    answers = [tasks.gold_answer(q) for q in questions]
-    marks = [label for q, s in zip(questions, solutions) for label in tasks.gold_steps(q, s)]
-    wrong = marks.count(False)
-    constant = {
-        "answers (solve)": most_frequent(answers),
-        "steps (solve)": None,
-        "final verdict (tango's verifier), balanced": 0.5,
-        "wrong steps found (tango's verifier), F1": 2 * wrong / (len(marks) + wrong),
-        "slice sound or not (gar's discriminator), balanced": 0.5,
-        "programs (cure's coder)": None,
-        "tests (cure's tester)": None,
-        "questions with an answer (mae's proposer)": None,
-        "answer right or not (mae's judge), balanced": 0.5,
+    players = {name: Player(name) for name in MODELS}
+    play, programs = players["tiny"], players["tiny-programs"]
+    asked = {
+        level: tasks.sample_questions(0, count, held_out=True, steps=lengths)
+        for level, lengths in tasks.LEVELS.items()
     }
-    parts = {name: {"constant": value} for name, value in constant.items()}
+    questions, testing_tasks = asked["tiny"], tasks.sample_tasks(0, count, held_out=True)
+    torch.manual_seed(0)
+    # to be judged: the same solutions at all temperatures
+    solutions = {level: solving(play, asked[level], 1.0, 1)[2] for level in asked}
+    parts = {}
+
+    def note(name: str, column: str, found: dict, constant: float | None = None):
+        parts.setdefault(name, {"constant": constant})[column] = found
+
     with Sandbox(1) as sandbox:
         for column, temperature in TEMPERATURES.items():
             n = SAMPLES if temperature else 1
             torch.manual_seed(1)
-            found = [
-                *solving(play, questions, temperature, n)[:2],
-                *verifying(play, questions, solutions, temperature),
-                discriminating(play, questions, solutions, temperature),
-                coding(play, programs, temperature, n, sandbox),
-                testing(play, programs, temperature, n),
-                proposing(play, temperature, count if temperature else 1),
+            for level, some in asked.items():
+                answers, steps, _ = solving(play, some, temperature, n)
+                note(
+                    f"answers, {level}",
+                    column,
+                    answers,
+                    most_frequent([tasks.gold_answer(q) for q in some]),
+                )
+                note(f"steps, {level}", column, steps)
+            for level, some in asked.items():
+                finals, f1 = verifying(play, some, solutions[level], temperature)
+                pairs = zip(some, solutions[level])
+                marks = [label for q, s in pairs for label in tasks.gold_steps(q, s)]
+                wrong = marks.count(False)
+                note(f"final verdict (tango), {level}, balanced", column, finals, 0.5)
+                all_wrong = 2 * wrong / (len(marks) + wrong)
+                note(f"wrong steps found (tango), {level}, F1", column, f1, all_wrong)
+            slices = discriminating(play, questions, solutions["tiny"], temperature)
+            note("slice sound or not (gar), balanced", column, slices, 0.5)
+            note(
+                "programs (cure)", column, coding(programs, testing_tasks, temperature, n, sandbox)
+            )
+            note("tests (cure)", column, testing(programs, testing_tasks, temperature, n))
+            note(
+                "questions with an answer (mae)",
+                column,
+                proposing(play, temperature, count if n > 1 else 1),
+            )
+            note(
+                "answer right or not (mae), balanced",
+                column,
                 scoring(play, questions, temperature),
-            ]
-            for name, value in zip(parts, found, strict=True):
-                parts[name][column] = value
+                0.5,
+            )
+            for name, (model, part, fine, constant) in OTHER_PARTS.items():
+                part = getattr(demonstrations, part)
+                found = other_part(players[model], part, fine, temperature, n, count)
+                note(name, column, found, constant)
             print(column, {k: round(v[column]["value"], 3) for k, v in parts.items()}, flush=True)
     return {"tasks": count, "samples": SAMPLES, "parts": parts}
 

@@ -2,7 +2,7 @@
 
 Reads the run folders of `python benchmarks/evidence.py cure`. Every tester writes 16 tests for each
 held-out task, and 16 programs of the base per task, the same for all, are run on them. On products
-the inputs 0 and 5 tell little: does the tester learn to leave them alone? Writes
+the inputs 0 and 50 tell little: does the tester learn to leave them alone? Writes
 docs/evidence/cure_inputs.json and .md, and the block of docs/cure.md; --tables-only makes the
 latter two from what is in the JSON file.
 """
@@ -24,17 +24,16 @@ from common.tasks.code import load_tasks  # noqa: E402
 
 import torch  # noqa: E402
 from evidence import EXPERIMENTS, FOLDER, folder_name  # noqa: E402
-from evidence_pages import fill  # noqa: E402
-from evidence_tables import markdown, spread  # noqa: E402
+from evidence_pages import cell, fill, markdown  # noqa: E402
 from peft import set_peft_model_state_dict  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 PER_TASK = 16
 RESULT = FOLDER / "cure_inputs.json"
 NOTE = """By kind of task, for wrong programs of the base, the same for all testers. Products: on
-the inputs 0 and 5 a wrong factor seldom shows. Sums: one number is negative, and the base drops the
-sign in most tests and half of its programs.
-Mean ± 95 % interval [range] over the seeds of `python benchmarks/evidence.py cure`.
+the inputs 0 and 50 a wrong factor seldom shows. Sums: one number is negative, and the base drops
+the sign in most tests and half of its programs.
+Mean ± half of the 95 % interval over the seeds of `python benchmarks/evidence.py cure`.
 """
 
 
@@ -61,7 +60,7 @@ class Tables:
 
 
 def measure(tables: Tables, rows: list[dict], programs: list[list], tests: list[list]) -> list:
-    """Per kind of task: share of right tests, of inputs 0 and 5, and the programs' p01 and p00."""
+    """Per kind of task: share of right tests, of inputs 0 and 50, and the programs' p01 and p00."""
     own = [list(zip(row["test_input"], row["test_output"])) for row in rows]
     correct = [table.all(1) for table in tables.run(programs, own)]  # (N,) for each task
     passes = tables.run(programs, tests)  # (N, M)
@@ -84,7 +83,7 @@ def measure(tables: Tables, rows: list[dict], programs: list[list], tests: list[
                 "p01": statistics.mean(p01),
                 "p00": statistics.mean(p00),
                 "right": statistics.mean(value for i in tasks for value in good[i].tolist()),
-                "zero_or_five": statistics.mean(given in ("0", "5") for given in inputs),
+                "zero_or_fifty": statistics.mean(given in ("0", "50") for given in inputs),
             }
         )
     return found
@@ -93,7 +92,7 @@ def measure(tables: Tables, rows: list[dict], programs: list[list], tests: list[
 def measure_all(folders: list[Path]) -> list[dict]:
     """The base first, then every tester's adapter."""
     # an adapter that has not been trained changes nothing
-    model, tokenizer = load_model("tiny", ["policy"], 16, False, 0)
+    model, tokenizer = load_model("tiny-programs", ["policy"], 16, False, 0)
     model.eval()
     rows = load_tasks("tiny", 1, 128, 0)[1]
     code_prompts = [cure.code_prompt(row["question"]) for row in rows]
@@ -122,9 +121,9 @@ def page(results: list[dict]) -> str:
     for kind in ("products", "sums"):
         for variant in dict.fromkeys(r["variant"] for r in results):
             runs = [r for r in results if (r["variant"], r["kind"]) == (variant, kind)]
-            cells = [[r[key] for r in runs] for key in ("right", "zero_or_five", "p01", "p00")]
-            rows.append([kind, variant, *map(spread, cells)])
-    header = ["tasks", "tester", "right tests", "inputs 0 and 5", "p01", "p00"]
+            cells = [[r[key] for r in runs] for key in ("right", "zero_or_fifty", "p01", "p00")]
+            rows.append([kind, variant, *[cell(values, True) for values in cells]])
+    header = ["tasks", "tester", "right tests", "inputs 0 and 50", "p01", "p00"]
     return f"{NOTE}\n{markdown(header, rows)}"
 
 

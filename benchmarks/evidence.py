@@ -1,10 +1,12 @@
-"""The papers' claims in miniature, measured: python benchmarks/evidence.py prime gar
+"""The papers' claims in miniature, measured: python benchmarks/evidence.py tango gamed
 
-Every variant of an experiment runs on the embedded default with the same random seeds, two runs at
-a time with one thread each. docs/evidence/NAME.json keeps each finished run: its held-out
-evaluations, and of every step the metrics that the experiment compares. Runs that are kept are not
-repeated; one that was interrupted goes on where it stopped. Tables and figures are made from these
-files alone, by evidence_pages.py; `--tables-only` does just that.
+First every variant's learning rate is swept on seeds 11 to 13, in runs that are kept apart in
+docs/evidence/NAME_rates.json; then every variant runs at its own best rate on seeds 0, 1, ..., the
+ones that are reported, in docs/evidence/NAME.json. A run is one process with one thread. What is
+kept of it: its held-out evaluations, and of every step the metrics that the experiment compares.
+Runs that are kept are not repeated, and one that was interrupted goes on where it stopped. Tables,
+figures and docs/evidence/summary.json are made from these files alone, by evidence_pages.py;
+`--tables-only` does just that.
 """
 
 import argparse
@@ -12,14 +14,26 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
+SWEEP_SEEDS = (11, 12, 13)
+
+
+@dataclass
+class Variant:
+    arguments: str = ""
+    rates: tuple[float, ...] = ()
+    """learning rates to choose from; none: the script's default"""
+    patch: str = ""
+    """a line of Python that changes the imported script, where it has no argument for it"""
+    seeds: int = 5
 
 
 @dataclass
@@ -27,65 +41,88 @@ class Experiment:
     script: str
     arguments: str
     """of all variants"""
-    variants: dict[str, str]
-    """name -> its own arguments"""
+    yardstick: str
+    """the metric whose mean over a run chooses the learning rate; eval/...: its last value"""
+    variants: dict[str, Variant]
     kept: tuple[str, ...]
     """metrics kept of every step"""
-    patches: dict[str, str] = field(default_factory=dict)
-    """variant -> a line of Python that changes the imported script, where it has no argument for it
-    """
+    prepare: tuple[str, ...] = ()
+    """a script and its arguments, run first; what it makes is made once"""
 
 
-# A = A_step: the gold answer is no longer in the reward
+# A = A_step: the gold answer is no longer in the generator's reward
 ONLY_STEPS = "tango.alpha_at = lambda n, total, alpha: 1.0"
 # every row counts once
 NO_CLASS_WEIGHTS = "tango.class_weights = lambda labels, counts: (labels == labels).float()"
-# the coder's batch is recorded for the report and not trained on; the last one of a step, the
-# tester's, does not go through `update`
-NO_CODER_UPDATE = "cure.Cure.update = lambda self, batch: self.micro_batches(batch)"
+# benchmarks/controls.py: verdicts from elsewhere
+GOLD = "import controls; controls.judged_by(controls.gold, tango.Tango)"
+COIN = "import controls; controls.judged_by(controls.coin, tango.Tango)"
+# of the two batches of a step, only one is trained on
+ONE_ROLE = "step = cure.Cure.step; cure.Cure.step = lambda self, rows: step(self, rows)[{}]"
+ONLY_CODER, ONLY_TESTER = ONE_ROLE.format(":1"), ONE_ROLE.format("1:")
+# benchmarks/controls.py: scores from elsewhere
+SCORES = "import controls; controls.scored_by({!r}, mae.Mae)"
+
+TANGO = (
+    "generator/accuracy",
+    "generator/step_accuracy",
+    "verifier/balanced_accuracy",
+    "verifier/says_correct",
+    "co/wrong_steps_accepted",
+    "co/alpha",
+)
+RATES = (5e-4, 1e-3, 2e-3)
+SPIN_BASE = "runs/evidence/spin_base"
 
 EXPERIMENTS = {
+    # credit for steps, where answers are seldom right: 45 generator steps each
     "tango": Experiment(
         "tango.py",
-        "--eval-every 0 --show-every 0",
+        "--dataset tiny-hard --eval-every 0 --show-every 0 --save-every 1000",
+        "generator/accuracy",
         {
-            "co-trained": "--steps 48",
-            "frozen verifier": "--steps 21 --verifier frozen",
-            "GRPO, no verifier": "--steps 21 --verifier none",
-            "co-trained, no class weights": "--steps 48",
-            "reward from the verifier alone, frozen": "--steps 21 --verifier frozen",
-            "reward from the verifier alone, co-trained": "--steps 48",
+            "answer only": Variant("--steps 45 --verifier none", RATES, seeds=8),
+            "co-trained": Variant("--steps 80", RATES, seeds=8),
+            "co-trained, no class weights": Variant("--steps 80", (1e-3,), NO_CLASS_WEIGHTS),
+            "frozen verifier": Variant("--steps 45 --verifier frozen", RATES),
+            "gold step verdicts": Variant("--steps 45 --verifier frozen", RATES, GOLD),
+            "random step verdicts": Variant("--steps 45 --verifier frozen", RATES, COIN),
         },
-        (
-            "generator/accuracy",
-            "verifier/balanced_accuracy",
-            "verifier/tpr",
-            "verifier/tnr",
-            "verifier/says_correct",
-            "co/verdict_minus_gold",
-            "co/alpha",
-        ),
-        {
-            "co-trained, no class weights": NO_CLASS_WEIGHTS,
-            "reward from the verifier alone, frozen": ONLY_STEPS,
-            "reward from the verifier alone, co-trained": ONLY_STEPS,
-        },
+        TANGO,
     ),
+    # nothing but the verifier's verdicts on steps: 30 generator steps each
+    "gamed": Experiment(
+        "tango.py",
+        "--eval-every 0 --show-every 0 --save-every 1000",
+        "generator/accuracy",
+        {
+            "frozen": Variant("--steps 30 --verifier frozen", RATES, ONLY_STEPS, seeds=8),
+            "co-trained": Variant("--steps 60", RATES, ONLY_STEPS, seeds=8),
+        },
+        TANGO,
+    ),
+    # samples, filtered ones included, and how many of them it takes
     "prime": Experiment(
         "prime.py",
-        "--steps 30 --eval-every 15 --show-every 0",
-        {"PRIME": "", "outcome only": "--no-process-reward"},
+        "--eval-every 0 --show-every 0 --save-every 1000",
+        "policy/accuracy",
+        {
+            "outcome only": Variant("--steps 40 --no-process-reward", RATES),
+            "PRIME": Variant("--steps 40", RATES),
+            "offline PRM": Variant("--steps 55 --prm-update none --prm-warmup 15", RATES),
+        },
         ("policy/accuracy", "co/samples", "prm/accuracy", "prm/loss"),
     ),
     "gar": Experiment(
         "gar.py",
-        "--steps 24 --lr 1e-3 --eval-every 0 --show-every 0",
+        "--steps 24 --eval-every 0 --show-every 0 --save-every 1000",
+        "reasoner/accuracy",
         {
-            "2 GRPO, exact match only": "--discriminator none",
-            "4 fixed discriminator": "--discriminator frozen",
-            "5 trained, R_a only": "--reward alignment",
-            "6 trained, R_d only": "--reward adversarial",
-            "7 trained, both": "",
+            "2 GRPO, exact match only": Variant("--discriminator none", RATES),
+            "4 fixed discriminator": Variant("--discriminator frozen", RATES),
+            "5 trained, R_a only": Variant("--reward alignment", RATES),
+            "6 trained, R_d only": Variant("--reward adversarial", RATES),
+            "7 trained, both": Variant("", RATES),
         },
         (
             "reasoner/accuracy",
@@ -97,12 +134,14 @@ EXPERIMENTS = {
     ),
     "cure": Experiment(
         "cure.py",
-        "--show-every 0",
+        "--eval-every 0 --show-every 0 --save-every 1000",
+        "coder/accuracy",
         {
-            "precision": "",
-            "simple reward": "--tester-reward simple",
-            "precision, only the tester trained": "",
-            "simple reward, only the tester trained": "--tester-reward simple",
+            "both": Variant(),
+            "both, simple reward": Variant("--tester-reward simple"),
+            "only the coder": Variant(patch=ONLY_CODER),
+            "only the tester": Variant(patch=ONLY_TESTER),
+            "only the tester, simple reward": Variant("--tester-reward simple", patch=ONLY_TESTER),
         },
         (
             "coder/accuracy",
@@ -111,18 +150,18 @@ EXPERIMENTS = {
             "tester/p00",
             "co/tasks_with_a_right_program",
         ),
-        {
-            "precision, only the tester trained": NO_CODER_UPDATE,
-            "simple reward, only the tester trained": NO_CODER_UPDATE,
-        },
     ),
+    # from a model that continued SFT on the same answers makes no better: benchmarks/spin_base.py
     "spin": Experiment(
         "spin.py",
-        "--steps 64 --eval-every 16 --show-every 0",
+        f"--model {SPIN_BASE}/model --dataset {SPIN_BASE}/questions.jsonl --steps 64 "
+        "--eval-every 16 --show-every 0 --save-every 1000 --eval-questions 256 --micro-batch 16 "
+        "--solution-tokens 80",
+        "eval/player/accuracy",
         {
-            "SPIN": "",
-            "continued SFT": "--opponent none",
-            "opponent fixed at the SFT model": "--opponent sft",
+            "SPIN": Variant("", (1e-4, 3e-4, 1e-3)),
+            "continued SFT": Variant("--opponent none", (1e-4, 3e-4, 1e-3)),
+            "opponent fixed at the first": Variant("--opponent sft", (1e-4, 3e-4, 1e-3)),
         },
         (
             "player/spin_loss",
@@ -130,57 +169,66 @@ EXPERIMENTS = {
             "player/logp_human",
             "opponent/equal_to_human",
         ),
+        ("benchmarks/spin_base.py", SPIN_BASE),
     ),
     "mae": Experiment(
         "mae.py",
-        "--steps 64 --eval-every 16 --show-every 0",
+        "--steps 48 --eval-every 0 --show-every 0 --save-every 1000",
+        "eval/solver/accuracy",
         {
-            "all parts trained": "",
-            "no proposer training": "--no-train-proposer",
-            "no solver training": "--no-train-solver",
-            "no judge training": "--no-train-judge",
-            "no quality gate": "--no-quality-gate",
-            "judge paid for agreement with gold": "--judge-reward agreement",
+            "all parts trained": Variant(),
+            "no proposer training": Variant("--no-train-proposer"),
+            "no solver training": Variant("--no-train-solver"),
+            "no judge training": Variant("--no-train-judge"),
+            "no quality gate": Variant("--no-quality-gate"),
+            "judge paid for agreement with gold": Variant("--judge-reward agreement"),
+            "shuffled scores": Variant(patch=SCORES.format("shuffled")),
+            "format only": Variant(patch=SCORES.format("constant")),
+            "gold scores": Variant(patch=SCORES.format("gold")),
         },
-        (
-            "solver/judged",
-            "proposer/difficulty",
-            "proposer/quality",
-            "proposer/accepted",
-            "judge/unparsable",
-            "co/questions",
-        ),
-    ),
-    # a rate at which the judge is lost, found on training questions with another random seed
-    "mae_collapse": Experiment(
-        "mae.py",
-        "--lr 4e-3 --steps 24 --eval-every 8 --show-every 0",
-        {
-            "all parts trained": "",
-            "no judge training": "--no-train-judge",
-            "judge paid for agreement with gold": "--judge-reward agreement",
-        },
-        ("solver/judged", "proposer/accepted", "judge/unparsable"),
+        ("solver/judged", "proposer/difficulty", "proposer/accepted", "judge/unparsable"),
     ),
 }
+
+
+def rate_of(name: str, variant: str) -> float | None:
+    """The learning rate at which a variant did best in the sweep."""
+    rates, experiment = EXPERIMENTS[name].variants[variant].rates, EXPERIMENTS[name]
+    if len(rates) < 2:
+        return rates[0] if rates else None
+    scores = {rate: [] for rate in rates}
+    for r in read(f"{name}_rates")["runs"]:
+        if r["variant"] == variant and r["rate"] in scores:
+            scores[r["rate"]].append(score(experiment, r))
+    if any(len(found) < len(SWEEP_SEEDS) for found in scores.values()):
+        raise RuntimeError(f"{name}, {variant}: its rates are not swept yet")
+    return max(rates, key=lambda rate: statistics.mean(scores[rate]))
+
+
+def score(experiment: Experiment, run: dict) -> float:
+    """What a sweep compares: the yardstick's mean over all steps, or its last held-out value."""
+    key = experiment.yardstick
+    if key.startswith("eval/"):
+        return run["evaluations"][-1][key]
+    return statistics.mean(step[key] for step in run["steps"] if key in step)
 
 
 def folder_name(variant: str) -> str:
     return re.sub(r"\W+", "_", variant)
 
 
-def run(name: str, variant: str, seed: int) -> dict:
+def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     """One run of a variant, in a process of its own -> what is kept of it."""
-    experiment = EXPERIMENTS[name]
-    folder = ROOT / "runs" / "evidence" / name / folder_name(variant) / str(seed)
-    options = f"{experiment.arguments} {experiment.variants[variant]} --seed {seed}".split()
-    command = [sys.executable, experiment.script]
-    if variant in experiment.patches:
-        module, patch = experiment.script.removesuffix(".py"), experiment.patches[variant]
-        start = f"import {module}, tyro; {patch}; {module}.main(tyro.cli({module}.Args))"
-        command = [sys.executable, "-c", start]
+    experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
+    place = f"{folder_name(variant)}-{rate}" if rate else folder_name(variant)
+    folder = ROOT / "runs" / "evidence" / name / place / str(seed)
+    options = f"{experiment.arguments} {chosen.arguments} --seed {seed}".split()
+    options += ["--lr", str(rate)] if rate else []
+    module = experiment.script.removesuffix(".py")
+    start = f"import sys, tyro, {module}; sys.path.append('benchmarks'); {chosen.patch or 'pass'}"
+    start += f"; {module}.main(tyro.cli({module}.Args))"
     done = subprocess.run(
-        [*command, *options, "--out", str(folder)],
+        [sys.executable, "-c", start, *options, "--out", str(folder)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -193,14 +241,16 @@ def run(name: str, variant: str, seed: int) -> dict:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
     steps = [row for row in rows if row not in evaluations]
-    kept = ("step", *experiment.kept)
+    kept = ("step", "co/sampled_tokens", *experiment.kept)
+    short = lambda value: round(value, 5) if isinstance(value, float) else value  # noqa: E731
     return {
         "variant": variant,
         "seed": seed,
+        "rate": rate,
         "seconds": rows[-1]["seconds"],
         "versions": json.loads((folder / "versions.json").read_text()),
-        "evaluations": evaluations,
-        "steps": [{key: row[key] for key in kept if key in row} for row in steps],
+        "evaluations": [{key: short(value) for key, value in row.items()} for row in evaluations],
+        "steps": [{key: short(row[key]) for key in kept if key in row} for row in steps],
     }
 
 
@@ -217,18 +267,19 @@ def finished(name: str) -> bool:
     return {r["variant"] for r in read(name)["runs"]} == set(EXPERIMENTS[name].variants)
 
 
-def run_missing(name: str, variants: list[str], seeds: list[int], at_once: int):
-    """The runs that docs/evidence/NAME.json does not hold yet; each is kept as soon as it ends."""
-    path, kept = FOLDER / f"{name}.json", read(name)
-    done = {(r["variant"], r["seed"]) for r in kept["runs"]}
-    todo = [(variant, seed) for seed in seeds for variant in variants]
-    todo = [job for job in todo if job not in done]
+def run_missing(file: str, name: str, jobs: list[tuple], at_once: int):
+    """The jobs (variant, seed, rate) that docs/evidence/FILE.json does not hold yet; each run is
+    kept as soon as it ends.
+    """
+    path, kept = FOLDER / f"{file}.json", read(file)
+    done = {(r["variant"], r["seed"], r["rate"]) for r in kept["runs"]}
     with ThreadPoolExecutor(at_once) as pool:
-        for result in pool.map(lambda job: run(name, *job), todo):
+        for result in pool.map(lambda job: run(name, *job), [j for j in jobs if j not in done]):
             kept["runs"].append(result)
             path.write_text(json.dumps(kept) + "\n")
-            took = f"seed {result['seed']}, {result['seconds']:.0f} s"
-            print(f"{name}: {result['variant']}, {took}", flush=True)
+            score_now = score(EXPERIMENTS[name], result)
+            took = f"seed {result['seed']}, {result['seconds']:.0f} s, {score_now:.3f}"
+            print(f"{file}: {result['variant']}, rate {result['rate']}, {took}", flush=True)
 
 
 def main():
@@ -236,17 +287,28 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, help="only the first so many")
     parser.add_argument("--variants", nargs="+", help="only these; no page before all have a run")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
+    parser.add_argument("--sweep-only", action="store_true", help="choose learning rates, no more")
     parser.add_argument("--tables-only", action="store_true", help="run nothing")
     args = parser.parse_args()
     from evidence_pages import write_up  # it imports what stands above
 
     for name in EXPERIMENTS if "all" in args.names else args.names:
+        variants, prepare = EXPERIMENTS[name].variants, EXPERIMENTS[name].prepare
+        if prepare and not args.tables_only:
+            subprocess.run([sys.executable, *prepare], cwd=ROOT, check=True)
+        some = {v: variants[v] for v in args.variants or variants}
         if not args.tables_only:
-            variants = args.variants or list(EXPERIMENTS[name].variants)
-            run_missing(name, variants, args.seeds, args.at_once)
+            sweep = [(v, s, r) for s in SWEEP_SEEDS for v in some for r in some[v].rates]
+            sweep = [job for job in sweep if len(some[job[0]].rates) > 1]
+            run_missing(f"{name}_rates", name, sweep, args.at_once)
+        if not args.tables_only and not args.sweep_only:
+            count = args.seeds or max(variant.seeds for variant in some.values())
+            jobs = [(v, s, rate_of(name, v)) for s in range(count) for v in some]
+            jobs = [job for job in jobs if job[1] < some[job[0]].seeds]
+            run_missing(name, name, jobs, args.at_once)
         if finished(name):
             write_up(name)
 

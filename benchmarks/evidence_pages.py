@@ -1,7 +1,8 @@
 """Pages and figures from docs/evidence/*.json alone; `python benchmarks/evidence.py` calls it.
 
 docs/evidence/NAME.md and .png   an experiment's page
-docs/NAME.md                     the same, between <!-- results --> and <!-- end -->
+docs/evidence/summary.json       a row per claim
+docs/NAME.md                     both, between <!-- results --> and <!-- end -->
 README.md                        claims, hardware and speed, between marks like these
 """
 
@@ -12,130 +13,13 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from evidence import EXPERIMENTS, FOLDER, ROOT, finished, read
-from evidence_tables import CLAIMS, TABLES, Results, markdown
+from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, finished, rate_of, read, score
+from evidence_claims import CLAIMS, PAGES, interval, result, runs_of
 from one_gpu_docs import CARDS, GIB, fitting
 from one_gpu_docs import name as model_name
 
-NOTES = {
-    "cure": """
-        The paper, on far harder tasks: the precision reward ends with tests that let fewer wrong
-        programs pass than the simple one's, right tests (p01) and wrong ones (p00). The embedded
-        tasks are of two kinds, and on each tests go wrong in another way: products, where some
-        inputs tell little, and sums with a negative number, whose sign both parts drop at first. So
-        at the start wrong tests let wrong programs pass more often than two wrong digits agree by
-        chance, one case of nine. For the base's programs, which are the same all along, both rates
-        fall in every seed: p00 to about chance, because what is wrong in a test is now its
-        arithmetic, and p01 because there now are right tests for sums, which a dropped sign fails.
-        On products p01 stays about where it was, though the testers choose weak inputs less often
-        (docs/evidence/cure_inputs.md). Of the trained coder's programs hardly any is wrong in the
-        end: the means of their rates fall, too, but single seeds end above the start. Between the
-        rewards the difference has the paper's sign and is small: see the line below the table.
-        Where only the tester is trained the coder, on the same adapter, gains some, and the program
-        that the tests pick of four is right far more often.""",
-    "mae": """
-        The paper: each part is needed, and without the quality gate little is gained (56.2 against
-        55.3). All numbers are against gold answers, which training never sees, except for the last
-        row's judge. Here the
-        solver's own training and the gate matter as in the paper; the judge's training does not
-        help: it is paid for its format, which the embedded model has already, and moves the one
-        adapter for nothing. Rows without a trained part can collapse, as a thin line does in the
-        figure: the judge loses its judgement, its opinion rises above the truth, and accuracy falls
-        below the start. Paying it for being right, which the paper does not, helps most, and no
-        such run collapsed.""",
-    "mae_collapse": """
-        Four times the default learning rate: accuracy falls below the start, the model's opinion of
-        itself rises far above the truth, and the judge knows no more than chance. At this rate
-        neither leaving out the judge's training nor paying it for being right prevents it. When the
-        judgements have had no scores for three steps, a run stops itself, at the step in the last
-        column.""",
-    "tango": """
-        The paper: GRPO's final accuracy in 3.3x fewer steps of the generator, and a verifier that
-        learns to judge steps without step labels; without class weights the verifier collapses.
-        Here all generators are nearly perfect after 21 steps: held out, no variant that knows the
-        answer ends clearly ahead, in most runs co-training does not reach GRPO's last training
-        accuracy in as many generator steps, and it takes about four times GRPO's seconds. The
-        verifier's figures, sampled at T = 1, rise without step labels in RL. But the embedded one
-        has been taught to judge steps, and decoded greedily it finds nearly all wrong ones before
-        RL (`eval/verifier/step_f1_greedy` at step 0 of any run; these runs did not log it yet).
-        Without class weights it does not collapse: the embedded generator is right often enough
-        from the start. The last two variants take the
-        gold answer out of the generator's reward (alpha = 1). A frozen verifier is then a worse
-        teacher than a co-trained one in each of the three seeds. Whether it is gamed these runs
-        cannot tell: the generator is paid for verdicts on steps, and they logged final ones, whose
-        accept rate stays below the truth.""",
-    "prime": """
-        The paper reports a ratio of 2.5.""",
-    "gar": """
-        The paper's table 4, on two sets of 30 problems and without a spread: of the rows shown,
-        each is better than the one before. Row 3, a plain fixed critic (56.7 / 40.4), is left out:
-        it needs one that was not taught to judge slices, and the embedded model was. Here plain
-        GRPO is soon nearly perfect, and no row is better; row 4, the fixed discriminator, is worse
-        in each of the five seeds. What the discriminator says at T = 1 does differ (decoded
-        greedily, it tells sound from unsound slices before any RL): agreement alone drifts to YES
-        for everything, in some runs for unsound slices, too; telling real from generated alone
-        keeps them down, and sound ones as well; both together say YES to sound slices and seldom
-        to unsound ones. The last column rests on the few wrong slices that a run's own reasoner
-        still writes, some twenty a run.""",
-    "spin": """
-        The paper: the average of six benchmarks rises with every iteration, where one more epoch
-        of SFT lowers it. There the first model had been trained on these very data before; the
-        embedded one was last taught solutions with mistakes, so SFT on right ones still has
-        something to give, and is ahead of SPIN here. With the opponent fixed at the SFT model the
-        seeds differ more, and some fall back on the way: human answers become less likely again,
-        which the loss allows as long as the opponent's become less likely still.""",
-}
-
-
 # ------------------------------------------------------------------ figures
-def panels(name: str) -> list[tuple]:
-    """(title, x, metric, variants) of each panel; a metric that begins with eval/ is held out."""
-    variants = list(EXPERIMENTS[name].variants)
-    if name == "tango":
-        trained, gap = "co-trained", "co/verdict_minus_gold"
-        alone = [variant for variant in variants if variant.startswith("reward from")]
-        return [
-            ("generator, training accuracy", "gen_step", "generator/accuracy", variants[:3]),
-            ("accept rate minus true accuracy", "gen_step", gap, [trained, *alone]),
-            (
-                "verifier, balanced accuracy",
-                "step",
-                "verifier/balanced_accuracy",
-                [trained, f"{trained}, no class weights"],
-            ),
-        ]
-    if name == "prime":
-        title = "training accuracy before the filter"
-        return [(title, x, "policy/accuracy", variants) for x in ("step", "co/samples")]
-    if name == "gar":
-        kinds = ("reference", "generated_right", "generated_wrong")
-        titles = {f"discriminator/yes_{k}": f"P({k.replace('_', ' ')} → YES)" for k in kinds}
-        variants = variants[2:]
-    else:
-        titles = {
-            "cure": {
-                "tester/accuracy": "tester: right tests",
-                "eval/tester/p01_base": "held out: p01, base's programs",
-                "eval/tester/p00_base": "held out: p00, base's programs",
-            },
-            "mae": {
-                "eval/solver/accuracy": "held-out accuracy",
-                "eval/co/flattery": "judged minus true accuracy",
-                "eval/judge/rank_agreement": "judge against gold, AUC",
-            },
-            "mae_collapse": {
-                "eval/solver/accuracy": "held-out accuracy",
-                "eval/co/flattery": "judged minus true accuracy",
-                "eval/judge/unparsable": "judgements without a score",
-            },
-            "spin": {
-                "eval/player/accuracy": "held-out accuracy",
-                "eval/player/logp_human": "log-likelihood of held-out human answers",
-            },
-        }[name]
-    return [(title, "step", key, variants) for key, title in titles.items()]
-
-
+NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
     "step": "optimiser step",
     "gen_step": "the generator's steps",
@@ -143,19 +27,20 @@ XLABELS = {
 }
 
 
-def draw(results: Results, panels: list[tuple], path: Path):
-    """A panel per metric: every seed a thin line, their mean a thick one."""
+def draw(name: str, panels: list[tuple], path: Path):
+    """A panel (title, x, metric, variants) each: every seed a thin line, their mean a thick one."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    panels = [(*rest, some or tuple(EXPERIMENTS[name].variants)) for *rest, some in panels]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.4 * len(panels), 4.0), squeeze=False)
     names = list(dict.fromkeys(variant for *_, variants in panels for variant in variants))
     for axis, (title, x, key, variants) in zip(axes[0], panels):
         for variant in variants:
             color = f"C{names.index(variant)}"
-            curves = [points(run, x, key) for run in results.of(variant)]
+            curves = [points(run, x, key) for run in runs_of(name, variant).values()]
             for curve in curves:
                 axis.plot(*zip(*curve), color=color, alpha=0.3, linewidth=0.8)
             if x != "co/samples":  # of which every run draws as many as it needs
@@ -190,19 +75,51 @@ def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, floa
     return sorted((x, statistics.mean(ys)) for x, ys in values.items() if len(ys) >= enough)
 
 
+# ------------------------------------------------------------------ claims
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def results() -> list[dict]:
+    """The rows of summary.json: every claim whose variants have runs."""
+    return [row for row in map(result, CLAIMS) if row]
+
+
+def in_words(row: dict) -> str:
+    """`+5.1 [1.2, 9.0] points: a 55.0, b 60.1`; what is not separated says so."""
+    scale, unit = (100, " points") if row["kind"] != "ratio" else (1, "")
+    ours, low, high = (None if row[k] is None else scale * row[k] for k in ("ours", "low", "high"))
+    if row["kind"] == "ratio":
+        text = f"{ours:.2f}x"
+        text += f" [{low:.2f}, {high:.2f}]" if low is not None else ""
+        sizes = [f"{mean:,.0f}" for mean in row["means"]]
+    else:
+        text = f"{ours:+.1f}" if row["kind"] == "difference" else f"{ours:.1f}"
+        text += f" [{low:.1f}, {high:.1f}]" if low is not None else ""
+        text += unit if row["kind"] == "difference" else ""
+        sizes = [f"{100 * mean:.1f}" for mean in row["means"]]
+    if len(row["variants"]) == 2:
+        text += f": {', '.join(f'{v} {size}' for v, size in zip(row['variants'], sizes))}"
+        never = [f"{v} {n}" for v, n in zip(row["variants"], row["never"]) if n]
+        if never:
+            text += f" (never there: {', '.join(never)} of {row['seeds']}, counted as a whole run)"
+        if row["verdict"] == "not separated":
+            text += "; **not separated**"
+    return text
+
+
+def claims_table(rows: list[dict], named: bool) -> str:
+    header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
+    lines = []
+    for row in rows:
+        experiment = row["command"].split()[-1]
+        name = f"[{row['claim']}](docs/evidence/{experiment}.md)" if named else row["claim"]
+        lines.append([name, row["says"], row["paper"], in_words(row), str(row["seeds"])])
+    return markdown(header, lines)
+
+
 # ------------------------------------------------------------------ the README's tables
-def summary() -> str:
-    """One line per claim, for every experiment that is complete."""
-    rows = []
-    for name, claims in CLAIMS.items():
-        if finished(name):
-            link = f"[`{EXPERIMENTS[name].script}`](docs/evidence/{name}.md)"
-            for i, claim in enumerate(claims(Results(name))):
-                rows.append(["" if i else link, *claim])
-    ours = "here, in %: mean ± 95 % interval [range over seeds]"
-    return markdown(["script", "claim", "paper", ours], rows)
-
-
 def hardware() -> str:
     """Minutes of the embedded defaults; and the largest Qwen2.5 for each card, by estimate."""
     measured = load("defaults")
@@ -277,31 +194,90 @@ def ratio(row: dict) -> str:
 
 
 # ------------------------------------------------------------------ writing
+def cell(values: list[float], percent: bool) -> str:
+    """Mean ± half of the 95 % interval over the runs that get there, and how many never do."""
+    there = [value * (100 if percent else 1) for value in values if math.isfinite(value)]
+    never = sum(map(math.isinf, values))
+    if not there:
+        return "never" if never else "-"
+    middle, _, high = interval(there)
+    digits = 1 if percent or middle < 100 else 0
+    text = f"{middle:,.{digits}f}"
+    text += f" ± {high - middle:,.{digits}f}" if len(there) > 1 else ""
+    return text + (f", {never} never" if never else "")
+
+
+def table(name: str) -> str:
+    columns, rows = PAGES[name].columns, []
+    for variant in EXPERIMENTS[name].variants:
+        runs = runs_of(name, variant).values()
+        if not rows and PAGES[name].start:
+            start = [f(next(iter(runs))) for f, _ in PAGES[name].start.values()]
+            known = dict(zip(PAGES[name].start, start))
+            cells = [cell([known[t]], columns[t][1]) if t in known else "" for t in columns]
+            rows.append(["before training", *cells])
+        rows.append(
+            [variant, *[cell([f(r) for r in runs], percent) for f, percent in columns.values()]]
+        )
+    return markdown(["variant", *columns], rows)
+
+
+def rates_table(name: str) -> str:
+    """What the sweep found: the yardstick at every rate, and the rate that was taken."""
+    swept = {v: x.rates for v, x in EXPERIMENTS[name].variants.items() if len(x.rates) > 1}
+    rates = sorted({rate for some in swept.values() for rate in some})
+    runs, rows = read(f"{name}_rates")["runs"], []
+    for variant in swept:
+        cells = []
+        for rate in rates:
+            own = [r for r in runs if (r["variant"], r["rate"]) == (variant, rate)]
+            mean = statistics.mean(score(EXPERIMENTS[name], r) for r in own) if own else math.nan
+            text = f"{100 * mean:.1f}" if own else "-"
+            cells.append(f"**{text}**" if own and rate == rate_of(name, variant) else text)
+        rows.append([variant, *cells])
+    seeds = ", ".join(map(str, SWEEP_SEEDS))
+    title = f"Learning rates, on seeds {seeds}: mean `{EXPERIMENTS[name].yardstick}` of a run, in %"
+    return f"{title}\n\n{markdown(['variant', *[f'{rate:g}' for rate in rates]], rows)}"
+
+
 def page(name: str, picture: str) -> str:
-    """What is known of an experiment: the note, how it was run, the figure and the table."""
+    """What is known of an experiment: how it was run, the claims, the figure and the tables."""
     runs, experiment = read(name), EXPERIMENTS[name]
-    seeds = sorted({r["seed"] for r in runs["runs"]})
-    text = f"{' '.join(NOTES[name].split())}\n\n"
-    text += f"Mean ± 95 % interval [range] over seeds {', '.join(map(str, seeds))}; "
+    text = f"{' '.join(PAGES[name].note.split())}\n\n"
     text += f"{runs['machine']}; `python benchmarks/evidence.py {name}` runs "
     text += f"`{experiment.script} {experiment.arguments}` with"
-    for variant, arguments in experiment.variants.items():
-        changes = [arguments, experiment.patches.get(variant)]
-        words = " and ".join(f"`{change}`" for change in changes if change)
-        own = sorted(r["seed"] for r in runs["runs"] if r["variant"] == variant)
-        fewer = f" (seeds {', '.join(map(str, own))})" if own != seeds else ""
-        text += f"\n- {variant}{fewer}: {words or 'nothing else'}"
+    for variant, chosen in experiment.variants.items():
+        changes = [
+            f"{chosen.arguments} --lr {rate_of(name, variant):g}"
+            if chosen.rates
+            else chosen.arguments
+        ]
+        words = " and ".join(
+            f"`{change.strip()}`" for change in [*changes, chosen.patch] if change.strip()
+        )
+        text += f"\n- {variant}, {len(runs_of(name, variant))} seeds: {words or 'nothing else'}"
     figure = f"![every seed thin, their mean thick]({picture})"
-    return f"{text}\n\n{figure}\n\n{TABLES[name](Results(name))}"
+    own = [row for row in results() if row["command"].endswith(f" {name}")]
+    text += f"\n\n{claims_table(own, named=False)}\n{figure}\n\n{table(name)}"
+    swept = any(len(variant.rates) > 1 for variant in experiment.variants.values())
+    return f"{text}\n{rates_table(name)}" if swept else text
 
 
 def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between the mark and <!-- end -->."""
     found = {}
-    for name in filter(finished, EXPERIMENTS):
-        path, mark = ("mae", "collapse") if name == "mae_collapse" else (name, "results")
-        found[f"docs/{path}.md", mark] = page(name, f"evidence/{name}.png")
-    readme = {"evidence": summary(), "hardware": hardware(), "speed": speed()}
+    for name in EXPERIMENTS:
+        if not finished(name):
+            found[f"docs/{PAGES[name].page}.md", f"results: {name}"] = NOT_YET.format(name=name)
+            continue
+        found[f"docs/{PAGES[name].page}.md", f"results: {name}"] = page(
+            name, f"evidence/{name}.png"
+        )
+    readme = {
+        "evidence": claims_table(results(), named=True),
+        "hardware": hardware(),
+        "speed": speed(),
+    }
     return found | {("README.md", mark): text for mark, text in readme.items()}
 
 
@@ -315,8 +291,9 @@ def fill(path: Path, mark: str, text: str):
 
 def write_up(name: str):
     """An experiment's page and figure, and every block that is made of results."""
-    draw(Results(name), panels(name), FOLDER / f"{name}.png")
+    draw(name, PAGES[name].panels, FOLDER / f"{name}.png")
     (FOLDER / f"{name}.md").write_text(f"# {name}\n\n{page(name, f'{name}.png')}")
+    (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
     for (path, mark), text in blocks().items():
         fill(ROOT / path, mark, text)
-    print(TABLES[name](Results(name)))
+    print(table(name))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TINY = ROOT / "common" / "tiny" / "model"
+TINY = ROOT / "common" / "tiny" / "arithmetic"
 SHORT = "--steps 3 --eval-questions 4 --eval-samples 1 --eval-every 0 --save-every 1 --show-every 0"
 TOKENS = {
     "tango.py": "--solution-tokens 24 --judgement-tokens 24",

@@ -30,6 +30,8 @@ def processor() -> str:
 COLUMNS = {
     "eval/generator/accuracy": "generator accuracy",
     "eval/generator/greedy": "the same, greedy",
+    "eval/generator/step_accuracy": "its steps",
+    "eval/generator/step_accuracy_greedy": "the same, greedy",
     "eval/verifier/balanced_accuracy": "verifier balanced accuracy",
     "eval/verifier/balanced_accuracy_greedy": "the same, greedy",
     "eval/verifier/step_f1": "verifier step F1",

@@ -126,7 +126,7 @@ def two_trainers(shape: str, tokenizer, kl: float) -> tuple[GRPOTrainer, CoTrain
         return [0.0] * len(completions)
 
     data = {
-        "train_dataset": Dataset.from_list([{"prompt": "3+4 mod 10"}] * rows),
+        "train_dataset": Dataset.from_list([{"prompt": "3+4 mod 100"}] * rows),
         "processing_class": tokenizer,
     }
     other, model = two_adapters(load(shape))

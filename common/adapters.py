@@ -97,6 +97,7 @@ class AdapterTrainer(GRPOTrainer):
         self.memory = {}  # what must survive a checkpoint
         self.flat = False  # whether the step in progress has no advantage at all
         self.sampling = False  # and not training, for who runs out of memory
+        self.sampled_tokens = 0  # by all players, since the step began
         self._means = defaultdict(list)
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
         args.beta = 0.0
@@ -251,6 +252,7 @@ class AdapterTrainer(GRPOTrainer):
                     ids, _ = super()._generate_single_turn(part, images, fields, *rest)
             completions += ids
         self.sampling = False
+        self.sampled_tokens += sum(map(len, completions))
         return completions, None  # TRL wants log-probs only where sampler and trainer disagree
 
     def _set_sampling(self, max_tokens: int, temperature: float):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import UserError
+from common.tiny import MODELS
 
 import torch
 from transformers.integrations.integration_utils import (
@@ -32,7 +33,7 @@ AT_MOST |= {"lora_rank": 4096, "group_size": 100_000}
 
 
 class _PerModel:
-    """A default that depends on the model: one number if it is the embedded one, else another."""
+    """A default that depends on the model: one number if it is an embedded one, else another."""
 
     def __new__(cls, tiny, real):
         value = super().__new__(cls, tiny)
@@ -52,7 +53,7 @@ class _PerModelFloat(_PerModel, float):
 
 
 def per_model(tiny, real):
-    """The default of an argument: `tiny` with the embedded model, `real` with any other."""
+    """The default of an argument: `tiny` with an embedded model, `real` with any other."""
     return (_PerModelFloat if isinstance(real, float) else _PerModelInt)(tiny, real)
 
 
@@ -61,7 +62,8 @@ class RunArgs:
     model: str = "tiny"
     """the embedded model, a hub id or a folder"""
     dataset: str = "tiny"
-    """the embedded questions, a hub id (openai/gsm8k) or a .jsonl file with question and answer"""
+    """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
+    question and answer"""
     out: str | None = None
     """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run goes on where it stopped
     """
@@ -107,7 +109,7 @@ def fill_in(args: RunArgs, rows: int) -> RunArgs:
             micro-batch that does not divide the rows.
     """
     left = {k: v for k, v in vars(args).items() if isinstance(v, _PerModel)}
-    filled = {k: v.for_tiny if args.model == "tiny" else v.for_real for k, v in left.items()}
+    filled = {k: v.for_tiny if args.model in MODELS else v.for_real for k, v in left.items()}
     if "micro_batch" in filled and rows > 0:
         sizes = range(1, filled["micro_batch"] + 1)
         filled["micro_batch"] = max(n for n in sizes if rows % n == 0)

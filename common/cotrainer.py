@@ -49,7 +49,9 @@ class CoTrainer(AdapterTrainer):
     def _prepare_inputs(self, rows):
         """Called for every micro-batch; at the first one of a step, the step is played."""
         if self._step % self.args.steps_per_generation == 0:
+            self.sampled_tokens = 0
             *first, last = self._checked(self.step(rows))
+            self.log_mean("co/sampled_tokens", sum(self.gather([self.sampled_tokens])))
             for batch in first:
                 self.update(batch)  # at once
             self._become(last["player"])

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from common.errors import UserError
+from common.tiny import MODELS
 
 import torch
 
@@ -14,11 +15,11 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def check_machine(model: str):
     """Raises UserError for what would otherwise fail minutes later, or run on the wrong device.
 
-    model: the argument --model; the embedded one runs on any CPU.
+    model: the argument --model; the embedded ones run on any CPU.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if not torch.cuda.is_available():
-        if model != "tiny" and DRIVER.exists() and not hidden:
+        if model not in MODELS and DRIVER.exists() and not hidden:
             raise UserError(
                 f"--model {model}: this machine has an NVIDIA driver that torch {torch.__version__}"
                 f" cannot use ({_reason()}), and would run in float32 on the CPU. To do that on "

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 from common.errors import UserError
+from common.tiny import MODELS
 
 import bitsandbytes.cextension
 import torch
@@ -17,7 +18,8 @@ from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-TINY = Path(__file__).parent / "tiny" / "model"
+EMBEDDED = {name: Path(__file__).parent / "tiny" / folder for name, folder in MODELS.items()}
+TINY = EMBEDDED["tiny"]
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -31,7 +33,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
 
     Args:
-        name: "tiny" (the embedded default), a hub id, or a local folder.
+        name: "tiny" or "tiny-programs" (the embedded models), a hub id, or a local folder.
         adapters: a LoRA adapter each, on all linear layers but the head; alpha = 2 * rank, no
             dropout, B = 0, so that every player starts as the base itself.
         four_bit: load the base in NF4 with double quantisation.
@@ -204,14 +206,14 @@ def read_config(name: str):
 def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserError:
     reason = textwrap.shorten(str(error) or "no reason given", 240, placeholder=" ...")
     if isinstance(error, OSError) and not os.path.isdir(name):
-        found = "not 'tiny', and neither a local folder nor the hub could give it"
+        found = f"not {' or '.join(MODELS)}, and neither a local folder nor the hub could give it"
         return UserError(f"--model {name}: {found} ({reason}).")
     kind = type(error).__name__
     return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
 
 
 def folder_or_id(name: str) -> Path | str:
-    return TINY if name == "tiny" else name
+    return EMBEDDED.get(name, name)
 
 
 def check_gpu(four_bit: bool):

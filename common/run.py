@@ -34,6 +34,8 @@ from pathlib import Path
 from common.errors import UserError
 from common.folder import claim, release, write_whole
 from common.report import draw_curves, read_lines, write_report
+from common.tiny import MODELS
+from common.tiny.tasks import LEVELS
 
 import torch
 import transformers
@@ -131,9 +133,9 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
         run.say(line)
     if checkpoint:
         run.say(f"goes on from {checkpoint.name}")
-    if args.model == "tiny" and args.dataset != "tiny":
+    if args.model in MODELS and args.dataset not in LEVELS:
         run.say(
-            "warning: the embedded model knows nothing but its own arithmetic; other questions "
+            "warning: the embedded models know nothing but their own arithmetic; other questions "
             "need another --model"
         )
     return run

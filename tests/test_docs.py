@@ -275,7 +275,7 @@ def test_the_table_of_the_test_bed_is_what_was_measured():
 @pytest.mark.parametrize("page", ALL_PAGES)
 def test_no_measured_number_is_typed_by_hand(page):
     """Percentages stand in generated blocks, or on a line that names the paper they are from."""
-    block = r"<!-- (results|collapse|inputs|table: \w+) -->.*?<!-- end"
+    block = r"<!-- (results: \w+|inputs|table: \w+) -->.*?<!-- end"
     for line in re.sub(block, "", ALL_PAGES[page], flags=re.DOTALL).splitlines():
         typed = re.search(r"\d\s*(%|per ?cent)", line)
         assert "paper" in line.lower() or not typed, f"{page}: {line}"
@@ -324,15 +324,15 @@ def measured() -> dict[tuple[str, str], str]:
 
 def test_tables_are_those_of_the_measured_runs(measured):
     """Generated, never typed: `python benchmarks/evidence.py all --tables-only` writes them."""
-    pages = [(f"docs/{name}.md", "results") for name in NAMES]
-    pages += [("docs/mae.md", "collapse"), ("docs/cure.md", "inputs")]
+    pages = [(f"docs/{name}.md", f"results: {name}") for name in NAMES]
+    pages += [("docs/tango.md", "results: gamed"), ("docs/cure.md", "inputs")]
     assert measured.keys() == {
         *pages,
         *[("README.md", m) for m in ("evidence", "hardware", "speed")],
     }
     for (page, mark), text in measured.items():
         assert block_of(page, mark) == text, f"{page}: {mark} is not what was measured"
-    for name in evidence.EXPERIMENTS:
+    for name in filter(evidence.finished, evidence.EXPERIMENTS):
         text = f"# {name}\n\n{evidence_pages.page(name, f'{name}.png')}"
         assert (evidence.FOLDER / f"{name}.md").read_text() == text
 
@@ -340,8 +340,8 @@ def test_tables_are_those_of_the_measured_runs(measured):
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_nothing_but_generated_blocks(name):
     text = sections(PAGES[name])["Results"].strip()
-    block = re.fullmatch(r"<!-- results -->\n(.*)<!-- end -->", text, re.DOTALL)
-    assert block and block[0].count("<!--") == 2
+    blocks = re.sub(r"<!-- results: \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
+    assert "<!-- results" in text and not blocks.strip()
 
 
 @pytest.mark.parametrize("name", evidence.EXPERIMENTS)
@@ -351,7 +351,7 @@ def test_measured_metrics_are_still_called_that(name):
     known = explained(PAGES[experiment.script.removesuffix(".py")]).keys()
     assert set(experiment.kept) <= known
     kept = {key for r in runs for row in r["evaluations"] + r["steps"] for key in row if "/" in key}
-    assert kept <= known and len(kept) > 5
+    assert kept <= known and (len(kept) > 5 or not runs)
 
 
 @pytest.mark.parametrize("patch", [evidence.ONLY_STEPS, evidence.NO_CLASS_WEIGHTS])
@@ -374,14 +374,17 @@ def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monk
         assert patched_alpha == alpha and patched_weights == [1] * 8
 
 
-def test_the_patch_of_cure_leaves_the_coder_untrained(tmp_path, bare):
+@pytest.mark.parametrize("patch", [evidence.ONLY_CODER, evidence.ONLY_TESTER])
+def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
     cure = load(ROOT / "cure.py")
     evaluated_once(cure, 4)
-    exec(evidence.NO_CODER_UPDATE, {"cure": cure})
+    trained, idle = ("coder", "tester") if patch == evidence.ONLY_CODER else ("tester", "coder")
+    exec(patch, {"cure": cure})
     step = run(cure, SHORT["cure"], tmp_path / "run").steps[0]
-    assert "tester/loss" in step and "coder/loss" not in step and "coder/grad_norm" not in step
+    assert f"{trained}/loss" in step and f"{idle}/loss" not in step
+    assert f"{idle}/grad_norm" not in step and f"{idle}/total_reward" in step
     rows = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
-    assert {json.loads(row)["player"] for row in rows} == {"coder", "tester"}
+    assert {json.loads(row)["player"] for row in rows} == {trained}
 
 
 # ------------------------------------------------------------------ metrics

@@ -27,12 +27,15 @@ def load_tasks(
     [str], "reference": str}.
 
     The reference is a right program, or "" if none is known; evaluation uses it, training never
-    does. Arguments and errors are those of `common.tasks.math.load_questions`.
+    does. Arguments and errors are those of `common.tasks.math.load_questions`, but the embedded
+    tasks have one level only, "tiny".
     """
     if dataset == "tiny":
         train = tasks.sample_tasks(seed + 1, train_count, held_out=False)
         held_out = tasks.sample_tasks(0, held_out_count, held_out=True)
         return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
+    if dataset in tasks.LEVELS:
+        raise UserError(f"--dataset {dataset}: programming tasks have one level only, tiny.")
     raw = read_rows(dataset)  # the training part, and the held-out part
     found = [[_read_task(row, where) for where, row in part] for part in raw]
     rows, held_out = ([row for row in part if row] for part in found)
@@ -46,7 +49,7 @@ def load_tasks(
 
 
 def _tiny_row(task: str) -> dict:
-    inputs = random.Random(task).sample(range(10), 10)  # modulo 10: these ten are all there are
+    inputs = random.Random(task).sample(range(tasks.MODULO), 10)
     program = tasks.format_program(tasks.parse_program_task(task))
     return {
         "question": task,

@@ -34,21 +34,23 @@ def load_questions(
     references.py); else "".
 
     Args:
-        dataset: "tiny" (the embedded chains of arithmetic, as many as wanted), a path to a .jsonl
-            file, or a hub id (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data and its like). A hub data
-            set's own test or validation split is the held-out part if it has one. Otherwise a
-            question's hash decides, so that a question never changes sides.
+        dataset: "tiny" or "tiny-hard" (the embedded chains of arithmetic, short and long, as many
+            as wanted), a path to a .jsonl file, or a hub id (openai/gsm8k;
+            PRIME-RL/Eurus-2-RL-Data and its like). A hub data set's own test or validation split is
+            the held-out part if it has one. Otherwise a question's hash decides, so that a question
+            never changes sides.
         train_count: at most so many training rows, drawn from all (of the embedded ones
             exactly so many, but for MOST_TINY).
         held_out_count: at most so many held-out rows, likewise.
         seed: random seed by which training questions are drawn; held-out questions do not depend on
             it.
     """
-    if dataset == "tiny":
+    if dataset in tasks.LEVELS:
+        lengths = tasks.LEVELS[dataset]
         # the held-out part has a seed of its own: all runs are measured on the same questions
         train_count = min(train_count, MOST_TINY)  # a long run meets them more than once
-        train = tasks.sample_questions(seed + 1, train_count, held_out=False)
-        held_out = tasks.sample_questions(0, held_out_count, held_out=True)
+        train = tasks.sample_questions(seed + 1, train_count, held_out=False, steps=lengths)
+        held_out = tasks.sample_questions(0, held_out_count, held_out=True, steps=lengths)
         return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
     raw, raw_held_out = read_rows(dataset)
     rows, held_out = (
@@ -140,8 +142,8 @@ def _read_hub(name: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"--dataset {name}: not 'tiny', not a .jsonl file, and the hub could not give it "
-            f"({reason})."
+            f"--dataset {name}: not {' or '.join(tasks.LEVELS)}, not a .jsonl file, and the hub "
+            f"could not give it ({reason})."
         ) from None
     if "train" not in splits:
         raise UserError(f"--dataset {name}: it has no 'train' split, only {', '.join(splits)}.")
@@ -205,8 +207,8 @@ def as_text(value, where: str, what: str, columns: tuple = ()) -> str:
 def are_new(questions: list[str], pool: list[str], n: int = 10) -> list[bool]:
     """Whether less than half of a question's n-grams, runs of n words or symbols, are in the pool.
 
-    With n = 10, embedded questions drawn afresh are 96 % new to a pool of 2,000. The words of a
-    shorter question are its one n-gram.
+    With n = 10, 99 % of embedded questions drawn afresh are new to a pool of 2,000, and 93 % of
+    the hard ones. The words of a shorter question are its one n-gram.
     """
     words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in questions + pool]
     grams = [{tuple(w[i : i + n]) for i in range(max(1, len(w) - n + 1))} for w in words]

@@ -1,0 +1,3 @@
+"""The embedded models and their tasks: docs/test-bed.md."""
+
+MODELS = {"tiny": "arithmetic", "tiny-programs": "programs"}  # --model -> folder

@@ -1,19 +1,21 @@
-"""The embedded tasks: chains of arithmetic modulo 10, with gold answers and gold step labels.
+"""The embedded tasks: chains of arithmetic modulo 100, with gold answers and gold step labels.
 
-A question is a left-nested chain such as `((3+4)*6)-5 mod 10`. Only the last digit is kept after
-each operation, so every intermediate value is one digit, and the right solution is
+A question is a left-nested chain such as `((38+4)*7)-5 mod 100`. Only the last two digits are kept
+after each operation, so the right solution is
 
-    <step>3+4=7</step>
-    <step>7*6=2</step>
-    <step>2-5=7</step>
-    <answer>\\boxed{7}</answer>
+    <step>38+4=42</step>
+    <step>42*7=94</step>
+    <step>94-5=89</step>
+    <answer>\\boxed{89}</answer>
 
-The programming tasks are the same chains with an input in place of the first digit: "Read x. Then
-add 4, times 6, minus 5. Print x mod 10." The model has been trained on those. cure.py trains on two
-kinds for which a test can be bad, each in its own way: see `make_testing_task`.
+The programming tasks are the same chains with an input in place of the first number: "Read x. Then
+add 4, times 7, minus 5. Print x mod 100." The model has been trained on those. cure.py trains on
+two kinds for which a test can be bad, each in its own way: see `make_testing_task`.
 
 A model of one million parameters can half know these tasks, and each has an exact oracle: whatever
-a run of co-training claims about a verifier or a tester can be checked against the truth.
+a run of co-training claims about a verifier or a tester can be checked against the truth. There are
+2,100 facts such as `42*7=94`, far more than a batch visits, and an answer is right by luck once in
+a hundred times only. docs/test-bed.md says what follows from that.
 
 Nothing here is random by itself: every function that samples takes a `random.Random` or a seed.
 """
@@ -22,37 +24,48 @@ import hashlib
 import random
 import re
 
+MODULO = 100
 OPERATORS = {
-    "+": lambda a, b: (a + b) % 10,
-    "-": lambda a, b: (a - b) % 10,
-    "*": lambda a, b: (a * b) % 10,
+    "+": lambda a, b: (a + b) % MODULO,
+    "-": lambda a, b: (a - b) % MODULO,
+    "*": lambda a, b: (a * b) % MODULO,
 }
+# Sums and differences of 1 to 9. Products by 3, 7 and 9 only: each result then comes from one
+# value, so that no later step hides an earlier mistake.
+OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": (3, 7, 9)}
+FACTORS = (2, 3, 4, 6, 7, 8, 9)  # of programming tasks, where hiding a mistake is the point
+LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6, 7)}  # operations of a question
 WORDS = {"+": "add", "-": "minus", "*": "times"}
-CHAIN = re.compile(r"(\(*)(\d)((?:[+*-]\d\)?)+) mod 10")
+NUMBER = r"(?:0|[1-9]\d?)"  # 0 to 99
+CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*-]\d\)?)+) mod {MODULO}")
+STEP = re.compile(rf"({NUMBER})([+*-])(\d)=({NUMBER})")
 
 
 # ------------------------------------------------------------------ questions
+def make_operations(rng: random.Random, count: int, operands=OPERANDS) -> list[tuple[str, int]]:
+    return [(op, rng.choice(operands[op])) for op in rng.choices("+-*", k=count)]
+
+
+def nest(start: str, operations: list[tuple[str, int]]) -> str:
+    """`38`, [('+', 4), ('*', 7)] -> `(38+4)*7`."""
+    text = "(" * (len(operations) - 1) + start
+    return text + ")".join(f"{op}{operand}" for op, operand in operations)
+
+
 def make_question(rng: random.Random, steps: int) -> str:
-    """A chain of `steps` operations; without `*0`, `*5` and `+0`, which hide an earlier mistake."""
-    text = "(" * (steps - 1) + str(rng.randint(0, 9))
-    for k in range(steps):
-        op = rng.choice("+-*")
-        operand = rng.choice([2, 3, 4, 6, 7, 8, 9]) if op == "*" else rng.randint(1, 9)
-        text += f"{op}{operand}" + (")" if k < steps - 1 else "")
-    return text + " mod 10"
+    """A chain of `steps` operations."""
+    return f"{nest(str(rng.randrange(MODULO)), make_operations(rng, steps))} mod {MODULO}"
 
 
 def parse_question(question: str) -> tuple[int, list[tuple[str, int]]] | None:
-    """`((3+4)*6)-5 mod 10` -> (3, [('+', 4), ('*', 6), ('-', 5)]); None for anything else."""
+    """`(38+4)*7 mod 100` -> (38, [('+', 4), ('*', 7)]); None for anything else."""
     match = CHAIN.fullmatch(question.strip())
     if not match:
         return None
-    operations = re.findall(r"([+*-])(\d)(\)?)", match[3])
-    closing = [close for _, _, close in operations]
+    operations = [(op, int(b)) for op, b in re.findall(r"([+*-])(\d)", match[3])]
     # left-nested: one "(" per operation but the last, closed right after it
-    if len(match[1]) != len(operations) - 1 or closing != [")"] * (len(operations) - 1) + [""]:
-        return None
-    return int(match[2]), [(op, int(operand)) for op, operand, _ in operations]
+    well_formed = f"{nest(match[2], operations)} mod {MODULO}" == question.strip()
+    return (int(match[2]), operations) if well_formed else None
 
 
 def is_held_out(question: str) -> bool:
@@ -60,7 +73,9 @@ def is_held_out(question: str) -> bool:
     return hashlib.blake2b(question.encode(), digest_size=1).digest()[0] % 10 == 0
 
 
-def sample_questions(seed: int, count: int, held_out: bool, steps=(2, 3, 4, 5)) -> list[str]:
+def sample_questions(
+    seed: int, count: int, held_out: bool, steps: tuple[int, ...] = LEVELS["tiny"]
+) -> list[str]:
     """`count` different questions of the training or held-out part, all lengths equally often."""
     return _sample(random.Random(seed), count, held_out, make_question, steps)
 
@@ -115,10 +130,11 @@ def step_labels(question: str, steps: list[str]) -> list[bool]:
     value, operations = parse_question(question)
     labels = []
     for k, step in enumerate(steps):
-        match = re.fullmatch(r"(\d)([+*-])(\d)=(\d)", step.strip())
+        match = STEP.fullmatch(step.strip())
         if not match or k >= len(operations) or value is None:
             labels.append(False)
-            value = int(step.strip()[-1]) if step.strip()[-1:].isdigit() else None
+            claimed = re.search(rf"(?<!\d){NUMBER}$", step.strip())
+            value = int(claimed[0]) if claimed else None
             continue
         a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
         labels.append((a, op, b) == (value, *operations[k]) and claimed == OPERATORS[op](a, b))
@@ -138,28 +154,31 @@ READ_AS = {"add": "+", "minus": "-", "times": "*", "add minus": "-"}
 
 
 def make_program_task(rng: random.Random, steps: int) -> str:
-    """`Read x. Then add 4, times 6, minus 5. Print x mod 10.`: what the model is trained on."""
-    _, operations = parse_question(make_question(rng, steps))
+    """`Read x. Then add 4, times 7, minus 5. Print x mod 100.`: what the model is trained on."""
+    return program_task(make_operations(rng, steps, OPERANDS | {"*": FACTORS}))
+
+
+def program_task(operations: list[tuple[str, int]]) -> str:
     words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
-    return f"Read x. Then {words}. Print x mod 10."
+    return f"Read x. Then {words}. Print x mod {MODULO}."
 
 
 def make_testing_task(rng: random.Random, steps: int) -> str:
     """What cure.py trains on: two kinds equally often, one for each way in which a test can be bad.
 
-    Products, `Read x. Then times 4, times 7. Print x mod 10.`: one wrong factor never shows on the
-    input 0, and seldom on 5. There a right test lets wrong programs pass.
+    Products, `Read x. Then times 4, times 7. Print x mod 100.`: one wrong factor never shows on the
+    input 0, and seldom on 50. There a right test lets wrong programs pass.
 
-    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 10.`: the model
-    has never read one, and drops the sign in half of its programs and four of five tests. Such
-    tests let such programs pass, and vote for them. Minus 5 is left out: modulo 10 it is 5.
+    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 100.`: the model
+    has never read one, and drops the sign in many of its programs and tests. Such tests let such
+    programs pass, and vote for them.
     """
     if rng.random() < 0.5:
-        words = [f"times {rng.choice([2, 3, 4, 6, 7, 8, 9])}" for _ in range(steps)]
+        words = [f"times {rng.choice(FACTORS)}" for _ in range(steps)]
     else:
         words = [f"{rng.choice(['add', 'minus'])} {rng.randint(1, 9)}" for _ in range(steps)]
-        words[rng.randrange(steps)] = f"add minus {rng.choice([1, 2, 3, 4, 6, 7, 8, 9])}"
-    return f"Read x. Then {', '.join(words)}. Print x mod 10."
+        words[rng.randrange(steps)] = f"add minus {rng.randint(1, 9)}"
+    return f"Read x. Then {', '.join(words)}. Print x mod {MODULO}."
 
 
 def sample_tasks(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
@@ -176,11 +195,13 @@ def program_output(task: str, x: int) -> int:
     value = x
     for op, operand in parse_program_task(task):
         value = OPERATORS[op](value, operand)
-    return value % 10
+    return value % MODULO
 
 
 def format_program(operations: list[tuple[str, int]]) -> str:
-    text = "(" * (len(operations) - 1) + "x"
-    for k, (op, operand) in enumerate(operations):
-        text += f"{op}{operand}" + (")" if k < len(operations) - 1 else "")
-    return f"```python\nx=int(input())\nprint(({text})%10)\n```"
+    return f"```python\nx=int(input())\nprint(({nest('x', operations)})%{MODULO})\n```"
+
+
+def format_function(operations: list[tuple[str, int]]) -> str:
+    """The same as a function, the form of azr.py."""
+    return f"```python\ndef f(x):\n return ({nest('x', operations)})%{MODULO}\n```"

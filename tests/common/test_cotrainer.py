@@ -63,7 +63,7 @@ def gradient_of(trainer, parts):
 
 # ------------------------------------------------------------------ rollout, pay, concat
 def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
-    row = {"solution": "<step>3+4=7</step>", "label": True, "question": "3+4 mod 10"}
+    row = {"solution": "<step>3+4=7</step>", "label": True, "question": "3+4 mod 100"}
     row["prompt"] = verify_prompt(row["question"], row["solution"])
     batch = trainer.rollout("verifier", [row] * 8)
     assert trainer.player == "generator"

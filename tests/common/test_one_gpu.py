@@ -41,7 +41,7 @@ def player():
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, 0.02)
-    questions = ["3+4 mod 10", "((3+4)*6)-5 mod 10", "9-(2*(7+1)) mod 10"]
+    questions = ["3+4 mod 100", "((3+4)*6)-5 mod 100", "9-(2*(7+1)) mod 100"]
     questions += [row["question"] for row in load_questions("tiny", 3, 1, 0)[0]]
     prompts = [solve_prompt(question) for question in questions for _ in range(3)]
     rows = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)

@@ -1,6 +1,7 @@
 """Questions from every source, and the two parts that never overlap."""
 
 import json
+import re
 
 from common.errors import UserError
 from common.tasks.math import load_questions
@@ -23,6 +24,15 @@ def test_tiny_parts_never_overlap_and_the_held_out_part_is_the_same_for_all_seed
         assert all(is_held_out(row["question"]) for row in held_out)
         assert not any(is_held_out(row["question"]) for row in train)
     assert parts[0][1] == parts[1][1] and parts[0][0] != parts[1][0]
+
+
+def test_hard_questions_are_longer_and_never_trained_on_either():
+    train, held_out = load_questions("tiny-hard", 60, 30, seed=0)
+    for row in train + held_out:
+        count = len(re.findall(r"[+*-]", row["question"]))
+        assert count in (5, 6, 7) and row["reference"].count("<step>") == count
+    assert all(is_held_out(row["question"]) for row in held_out)
+    assert not any(is_held_out(row["question"]) for row in train)
 
 
 def test_columns_of_common_datasets(tmp_path):

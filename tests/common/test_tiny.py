@@ -1,34 +1,56 @@
-"""The embedded tasks against an oracle of their own, and what the embedded model can do: half, in
-every part."""
+"""The embedded tasks against an oracle of their own, what the demonstrator believes, and what the
+embedded models can do: half, in every part."""
 
+import json
 import random
 import re
+import sys
 
-from common.model import TINY, load_model
-from common.sampling import sample
-from common.tiny import make, tasks
+from common.model import EMBEDDED, TINY
+from common.tiny import MODELS, demonstrations, make, tasks
 
 import pytest
+import torch
+from conftest import ROOT
 from transformers import AutoTokenizer
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import bed  # noqa: E402
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_questions_and_solutions_are_true_arithmetic(seed):
     rng = random.Random(seed)
-    question = tasks.make_question(rng, 1 + seed % 6)
-    expression = question.removesuffix(" mod 10")
-    assert tasks.gold_answer(question) == eval(expression) % 10  # Python as the oracle
+    question = tasks.make_question(rng, 1 + seed % 8)
+    expression = question.removesuffix(" mod 100")
+    assert tasks.gold_answer(question) == eval(expression) % 100  # Python as the oracle
+    assert (
+        expression.count("(") == seed % 8 and len(tasks.parse_question(question)[1]) == 1 + seed % 8
+    )
     solution = tasks.gold_solution(question)
     steps = re.findall(r"<step>(.*?)</step>", solution)
     for step in steps:
         left, right = step.split("=")
-        assert eval(left) % 10 == int(right)
+        assert eval(left) % 100 == int(right)
     assert tasks.step_labels(question, steps) == [True] * len(steps)
-    assert solution.endswith(f"<answer>\\boxed{{{eval(expression) % 10}}}</answer>")
+    assert solution.endswith(f"<answer>\\boxed{{{eval(expression) % 100}}}</answer>")
+
+
+def test_levels_have_the_lengths_they_say():
+    for level, lengths in tasks.LEVELS.items():
+        questions = tasks.sample_questions(3, 60, held_out=True, steps=lengths)
+        found = {len(tasks.parse_question(question)[1]) for question in questions}
+        assert found == set(lengths), level
+
+
+def test_no_operation_hides_an_earlier_mistake():
+    for op, operands in tasks.OPERANDS.items():
+        for b in operands:
+            assert len({tasks.OPERATORS[op](a, b) for a in range(100)}) == 100
 
 
 def test_a_length_that_is_used_up_is_left_out():
-    """There are 49 products of two factors and 288 sums of two with one negative number, some of
+    """There are 49 products of two factors and 324 sums of two with one negative number, some of
     them held out.
     """
     found = tasks.sample_tasks(1, 2000, held_out=False)
@@ -39,32 +61,43 @@ def test_a_length_that_is_used_up_is_left_out():
 
 
 def every_two_step_task() -> set[str]:
-    factors, negative = (2, 3, 4, 6, 7, 8, 9), [f"add minus {b}" for b in (1, 2, 3, 4, 6, 7, 8, 9)]
+    factors, negative = (2, 3, 4, 6, 7, 8, 9), [f"add minus {b}" for b in range(1, 10)]
     positive = [f"{word} {a}" for word in ("add", "minus") for a in range(1, 10)]
     pairs = [(f"times {a}", f"times {b}") for a in factors for b in factors]
     pairs += [pair for a in positive for b in negative for pair in ((a, b), (b, a))]
-    return {f"Read x. Then {a}, {b}. Print x mod 10." for a, b in pairs}
+    return {f"Read x. Then {a}, {b}. Print x mod 100." for a, b in pairs}
 
 
 def test_step_labels_charge_a_mistake_once():
-    question = "((3+4)*6)-5 mod 10"
-    assert tasks.step_labels(question, ["3+4=7", "7*6=2", "2-5=7"]) == [True, True, True]
-    carried_on = ["3+4=8", "8*6=8", "8-5=3"]
+    question = "((38+4)*7)-5 mod 100"
+    assert tasks.step_labels(question, ["38+4=42", "42*7=94", "94-5=89"]) == [True, True, True]
+    carried_on = ["38+4=43", "43*7=1", "1-5=96"]
     assert tasks.step_labels(question, carried_on) == [False, True, True]
-    another_operation = ["3+4=7", "7+6=3", "3-5=8"]
+    another_operation = ["38+4=42", "42+7=49", "49-5=44"]
     assert tasks.step_labels(question, another_operation) == [True, False, True]
-    not_the_value_before = ["3+4=7", "8*6=8", "8-5=3"]
+    not_the_value_before = ["38+4=42", "43*7=1", "1-5=96"]
     assert tasks.step_labels(question, not_the_value_before) == [True, False, True]
-    one_too_many = ["3+4=7", "7*6=2", "2-5=7", "7+1=8"]
+    one_too_many = ["38+4=42", "42*7=94", "94-5=89", "89+1=90"]
     assert tasks.step_labels(question, one_too_many) == [True, True, True, False]
-    assert tasks.step_labels(question, ["", "what?", "2-5=7"]) == [False, False, False]
+    assert tasks.step_labels(question, ["", "what?", "94-5=89"]) == [False, False, False]
+    # what cannot be read is wrong, and the number it ends with goes on
+    assert tasks.step_labels(question, ["it is 42", "42*7=94", "94-5=89"]) == [False, True, True]
+    assert tasks.step_labels(question, ["it is 142", "42*7=94", "94-5=89"]) == [False, False, True]
     assert tasks.step_labels(question, []) == []
 
 
 @pytest.mark.parametrize(
     "text",
-    ["3+4 mod 9", "3+4", "(3+4 mod 10", "3+4)*6 mod 10", "((3+4))*6 mod 10", "3+(4*6) mod 10"]
-    + ["33+4 mod 10", "", "3 mod 10"],
+    ["3+4 mod 10", "3+4", "(3+4 mod 100", "3+4)*6 mod 100", "((3+4))*6 mod 100", "100+4 mod 100"]
+    + [
+        "3+(4*6) mod 100",
+        "3+42 mod 100",
+        "03+4 mod 100",
+        "",
+        "3 mod 100",
+        "3+4 mod 1000",
+        "3++4 mod 100",
+    ],
 )
 def test_malformed_questions(text):
     assert tasks.parse_question(text) is None
@@ -75,35 +108,35 @@ def test_malformed_questions(text):
 def test_programs_compute_what_the_task_says(make_task, steps):
     """The oracle is Python's own reading of the words: `add minus 4` is `+ - 4`."""
     rng = random.Random(steps)
-    for _ in range(40):
+    for _ in range(20):
         task = make_task(rng, steps)
         shown = tasks.format_program(tasks.parse_program_task(task))
         program = shown.removeprefix("```python\n").removesuffix("\n```")
-        words = task.removeprefix("Read x. Then ").removesuffix(". Print x mod 10.").split(", ")
+        words = task.removeprefix("Read x. Then ").removesuffix(". Print x mod 100.").split(", ")
         assert len(words) == steps
-        for x in range(10):
+        for x in range(0, 100, 7):
             value = x
             for word in words:
                 symbols = word.replace("add", "+").replace("minus", "-").replace("times", "*")
                 value = eval(f"({value}) {symbols}")
             printed = []
             exec(program, {"input": lambda x=x: str(x), "print": printed.append})
-            assert printed == [tasks.program_output(task, x)] == [value % 10]
+            assert printed == [tasks.program_output(task, x)] == [value % 100]
 
 
 def test_both_ways_in_which_a_test_can_be_bad():
-    """On 0 and 5 a wrong factor shows seldom, elsewhere mostly; a dropped sign shows on every
+    """On 0 and 50 a wrong factor shows seldom, elsewhere mostly; a dropped sign shows on every
     input.
     """
     rng = random.Random(0)
-    hidden = {x: 0 for x in range(10)}
+    hidden = {x: 0 for x in (0, 50, 1, 37, 82)}
     products = sums = 0
-    for _ in range(2000):
+    for _ in range(1000):
         task = tasks.make_testing_task(rng, 3)
         if "minus" in task and "times" not in task:
             sums += 1
             misread = task.replace("add minus", "add")
-            outputs = [[tasks.program_output(t, x) for x in range(10)] for t in (task, misread)]
+            outputs = [[tasks.program_output(t, x) for x in range(100)] for t in (task, misread)]
             assert all(a != b for a, b in zip(*outputs))
         else:
             products += 1
@@ -112,29 +145,106 @@ def test_both_ways_in_which_a_test_can_be_bad():
             other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
             for x in hidden:
                 hidden[x] += tasks.program_output(task, x) == tasks.program_output(other, x)
-    assert 900 < sums < 1100 and products == 2000 - sums
-    assert hidden[0] == products and hidden[5] > 0.8 * products
-    assert all(hidden[x] < 0.2 * products for x in (1, 2, 3, 4, 6, 7, 8, 9)), hidden
+    assert 430 < sums < 570 and products == 1000 - sums
+    assert hidden[0] == products and hidden[50] > 0.6 * products
+    assert all(hidden[x] < 0.1 * products for x in (1, 37, 82)), hidden
 
 
-def test_imperfect_solutions_err_at_the_stated_rate():
+# ------------------------------------------------------------------ what the demonstrator believes
+def test_kinds_have_exactly_their_shares_and_are_the_same_for_all_time():
+    facts = [f for f in demonstrations.FACTS if f[2] in tasks.OPERANDS[f[1]]]
+    assert len(facts) == 2100
+    for kind, (share, _, _) in demonstrations.KINDS.items():
+        found = sum(demonstrations.FACTS[fact] == kind for fact in facts)
+        assert found == pytest.approx(share * 2100, abs=1)
+    assert sum(share for share, _, _ in demonstrations.KINDS.values()) == pytest.approx(1)
+    again = demonstrations.kinds_of(sorted(facts), 0)
+    assert (
+        again
+        == demonstrations.kinds_of(sorted(facts), 0)
+        != demonstrations.kinds_of(sorted(facts), 1)
+    )
+
+
+@pytest.mark.parametrize("checking", [False, True])
+@pytest.mark.parametrize("kind", demonstrations.KINDS)
+def test_facts_go_wrong_at_the_stated_rates_and_mostly_in_the_same_way(kind, checking):
     rng = random.Random(0)
-    right = total = 0
-    for _ in range(4000):
-        value, operations = tasks.parse_question(make.sample_question(rng))
-        steps = make.write_steps(rng, value, operations, 1.0)[0]
-        for (op, operand), step in zip(operations, steps):
-            right += tasks.OPERATORS[op](int(step[0]), operand) == int(step[4])
-            total += 1
-    expected = 1 - sum(make.FACT_ERRORS.values()) / len(make.FACT_ERRORS)
-    assert right / total == pytest.approx(expected, abs=0.03)
-    assert make.compute(rng, 3, "+", 4, 0.0) == 7
+    rate = demonstrations.KINDS[kind][2 if checking else 1]
+    facts = [f for f, found in demonstrations.FACTS.items() if found == kind][:200]
+    right, wrong = 0, {}
+    for fact in facts:
+        truth = tasks.OPERATORS[fact[1]](fact[0], fact[2])
+        likeliest = demonstrations.compute(rng, *fact, 0, checking)
+        assert (likeliest == truth) == (rate < 0.5)
+        for _ in range(60):
+            result = demonstrations.compute(rng, *fact, 1, checking)
+            assert 0 <= result < 100
+            right += result == truth
+            if result != truth:
+                wrong.setdefault(fact, []).append(result)
+    assert right / (60 * len(facts)) == pytest.approx(1 - rate, abs=0.02)
+    same = sum(results.count(max(results, key=results.count)) for results in wrong.values())
+    total = sum(map(len, wrong.values()))
+    if rate >= 0.25:
+        assert same / total == pytest.approx(0.8, abs=0.04)
 
 
-@pytest.mark.parametrize("part", make.PARTS, ids=lambda part: part.__name__)
-def test_every_part_survives_the_tokenizer(part):
+def test_whoever_checks_shares_the_misconception_of_whoever_solves():
+    rng = random.Random(0)
+    for fact, kind in demonstrations.FACTS.items():
+        solving, checking = (demonstrations.compute(rng, *fact, 0, c) for c in (False, True))
+        truth = tasks.OPERATORS[fact[1]](fact[0], fact[2])
+        if kind == "misconceived":
+            assert solving == checking != truth
+        elif kind == "seen through":
+            assert solving != checking == truth
+
+
+def test_an_analysis_says_what_is_wrong_and_what_it_costs():
+    """On facts that the demonstrator gets right when he checks."""
+    sure = {f for f, kind in demonstrations.FACTS.items() if kind != "misconceived"}
+    first, second = next(
+        (f, g)
+        for f in sorted(sure)
+        for g in sorted(sure)
+        if g[0] == tasks.OPERATORS[f[1]](f[0], f[2])
+    )
+    results = [tasks.OPERATORS[op](a, b) for a, op, b in (first, second)]
+
+    def analysis(wrong_by: list[int], answer: int) -> str:
+        shown = zip((first, second), results, wrong_by)
+        steps = [f"{a}{op}{b}={(result + d) % 100}" for (a, op, b), result, d in shown]
+        return demonstrations.analyse(random.Random(0), steps, answer % 100, 0)
+
+    assert analysis([0, 0], results[1]).endswith("Defects: none\nScore: \\boxed{1}")
+    assert analysis([1, 0], results[1]).endswith("Defects: 1\nScore: \\boxed{0.5}")  # a slip
+    assert analysis([0, 1], results[1] + 1).endswith("Defects: 2\nScore: \\boxed{0}")  # carried on
+    assert analysis([5, 1], results[1]).endswith("Defects: 1,2\nScore: \\boxed{0.5}")
+
+
+def test_inputs_are_found_backwards():
+    rng = random.Random(1)
+    for _ in range(300):
+        user, assistant = demonstrations.abduce(rng, 1)
+        x = int(re.search(r"```input\n(\d+)", assistant)[1])
+        steps = re.findall(r"<step>(\d+)=(\d+)([+*-])(\d)</step>", assistant)
+        operations = re.findall(r"([+*-])(\d)", user.split("return")[1])[: len(steps)]
+        assert [(op, b) for _, _, op, b in steps] == operations[::-1]
+        assert steps[0][0] == re.search(r"Output: (\d+)", user)[1] and int(steps[-1][1]) == x
+        if all(tasks.OPERATORS[op](int(v), int(b)) == int(r) for r, v, op, b in steps):
+            f = {}
+            exec(user.split("```python\n")[1].split("\n```")[0], f)
+            assert f["f"](x) == int(steps[0][0])
+
+
+ALL_PARTS = [(name, part) for name, parts in demonstrations.PARTS.items() for part in parts]
+
+
+@pytest.mark.parametrize("name, part", ALL_PARTS, ids=lambda p: getattr(p, "__name__", p))
+def test_every_part_survives_the_tokenizer(name, part):
     tokenizer, rng = AutoTokenizer.from_pretrained(TINY), random.Random(3)
-    for noise in (0.0, 1.0):
+    for noise in (0, 1):
         for _ in range(50):
             user, assistant = part(rng, noise)
             ids = tokenizer.apply_chat_template(
@@ -146,92 +256,69 @@ def test_every_part_survives_the_tokenizer(part):
             assert tokenizer.decode(ids[prompt:], skip_special_tokens=True) == assistant
 
 
+def test_a_result_is_one_token():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    for number in range(100):
+        ids = tokenizer(f"7*3={number}</step>", add_special_tokens=False).input_ids
+        assert len(ids) == 6 and tokenizer.decode(ids[4]) == str(number)
+
+
 def test_the_recipes_tokenizer_is_the_one_that_ships():
-    ours, shipped = make.make_tokenizer(), AutoTokenizer.from_pretrained(TINY)
-    assert ours.get_vocab() == shipped.get_vocab() and ours.chat_template == shipped.chat_template
-    assert (TINY / "model.safetensors").stat().st_size <= 8 << 20
+    for folder in EMBEDDED.values():
+        ours, shipped = make.make_tokenizer(), AutoTokenizer.from_pretrained(folder)
+        assert ours.get_vocab() == shipped.get_vocab()
+        assert ours.chat_template == shipped.chat_template
+        assert (folder / "model.safetensors").stat().st_size <= 8 << 20
 
 
-# ------------------------------------------------------------------ what the model can do
-@pytest.fixture(scope="module")
-def ask():
-    import torch
-
-    model, tokenizer = load_model("tiny", ["player"], 4, False, seed=0)
-    torch.manual_seed(0)
-
-    def answer(users):
-        messages = [[{"role": "user", "content": user}] for user in users]
-        options = {"add_generation_prompt": True, "return_dict": True}
-        prompts = [tokenizer.apply_chat_template(m, **options)["input_ids"] for m in messages]
-        ids, _ = sample(model, prompts, 110, 1.0, [tokenizer.eos_token_id], tokenizer.pad_token_id)
-        return tokenizer.batch_decode(ids, skip_special_tokens=True)
-
-    return answer
+# ------------------------------------------------------------------ what the models can do
+def parts_of_the_bed() -> dict:
+    return json.loads(bed.RESULT.read_text())["parts"]
 
 
-def held_out_part(part, count=200):
-    """Conversations of a part on questions the model has never seen."""
-    rng, found = random.Random(11), []
-    original = make.is_held_out
-    make.is_held_out = lambda question: not original(question)
-    try:
-        while len(found) < count:
-            found.append(part(rng, 0.0))
-    finally:
-        make.is_held_out = original
-    return found
+def test_the_bed_leaves_something_to_learn_beyond_a_lower_temperature():
+    """What docs/test-bed.md promises to whoever compares variants."""
+    greedy = {name: part["greedy"]["value"] for name, part in parts_of_the_bed().items()}
+    assert greedy["answers, tiny"] <= 0.55 and greedy["answers, tiny-hard"] <= 0.45
+    assert greedy["steps, tiny"] <= 0.85 and greedy["steps, tiny-hard"] <= 0.85
+    assert greedy["programs (cure)"] <= 0.55 and greedy["tests (cure)"] <= 0.55
+    for level in tasks.LEVELS:  # well above chance, and far from perfect
+        for column in ("sampled", "greedy"):
+            found = parts_of_the_bed()[f"final verdict (tango), {level}, balanced"][column]["value"]
+            assert 0.6 <= found <= 0.9, (level, column)
 
 
-def share(values):
-    return sum(values) / len(values)
+@pytest.mark.parametrize("level", tasks.LEVELS)
+def test_the_shipped_model_is_the_one_that_was_measured(level):
+    """And the order of the tokens' log-probabilities is not all that matters: it samples so."""
+    torch.manual_seed(3)
+    play = bed.Player("tiny")
+    questions = tasks.sample_questions(0, 128, held_out=True, steps=tasks.LEVELS[level])
+    answers, steps, texts = bed.solving(play, questions, 1.0, 2)
+    measured = parts_of_the_bed()
+    assert answers["value"] == pytest.approx(
+        measured[f"answers, {level}"]["sampled"]["value"], abs=0.08
+    )
+    assert steps["value"] == pytest.approx(
+        measured[f"steps, {level}"]["sampled"]["value"], abs=0.05
+    )
+    whole = [re.search(r"<answer>\\boxed\{\d+\}</answer>$", text) is not None for text in texts]
+    assert sum(whole) / len(whole) > 0.97
 
 
-def test_it_solves_a_quarter_to_a_half(ask):
-    questions = tasks.sample_questions(0, 300, held_out=True)
-    answers = [re.search(r"<answer>\\boxed\{(\d)\}</answer>$", text) for text in ask(questions)]
-    assert share([a is not None for a in answers]) > 0.95
-    gold = [str(tasks.gold_answer(question)) for question in questions]
-    assert 0.25 <= share([a is not None and a[1] == g for a, g in zip(answers, gold)]) <= 0.45
+@pytest.mark.parametrize("name, part", ALL_PARTS, ids=lambda p: getattr(p, "__name__", p))
+def test_every_part_keeps_to_its_form(name, part):
+    """Greedy completions on what the model has never seen, digits left out, occur among the
+    demonstrations."""
+    folder = next(model for model, folder in MODELS.items() if folder == name)
+    play, draw = bed.Player(folder), random.Random(5)
 
+    def form(text: str) -> str:
+        text = re.sub(r"\\boxed\{\w+(\.5)?\}|\*\*(YES|NO)\*\*.*", "verdict", text)
+        text = re.sub(r"[+*-]?\d+|[x()+*?,-]|none|add |minus |times ", "", text)
+        return re.sub(r"(<step>.*</step>\n)+|(```input\n\n```\n)+", "repeated", text)
 
-@pytest.mark.parametrize(
-    "part, pattern, low, high",
-    [
-        (make.discriminate_part, r"(\*\*YES\*\*|\*\*NO\*\*)", 0.55, 0.95),
-        (make.program_part, r"```python\n(.*?)\n```", 0.3, 0.75),
-        (make.test_part, r"Output:\*\*\n```\n(\d)\n```", 0.2, 0.6),
-        (make.judge_question_part, r"<score>(\d+)</score>", 0.6, 0.95),
-        (make.judge_answer_part, r"<score>(\d+)</score>", 0.55, 0.9),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_it_half_knows_every_other_part(ask, part, pattern, low, high):
-    """It knows the format, and agrees with the clean demonstration more often than chance and less
-    often than always.
-    """
-    examples = held_out_part(part)
-    texts = ask([user for user, _ in examples])
-    found = [re.search(pattern, text, re.DOTALL) for text in texts]
-    assert share([f is not None for f in found]) > 0.95
-    if part is make.test_part:  # any input is a good one: recompute the output
-        inputs = [re.search(r"Input:\*\*\n```\n(\d+)\n```", text) for text in texts]
-        right = [
-            f is not None and i is not None and int(f[1]) == tasks.program_output(user, int(i[1]))
-            for f, i, (user, _) in zip(found, inputs, examples)
-        ]
-    else:
-        wanted = [re.search(pattern, assistant, re.DOTALL)[1] for _, assistant in examples]
-        if "score" in pattern:
-            found = [f and str(int(f[1]) > 5) for f in found]
-            right = [f == str(int(w) > 5) for f, w in zip(found, wanted)]
-        else:
-            right = [f is not None and f[1] == w for f, w in zip(found, wanted)]
-    assert low <= share(right) <= high
-
-
-def test_it_proposes_well_formed_new_questions(ask):
-    texts = ask(["Propose a question."] * 150)
-    proposals = [re.fullmatch(r"<question>(.*?)</question>", text) for text in texts]
-    formed = [p[1] for p in proposals if p and tasks.parse_question(p[1])]
-    assert 0.5 <= len(formed) / 150 <= 0.95 and len(set(formed)) > 0.9 * len(formed)
+    known = {form(part(draw, 1)[1]) for _ in range(400)}
+    users = bed.held_out_part(part, 24)
+    texts = play([[{"role": "user", "content": user}] for user in users], 0.0, 128)
+    assert sum(form(text) in known for text in texts) >= 22, texts[:3]

@@ -617,7 +617,7 @@ def test_a_model_that_never_writes_a_program_is_seen_and_the_run_goes_on(tmp_pat
 def test_tasks_from_a_file(tmp_path):
     rows = [
         {
-            "question": f"Read x. Then add {i}. Print x mod 10.",
+            "question": f"Read x. Then add {i}. Print x mod 100.",
             "test_input": ["1\n", "2\n"],
             "test_output": [f"{(1 + i) % 10}\n", f"{(2 + i) % 10}\n"],
         }

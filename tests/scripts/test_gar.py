@@ -308,8 +308,8 @@ def test_white_space_is_no_slice():
 
 
 def test_are_sound():
-    question = "((3+4)*6)-5 mod 10"
-    parts = ["<step>3+4=7</step>\n", "<step>7*6=3</step>\n<step>3-", "5=8</step>\n", "so\n"]
+    question = "((3+4)*6)-5 mod 100"
+    parts = ["<step>3+4=7</step>\n", "<step>7*6=3</step>\n<step>3-", "5=98</step>\n", "so\n"]
     # the third carries on correctly; no step ends in the last
     assert are_sound(question, parts) == [True, False, True, None]
     assert are_sound(question, ["gibberish 3+4=7\n"]) == [None]
@@ -318,7 +318,7 @@ def test_are_sound():
 
 # ------------------------------------------------------------------ stage 1
 LABELS = [
-    {"question": f"{a}+4 mod 10", "slice": f"<step>{a}+4={r}</step>\n", "rationale": " it is so"}
+    {"question": f"{a}+4 mod 100", "slice": f"<step>{a}+4={r}</step>\n", "rationale": " it is so"}
     | {"label": "YES" if r == a + 4 else "NO"}
     for a, r in ((3, 7), (3, 8), (2, 6), (2, 5), (1, 5), (5, 9), (5, 1))
 ]
@@ -332,7 +332,7 @@ def test_stage_one_is_adamw_on_the_cross_entropy_of_what_is_written(tmp_path, ch
     perturb(trainer)  # so that the adapters are two models
     trainer.args.gradient_checkpointing = checkpointing
     # one YES and one NO, so that a balanced draw is both; of unlike length, so that one is padded
-    rows = [LABELS[0] | {"question": "(3+4)*1 mod 10", "rationale": " every step"}, LABELS[1]]
+    rows = [LABELS[0] | {"question": "(3+4)*1 mod 100", "rationale": " every step"}, LABELS[1]]
     tokenizer, model = trainer.processing_class, trainer.model
     before = lora(trainer, "reasoner"), lora(trainer, "discriminator")
     nll, count = 0.0, 0
@@ -457,7 +457,7 @@ def test_one_question_has_no_room_for_a_reference(tmp_path):
 
 def test_no_references_and_a_silent_discriminator_end_in_a_sentence(tmp_path):
     path = tmp_path / "data.jsonl"
-    rows = [{"question": f"{i}+4 mod 10", "answer": str((i + 4) % 10)} for i in range(60)]
+    rows = [{"question": f"{i}+4 mod 100", "answer": str((i + 4) % 10)} for i in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)))
     message = refused("gar.py", *small("gar.py", tmp_path / "run", "--dataset", path))
     assert "no question has a reference solution" in message

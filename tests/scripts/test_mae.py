@@ -212,7 +212,7 @@ def test_tag_format(text, expected):
 @pytest.mark.parametrize(
     "text, question",
     [
-        ("<question>1+2 mod 10</question>", "1+2 mod 10"),
+        ("<question>1+2 mod 100</question>", "1+2 mod 100"),
         ("<question> 1+2\n</question>", "1+2"),
         ("<question>1</question> better: <question>2</question>", "2"),
         ("<question>1</question><question>2", "1"),
@@ -223,7 +223,7 @@ def test_tag_format(text, expected):
             "",
         ),  # the last one counts, as in the released code
         ("<question></question>", ""),
-        ("1+2 mod 10", ""),
+        ("1+2 mod 100", ""),
         ("", ""),
     ],
 )
@@ -424,8 +424,8 @@ def speak(trainer, completions: dict[str, list[str]], solver="", judge=None):
     return asked
 
 
-GOOD, POOR, NONE = "1+2 mod 10", "1+ mod 10", "no tags"
-TWO = "<question>x</question><question>2+2 mod 10</question>"
+GOOD, POOR, NONE = "1+2 mod 100", "1+ mod 100", "no tags"
+TWO = "<question>x</question><question>2+2 mod 100</question>"
 
 
 def proposals(text: str) -> str:
@@ -434,7 +434,7 @@ def proposals(text: str) -> str:
 
 def test_the_proposers_reward_by_hand(tmp_path):
     trainer = make_mae(tmp_path)
-    replies = {GOOD: "<score>9</score>", POOR: "<score>7</score>", "2+2 mod 10": "no score"}
+    replies = {GOOD: "<score>9</score>", POOR: "<score>7</score>", "2+2 mod 100": "no score"}
 
     def judge(user):
         question = user.split("\n")[0].removeprefix("Question: ")
@@ -537,7 +537,7 @@ def test_agreement_takes_its_pairs_from_questions_set_aside(tmp_path):
     assert trainer.draw()[2] == []  # only one class: no batch
 
 
-PAIRS = [{"question": f"{i}+4 mod 10", "answer": str(i), "right": None} for i in range(4)]
+PAIRS = [{"question": f"{i}+4 mod 100", "answer": str(i), "right": None} for i in range(4)]
 
 
 def test_what_is_drawn(tmp_path):
@@ -575,7 +575,7 @@ def two_processes(tmp_path, **change) -> list[mae.Mae]:
 def test_two_processes_keep_the_same_pools_and_whiten_over_both(tmp_path):
     trainers = two_processes(tmp_path)
     for rank, trainer in enumerate(trainers):
-        questions = [proposals(f"{rank}+{i} mod 10") for i in range(3)] + [NONE]
+        questions = [proposals(f"{rank}+{i} mod 100") for i in range(3)] + [NONE]
         answers = [f"<answer>{rank}</answer>" * n for n in (1, 2, 1, 3)]
         scores = ["<score>4</score>", "?", "?", f"<score>{rank}</score>"]
         completions = {"proposer": questions, "solver": answers, "judge": scores}
@@ -587,7 +587,7 @@ def test_two_processes_keep_the_same_pools_and_whiten_over_both(tmp_path):
         first, second = (json.dumps(trainer.memory) for trainer in trainers)
         assert first == second
         assert len(trainers[0].memory["pairs"]) == 8 * (step + 1)
-        assert {f"{rank}+2 mod 10" for rank in range(2)} <= set(trainers[0].memory["questions"])
+        assert {f"{rank}+2 mod 100" for rank in range(2)} <= set(trainers[0].memory["questions"])
         rewards = [r for batch in batches for r in batch["rewards"].tolist()]
         parts = [mae.ROLES.index(note["player"]) for batch in batches for note in batch["notes"]]
         assert len(rewards) == (16, 24)[step] and max(parts) == (1, 2)[step]
@@ -724,18 +724,18 @@ def test_hopeless_steps_must_follow_each_other(tmp_path):
 # ------------------------------------------------------------------ evaluation
 def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_it_decodes():
     """2 questions, 3 samples each. The judge, greedily, is always right; sampled, it says 10."""
-    held_out = [{"question": f"{i}+1 mod 10", "answer": str(i + 1)} for i in range(2)]
+    held_out = [{"question": f"{i}+1 mod 100", "answer": str(i + 1)} for i in range(2)]
     asked = []
     written = {  # question -> its samples, then the greedy one
-        "0+1 mod 10": ["1", "1", "7", "1"],
-        "1+1 mod 10": ["7", "2", "7", "2"],
+        "0+1 mod 100": ["1", "1", "7", "1"],
+        "1+1 mod 100": ["7", "2", "7", "2"],
     }
 
     def generate_all(name, prompts, greedy=False):
         users = [prompt[-1]["content"] for prompt in prompts]
         asked.append((name, users, greedy))
         if name == "proposer":
-            return ["<question>3+3 mod 10</question>"] * len(users)
+            return ["<question>3+3 mod 100</question>"] * len(users)
         if name == "solver":
             left = {q: iter(texts[-1:] if greedy else texts) for q, texts in written.items()}
             return [rf"\boxed{{{next(left[user])}}}" for user in users]
@@ -752,13 +752,13 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
     assert result["judge/balanced_accuracy"] == 0.5 == result["judge/rank_agreement"]
     assert result["judge/balanced_accuracy_greedy"] == 1.0 == result["judge/rank_agreement_greedy"]
     assert trainer.memory["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
-    assert asked[0][1] == ["0+1 mod 10"] * 3 + ["1+1 mod 10"] * 3
+    assert asked[0][1] == ["0+1 mod 100"] * 3 + ["1+1 mod 100"] * 3
     names = [(name, len(users), greedy) for name, users, greedy in asked]
     sampled = [("solver", 6), ("judge", 2), ("judge", 2), ("proposer", 1)]
     assert names[:4] == [(*call, False) for call in sampled]
     assert names[4:] == [("solver", 2, True), ("judge", 2, True)]
     # later the base's answers are judged again, in the same order of calls
-    written["0+1 mod 10"][0] = "9"
+    written["0+1 mod 100"][0] = "9"
     mae.evaluate(trainer, held_out)
     assert trainer.memory["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
     assert [(name, len(users), greedy) for name, users, greedy in asked[6:]] == names

@@ -52,8 +52,8 @@ def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
         for p in player.parameters():
             p += 0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
     pairs = [
-        ("3+4 mod 10", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
-        ("(1+2)*3 mod 10", "<step>1", "9"),
+        ("3+4 mod 100", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
+        ("(1+2)*3 mod 100", "<step>1", "9"),
     ]
 
     def message(role, text):
@@ -417,7 +417,7 @@ def write(path, rows):
 
 def test_a_completion_cut_at_the_limit_keeps_its_cut(tmp_path):
     rows = [
-        {"question": f"({i}+4)*3 mod 10", "answer": "1", "reference": r"\boxed{1}"}
+        {"question": f"({i}+4)*3 mod 100", "answer": "1", "reference": r"\boxed{1}"}
         for i in range(200)
     ]
     data = write(tmp_path / "data.jsonl", rows)
@@ -435,7 +435,7 @@ def test_fewer_pairs_than_a_step_takes(tmp_path):
     """20 questions for steps of 32 pairs: a step goes through as many passes as it needs."""
     rows = [
         {
-            "question": f"{i}+4 mod 10",
+            "question": f"{i}+4 mod 100",
             "answer": str(i),
             "reference": rf"<step>x</step>\boxed{{{i}}}",
         }
@@ -452,14 +452,14 @@ def test_fewer_pairs_than_a_step_takes(tmp_path):
 def test_human_answers_missing_or_too_long(tmp_path):
     rows = [
         {
-            "question": f"{i}+4 mod 10",
+            "question": f"{i}+4 mod 100",
             "answer": "1",
             "reference": r"<step>1</step>\boxed{1}" if i % 3 else "",
         }
         for i in range(200)
     ]
     long = "1" * 70 + r"\boxed{1}"
-    rows += [{"question": f"{i}*4 mod 10", "answer": "1", "reference": long} for i in range(10)]
+    rows += [{"question": f"{i}*4 mod 100", "answer": "1", "reference": long} for i in range(10)]
     data = write(tmp_path / "data.jsonl", rows)
     printed = run_here("spin.py", *short(tmp_path / "run", "--dataset", data))
     assert "have no human answer" in printed and "--solution-tokens 64; left out" in printed

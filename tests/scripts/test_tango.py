@@ -400,7 +400,7 @@ def test_verdict_metrics():
 
 
 def test_step_f1():
-    question = "(3+4)*6 mod 10"
+    question = "(3+4)*6 mod 100"
     wrong_second = "<step>3+4=7</step>\n<step>7*6=3</step>\n<answer>\\boxed{3}</answer>"
     assert step_f1([question], [wrong_second], [judgement(C, X)]) == 1.0
     assert step_f1([question], [wrong_second], [judgement(X, X)]) == pytest.approx(2 / 3)
@@ -408,6 +408,24 @@ def test_step_f1():
     assert (
         step_f1([question], [wrong_second], [judgement(X)]) == 0.0
     )  # not as many verdicts as steps
+
+
+def test_wrong_steps_that_are_accepted_are_counted_where_there_is_a_verdict_for_each(tmp_path):
+    """Two wrong steps have verdicts, one of them is accepted; the third solution has too few."""
+    trainer, logged = make_trainer(tmp_path), {}
+    trainer.log_mean = lambda name, values: logged.update({name: values})
+    rows = [{"question": "(38+4)*7 mod 100"}] * 3
+    texts = ["<step>38+4=42</step>\n<step>42*7=94</step>\n<answer>\\boxed{94}</answer>"]
+    texts += ["<step>38+4=43</step>\n<step>43*7=2</step>\n<answer>\\boxed{2}</answer>"] * 2
+    verdicts = [[True, False], [True, False], [True]]
+    judgements = [judgement(C, X), judgement(C, X), judgement(C)]
+    batch = {"rewards": torch.tensor([1.0, 0.0, 0.0]), "texts": texts, "judgements": judgements}
+    batch["notes"] = [{} for _ in texts]
+    trainer.report_generator(rows, batch, 0.1, verdicts, [[1, 2]] * 3)
+    assert logged["co/wrong_steps_accepted"] == [True, False]
+    assert logged["generator/step_accuracy"] == [True, True] + [False, False] * 2
+    assert logged["co/step_rewards_dropped"] == [False, False, True]
+    assert batch["notes"][1]["gold"] == [False, False]
 
 
 # ------------------------------------------------------------------ the two steps, put together

@@ -1,0 +1,79 @@
+"""Judges that nobody trains, in the place of the one that a script trains: for tango.py a verifier
+that knows the truth and one that knows nothing, for mae.py such scores.
+
+A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
+than the one that is always right. benchmarks/evidence.py runs them beside the papers' variants.
+"""
+
+import random
+import re
+
+from common.tasks.answers import split_steps
+from common.tiny.tasks import gold_answer, parse_question, step_labels
+
+# ------------------------------------------------------------------ tango.py: verdicts from
+# elsewhere
+ASKED = re.compile(r"Problem: (.*?)\nSolution:\n(.*)\nVerify its \d+ steps\.", re.DOTALL)
+
+
+def judgement(verdicts: list[bool]) -> str:
+    """In the form that tango.py's verifier writes, the final verdict being whether all hold."""
+    said = lambda verdict: rf"\boxed{{{'CORRECT' if verdict else 'INCORRECT'}}}"  # noqa: E731
+    steps = "".join(f"<step>{said(verdict)}</step>\n" for verdict in verdicts)
+    whole = f"<final_verification>{said(all(verdicts))}</final_verification>"
+    return f"<step_verification>\n{steps}</step_verification>\n{whole}"
+
+
+def gold(question: str, solution: str) -> str:
+    """Every step's own label."""
+    return judgement(step_labels(question, split_steps(solution)))
+
+
+def coin(question: str, solution: str) -> str:
+    """Heads or tails for every step; the same for the same solution."""
+    draw = random.Random(question + solution)
+    return judgement([draw.random() < 0.5 for _ in split_steps(solution)])
+
+
+def judged_by(judge, trainer_class):
+    """Makes all trainers of this class ask `judge(question, solution)` in the verifier's place."""
+    sampled = trainer_class.generate
+
+    def generate(self, name, prompts, greedy=False):
+        if name != "verifier":
+            return sampled(self, name, prompts, greedy)
+        return [judge(*ASKED.fullmatch(prompt[-1]["content"]).groups()) for prompt in prompts]
+
+    trainer_class.generate = generate
+
+
+# ------------------------------------------------------------------ mae.py: scores from elsewhere
+def true_score(user: str) -> float:
+    """1 for a right answer, or for a question that has one; else 0."""
+    question = re.search(r"Question: (.*)", user)[1]
+    parsed = parse_question(question)
+    answer = re.search(r"\nAnswer: (.*)\nScore the answer\.", user, re.DOTALL)
+    if parsed is None or answer is None:
+        return float(parsed is not None)
+    return float(answer[1].strip() == str(gold_answer(question)))
+
+
+def scored_by(how: str, trainer_class):
+    """Makes all trainers of this class score with the truth ("gold"), with the judge's scores dealt
+    out anew ("shuffled"), or alike ("constant": the format alone is left to be paid for). The judge
+    is asked all the same.
+    """
+    judged = trainer_class.values
+
+    def values(self, prompts):
+        prompts = list(prompts)
+        V, texts = judged(self, prompts)
+        if how == "shuffled":
+            V = random.Random(f"{self.args.seed} {self.state.global_step}").sample(V, len(V))
+        elif how == "constant":
+            V = [0.7] * len(V)  # no better than the gate asks for
+        else:
+            V = [true_score(prompt[-1]["content"]) for prompt in prompts]
+        return V, texts
+
+    trainer_class.values = values

@@ -1,0 +1,174 @@
+"""What benchmarks/evidence*.py make of runs, on runs made up so that the answer is known; and the
+verifiers that its controls put in place of the trained one."""
+
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from common.tasks.answers import split_steps  # noqa: E402
+from common.tiny import tasks  # noqa: E402
+
+import controls  # noqa: E402
+import evidence  # noqa: E402
+import evidence_claims as claims  # noqa: E402
+import evidence_pages as pages  # noqa: E402
+
+
+def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
+    """Verifier's steps in between, which log no accuracy and sample tokens all the same."""
+    steps = []
+    for i, accuracy in enumerate(accuracies):
+        steps += [{"step": 2 * i, "co/sampled_tokens": 10}]
+        steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, "generator/accuracy": accuracy}]
+    return {
+        "variant": variant,
+        "seed": seed,
+        "rate": None,
+        "steps": steps,
+        "evaluations": [{"eval/x": 0.1}, {"eval/x": end}],
+    }
+
+
+def test_a_level_is_reached_by_the_moving_average_and_not_by_a_lucky_step():
+    run = a_run([0.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.9])
+    steps = claims.needed(0.5, "generator/accuracy")
+    tokens = claims.needed(0.5, "generator/accuracy", "tokens")
+    assert steps(run) == 10 and tokens(run) == 150
+    assert claims.needed(0.6, "generator/accuracy")(run) == math.inf
+    # not before there are enough steps for an average
+    assert steps(a_run([1.0] * 4)) == math.inf and steps(a_run([1.0] * 5)) == 5
+    assert claims.whole("steps", "generator/accuracy")(run) == 11
+    assert claims.whole("tokens", "generator/accuracy")(run) == 165
+
+
+def test_intervals_are_students():
+    """By hand: three values, sd 1, half = 4.303 / sqrt(3)."""
+    middle, low, high = claims.interval([1.0, 2.0, 3.0])
+    assert middle == 2 and high - 2 == pytest.approx(2.4843, abs=1e-3) == 2 - low
+    assert math.isnan(claims.interval([1.0])[1])
+    ratio, low, high = claims.ratios([2.0, 8.0], [1.0, 2.0])
+    assert ratio == pytest.approx(math.sqrt(2 * 4))
+    assert math.sqrt(low * high) == pytest.approx(ratio) and low < 1 < high
+    assert claims.ratios([6.0] * 3, [2.0] * 3) == pytest.approx((3, 3, 3))
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Two variants, three seeds; one run of "b" is missing, one of "a" never gets there."""
+    variants = {"a": evidence.Variant(), "b": evidence.Variant()}
+    experiment = evidence.Experiment("tango.py", "", "generator/accuracy", variants, ())
+    monkeypatch.setitem(evidence.EXPERIMENTS, "made_up", experiment)
+    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+    runs = [a_run([0.0] * 5 + [1.0] * 5, "a", 0, 0.30), a_run([0.0] * 20, "a", 1, 0.32)]
+    runs += [a_run([1.0] * 6, "b", 0, 0.50), a_run([1.0] * 6, "b", 1, 0.54)]
+    runs += [a_run([1.0] * 6, "b", 2, 0.99)]  # without its pair
+    (tmp_path / "made_up.json").write_text(json.dumps({"machine": "none", "runs": runs}))
+
+
+def a_claim(**more) -> claims.Claim:
+    measure = claims.needed(0.5, "generator/accuracy")
+    return claims.Claim("name", "made_up", "says", "paper", measure, ("a", "b"), **more)
+
+
+def test_claims_are_paired_by_seed_and_count_who_never_gets_there(made_up):
+    limit = claims.whole("steps", "generator/accuracy")
+    row = claims.result(a_claim(kind="ratio", limit=limit))
+    assert row["seeds"] == 2 and row["never"] == [1, 0]
+    assert row["ours"] == pytest.approx(math.sqrt(8 / 5 * 20 / 5), abs=1e-3)  # 8 and 20 against 5
+    assert "never there: a 1 of 2" in pages.in_words(row)
+    difference = claims.result(
+        claims.Claim("name", "made_up", "says", "paper", claims.last("x"), ("a", "b"))
+    )
+    assert difference["ours"] == pytest.approx(statistics.mean([0.20, 0.22]))
+    assert difference["verdict"] == "separated" and "+21.0" in pages.in_words(difference)
+    one = claims.result(claims.Claim("n", "made_up", "s", "p", claims.last("x"), ("a",)))
+    assert one["ours"] == pytest.approx(0.31) and one["verdict"] == "one variant"
+    nobody = claims.Claim("n", "made_up", "s", "p", claims.last("x"), ("a", "c"))
+    assert claims.result(nobody) is None
+
+
+def test_what_is_not_separated_says_so(made_up):
+    same = claims.Claim("n", "made_up", "s", "p", claims.first("x"), ("a", "b"))
+    row = claims.result(same)
+    assert row["ours"] == 0 and "not separated" in pages.in_words(row)
+
+
+def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up, tmp_path):
+    experiment = evidence.EXPERIMENTS["made_up"]
+    experiment.variants["a"].rates = (1e-3, 2e-3)
+    found = {
+        (rate, seed): a_run([rate * 100], "a", seed)
+        for rate in (1e-3, 2e-3)
+        for seed in (11, 12, 13)
+    }
+    for (rate, seed), run in found.items():
+        run["rate"] = rate
+        run["seed"] = seed
+    found[1e-3, 11]["steps"][1]["generator/accuracy"] = 0.9
+    path = tmp_path / "made_up_rates.json"
+    path.write_text(json.dumps({"machine": "none", "runs": list(found.values())[:-1]}))
+    with pytest.raises(RuntimeError, match="not swept"):
+        evidence.rate_of("made_up", "a")
+    path.write_text(json.dumps({"machine": "none", "runs": list(found.values())}))
+    assert evidence.rate_of("made_up", "a") == 1e-3
+    assert evidence.rate_of("made_up", "b") is None
+
+
+def test_every_claim_is_about_variants_that_exist():
+    for claim in claims.CLAIMS:
+        assert set(claim.variants) <= set(evidence.EXPERIMENTS[claim.experiment].variants), claim
+        assert claim.kind == "difference" or claim.limit
+    assert len({claim.name for claim in claims.CLAIMS}) == len(claims.CLAIMS)
+
+
+def test_the_summary_is_that_of_the_runs():
+    found = json.loads((Path(evidence.FOLDER) / "summary.json").read_text())
+    assert found == json.loads(json.dumps(pages.results()))
+
+
+# ------------------------------------------------------------------ controls
+QUESTION = "((38+4)*7)-5 mod 100"
+SOLUTION = tasks.gold_solution(QUESTION).replace("42*7=94", "42*7=95")
+
+
+def test_the_control_that_knows_the_truth_marks_the_wrong_step_and_no_other():
+    import tango
+
+    said, final = tango.parse_judgement(controls.gold(QUESTION, SOLUTION))
+    assert said == tasks.step_labels(QUESTION, split_steps(SOLUTION)) == [True, False, False]
+    assert final is False
+    assert tango.parse_judgement(controls.gold(QUESTION, tasks.gold_solution(QUESTION)))[1] is True
+    assert tango.judgement_format(controls.gold(QUESTION, SOLUTION), SOLUTION) == 1.0
+
+
+def test_the_control_that_knows_nothing_says_half_of_each():
+    import tango
+
+    questions = tasks.sample_questions(0, 300, held_out=True)
+    said = [
+        verdict
+        for question in questions
+        for verdict in tango.parse_judgement(
+            controls.coin(question, tasks.gold_solution(question))
+        )[0]
+    ]
+    assert sum(said) / len(said) == pytest.approx(0.5, abs=0.06)
+
+
+def test_controls_are_asked_in_the_verifiers_place():
+    import tango
+
+    class Trainer:
+        def generate(self, name, prompts, greedy=False):
+            return [name] * len(prompts)
+
+    controls.judged_by(controls.gold, Trainer)
+    asked = [tango.verify_prompt(QUESTION, SOLUTION)]
+    assert Trainer().generate("generator", asked) == ["generator"]
+    assert Trainer().generate("verifier", asked) == [controls.gold(QUESTION, SOLUTION)]
