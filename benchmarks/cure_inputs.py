@@ -127,6 +127,13 @@ def page(results: list[dict]) -> str:
     return f"{NOTE}\n{markdown(header, rows)}"
 
 
+def block() -> str:
+    """What docs/cure.md shows."""
+    if RESULT.exists():
+        return page(json.loads(RESULT.read_text()))
+    return "Not measured yet on these embedded models: `python benchmarks/cure_inputs.py`.\n"
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -141,7 +148,7 @@ def main():
             found = f"--runs {args.runs}: no runs in it."
             sys.exit(f"{found} First: python benchmarks/evidence.py cure")
         RESULT.write_text(json.dumps(measure_all(folders)) + "\n")
-    text = page(json.loads(RESULT.read_text()))
+    text = block()
     (FOLDER / "cure_inputs.md").write_text(f"# cure, by kind of task\n\n{text}")
     fill(ROOT / "docs" / "cure.md", "inputs", text)
     print(text)

@@ -293,7 +293,7 @@ def main():
     parser.add_argument("--sweep-only", action="store_true", help="choose learning rates, no more")
     parser.add_argument("--tables-only", action="store_true", help="run nothing")
     args = parser.parse_args()
-    from evidence_pages import write_up  # it imports what stands above
+    from evidence_pages import fill_all, write_up  # they import what stands above
 
     for name in EXPERIMENTS if "all" in args.names else args.names:
         variants, prepare = EXPERIMENTS[name].variants, EXPERIMENTS[name].prepare
@@ -311,6 +311,7 @@ def main():
             run_missing(name, name, jobs, args.at_once)
         if finished(name):
             write_up(name)
+    fill_all()
 
 
 if __name__ == "__main__":

@@ -273,8 +273,9 @@ def blocks() -> dict[tuple[str, str], str]:
         found[f"docs/{PAGES[name].page}.md", f"results: {name}"] = page(
             name, f"evidence/{name}.png"
         )
+    claims = claims_table(results(), named=True) if results() else NOT_YET.format(name="all")
     readme = {
-        "evidence": claims_table(results(), named=True),
+        "evidence": claims,
         "hardware": hardware(),
         "speed": speed(),
     }
@@ -290,10 +291,14 @@ def fill(path: Path, mark: str, text: str):
 
 
 def write_up(name: str):
-    """An experiment's page and figure, and every block that is made of results."""
+    """An experiment's page and figure."""
     draw(name, PAGES[name].panels, FOLDER / f"{name}.png")
     (FOLDER / f"{name}.md").write_text(f"# {name}\n\n{page(name, f'{name}.png')}")
+    print(table(name))
+
+
+def fill_all():
+    """summary.json, and every block that is made of results."""
     (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
     for (path, mark), text in blocks().items():
         fill(ROOT / path, mark, text)
-    print(table(name))

@@ -318,8 +318,7 @@ def block_of(page: str, mark: str) -> str:
 @pytest.fixture(scope="module")
 def measured() -> dict[tuple[str, str], str]:
     """(page, mark) -> what benchmarks/evidence.py and cure_inputs.py make of docs/evidence/."""
-    inputs = json.loads(cure_inputs.RESULT.read_text())
-    return evidence_pages.blocks() | {("docs/cure.md", "inputs"): cure_inputs.page(inputs)}
+    return evidence_pages.blocks() | {("docs/cure.md", "inputs"): cure_inputs.block()}
 
 
 def test_tables_are_those_of_the_measured_runs(measured):

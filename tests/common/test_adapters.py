@@ -216,7 +216,7 @@ def test_generate_neither_trains_nor_changes_the_player(trainer):
     texts = trainer.generate("generator", prompts, greedy=True)
     assert len(texts) == 3 and all("<step>" in text for text in texts)
     assert trainer.player == "verifier" and trainer.model.active_adapter == "verifier"
-    assert trainer.generation_config.do_sample and trainer.generation_config.max_new_tokens == 96
+    assert trainer.generation_config.do_sample and trainer.generation_config.max_new_tokens == 112
     assert not gradients(trainer)
 
 

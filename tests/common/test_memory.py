@@ -68,7 +68,7 @@ def stored(tensors) -> int:
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_and_adapters_are_what_load_model_makes(tmp_path, four_bit, tied):
     # 128 * 328 entries do not fill their last block
-    shape = SMALL | {"vocab_size": 157, "intermediate_size": 328}
+    shape = SMALL | {"vocab_size": 273, "intermediate_size": 328}
     config = Qwen2Config(**shape, tie_word_embeddings=tied)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -350,7 +350,7 @@ def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, c
 
 
 def test_a_model_that_is_not_there(tmp_path, card):
-    message = "--model .*nowhere: not 'tiny', and neither a local folder nor the hub"
+    message = "--model .*nowhere: not tiny or tiny-programs, and neither a local folder nor the hub"
     with pytest.raises(UserError, match=message):
         check_memory(arguments(tmp_path / "nowhere"), MORE, adapters=2)
 

@@ -21,7 +21,7 @@ def whole(tmp_path_factory):
     """A tiny Qwen2 with random weights and the embedded model's tokenizer."""
     folder = tmp_path_factory.mktemp("whole")
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 151}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 267}
     torch.manual_seed(0)
     Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -161,7 +161,7 @@ TOKENIZERS = {
     "cut short": (lambda f: (f / "tokenizer_config.json").write_text("{"), "its tokenizer cannot"),
     "its end is no token": (
         lambda f: tokens(f, eos_token="<|nothing|>"),
-        "token 151, <|nothing|>, is beyond the 151 rows",
+        "token 267, <|nothing|>, is beyond the 267 rows",
     ),
 }
 

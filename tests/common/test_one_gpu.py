@@ -27,7 +27,7 @@ import one_gpu  # noqa: E402
 import one_gpu_docs  # noqa: E402
 import rollouts  # noqa: E402
 
-SMALL = {"vocab_size": 151, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2}
+SMALL = {"vocab_size": 267, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -80,11 +80,11 @@ def test_static_slots_sample_from_the_models_distribution(player):
     model, ids, tokenizer = player
     torch.manual_seed(0)
     rows = rollouts.sample_static(model, [ids[0]] * 4000, 2, 1.5, [], tokenizer.pad_token_id)
-    seen = torch.bincount(torch.tensor([row[1] for row in rows]), minlength=151) / 4000
+    seen = torch.bincount(torch.tensor([row[1] for row in rows]), minlength=267) / 4000
     prefixes = torch.tensor(ids[0])
     with torch.no_grad():
         first = torch.softmax(model(prefixes[None]).logits[0, -1].float() / 1.5, -1)
-        both = torch.cat([prefixes.expand(151, -1), torch.arange(151)[:, None]], 1)
+        both = torch.cat([prefixes.expand(267, -1), torch.arange(267)[:, None]], 1)
         second = torch.softmax(model(both).logits[:, -1].float() / 1.5, -1)
         expected = first @ second  # (V,), summed over the first token
     assert (seen - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5
@@ -118,7 +118,7 @@ def test_the_random_model_is_built_as_a_loaded_one(tmp_path, tied):
     assert describe(made) == describe(loaded)
     for attribute in ("is_loaded_in_4bit", "is_quantized", "quantization_method"):
         assert getattr(made, attribute) == getattr(loaded, attribute)
-    ids = torch.randint(5, 151, (2, 9))
+    ids = torch.randint(5, 267, (2, 9))
     logits = made(input_ids=ids).logits
     assert torch.isfinite(logits).all() and logits.std() > 0.01
     rotary = [m.get_base_model().model.rotary_emb.inv_freq for m in (made, loaded)]
@@ -134,7 +134,7 @@ def test_flops_are_those_that_are_done():
     rows, prompt, completion = 3, 20, 12
     length = prompt + completion
     with FlopCounterMode(display=False) as counter:
-        ids = torch.randint(5, 151, (rows, length))
+        ids = torch.randint(5, 267, (rows, length))
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
         states.backward(torch.ones_like(states))
     head = rows * 4 * config.vocab_size * config.hidden_size * completion

@@ -23,8 +23,9 @@ import torch
 import tyro
 from accelerate import Accelerator
 
-MORE = {"spin.py": "--steps 4 --iterations 2"}
-"""Arguments of the runs here. All other scripts train every player within two steps."""
+MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
+"""Arguments of the runs here; with seed 1 the verifier's first judgements differ in their rewards.
+All other scripts train every player within two steps."""
 EXPECTED, REACHED = [], []  # (player, gradients) by parameter, in the order of optimiser steps
 SUMS = {"rows"}  # what a batch knows about this process's rows only
 

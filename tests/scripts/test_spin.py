@@ -311,7 +311,7 @@ def test_previous_pairs_are_mixed_in_and_cut_completions_get_no_end(finished):
     end = AutoTokenizer.from_pretrained(TINY).eos_token_id
     for pair in now["pairs"] + now["previous_pairs"]:
         assert pair["real"][-1] == end
-        assert pair["generated"][-1] == end or len(pair["generated"]) == 64
+        assert pair["generated"][-1] == end or len(pair["generated"]) == 80
 
 
 def test_the_opponents_figures_are_those_of_its_pairs(finished):
@@ -349,7 +349,7 @@ def test_both_completions_of_a_pair_are_recorded_with_their_share_of_the_reward(
         for row in shown:
             total = sum(row["advantages"])
             assert total == pytest.approx(row["rewards"]["reward"], abs=1e-2)
-            assert step % 2 == 0 or abs(total) < 1e-4
+            assert step % 2 == 0 or abs(total) < 1e-3
     assert any(abs(row["rewards"]["reward"]) > 1e-2 for row in rows)
 
 
@@ -462,7 +462,7 @@ def test_human_answers_missing_or_too_long(tmp_path):
     rows += [{"question": f"{i}*4 mod 100", "answer": "1", "reference": long} for i in range(10)]
     data = write(tmp_path / "data.jsonl", rows)
     printed = run_here("spin.py", *short(tmp_path / "run", "--dataset", data))
-    assert "have no human answer" in printed and "--solution-tokens 64; left out" in printed
+    assert "have no human answer" in printed and "--solution-tokens 80; left out" in printed
     write(data, [{**row, "reference": ""} for row in rows])
     message = refused("spin.py", *short(tmp_path / "other", "--dataset", data))
     assert "no question has a human answer" in message
