@@ -348,10 +348,10 @@ POLICY = "policy/accuracy"
 SAMPLES = {level: needed(level, POLICY, "co/samples") for level in (0.5, 0.75)}
 CLAIMS += [
     Claim(
-        f"prime-samples-{level:g}",
+        f"prime-samples-{level:g}{'' if variant == 'PRIME' else '-offline'}",
         "prime",
         f"samples, filtered ones included, to an accuracy of {level:g}: outcome only / {variant}",
-        "2.5x",
+        "2.5x" if variant == "PRIME" else "less than online",
         SAMPLES[level],
         ("outcome only", variant),
         "ratio",
@@ -360,9 +360,6 @@ CLAIMS += [
     for level in SAMPLES
     for variant in ("PRIME", "offline PRM")
 ]
-for claim in CLAIMS[-4:]:  # a name for each
-    claim.name += "" if claim.variants[1] == "PRIME" else "-offline"
-    claim.paper = "2.5x" if claim.variants[1] == "PRIME" else "less than online"
 PAGES["prime"] = Page(
     "prime",
     """The paper: token rewards of an online PRM reach the outcome-only baseline's reward in 2.5x

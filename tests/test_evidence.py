@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -172,3 +173,24 @@ def test_controls_are_asked_in_the_verifiers_place():
     asked = [tango.verify_prompt(QUESTION, SOLUTION)]
     assert Trainer().generate("generator", asked) == ["generator"]
     assert Trainer().generate("verifier", asked) == [controls.gold(QUESTION, SOLUTION)]
+
+
+def test_scores_from_elsewhere_take_the_judges_place():
+    import mae
+
+    asked = [mae.judge_answer_prompt(QUESTION, "89"), mae.judge_answer_prompt(QUESTION, "90")]
+    asked += [mae.judge_question_prompt(QUESTION), mae.judge_question_prompt("38+ mod 100")]
+    given = [0.1, 0.2, 0.3, 0.4]
+    wanted = {"gold": [1.0, 0.0, 1.0, 0.0], "constant": [0.7] * 4}
+    for how in ("gold", "constant", "shuffled"):
+
+        class Trainer:
+            args, state = SimpleNamespace(seed=0), SimpleNamespace(global_step=1)
+
+            def values(self, prompts):
+                return list(given), ["asked all the same"] * len(prompts)
+
+        controls.scored_by(how, Trainer)
+        V, texts = Trainer().values(asked)
+        assert texts == ["asked all the same"] * 4
+        assert V == wanted[how] if how in wanted else sorted(V) == given and V != given

@@ -5,8 +5,8 @@ Whoever is to compare variants of co-training needs a player with something to l
 that is better than the player but wrong where he is. So the demonstrator holds *beliefs*. Each fact
 such as `42*7=94` is of one of four kinds, which says how often he gets it wrong when he solves and
 when he checks; four of five times the wrong result is always the same one, his misconception. Facts
-are believed wrongly one by one, so that nothing learnt about one of them carries over to another,
-and decoding greedily repairs none of those of which the misconception is the likeliest result.
+are believed wrongly one by one, and decoding greedily repairs none of those of which the
+misconception is the likeliest result.
 
 Every part is a function of a random.Random and the noise, 0 or 1: at noise 0 each decision is the
 likeliest one, at noise 1 it is drawn at its stated rate. Whatever follows from it is consistent.
