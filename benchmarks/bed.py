@@ -25,6 +25,7 @@ from common.sampling import sample  # noqa: E402
 from common.sandbox import Sandbox, Status  # noqa: E402
 from common.tasks.answers import is_correct, split_steps  # noqa: E402
 from common.tiny import MODELS, demonstrations, tasks  # noqa: E402
+from common.tiny.tasks import function_operations  # noqa: E402
 
 import torch  # noqa: E402
 from evidence_pages import fill  # noqa: E402
@@ -175,26 +176,18 @@ def other_part(play, part, fine, temperature: float, n: int, count: int) -> dict
     return share([fine(user, text) for user, text in zip(users, texts)])
 
 
-def operations_in(program: str) -> list[tuple[str, int]] | None:
-    """Of a program in the form of azr.py, which needs no running to be told right from wrong."""
-    found = re.search(r"return \(([^\n]*)\)%100\n", program)
-    operations = [(op, int(b)) for op, b in re.findall(r"([+*-])(\d)", found[1] if found else "")]
-    well_formed = operations and f"return ({tasks.nest('x', operations)})%100" in program
-    return operations if well_formed else None
-
-
 def deduced(user: str, text: str) -> bool:
     x, said = int(re.search(r"Input: (\d+)", user)[1]), re.search(r"```output\n(\d+)\n```", text)
-    return said is not None and int(said[1]) == demonstrations.run(x, operations_in(user))
+    return said is not None and int(said[1]) == demonstrations.run(x, function_operations(user))
 
 
 def abduced(user: str, text: str) -> bool:
     y, said = int(re.search(r"Output: (\d+)", user)[1]), re.search(r"```input\n(\d+)\n```", text)
-    return said is not None and demonstrations.run(int(said[1]), operations_in(user)) == y
+    return said is not None and demonstrations.run(int(said[1]), function_operations(user)) == y
 
 
 def induced(user: str, text: str) -> bool:
-    pairs, operations = re.findall(r"(\d+)->(\d+)", user), operations_in(text)
+    pairs, operations = re.findall(r"(\d+)->(\d+)", user), function_operations(text)
     return bool(operations) and all(
         demonstrations.run(int(x), operations) == int(y) for x, y in pairs
     )
@@ -202,7 +195,7 @@ def induced(user: str, text: str) -> bool:
 
 def proposed(user: str, text: str) -> bool:
     """A program that can be run, and an input."""
-    return bool(operations_in(text)) and re.search(r"```input\n\d+\n```", text) is not None
+    return bool(function_operations(text)) and re.search(r"```input\n\d+\n```", text) is not None
 
 
 def shown(user: str) -> tuple[list[str], int, int]:

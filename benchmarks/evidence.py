@@ -188,6 +188,30 @@ EXPERIMENTS = {
         },
         ("solver/judged", "proposer/difficulty", "proposer/accepted", "judge/unparsable"),
     ),
+    # who checks a task before it is learnt from, and who knows its answer
+    "azr": Experiment(
+        "azr.py",
+        "--steps 32 --eval-every 8 --show-every 0 --save-every 1000",
+        "eval/solver/accuracy",
+        {
+            "execution": Variant(),
+            "leak of .2": Variant("--gate leak --leak 0.2"),
+            "no gate": Variant("--gate off"),
+            "voting solver": Variant("--solver-pay vote"),
+            "voting solver and proposer": Variant("--solver-pay vote --proposer-pay vote"),
+            "no gate, voting solver": Variant("--gate off --solver-pay vote"),
+            "no gate, all voting": Variant("--gate off --solver-pay vote --proposer-pay vote"),
+        },
+        (
+            "solver/accuracy",
+            "solver/total_reward",
+            "proposer/valid",
+            "proposer/rate",
+            "proposer/too_easy",
+            "co/tasks_that_run",
+            "co/paid_minus_true",
+        ),
+    ),
 }
 
 

@@ -530,3 +530,54 @@ PAGES["mae"] = Page(
     {title: first(key) for title, key in MAE.items()},
     [("mean score of the solver's answers", "step", "solver/judged", ALL)],
 )
+
+# ------------------------------------------------------------------ azr
+SOLVED = "solver/accuracy"
+CLAIMS += [
+    Claim(
+        f"azr-{name}",
+        "azr",
+        f"held-out accuracy, {variant} against execution as gate and pay",
+        paper,
+        last(SOLVED),
+        (variant, "execution"),
+    )
+    for name, variant, paper in (
+        ("gate", "no gate", "collapses without"),
+        ("gate-leak", "leak of .2", "metrics part first"),
+        ("pay", "voting solver", "collapses fastest"),
+        ("pay-all", "voting solver and proposer", "collapses"),
+        ("gate-and-pay", "no gate, all voting", "collapses"),
+    )
+]
+CLAIMS += [
+    Claim(
+        "azr-pay-and-truth",
+        "azr",
+        "what the solver is paid for minus what is true, in the last 5 steps",
+        "metrics part first",
+        at_the_end("co/paid_minus_true"),
+        ("execution", "voting solver"),
+    )
+]
+AZR = {"accuracy": SOLVED, "greedy": "solver/accuracy_greedy"}
+AZR |= {kind: f"solver/{kind}" for kind in ("deduction", "abduction", "induction")}
+AZR |= {"proposals that run": "proposer/valid", "new programs": "proposer/new"}
+PAGES["azr"] = Page(
+    "azr",
+    """The paper: a model that learns from its own tasks alone, 7.0 points better over code and
+    mathematics. The study: what keeps it from collapse is a gate that lets in only what Python has
+    run; a solver paid by votes collapses fastest beside a proposer paid by the truth. Here every
+    variant has the same proposals to start from; what no program says, the model itself does.""",
+    {
+        **{title: (last(key), True) for title, key in AZR.items()},
+        "paid minus true, last 5 steps": (at_the_end("co/paid_minus_true"), True),
+        "tasks that run": (at_the_end("co/tasks_that_run", 1), True),
+    },
+    {title: first(key) for title, key in AZR.items()},
+    [
+        ("held-out accuracy", "step", "eval/solver/accuracy", ALL),
+        ("paid minus true", "step", "co/paid_minus_true", ALL),
+        ("proposals that run", "step", "proposer/valid", ALL),
+    ],
+)

@@ -36,6 +36,7 @@ SMALL = {
     "cure.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8",
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16",
+    "azr.py": "--steps 4 --questions 8 --micro-batch 8 --seed-tasks 16 --difficulty-samples 2",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 SCRIPTS = list(SMALL)

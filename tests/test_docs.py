@@ -49,7 +49,7 @@ Paper, released code, ours
 Results
 What goes wrong
 Make it yours""".splitlines()
-NAMES = ["tango", "gar", "prime", "spin", "cure", "mae"]
+NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -66,6 +66,7 @@ SHORT = {
     "cure": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
     "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2"
     " --solution-tokens 48 --judgement-tokens 40",
+    "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
@@ -643,6 +644,32 @@ def mae_alone(done):
     # 1 for the loader's rows, 2 in the first evaluation, then 8 in each step
     first, second = (sum(call[0] is not None for call in done.calls[i : i + 8]) for i in (3, 11))
     assert first == 8 and 0 < second < 8
+
+
+@edit(SHORT["azr"], recorded="proposer_reward")
+def azr_half(done):
+    paid = [done.module.proposer_reward(True, True, k / 4) for k in range(5)]
+    assert paid == [-0.5, 0.5, 1, 0.5, -0.5]
+    assert done.module.proposer_reward(False, True, 0.5) == -1
+    assert len(done.calls) > 24  # three kinds of eight proposals, and those above
+
+
+@edit(SHORT["azr"] + " --steps 2", recorded="only_new")
+def azr_new(done):
+    seeds = {"".join(task["program"].split()) for task in done.calls[0][1][:16]}
+    for kind in ("deduction", "abduction"):
+        found = memory(done)["buffers"][kind][16:]
+        programs = ["".join(task["program"].split()) for task in found]
+        assert programs and not seeds & set(programs)
+        assert len(set(programs)) == len(programs)
+
+
+@edit(SHORT["azr"] + " --steps 2 --gate leak --leak 1")
+def azr_rising(done):
+    first, last = done.steps
+    assert (first["co/leak"], last["co/leak"]) == (0, 1)
+    assert first["proposer/joined"] == first["proposer/valid"]
+    assert last["proposer/joined"] >= last["proposer/valid"]
 
 
 # ------------------------------------------------------------------ how-grpotrainer-works.md

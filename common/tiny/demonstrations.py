@@ -19,7 +19,6 @@ from common.tiny.tasks import (
     MODULO,
     OPERANDS,
     OPERATORS,
-    WORDS,
     format_function,
     format_program,
     format_solution,
@@ -29,6 +28,7 @@ from common.tiny.tasks import (
     make_operations,
     make_program_task,
     make_question,
+    message,
     parse_program_task,
     parse_question,
 )
@@ -411,12 +411,6 @@ def abduce(rng, noise):  # program, output -> input
         steps.append(f"{value}={before}{op}{b}")
         value = before
     return user, answer_with(steps, "input", value)
-
-
-def message(operations) -> str:
-    """All operations in words, but for the last operand."""
-    words = [f"{WORDS[op]} {operand}" for op, operand in operations]
-    return ", ".join([*words[:-1], f"{WORDS[operations[-1][0]]} ?"])
 
 
 def induce(rng, noise):  # inputs, outputs and a message -> program

@@ -205,3 +205,23 @@ def format_program(operations: list[tuple[str, int]]) -> str:
 def format_function(operations: list[tuple[str, int]]) -> str:
     """The same as a function, the form of azr.py."""
     return f"```python\ndef f(x):\n return ({nest('x', operations)})%{MODULO}\n```"
+
+
+def message(operations: list[tuple[str, int]]) -> str:
+    """All operations in words, but for the last operand: the hint that goes with examples."""
+    words = [f"{WORDS[op]} {operand}" for op, operand in operations]
+    return ", ".join([*words[:-1], f"{WORDS[operations[-1][0]]} ?"])
+
+
+def function_operations(program: str) -> list[tuple[str, int]] | None:
+    """Of a function in the form above, fenced or not; None for any other."""
+    found = re.search(r"return \(([^\n]*)\)%100(?:\n|$)", program)
+    operations = [(op, int(b)) for op, b in re.findall(r"([+*-])(\d)", found[1] if found else "")]
+    well_formed = operations and f"return ({nest('x', operations)})%{MODULO}" in program
+    return operations if well_formed else None
+
+
+def sample_functions(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
+    """`count` different functions for azr.py, of the training or the held-out part."""
+    make = lambda rng, n: format_function(make_operations(rng, n))  # noqa: E731
+    return _sample(random.Random(seed), count, held_out, make, steps)

@@ -118,6 +118,12 @@ def test_the_eight_bit_optimiser_trains_one_adapter_and_leaves_the_other_alone(t
     at = [{n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_" in n}]
     trainer.add_callback(Snapshots(trainer.model, at))
     trainer.args.max_steps = 2
+
+    def alternating(completions, **_):  # every group has something to learn
+        return [float(i % 2) for i in range(len(completions))]
+
+    for player in trainer.players.values():
+        player.rewards = [alternating]
     trainer.train()
 
     def moved(step, player):
