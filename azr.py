@@ -456,7 +456,8 @@ class Azr(CoTrainer):
             kinds = [task["kind"] for task in tasks for _ in range(n)]
             said = grouped([parse_answer(kind, text) for kind, text in zip(kinds, others)], n)
             paid = [
-                mean([other == answer for other in some]) for answer, some in zip(answers, said)
+                mean([answer is not None and other == answer for other in some])
+                for answer, some in zip(answers, said)
             ]
         rewards = [solver_reward(answer is not None, p) for answer, p in zip(answers, paid)]
         self.pay(batch, rewards)

@@ -315,6 +315,18 @@ def test_a_task_without_an_answer_of_its_own_is_answered_by_nothing(sandbox):
     assert Given(sandbox).right([task], [answer("output", "''")]) == [False]
 
 
+def test_a_vote_pays_for_agreement_and_silence_agrees_with_nothing(sandbox):
+    one, two = answer("output", "8"), answer("output", "9")
+    tasks = [{**deduction(), "outputs": ["8"], "runs": True} for _ in range(3)]
+    trainer = Given(sandbox, [two, one, "?", "?", two, two], solver_pay="vote")
+    texts, paid = [one, "nothing", two], {}
+    trainer.rollout = lambda name, rows: {"texts": texts}
+    trainer.pay = lambda batch, rewards: paid.update(rewards=rewards)
+    trainer.report_solutions = lambda batch, tasks, answers, right, p: paid.update(shares=p)
+    trainer.solve(tasks)
+    assert paid == {"rewards": [0.25, -1.0, 1.0], "shares": [0.5, 0.0, 1.0]}
+
+
 def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
     trainer = Given(sandbox, pool_size=4)
     old = [{"kind": "deduction", "program": str(i)} for i in range(3)]
