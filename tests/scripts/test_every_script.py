@@ -250,7 +250,8 @@ def test_sections_come_in_one_order_and_the_trainer_in_the_first_half(script):
 def test_the_instructions_for_a_solver_are_the_same_word_for_word():
     texts = [re.findall(r'SOLVE = r""".*?"""', (ROOT / s).read_text(), re.DOTALL) for s in SCRIPTS]
     assert len({prompt for found in texts for prompt in found}) == 1
-    assert [len(found) for found in texts] == [s != "cure.py" for s in SCRIPTS]  # it has programs
+    of_programs = {"cure.py", "azr.py"}  # their solvers have other tasks
+    assert [len(found) for found in texts] == [s not in of_programs for s in SCRIPTS]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -263,7 +264,8 @@ def test_nothing_of_the_machinery_is_in_a_script(script):
 
 
 def test_few_scripts_gather():
-    assert sum((ROOT / script).read_text().count("gather(") for script in SCRIPTS) <= 10
+    for script in SCRIPTS:
+        assert (ROOT / script).read_text().count("gather(") <= 3, script
 
 
 def test_lines_and_functions_are_short():
