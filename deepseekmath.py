@@ -1,0 +1,677 @@
+r"""DeepSeekMath-V2: a verifier that is itself verified, and a generator that grades itself (Shao et
+al. 2025, arXiv:2511.22570).
+
+    python deepseekmath.py                                the embedded model on a CPU, 5 minutes
+    python deepseekmath.py --no-meta-reward               a verifier that may invent defects
+    python deepseekmath.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k   one GPU
+
+The loop (sec. 2; GRPO all along, with the loss in common/cotrainer.py, `CoTrainer.loss`)
+    scores s in {0, 0.5, 1}: the answer is wrong; right, but a step is not; all is right
+    LABELS     solutions Y of the generator with their scores s, by the truth the first time
+    VERIFIER   Y -> an analysis that names the faulty steps, and s'
+               R_V = R_format * (1 - |s' - s|)                                    sec. 2.1.1
+    META       the steps an analysis faults -> ms', is it right about them?
+               R = R_format * (1 - |ms' - ms|)                                    sec. 2.1.2
+    then round after round
+    LABELS     from the second round on by votes: n analyses of Y, m meta-votes on each     sec. 2.3
+    VERIFIER   R_V = R_format * (1 - |s' - s|) * R_meta                           sec. 2.1.2
+    GENERATOR  question -> a solution Y and, below it, its own analysis Z of it
+               R = R_format * (0.76 * R_Y + 0.24 * R_Z)                            sec. 2.2
+               R_Y = s, the verifier's;  R_Z = (1 - |s_own - s|) * R_meta(Z)
+
+From the second round on nobody is told the truth. It is only logged: how far the labels agree with
+it, which share of the faulted steps is faulty, and how much too well the generator thinks of its
+own solutions. That is the paper's claim, in numbers.
+
+What we changed and it matters (the full list is in docs/deepseekmath.md)
+    1. Two LoRA adapters on one base, verifier and generator; the paper starts each from the other's
+       weights, after fine-tuning on the samples of both, and ends with one model for all.
+    2. Proofs, graded by experts, become solutions with an answer, graded by it and by their steps.
+    3. A defect is the number of a step, and the meta-verifier judges these numbers only. A score
+       that does not follow from an analysis's own defects is found by comparing them.
+    4. n, m, k, learning rate, batch and steps are ours: the paper does not give them.
+
+Shapes: P questions or solutions per step, M completions of each, B = P * M rows.
+"""
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.memory import check_memory
+from common.model import load_model
+from common.run import mean, plain_errors, start_run
+from common.tasks.answers import is_correct, split_steps
+from common.tasks.math import load_questions
+from common.tiny.tasks import gold_steps
+
+import tyro
+from datasets import Dataset
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: int = 48
+    """optimiser steps of all phases together (paper: not given)"""
+    questions: int = 16
+    """P, questions or solutions per step and process (paper: not given)"""
+    group_size: int = 8
+    """M, completions that are compared with each other (paper: not given)"""
+    lr: float = per_model(tiny=2e-3, real=2e-5)
+    """learning rate of both adapters, constant (paper: not given)"""
+    kl: float = 0.001
+    """weight of the k3 penalty towards the base (paper: not given); 0 saves the reference pass"""
+    verifier_steps: int = 6
+    """verifier steps, at the start and again in every round"""
+    meta_steps: int = 6
+    """meta-verifier steps, once, after the verifier's first"""
+    generator_steps: int = 6
+    """generator steps in every round, after the verifier's"""
+    solutions: int = per_model(tiny=128, real=256)
+    """solutions that are labelled before the first step and before every round but the first"""
+    analyses: int = 4
+    """n, analyses of a solution that is labelled by votes (paper: not given)"""
+    votes: int = 3
+    """m, meta-verifications of an analysis that finds fault (paper: not given)"""
+    least_valid: int = 2
+    """k, valid analyses that a label below 1 needs (paper: not given)"""
+    labels: Literal["votes", "truth"] = "votes"
+    """ablation: after the first round, too, the truth"""
+    meta_reward: bool = True
+    """ablation: R_meta = 1 in the verifier's reward"""
+    self_reward: bool = True
+    """ablation: the generator is paid R_Y alone"""
+    solution_tokens: int = per_model(tiny=160, real=1536)
+    """length limit of a solution with its self-evaluation (paper: 128k)"""
+    analysis_tokens: int = per_model(tiny=112, real=1024)
+    """length limit of an analysis and of a meta-verification (paper: 64k)"""
+
+
+ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
+HEADING = "## Self Evaluation"
+
+# ------------------------------------------------------------------ prompts and parsing
+FORM = r"""Check the steps one after the other, by your own calculation, each in its own <step>
+</step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}. End with these two lines, the first
+with the numbers of the faulty steps or the word none:
+Defects: 2,3
+Score: \boxed{0}
+The score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty one, and 0 if
+the answer is wrong. Do not name a step of which you are not sure."""
+
+PROVE = rf"""Solve the problem step by step. Put every step in its own <step> </step> tags, and
+after the last one the answer in this form: <answer>\boxed{{...}}</answer>. Then, under the heading
+{HEADING}, grade your own solution as strictly as if it were somebody else's: an honest low score is
+worth more than a high one that is not true. {FORM}"""
+
+GRADE = f"You are given a problem and a solution. {FORM}"
+
+META = r"""You are given a problem, a solution, and the numbers of the steps that somebody has
+called faulty. Check these steps and no others, each in its own <step> </step> tags that end in
+\boxed{CORRECT} or \boxed{INCORRECT}, which says whether the solution's step is right. End with the
+line
+Score: \boxed{1}
+if all of them are faulty, 0.5 if some of them are, and 0 if none is."""
+
+CORRECT = """You are given a problem, your solution, and the numbers of the steps that you found
+faulty. Write the solution again without these faults, in the same form: every step in its own
+<step> </step> tags, then the answer."""
+
+
+def prompt(system: str, user: str) -> list[dict]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def solve_prompt(question: str) -> list[dict]:
+    return prompt(PROVE, f"{question}\nSolve and grade yourself.")
+
+
+def grade_prompt(question: str, solution: str) -> list[dict]:
+    return prompt(GRADE, f"Problem: {question}\nSolution:\n{solution}\nGrade it.")
+
+
+def named(defects: tuple[int, ...]) -> str:
+    return ",".join(map(str, defects)) or "none"
+
+
+def meta_prompt(question: str, solution: str, defects: tuple[int, ...]) -> list[dict]:
+    shown = f"Problem: {question}\nSolution:\n{solution}\nDefects: {named(defects)}"
+    return prompt(META, f"{shown}\nAre they real?")
+
+
+def correct_prompt(question: str, solution: str, defects: tuple[int, ...]) -> list[dict]:
+    shown = f"Problem: {question}\nSolution:\n{solution}\nDefects: {named(defects)}"
+    return prompt(CORRECT, f"{shown}\nCorrect it.")
+
+
+class Analysis(NamedTuple):
+    defects: tuple[int, ...]  # numbers of the steps it faults, from 1 on
+    score: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether its score follows from its defects: 1 without any, less with one."""
+        return (self.score == 1) == (not self.defects)
+
+
+SCORE = r"Score: *\\boxed\{(0|0\.5|1)\}\s*"
+ENDING = re.compile(r"Defects: *(none|\d{1,4}(?: ?, ?\d{1,4}){0,99}) *\n" + SCORE)
+
+
+def parse_analysis(text: str, count: int) -> Analysis | None:
+    r"""What an analysis of `count` steps ends with, and nothing after it; None is no format.
+
+    Only the last "Defects:" counts, so that one in its thoughts is none, and a step that the
+    solution does not have is no defect.
+
+    >>> parse_analysis("Defects: 2\nScore: \\boxed{0}", 3)
+    Analysis(defects=(2,), score=0.0)
+    """
+    found = ENDING.fullmatch(text, max(0, text.rfind("Defects:")))
+    if not found:
+        return None
+    numbers = [] if found[1] == "none" else [int(number) for number in found[1].split(",")]
+    if not all(1 <= number <= count for number in numbers):
+        return None
+    return Analysis(tuple(sorted({*numbers})), float(found[2]))
+
+
+def parse_meta(text: str) -> float | None:
+    """The score that a meta-verification ends with; None if there is none."""
+    found = re.compile(SCORE).fullmatch(text, max(0, text.rfind("Score:")))
+    return float(found[1]) if found else None
+
+
+def parse_solution(text: str) -> tuple[str, Analysis | None]:
+    """(solution, its own analysis). The analysis is None, too, if the solution has no steps or no
+    box, or the heading is there twice: what a verifier is shown must hold no grade.
+    """
+    solution, _, own = text.partition(HEADING)
+    steps, boxes = split_steps(solution), solution.count("\\boxed{")
+    fine = steps and boxes == 1 and HEADING not in own
+    return solution.strip(), parse_analysis(own, len(steps)) if fine else None
+
+
+# ------------------------------------------------------------------ the truth, on data with answers
+NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
+EQUATION = re.compile(
+    rf"(?<![\d.*/+=-])({NUMBER}) ?([+*/-]) ?({NUMBER}) ?= ?({NUMBER})(?![\d.]*\d)"
+)
+
+
+def holds(step: str) -> bool:
+    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, not chains.
+
+    A result of d decimals may be rounded: it may be off by half a unit of the last one.
+    """
+    for a, op, b, c in EQUATION.findall(step.replace("$", "").replace(",", "")):
+        a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
+        if op == "/" and b == 0:
+            return False
+        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[op]
+        slack = Fraction(1, 2 * 10 ** len(c.partition(".")[2]))
+        if abs(value - claimed) > (slack if op == "/" or "." in c else 0):
+            return False
+    return True
+
+
+def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
+    """(s, numbers of the faulty steps) of a solution: 1 a right answer with right steps, 0.5 a
+    right answer with a wrong step, 0 a wrong answer.
+
+    Of embedded questions every step's label is known. Of others a step is taken to be faulty if
+    `holds` says no; nobody knows where a wrong answer without such a step went wrong: None.
+    """
+    right, labels = is_correct(solution, row["answer"]), gold_steps(row["question"], solution)
+    known = labels is not None
+    labels = labels if known else [holds(step) for step in split_steps(solution)]
+    faulty = [k for k, label in enumerate(labels, start=1) if not label]
+    score = 0.0 if not right else 0.5 if faulty else 1.0
+    return score, faulty if known or right or faulty else None
+
+
+def meta_truth(defects: tuple[int, ...], faulty: list[int]) -> float:
+    """ms: 0 if none of the claimed defects is one, 0.5 if some are not, else 1.
+
+    Trap, and the paper's: whoever claims nothing claims nothing false, so "none" is worth 1, on a
+    wrong solution, too. It is for the verifier's score to pay for what is missed.
+    """
+    real = [number in faulty for number in defects]
+    return 1.0 if all(real) else 0.5 if any(real) else 0.0
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def verifier_reward(well_formed: bool, truth: float, said: float, meta: float) -> float:
+    """Sec. 2.1.2: R_V = R_format * (1 - |s' - s|) * R_meta.
+
+    truth: s, said: s', meta: R_meta, all in [0, 1]. With meta = 1 it is that of sec. 2.1.1, and
+    with ms and ms' the meta-verifier's own reward.
+    """
+    return float(well_formed) * (1 - abs(said - truth)) * meta
+
+
+def generator_reward(
+    well_formed: bool, score: float, own_score: float, meta: float, self_reward: bool = True
+) -> float:
+    """Sec. 2.2: R = R_format * (0.76 * R_Y + 0.24 * R_Z), with R_Y = s and R_Z = (1 - |s_own - s|)
+    * R_meta.
+
+    score: s, the verifier's; own_score: s_own; meta: R_meta of the self-evaluation. Without
+    self_reward R = R_format * R_Y.
+    """
+    R_Y, R_Z = score, (1 - abs(own_score - score)) * meta
+    return float(well_formed) * (ALPHA * R_Y + BETA * R_Z if self_reward else R_Y)
+
+
+def meta_quality(analysis: Analysis, meta: float | None) -> float:
+    """R_meta: the meta-verifier's score, at most 0.5 where the analysis's score does not follow
+    from its defects; 0.5 for a meta-verification that cannot be read.
+    """
+    return min(0.5 if meta is None else meta, 1.0 if analysis.fits else 0.5)
+
+
+def auto_label(scores: list[float], votes: list[list[bool]], k: int) -> float | None:
+    """The label of a solution without the truth (sec. 2.3).
+
+    Args:
+        scores: of its n analyses.
+        votes: the meta-votes on each, empty where the score is 1; an analysis is valid if more than
+            half of its votes say so.
+        k: valid analyses that a label needs.
+
+    Returns:
+        The lowest score with at least k valid analyses; 1 if no analysis with a lower score is
+        valid; else None: too few agree, the solution is dropped.
+    """
+    if not scores:
+        return None
+    valid = Counter(s for s, vote in zip(scores, votes) if s < 1 and sum(vote) > len(vote) / 2)
+    enough = [score for score, count in valid.items() if count >= k]
+    return min(enough) if enough else None if valid else 1.0
+
+
+# ------------------------------------------------------------------ the trainer
+class DeepSeekMath(CoTrainer):
+    """`step` is the loop of section 2. CoTrainer samples, scores, computes the loss and updates.
+
+    The labelled solutions are in `memory`, the same on all processes. A labelled solution is
+    {question, solution, label, truth, faulty, round}; truth and faulty are for the first round, the
+    meta-verifier's lessons and the metrics.
+    """
+
+    def __init__(self, model, cfg: Args, train: list[dict], **kwargs):
+        self.cfg, self.train_rows, self.example = cfg, train, ""
+        M = cfg.group_size
+        # without reward functions: `step` pays when verifier and meta-verifier have spoken
+        players = {
+            "verifier": Player([], cfg.lr, cfg.analysis_tokens, M),
+            "meta": Player([], cfg.lr, cfg.analysis_tokens, M, adapter="verifier"),
+            "generator": Player([], cfg.lr, cfg.solution_tokens, M),
+        }
+        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
+        self.memory = {"labelled": [], "rounds": 0}
+
+    def step(self, rows):
+        """rows: B, every question M times in a row; only the generator's steps use them."""
+        phase, current = phase_at(self.state.global_step, self.cfg)
+        if phase == "generator":
+            return [self.generator_step(rows)]
+        while self.memory["rounds"] <= current:
+            self.label_solutions(self.memory["rounds"])
+        if phase == "meta":
+            return [self.meta_step()]
+        met = self.state.global_step >= self.cfg.verifier_steps + self.cfg.meta_steps
+        return [self.verifier_step(met and self.cfg.meta_reward)]
+
+    # --- labels
+    def label_solutions(self, number: int):
+        """A round's new solutions, by the generator as it is now, and their labels."""
+        cfg, pool = self.cfg, self.memory["labelled"]
+        first = number * cfg.solutions
+        some = range(first, first + cfg.solutions)
+        questions = [self.train_rows[i % len(self.train_rows)] for i in some]
+        by_truth = number == 0 or cfg.labels == "truth"
+        label = self.by_truth if by_truth else self.by_votes
+        new = self.in_parallel(lambda share: label(self.solved(share)), questions)
+        kept = [row | {"round": number} for row in new if row["label"] is not None]
+        if not pool + kept:
+            raise UserError(
+                "no solution could be labelled: none had steps and a boxed answer within "
+                f"--solution-tokens {cfg.solution_tokens}."
+            )
+        pool += kept
+        self.memory["rounds"] = number + 1
+        self.report_labels(new, kept)
+
+    def solved(self, questions: list[dict]) -> list[dict]:
+        """One solution of each, without its self-evaluation, and the truth about it."""
+        texts = self.generate("generator", [solve_prompt(q["question"]) for q in questions])
+        rows = []
+        for question, text in zip(questions, texts):
+            solution = parse_solution(text)[0]
+            score, faulty = truth_of(question, solution)
+            rows.append({"question": question["question"], "solution": solution})
+            rows[-1] |= {"truth": score, "faulty": faulty}
+        return rows
+
+    def by_truth(self, rows: list[dict]) -> list[dict]:
+        return [
+            row | {"label": row["truth"] if split_steps(row["solution"]) else None} for row in rows
+        ]
+
+    def by_votes(self, rows: list[dict]) -> list[dict]:
+        """Labels by n analyses each and m meta-votes on every one that finds fault."""
+        n, m = self.cfg.analyses, self.cfg.votes
+        asked = [row for row in rows for _ in range(n)]
+        found = self.analyse(asked)
+        doubted = [i for i, a in enumerate(found) if a and a.score < 1 and a.defects]
+        texts = self.generate("meta", [meta_prompt_of(asked[i], found[i]) for i in doubted * m])
+        votes = [[] for _ in asked]
+        for i, text in zip(doubted * m, texts):
+            votes[i].append(parse_meta(text) == 1)  # all that it claims is real
+        labelled = []
+        for j, row in enumerate(rows):
+            mine = [i for i in range(j * n, (j + 1) * n) if found[i]]
+            scores = [found[i].score for i in mine]
+            label = auto_label(scores, [votes[i] for i in mine], self.cfg.least_valid)
+            alone = mean([found[i] is not None and found[i].score == row["truth"] for i in mine])
+            label = label if split_steps(row["solution"]) else None
+            labelled.append(row | {"label": label, "single": alone})
+        return labelled
+
+    def analyse(self, rows: list[dict]) -> list[Analysis | None]:
+        """One analysis of each row's solution."""
+        texts = self.generate("verifier", [grade_prompt_of(row) for row in rows])
+        return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
+
+    def draw(self, pool: list[dict], rng: random.Random) -> list[dict]:
+        """P labelled solutions of this process, each label equally often if there are any."""
+        kinds = sorted({row["label"] for row in pool})
+        of_label = {kind: [row for row in pool if row["label"] == kind] for kind in kinds}
+        count = self.cfg.questions * self.accelerator.num_processes
+        drawn = [rng.choice(of_label[kinds[i % len(kinds)]]) for i in range(count)]
+        rng.shuffle(drawn)
+        return self.my_share(drawn)
+
+    # --- the three kinds of steps
+    def verifier_step(self, with_meta: bool) -> dict:
+        M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
+        drawn = self.draw(self.memory["labelled"], rng)
+        rows = [{**row, "prompt": grade_prompt_of(row)} for row in drawn for _ in range(M)]  # B
+        batch = self.rollout("verifier", rows)
+        counts = [len(split_steps(row["solution"])) for row in rows]
+        found = [parse_analysis(text, count) for text, count in zip(batch["texts"], counts)]
+        quality = self.quality(rows, found) if with_meta else [1.0] * len(rows)
+        # R_V = R_format * (1 - |s' - s|) * R_meta
+        rewards = [
+            verifier_reward(True, row["label"], a.score, q) if a else 0.0
+            for row, a, q in zip(rows, found, quality)
+        ]
+        self.pay(batch, rewards)
+        self.report_analyses(rows, batch, found, quality)
+        return batch
+
+    def meta_step(self) -> dict:
+        M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
+        known = [row for row in self.memory["labelled"] if row["faulty"] is not None]
+        drawn = self.draw(known, rng)
+        # what the verifier claims; where it claims nothing, a defect is made up
+        claims = [a.defects if a else () for a in self.analyse(drawn)]
+        claims = [
+            claim or (rng.randint(1, len(split_steps(row["solution"]))),)
+            for claim, row in zip(claims, drawn)
+        ]
+        rows = [
+            {
+                **row,
+                "prompt": meta_prompt(row["question"], row["solution"], claim),
+                "claim": claim,
+                "ms": meta_truth(claim, row["faulty"]),
+            }
+            for row, claim in zip(drawn, claims)
+            for _ in range(M)
+        ]
+        batch = self.rollout("meta", rows)
+        said = [parse_meta(text) for text in batch["texts"]]
+        # R = R_format * (1 - |ms' - ms|)
+        rewards = [
+            0.0 if ms is None else verifier_reward(True, row["ms"], ms, 1.0)
+            for row, ms in zip(rows, said)
+        ]
+        self.pay(batch, rewards)
+        self.report_meta(rows, batch, said)
+        return batch
+
+    def generator_step(self, rows: list[dict]) -> dict:
+        batch = self.rollout("generator", rows)
+        parsed = [parse_solution(text) for text in batch["texts"]]
+        solved = [
+            {"question": row["question"], "solution": solution}
+            for row, (solution, _) in zip(rows, parsed)
+        ]
+        own = [analysis for _, analysis in parsed]
+        # what has no format is paid 0 anyway
+        fine = [i for i, analysis in enumerate(own) if analysis]
+        judged = dict(zip(fine, self.analyse([solved[i] for i in fine])))
+        quality = dict(zip(fine, self.quality([solved[i] for i in fine], [own[i] for i in fine])))
+        rewards = [0.0] * len(rows)
+        for i in fine:
+            s = judged[i].score if judged[i] else 0.0  # R_Y
+            rewards[i] = generator_reward(True, s, own[i].score, quality[i], self.cfg.self_reward)
+        self.pay(batch, rewards)
+        self.report_solutions(rows, batch, solved, own, judged)
+        return batch
+
+    def quality(self, rows: list[dict], found: list[Analysis | None]) -> list[float]:
+        """R_meta of each row's analysis, by one meta-verification of what it claims. One that
+        claims nothing is not asked about.
+        """
+        claiming = [i for i, a in enumerate(found) if a and a.defects]
+        texts = self.generate("meta", [meta_prompt_of(rows[i], found[i]) for i in claiming])
+        said = dict(zip(claiming, map(parse_meta, texts)))
+        return [meta_quality(a, said.get(i, 1.0)) if a else 0.0 for i, a in enumerate(found)]
+
+    # --- what is logged and shown; nothing below affects training
+    def report_labels(self, new: list[dict], kept: list[dict]):
+        self.log_mean("labels/kept", len(kept) / len(new))
+        self.log_mean("labels/agreement", [row["label"] == row["truth"] for row in kept])
+        self.log_mean("labels/single", [row["single"] for row in new if "single" in row])
+
+    def report_analyses(self, rows, batch, found, quality):
+        for key, value in analysis_metrics(rows, found).items():
+            self.log_mean(f"verifier/{key}", value)
+        self.log_mean("verifier/meta_reward", quality)
+        for note, row, a in zip(batch["notes"], rows, found):
+            note |= {"label": row["label"], "truth": row["truth"], "defects": row["faulty"]}
+            note["claimed"] = a and list(a.defects)
+        self.example = f"--- {batch['notes'][0]['prompt']}\n{batch['texts'][0]}\n---"
+
+    def report_meta(self, rows, batch, said):
+        self.log_mean("meta/accuracy", [ms == row["ms"] for row, ms in zip(rows, said)])
+        for note, row in zip(batch["notes"], rows):
+            note |= {"claimed": list(row["claim"]), "defects": row["faulty"]}
+
+    def report_solutions(self, rows, batch, solved, own, judged):
+        truths = [truth_of(row, some["solution"]) for row, some in zip(rows, solved)]
+        self.log_mean("generator/accuracy", [score > 0 for score, _ in truths])
+        self.log_mean("generator/well_formed", [a is not None for a in own])
+        graded = [(a.score, score) for a, (score, _) in zip(own, truths) if a]
+        self.log_mean("co/over_claim", [said - score for said, score in graded])
+        verdicts = [(judged[i].score, truths[i][0]) for i in judged if judged[i]]
+        self.log_mean("co/verdict_minus_gold", [said - score for said, score in verdicts])
+        for i, (note, a, (score, faulty)) in enumerate(zip(batch["notes"], own, truths)):
+            note |= {"truth": score, "defects": faulty, "claimed": a and list(a.defects)}
+            note["verifier's score"] = judged[i].score if judged.get(i) else None
+        self.example = f"--- {batch['notes'][0]['prompt']}\n{batch['texts'][0]}\n---"
+
+
+def phase_at(step: int, cfg: Args) -> tuple[str, int]:
+    """(the player that is trained in this step, the round, from 0 on): verifier and meta-verifier
+    once, then rounds of verifier and generator.
+    """
+    V, meta, G = cfg.verifier_steps, cfg.meta_steps, cfg.generator_steps
+    if step < V + meta:
+        return "verifier" if step < V else "meta", 0
+    current, turn = divmod(step - V - meta, V + G)
+    return "verifier" if turn < V else "generator", current
+
+
+def grade_prompt_of(row: dict) -> list[dict]:
+    return grade_prompt(row["question"], row["solution"])
+
+
+def meta_prompt_of(row: dict, analysis: Analysis) -> list[dict]:
+    return meta_prompt(row["question"], row["solution"], analysis.defects)
+
+
+# ------------------------------------------------------------------ evaluation
+def analysis_metrics(rows: list[dict], found: list[Analysis | None]) -> dict[str, float]:
+    """Against the truth of the rows' solutions.
+
+    Returns:
+        balanced_accuracy: share of right scores, the mean over the scores that occur.
+        claims_real: share of the claimed defects that are real.
+        defects_found: share of the faulty steps that are claimed.
+        analysis_quality: mean of the true R_meta.
+        Solutions of which nobody knows what is faulty count for the first only; a share of nothing
+        is left out.
+    """
+    hits = {}
+    for row, a in zip(rows, found):
+        hits.setdefault(row["truth"], []).append(a is not None and a.score == row["truth"])
+    known = [(row["faulty"], a) for row, a in zip(rows, found) if row["faulty"] is not None]
+    real = [number in faulty for faulty, a in known if a for number in a.defects]
+    found_too = [bool(a) and number in a.defects for faulty, a in known for number in faulty]
+    good = [meta_quality(a, meta_truth(a.defects, faulty)) if a else 0.0 for faulty, a in known]
+    shares = {"claims_real": real, "defects_found": found_too, "analysis_quality": good}
+    return {
+        "balanced_accuracy": mean([mean(of_score) for of_score in hits.values()]),
+        **{name: mean(values) for name, values in shares.items() if values},
+    }
+
+
+def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
+    """The generator on held-out questions: its answers, its opinion of them, and what another look
+    at them mends; the verifier on solutions that the base wrote at step 0, sampled and greedily;
+    the meta-verifier on what that claims; and both: the solution that two analyses like best."""
+    n, result = trainer.cfg.eval_samples, {}
+    several = [row for row in held_out for _ in range(n)]
+
+    def solve(rows: list[dict], greedy: bool) -> list[str]:
+        asked = [solve_prompt(row["question"]) for row in rows]
+        return trainer.generate_all("generator", asked, greedy)
+
+    def grade(rows: list[dict], greedy: bool = False) -> list[Analysis | None]:
+        texts = trainer.generate_all("verifier", [grade_prompt_of(row) for row in rows], greedy)
+        return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
+
+    samples, likeliest = solve(several, greedy=False), solve(held_out, greedy=True)
+    for suffix, rows, texts in (("", several, samples), ("_greedy", held_out, likeliest)):
+        parsed = [parse_solution(text) for text in texts]
+        truths = [truth_of(row, solution)[0] for row, (solution, _) in zip(rows, parsed)]
+        name = "generator/greedy" if suffix else "generator/accuracy"
+        result[name] = mean([score > 0 for score in truths])
+        own = [(a.score, score) for (_, a), score in zip(parsed, truths) if a]
+        result[f"generator/own_score_right{suffix}"] = mean([said == s for said, s in own])
+        result[f"co/over_claim{suffix}"] = mean([said - score for said, score in own])
+    # the generator sees its own evaluation once more (sequential refinement, sec. 3)
+    first = [parse_solution(text) for text in samples[::n]]
+    asked = [
+        correct_prompt(row["question"], solution, own.defects if own else ())
+        for row, (solution, own) in zip(held_out, first)
+    ]
+    again = trainer.generate_all("generator", asked)
+    result["generator/refined"] = mean(
+        [is_correct(t, r["answer"]) for t, r in zip(again, held_out)]
+    )
+    # the verifier, and the meta-verifier, on the base's solutions
+    base = trainer.memory.setdefault("base_solutions", [solution for solution, _ in first])
+    rows = [{"question": r["question"], "solution": s} for r, s in zip(held_out, base)]
+    truths = [truth_of(row, solution) for row, solution in zip(held_out, base)]
+    rows = [row | {"truth": score, "faulty": f} for row, (score, f) in zip(rows, truths)]
+    for suffix in ("", "_greedy"):
+        found = grade(rows, greedy=bool(suffix))
+        for key, value in analysis_metrics(rows, found).items():
+            result[f"verifier/{key}{suffix}"] = value
+        if suffix:
+            continue
+        claims = [
+            (r, a) for r, a in zip(rows, found) if a and a.defects and r["faulty"] is not None
+        ]
+        said = trainer.generate_all("meta", [meta_prompt_of(row, a) for row, a in claims])
+        hits = [
+            parse_meta(t) == meta_truth(a.defects, r["faulty"]) for t, (r, a) in zip(said, claims)
+        ]
+        if hits:
+            result["meta/accuracy"] = mean(hits)
+    # both: of n solutions of a question the best by mean score; the first quarter of questions
+    some = n * max(1, len(held_out) // 4)
+    rows = [
+        {"question": row["question"], "solution": parse_solution(text)[0]}
+        for row, text in zip(several[:some], samples)
+        for _ in range(2)
+    ]
+    marks = [a.score if a else 0.0 for a in grade(rows)]
+    scores = [mean(marks[2 * i : 2 * i + 2]) for i in range(some)]
+    correct = [
+        is_correct(parse_solution(t)[0], r["answer"]) for t, r in zip(samples, several[:some])
+    ]
+    picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, some, n)]
+    result[f"co/best_of_{n}"] = mean([correct[i] for i in picked])
+    result["co/mean_of_same"] = mean(correct)
+    return result
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+    "generator": ["generator/accuracy", "co/over_claim"],
+    "verifier": ["verifier/balanced_accuracy", "verifier/claims_real", "verifier/defects_found"],
+    "meta-verifier": ["meta/accuracy"],
+    "labels": ["labels/agreement", "labels/single", "labels/kept"],
+}
+
+
+def main(args: Args):
+    rows = args.questions * args.group_size
+    args = fill_in(args, rows)
+    if args.verifier_steps + args.generator_steps == 0:
+        raise UserError(
+            "--verifier-steps 0 and --generator-steps 0: a round needs a step of one of them."
+        )
+    if args.least_valid > args.analyses:
+        most = f"must be at most --analyses {args.analyses}"
+        raise UserError(f"--least-valid {args.least_valid} {most}: no label below 1 could get it.")
+    solution, analysis = args.solution_tokens, args.analysis_tokens
+    check_memory(args, [(0, solution), (solution, analysis)], adapters=2)
+    wanted = max(args.steps * args.questions * 4, args.solutions)
+    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
+    alone = args.verifier_steps + args.meta_steps + args.verifier_steps
+    if args.steps <= alone and args.generator_steps:
+        run.say(f"note: the verifier has all --steps {args.steps}, the generator is never trained")
+    model, tokenizer = load_model(
+        args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed
+    )
+    trainer = DeepSeekMath(
+        model,
+        args,
+        train,
+        args=grpo_config(args, run.folder, rows, args.group_size),
+        train_dataset=Dataset.from_list(
+            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
+        ),
+        processing_class=tokenizer,
+    )
+    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
