@@ -162,7 +162,7 @@ class Analysis(NamedTuple):
 
 
 SCORE = r"Score: *\\boxed\{(0|0\.5|1)\}\s*"
-ENDING = re.compile(r"Defects: *(none|\d{1,4}(?: ?, ?\d{1,4}){0,99}) *\n" + SCORE)
+ENDING = re.compile(r"Defects: *(none|\d{1,4}(?: ?, ?\d{1,4}){0,99}) *\n" + SCORE, re.ASCII)
 
 
 def parse_analysis(text: str, count: int) -> Analysis | None:
@@ -202,16 +202,17 @@ def parse_solution(text: str) -> tuple[str, Analysis | None]:
 # ------------------------------------------------------------------ the truth, on data with answers
 NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
 EQUATION = re.compile(
-    rf"(?<![\d.*/+=-])({NUMBER}) ?([+*/-]) ?({NUMBER}) ?= ?({NUMBER})(?![\d.]*\d)"
+    rf"(?<![\d.*/+=-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\d*/+-])", re.ASCII
 )
 
 
 def holds(step: str) -> bool:
-    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, not chains.
+    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains.
 
     A result of d decimals may be rounded: it may be off by half a unit of the last one.
     """
-    for a, op, b, c in EQUATION.findall(step.replace("$", "").replace(",", "")):
+    plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
+    for a, op, b, c in EQUATION.findall(plain):
         a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
         if op == "/" and b == 0:
             return False
@@ -358,7 +359,7 @@ class DeepSeekMath(CoTrainer):
             solution = parse_solution(text)[0]
             score, faulty = truth_of(question, solution)
             rows.append({"question": question["question"], "solution": solution})
-            rows[-1] |= {"truth": score, "faulty": faulty}
+            rows[-1] |= {"truth": score, "faulty": faulty, "single": None}
         return rows
 
     def by_truth(self, rows: list[dict]) -> list[dict]:
@@ -482,7 +483,7 @@ class DeepSeekMath(CoTrainer):
     def report_labels(self, new: list[dict], kept: list[dict]):
         self.log_mean("labels/kept", len(kept) / len(new))
         self.log_mean("labels/agreement", [row["label"] == row["truth"] for row in kept])
-        self.log_mean("labels/single", [row["single"] for row in new if "single" in row])
+        self.log_mean("labels/single", [row["single"] for row in new if row["single"] is not None])
 
     def report_analyses(self, rows, batch, found, quality):
         for key, value in analysis_metrics(rows, found).items():

@@ -212,6 +212,31 @@ EXPERIMENTS = {
             "co/paid_minus_true",
         ),
     ),
+    # who checks the verifier's claims, and whether the generator is paid for honesty
+    "deepseekmath": Experiment(
+        "deepseekmath.py",
+        "--eval-every 0 --show-every 0 --save-every 1000",
+        "eval/generator/accuracy",
+        {
+            "all": Variant(),
+            "no meta-reward": Variant("--no-meta-reward"),
+            "no self-reward": Variant("--no-self-reward"),
+            "labels by the truth": Variant("--labels truth"),
+        },
+        (
+            "generator/accuracy",
+            "generator/well_formed",
+            "verifier/balanced_accuracy",
+            "verifier/claims_real",
+            "verifier/defects_found",
+            "meta/accuracy",
+            "labels/agreement",
+            "labels/single",
+            "labels/kept",
+            "co/over_claim",
+            "co/verdict_minus_gold",
+        ),
+    ),
 }
 
 

@@ -581,3 +581,89 @@ PAGES["azr"] = Page(
         ("proposals that run", "step", "proposer/valid", ALL),
     ],
 )
+
+# ------------------------------------------------------------------ deepseekmath
+REAL, CLAIMED = "verifier/claims_real", "co/over_claim"
+
+
+def voted(key: str) -> Callable[[dict], float]:
+    """The mean over the rounds whose labels are voted: all but the first, which are the truth."""
+
+    def measure(run: dict) -> float:
+        values = [step[key] for step in run["steps"] if key in step][-2:]
+        return statistics.mean(values) if values else math.nan
+
+    return measure
+
+
+CLAIMS += [
+    Claim(
+        "dsm-meta",
+        "deepseekmath",
+        "share of claimed defects that are real, without the meta-reward against with it",
+        "quality .85 -> .96",
+        last(REAL),
+        ("no meta-reward", "all"),
+    ),
+    Claim(
+        "dsm-meta-score",
+        "deepseekmath",
+        "accuracy of the verifier's scores, without the meta-reward against with it",
+        "equal",
+        last("verifier/balanced_accuracy"),
+        ("no meta-reward", "all"),
+    ),
+    Claim(
+        "dsm-self",
+        "deepseekmath",
+        "own score minus true score, without R_Z against with it",
+        "falls",
+        last(CLAIMED),
+        ("no self-reward", "all"),
+    ),
+    Claim(
+        "dsm-labels",
+        "deepseekmath",
+        "share of labels by votes that agree with the truth",
+        "replace experts",
+        voted("labels/agreement"),
+        ("all",),
+    ),
+    Claim(
+        "dsm-labels-accuracy",
+        "deepseekmath",
+        "accuracy of the generator, labels by the truth against labels by votes",
+        "-",
+        last("generator/accuracy"),
+        ("labels by the truth", "all"),
+    ),
+]
+DSM = {
+    "accuracy": "generator/accuracy",
+    "greedy": "generator/greedy",
+    "after a second look": "generator/refined",
+    "own score right": "generator/own_score_right",
+    "verifier's scores, balanced": "verifier/balanced_accuracy",
+    "claimed defects that are real": REAL,
+    "faulty steps found": "verifier/defects_found",
+    "meta-verifier": "meta/accuracy",
+}
+PAGES["deepseekmath"] = Page(
+    "deepseekmath",
+    """The paper: a meta-verifier's scores in the verifier's reward raise the quality of its
+    analyses from .85 to .96 while its scores stay as accurate; a generator that is paid for an
+    honest self-evaluation learns to find its own faults; labels by votes replace experts. Here all
+    of it is held against the truth, which only the first round's labels are told.""",
+    {
+        **{title: (last(key), True) for title, key in DSM.items()},
+        "own score minus true score": (last(CLAIMED), True),
+        "labels by votes that are true": (voted("labels/agreement"), True),
+        "of one analysis alone": (voted("labels/single"), True),
+    },
+    {title: first(key) for title, key in DSM.items()},
+    [
+        ("accuracy in training", "step", "generator/accuracy", ALL),
+        ("own minus true score", "step", "co/over_claim", ALL),
+        ("claimed defects that are real", "step", "verifier/claims_real", ALL),
+    ],
+)

@@ -37,6 +37,8 @@ SMALL = {
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16",
     "azr.py": "--steps 4 --questions 8 --micro-batch 8 --seed-tasks 16 --difficulty-samples 2",
+    "deepseekmath.py": "--steps 6 --questions 2 --group-size 8 --micro-batch 8 --solutions 12"
+    " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 SCRIPTS = list(SMALL)

@@ -78,6 +78,8 @@ FOUR_BIT = {
     "gar.py": "--steps 1 --group-size 2 --micro-batch 2 --judgement-tokens 16 --silent-share 1",
     "spin.py": "--steps 2 --iterations 2 --micro-batch 2 --solution-tokens 64",
     "mae.py": "--steps 1 --micro-batch 2 --judgement-tokens 16 --seed-questions 4 --silent-share 1",
+    "deepseekmath.py": "--steps 1 --verifier-steps 0 --meta-steps 0 --group-size 2 --micro-batch 2"
+    " --analysis-tokens 16",
 }
 
 
