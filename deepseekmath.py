@@ -47,9 +47,9 @@ from common.errors import UserError
 from common.memory import check_memory
 from common.model import load_model
 from common.run import mean, plain_errors, start_run
-from common.tasks.answers import is_correct, split_steps
+from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.math import load_questions
-from common.tiny.tasks import gold_steps
+from common.tiny.tasks import faulty_steps
 
 import tyro
 from datasets import Dataset
@@ -190,12 +190,17 @@ def parse_meta(text: str) -> float | None:
 
 
 def parse_solution(text: str) -> tuple[str, Analysis | None]:
-    """(solution, its own analysis). The analysis is None, too, if the solution has no steps or no
-    box, or the heading is there twice: what a verifier is shown must hold no grade.
+    """(solution, its own analysis). What stands outside of steps and answer is left out: a verifier
+    that is shown praise might believe it. The analysis is None, too, if the solution lacks steps or
+    a boxed answer, or the heading is there twice.
     """
-    solution, _, own = text.partition(HEADING)
-    steps, boxes = split_steps(solution), solution.count("\\boxed{")
-    fine = steps and boxes == 1 and HEADING not in own
+    before, _, own = text.partition(HEADING)
+    before, _, rest = before.partition("<answer>")
+    answer, closed, _ = rest.partition("</answer>")
+    steps = split_steps(before)
+    solution = "".join(f"<step>{step}</step>\n" for step in steps)
+    solution += f"<answer>{answer}</answer>" if closed else ""
+    fine = steps and closed and boxed(answer) and HEADING not in own
     return solution.strip(), parse_analysis(own, len(steps)) if fine else None
 
 
@@ -227,13 +232,13 @@ def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
     """(s, numbers of the faulty steps) of a solution: 1 a right answer with right steps, 0.5 a
     right answer with a wrong step, 0 a wrong answer.
 
-    Of embedded questions every step's label is known. Of others a step is taken to be faulty if
+    Of embedded questions every faulty step is known. Of others a step is taken to be faulty if
     `holds` says no; nobody knows where a wrong answer without such a step went wrong: None.
     """
-    right, labels = is_correct(solution, row["answer"]), gold_steps(row["question"], solution)
-    known = labels is not None
-    labels = labels if known else [holds(step) for step in split_steps(solution)]
-    faulty = [k for k, label in enumerate(labels, start=1) if not label]
+    right, steps = is_correct(solution, row["answer"]), split_steps(solution)
+    faulty = faulty_steps(row["question"], steps)
+    known = faulty is not None
+    faulty = faulty if known else [k for k, step in enumerate(steps, start=1) if not holds(step)]
     score = 0.0 if not right else 0.5 if faulty else 1.0
     return score, faulty if known or right or faulty else None
 
@@ -383,7 +388,8 @@ class DeepSeekMath(CoTrainer):
             scores = [found[i].score for i in mine]
             label = auto_label(scores, [votes[i] for i in mine], self.cfg.least_valid)
             alone = mean([found[i] is not None and found[i].score == row["truth"] for i in mine])
-            label = label if split_steps(row["solution"]) else None
+            if not split_steps(row["solution"]) or len(mine) < self.cfg.least_valid:
+                label = None
             labelled.append(row | {"label": label, "single": alone})
         return labelled
 
@@ -422,6 +428,11 @@ class DeepSeekMath(CoTrainer):
     def meta_step(self) -> dict:
         M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
         known = [row for row in self.memory["labelled"] if row["faulty"] is not None]
+        if not known:
+            raise UserError(
+                f"--meta-steps {self.cfg.meta_steps}: of no labelled solution is it known which "
+                "steps are faulty, as no answer is right and no equation is false; it can be 0."
+            )
         drawn = self.draw(known, rng)
         # what the verifier claims; where it claims nothing, a defect is made up
         claims = [a.defects if a else () for a in self.analyse(drawn)]

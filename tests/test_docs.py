@@ -19,6 +19,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +50,7 @@ Paper, released code, ours
 Results
 What goes wrong
 Make it yours""".splitlines()
-NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr"]
+NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -67,6 +68,8 @@ SHORT = {
     "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2"
     " --solution-tokens 48 --judgement-tokens 40",
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
+    "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
+    " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
@@ -670,6 +673,38 @@ def azr_rising(done):
     assert (first["co/leak"], last["co/leak"]) == (0, 1)
     assert first["proposer/joined"] == first["proposer/valid"]
     assert last["proposer/joined"] >= last["proposer/valid"]
+
+
+@edit(SHORT["deepseekmath"] + " --steps 1", recorded="verifier_reward")
+def deepseekmath_exact(done):
+    hits = [said == truth for _, truth, said, _ in done.calls]  # of what can be read; R_meta is 1
+    assert done.steps[0]["verifier/total_reward"] == pytest.approx(sum(hits) / 8) and any(hits)
+    paid = [done.module.verifier_reward(True, 0.5, said, 0.5) for said in (0, 0.5, 1)]
+    assert paid == [0, 0.5, 0]
+
+
+@edit(
+    SHORT["deepseekmath"] + " --steps 3 --meta-steps 0 --generator-steps 0",
+    recorded="majority_label",
+)
+def deepseekmath_majority(done):
+    # the third step begins the second round, which is labelled by votes
+    asked = [scores for (scores,) in done.calls]
+    labels = Counter(map(done.module.majority_label, asked))
+    kept = Counter(row["label"] for row in memory(done)["labelled"] if row["round"] == 1)
+    assert len(asked) == 8 and kept and kept <= labels  # without steps a solution is dropped
+    assert kept.total() == 8 * done.steps[2]["labels/kept"]
+
+
+@edit(SHORT["deepseekmath"] + " --steps 3 --meta-steps 0", recorded="start_from")
+def deepseekmath_start(done):
+    # once; then comes Adam's first update, which is at most the learning rate
+    ((model, *players),) = done.calls
+    generator, verifier = (
+        [w for name, w in model.named_parameters() if f".{player}." in name] for player in players
+    )
+    moved = max((mine - its).abs().max().item() for mine, its in zip(generator, verifier))
+    assert 0 < moved < 1.01 * done.steps[2]["generator/learning_rate"]
 
 
 # ------------------------------------------------------------------ how-grpotrainer-works.md

@@ -142,6 +142,33 @@ def step_labels(question: str, steps: list[str]) -> list[bool]:
     return labels
 
 
+def faulty_steps(question: str, steps: list[str]) -> list[int] | None:
+    """Numbers, from 1 on, of the steps that are faulty in themselves; None if the question is not
+    an embedded one.
+
+    Other than in `step_labels` a step may also go on from what the one before *should* have said:
+    who slips in one step and goes on as if he had not has made one mistake.
+    """
+    parsed = parse_question(question)
+    if not parsed:
+        return None
+    (value, operations), faulty = parsed, []
+    values = {value}  # that the next step may go on from
+    for k, step in enumerate(steps):
+        match = STEP.fullmatch(step.strip())
+        if not match or k >= len(operations):
+            faulty.append(k + 1)
+            claimed = re.search(rf"(?<!\d){NUMBER}$", step.strip())
+            values = {int(claimed[0])} if claimed else set()
+            continue
+        a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
+        right = OPERATORS[op](a, b)
+        if (op, b) != operations[k] or a not in values or claimed != right:
+            faulty.append(k + 1)
+        values = {claimed, right}
+    return faulty
+
+
 def gold_steps(question: str, text: str) -> list[bool] | None:
     """`step_labels` of the <step> blocks of a text; None if the question is not an embedded one."""
     if not parse_question(question):

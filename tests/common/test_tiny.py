@@ -86,6 +86,20 @@ def test_step_labels_charge_a_mistake_once():
     assert tasks.step_labels(question, []) == []
 
 
+def test_a_step_may_go_on_from_what_the_one_before_should_have_said():
+    question = "((38+4)*7)-5 mod 100"
+    assert tasks.faulty_steps(question, ["38+4=42", "42*7=94", "94-5=89"]) == []
+    assert tasks.faulty_steps(question, ["38+4=43", "43*7=1", "1-5=96"]) == [1]  # carried on
+    assert tasks.faulty_steps(question, ["38+4=43", "42*7=94", "94-5=89"]) == [1]  # a slip
+    assert tasks.faulty_steps(question, ["38+4=43", "41*7=87", "87-5=82"]) == [1, 2]  # neither
+    assert tasks.faulty_steps(question, ["38+4=42", "43*7=1", "1-5=96"]) == [2]
+    assert tasks.faulty_steps(question, ["38+4=42", "42+7=49", "49-5=44"]) == [2]
+    assert tasks.faulty_steps(question, ["38+4=42", "42*7=94", "94-5=89", "89+1=90"]) == [4]
+    assert tasks.faulty_steps(question, ["it is 42", "42*7=94", "what?"]) == [1, 3]
+    assert tasks.faulty_steps(question, ["", "what?", "94-5=89"]) == [1, 2, 3]
+    assert tasks.faulty_steps(question, []) == [] and tasks.faulty_steps("2+2", ["2+2=4"]) is None
+
+
 @pytest.mark.parametrize(
     "text",
     ["3+4 mod 10", "3+4", "(3+4 mod 100", "3+4)*6 mod 100", "((3+4))*6 mod 100", "100+4 mod 100"]
