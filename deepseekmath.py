@@ -571,22 +571,18 @@ def analysis_metrics(rows: list[dict], found: list[Analysis | None]) -> dict[str
 
 def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
     """The generator on held-out questions: its answers, its opinion of them, and what another look
-    at them mends; the verifier on solutions that the base wrote at step 0, sampled and greedily;
-    the meta-verifier on what that claims; and both: the solution that two analyses like best."""
+    at them mends; `evaluate_verifier`; and both: of n solutions the one that two analyses like
+    best.
+    """
     n, result = trainer.cfg.eval_samples, {}
     several = [row for row in held_out for _ in range(n)]
 
-    def solve(rows: list[dict], greedy: bool) -> list[str]:
+    def solve(rows: list[dict], greedy: bool) -> list[tuple[str, Analysis | None]]:
         asked = [solve_prompt(row["question"]) for row in rows]
-        return trainer.generate_all("generator", asked, greedy)
-
-    def grade(rows: list[dict], greedy: bool = False) -> list[Analysis | None]:
-        texts = trainer.generate_all("verifier", [grade_prompt_of(row) for row in rows], greedy)
-        return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
+        return [*map(parse_solution, trainer.generate_all("generator", asked, greedy))]
 
     samples, likeliest = solve(several, greedy=False), solve(held_out, greedy=True)
-    for suffix, rows, texts in (("", several, samples), ("_greedy", held_out, likeliest)):
-        parsed = [parse_solution(text) for text in texts]
+    for suffix, rows, parsed in (("", several, samples), ("_greedy", held_out, likeliest)):
         truths = [truth_of(row, solution)[0] for row, (solution, _) in zip(rows, parsed)]
         name = "generator/greedy" if suffix else "generator/accuracy"
         result[name] = mean([score > 0 for score in truths])
@@ -594,51 +590,58 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
         result[f"generator/own_score_right{suffix}"] = mean([said == s for said, s in own])
         result[f"co/over_claim{suffix}"] = mean([said - score for said, score in own])
     # the generator sees its own evaluation once more (sequential refinement, sec. 3)
-    first = [parse_solution(text) for text in samples[::n]]
+    first = samples[::n]
     asked = [
         correct_prompt(row["question"], solution, own.defects if own else ())
         for row, (solution, own) in zip(held_out, first)
     ]
     again = trainer.generate_all("generator", asked)
-    result["generator/refined"] = mean(
-        [is_correct(t, r["answer"]) for t, r in zip(again, held_out)]
-    )
-    # the verifier, and the meta-verifier, on the base's solutions
+    right = [is_correct(text, row["answer"]) for text, row in zip(again, held_out)]
+    result["generator/refined"] = mean(right)
+    # step 0: the generator is the base
     base = trainer.memory.setdefault("base_solutions", [solution for solution, _ in first])
-    rows = [{"question": r["question"], "solution": s} for r, s in zip(held_out, base)]
-    truths = [truth_of(row, solution) for row, solution in zip(held_out, base)]
-    rows = [row | {"truth": score, "faulty": f} for row, (score, f) in zip(rows, truths)]
-    for suffix in ("", "_greedy"):
-        found = grade(rows, greedy=bool(suffix))
-        for key, value in analysis_metrics(rows, found).items():
-            result[f"verifier/{key}{suffix}"] = value
-        if suffix:
-            continue
-        claims = [
-            (r, a) for r, a in zip(rows, found) if a and a.defects and r["faulty"] is not None
-        ]
-        said = trainer.generate_all("meta", [meta_prompt_of(row, a) for row, a in claims])
-        hits = [
-            parse_meta(t) == meta_truth(a.defects, r["faulty"]) for t, (r, a) in zip(said, claims)
-        ]
-        if hits:
-            result["meta/accuracy"] = mean(hits)
-    # both: of n solutions of a question the best by mean score; the first quarter of questions
+    result |= evaluate_verifier(trainer, held_out, base)
+    # of n solutions of a question the best by mean score; the first quarter of questions
     some = n * max(1, len(held_out) // 4)
-    rows = [
-        {"question": row["question"], "solution": parse_solution(text)[0]}
-        for row, text in zip(several[:some], samples)
-        for _ in range(2)
+    shown = [
+        {"question": row["question"], "solution": solution}
+        for row, (solution, _) in zip(several[:some], samples)
     ]
-    marks = [a.score if a else 0.0 for a in grade(rows)]
-    scores = [mean(marks[2 * i : 2 * i + 2]) for i in range(some)]
-    correct = [
-        is_correct(parse_solution(t)[0], r["answer"]) for t, r in zip(samples, several[:some])
-    ]
+    marks = analyse_all(trainer, [row for row in shown for _ in range(2)])
+    scores = [mean([a.score if a else 0.0 for a in marks[2 * i : 2 * i + 2]]) for i in range(some)]
+    right = [is_correct(a["solution"], b["answer"]) for a, b in zip(shown, several)]
     picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, some, n)]
-    result[f"co/best_of_{n}"] = mean([correct[i] for i in picked])
-    result["co/mean_of_same"] = mean(correct)
+    result[f"co/best_of_{n}"] = mean([right[i] for i in picked])
+    result["co/mean_of_same"] = mean(right)
     return result
+
+
+def evaluate_verifier(trainer: DeepSeekMath, held_out: list[dict], base: list[str]) -> dict:
+    """On solutions that the base wrote at step 0, sampled and greedily; and the meta-verifier on
+    what is claimed of them.
+    """
+    truths, result = [truth_of(row, solution) for row, solution in zip(held_out, base)], {}
+    rows = [
+        {"question": row["question"], "solution": solution, "truth": score, "faulty": faulty}
+        for row, solution, (score, faulty) in zip(held_out, base, truths)
+    ]
+    found = {suffix: analyse_all(trainer, rows, greedy=bool(suffix)) for suffix in ("", "_greedy")}
+    for suffix, analyses in found.items():
+        for key, value in analysis_metrics(rows, analyses).items():
+            result[f"verifier/{key}{suffix}"] = value
+    known = [(row, a) for row, a in zip(rows, found[""]) if row["faulty"] is not None]
+    claims = [(row, a) for row, a in known if a and a.defects]
+    said = trainer.generate_all("meta", [meta_prompt_of(row, a) for row, a in claims])
+    wanted = [meta_truth(a.defects, row["faulty"]) for row, a in claims]
+    if claims:
+        result["meta/accuracy"] = mean([parse_meta(text) == ms for text, ms in zip(said, wanted)])
+    return result
+
+
+def analyse_all(trainer: DeepSeekMath, rows: list[dict], greedy=False) -> list[Analysis | None]:
+    """`DeepSeekMath.analyse` for rows that are the same on all processes."""
+    texts = trainer.generate_all("verifier", [grade_prompt_of(row) for row in rows], greedy)
+    return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
 
 
 # ------------------------------------------------------------------ main

@@ -182,7 +182,7 @@ def test_two_processes_have_the_gradient_of_one(together, script):
     said = next(part for part in parts if part.startswith(script))
     found = re.findall(r"^gradient of (\w+): (\S+) of (\S+)$", said, re.MULTILINE)
     trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
-    trained["deepseekmath.py"] = {"verifier", "meta"}  # in two steps
+    trained["deepseekmath.py"] = {"verifier", "meta", "generator"}
     assert {player for player, _, _ in found} == trained.get(script, ADAPTERS[script])
     for player, difference, largest in found:
         assert float(difference) < 1e-4 and float(largest) > 1e-4, (player, difference, largest)
