@@ -2,7 +2,7 @@ r"""RL Tango: train a generator and the verifier of its steps, in turns (Zha et 
 arXiv:2505.15034).
 
     python tango.py                                       the embedded model on a CPU, 5 minutes
-    python tango.py --verifier none --steps 21            plain GRPO, as many generator steps
+    python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
 The loop (algorithm 1; all updates by `CoTrainer.loss`, in common/cotrainer.py)
@@ -15,14 +15,14 @@ The loop (algorithm 1; all updates by `CoTrainer.loss`, in common/cotrainer.py)
 
 RL sees no step labels. The verifier is paid for its final verdict and its format, so it learns to
 judge steps only as far as that helps the final verdict; the embedded one has been taught to, and
-shares half of the generator's misconceptions. The generator is paid for its answer and for the
+shares some of the generator's misconceptions. The generator is paid for its answer and for the
 verdicts on its steps, never for the final verdict: to flatter that gains it nothing.
 
 What we changed and it matters (the full list is in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within each sequence
        first, the released code within micro-batches of 4.
-    3. Groups of 8, 128 rows a step (paper: 5, 1,280); a warm-up of 42 % of the steps (paper: 9 %).
+    3. Groups of 8, 128 rows a step (paper: 5, 1,280).
     4. No supervised warm-up of the generator: the model must already know the format.
     5. Chat messages with our own system prompts, not plain text for base models.
 
@@ -66,8 +66,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """N_g, generator steps per cycle (paper: 3)"""
     ver_steps: int = 1
     """N_v, verifier steps per cycle (paper: 1)"""
-    ver_warmup: int = 20
-    """verifier steps before everything else, by default 42 % of all (paper: 40 of 440, 9 %)"""
+    ver_warmup: int = 4
+    """verifier steps before everything else (paper: 40 of 440)"""
     alpha: float = 0.1
     """weight of the step advantage at the start (paper: 0.1); it falls to 0.001 by the end"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"

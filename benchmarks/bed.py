@@ -241,8 +241,9 @@ def corrected(user: str, text: str) -> bool:
 
 
 def chosen(user: str, text: str) -> bool:
-    gold = tasks.gold_answer(re.search(r"Question: (.*)", user)[1])
-    right = re.search(rf"Answer (\d): {gold}$", user, re.MULTILINE)[1]
+    gold = str(tasks.gold_answer(re.search(r"Problem: (.*)", user)[1]))
+    solutions = re.split(r"Solution \d:\n", user)[1:]
+    right = 1 + [is_correct(solution, gold) for solution in solutions].index(True)
     return f"\\boxed{{{right}}}" in text
 
 
@@ -255,7 +256,7 @@ OTHER_PARTS = {  # name -> (model, demonstration, check, best constant)
     "score of an analysis (deepseekmath)": ("tiny", "grade_analysis", regraded, None),
     "own score of an own solution (deepseekmath)": ("tiny", "solve_and_grade", graded_itself, None),
     "a solution corrected after a verdict": ("tiny", "correct", corrected, None),
-    "the right one of two answers": ("tiny", "choose", chosen, 0.5),
+    "the right one of two solutions": ("tiny", "choose", chosen, 0.5),
 }
 
 

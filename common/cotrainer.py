@@ -178,15 +178,23 @@ class CoTrainer(AdapterTrainer):
         return batch
 
     @torch.no_grad()
-    def generate_ids(self, name: str, prompts: list, greedy: bool = False) -> list[list[int]]:
-        """Token ids of one completion per prompt, as sampled; nothing is trained on them."""
+    def generate_ids(
+        self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
+    ) -> list[list[int]]:
+        """Token ids of one completion per prompt, as sampled; nothing is trained on them.
+
+        begun: token ids with which each completion has begun already; what comes back follows them.
+        """
         if not prompts:
             return []
         check_prompts(name, prompts)
         with self.playing(name):
             if greedy:
                 self._set_sampling(self._player().max_tokens, 0.0)
-            return self._generate_single_turn(*self._tokenize_prompts(prompts), 1)[0]
+            ids, *rest = self._tokenize_prompts(prompts)
+            if begun:
+                ids = [prompt + list(start) for prompt, start in zip(ids, begun, strict=True)]
+            return self._generate_single_turn(ids, *rest, 1)[0]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """One completion per prompt, as text; nothing is trained on them."""

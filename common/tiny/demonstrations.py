@@ -3,10 +3,15 @@ them play. docs/test-bed.md explains the choices.
 
 Whoever is to compare variants of co-training needs a player with something to learn, and a verifier
 that is better than the player but wrong where he is. So the demonstrator holds *beliefs*. Each fact
-such as `42*7=94` is of one of four kinds, which says how often he gets it wrong when he solves and
-when he checks; four of five times the wrong result is always the same one, his misconception. Facts
-are believed wrongly one by one, and decoding greedily repairs none of those of which the
-misconception is the likeliest result.
+such as `42*7=94` is of one of four kinds, which says how often he gets it wrong when he works it
+out, quickly or with care, and when he only marks a result that he is shown. Nine of ten wrong
+results of a fact are the same one, his misconception. Facts are believed wrongly one by one, and
+decoding greedily repairs none of those of which the misconception is the likeliest result.
+
+Care removes doubts and no misconception, and whoever marks a step does not write down what it
+should be, but a check digit of that: nowhere does the demonstrator work out what the solver
+believes wrongly. Otherwise a solver would have to learn no more than to play the checker, one small
+step for all facts together. And without the digit marks are hardly learnt.
 
 Every part is a function of a random.Random and the noise, 0 or 1: at noise 0 each decision is the
 likeliest one, at noise 1 it is drawn at its stated rate. Whatever follows from it is consistent.
@@ -23,7 +28,6 @@ from common.tiny.tasks import (
     format_program,
     format_solution,
     gold_answer,
-    gold_solution,
     is_held_out,
     make_operations,
     make_program_task,
@@ -33,19 +37,21 @@ from common.tiny.tasks import (
     parse_question,
 )
 
-KINDS = {  # share of the facts, how often they go wrong when solving, and when checking
-    "known": (0.48, 0.05, 0.01),
-    "half known": (0.28, 0.25, 0.05),
-    "seen through": (0.12, 0.70, 0.08),
-    "misconceived": (0.12, 0.70, 0.65),
+KINDS = {  # share of the facts; how often they go wrong when worked out, with care, when marked
+    "known": (0.40, 0.05, 0.01, 0.01),
+    "half known": (0.20, 0.25, 0.05, 0.02),
+    "seen through": (0.28, 0.60, 0.60, 0.04),
+    "misconceived": (0.12, 0.60, 0.60, 0.65),
 }
+SOLVING, WITH_CARE, MARKING = 1, 2, 3  # columns
+GOLD = 0  # and no mistakes at all
 
 
 def kinds_of(things: list, seed: int) -> dict:
     """The kind of each thing, in exactly the shares of KINDS; the same for all time."""
     shuffled = random.Random(seed).sample(things, len(things))
     kinds, start = {}, 0.0
-    for kind, (share, _, _) in KINDS.items():
+    for kind, (share, *_) in KINDS.items():
         first, last = round(start * len(things)), round((start + share) * len(things))
         kinds |= {thing: kind for thing in shuffled[first:last]}
         start += share
@@ -60,22 +66,26 @@ READINGS = kinds_of([(op, b) for op in "+-" for b in range(1, 10)], 3)  # of the
 READINGS |= kinds_of([("*", b) for b in FACTORS], 4)
 
 
-def decide(rng, kind: str, right, misconception, others: list, noise: int, checking=False):
+def decide(rng, kind: str, right, misconception, others: list, noise: int, how=SOLVING):
     """One decision about a thing of that kind: what is right, the misconception, or any other."""
-    rate = KINDS[kind][2 if checking else 1]
+    if how == GOLD:
+        return right
+    rate = KINDS[kind][how]
     if noise == 0:  # the likeliest
         return misconception if rate > 0.5 else right
     if rng.random() >= rate:
         return right
-    return misconception if rng.random() < 0.8 else rng.choice(others)
+    return misconception if rng.random() < 0.9 else rng.choice(others)
 
 
-def compute(rng, a: int, op: str, b: int, noise: int, checking=False) -> int:
+def compute(rng, a: int, op: str, b: int, noise: int, how=SOLVING) -> int:
     """a op b."""
     right = OPERATORS[op](a, b)
     misconception = (right + 1 + (3 * a + 7 * b + ord(op)) % (MODULO - 2)) % MODULO  # never right
+    if check_digit(misconception) == check_digit(right):  # nor one that no check can find
+        misconception = (misconception + 1) % MODULO
     kind = FACTS.get((a, op, b), "known")
-    return decide(rng, kind, right, misconception, range(MODULO), noise, checking)
+    return decide(rng, kind, right, misconception, range(MODULO), noise, how)
 
 
 def flip(rng, verdict: bool, rate: float) -> bool:
@@ -83,11 +93,18 @@ def flip(rng, verdict: bool, rate: float) -> bool:
 
 
 # ------------------------------------------------------------------ solutions and their checks
-def write_steps(rng, value: int, operations, noise: int, checking=False) -> tuple[list[str], int]:
-    """(the steps of a solution, which carries its mistakes on, and the answer it ends with)."""
+def write_steps(
+    rng, value: int, operations, noise: int, how=SOLVING, slips: float = 0.0
+) -> tuple[list[str], int]:
+    """(the steps of a solution, which carries its mistakes on, and the answer it ends with).
+
+    slips: how often a result is any number.
+    """
     steps = []
     for op, operand in operations:
-        result = compute(rng, value, op, operand, noise, checking)
+        result = compute(rng, value, op, operand, noise, how)
+        if slips and rng.random() < slips:
+            result = rng.randrange(MODULO)
         steps.append(f"{value}{op}{operand}={result}")
         value = result
     return steps, value
@@ -109,17 +126,25 @@ def mark(right: bool) -> str:
     return f"\\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
 
 
-def check_steps(rng, steps: list[str], noise: int) -> tuple[str, list[bool]]:
-    """(every step recomputed and marked, the marks). One mark in a hundred disagrees with its own
-    recomputation.
+def check_digit(number: int) -> int:
+    """Both digits added, modulo ten: of 94 it is 3."""
+    return (number // 10 + number) % 10
+
+
+def check_step(rng, step: str, noise: int) -> tuple[str, bool]:
+    """(`42*7=94:3\\boxed{CORRECT}`, its mark): whoever marks a step compares its result with the
+    check digit that he remembers. One mark in a hundred disagrees with its own digit.
     """
-    lines, marks = "", []
-    for step in steps:
-        a, op, b, claimed = parse_step(step)
-        again = compute(rng, a, op, b, noise, checking=True)
-        marks.append(flip(rng, again == claimed, 0.01 * noise))
-        lines += f"<step>{step}:{again}{mark(marks[-1])}</step>\n"
-    return lines, marks
+    a, op, b, claimed = parse_step(step)
+    digit = check_digit(compute(rng, a, op, b, noise, MARKING))
+    right = flip(rng, check_digit(claimed) == digit, 0.01 * noise)
+    return f"{step}:{digit}{mark(right)}", right
+
+
+def check_steps(rng, steps: list[str], noise: int) -> tuple[str, list[bool]]:
+    """(every step with its check digit and mark, the marks)."""
+    checked = [check_step(rng, step, noise) for step in steps]
+    return lines_of([line for line, _ in checked]), [right for _, right in checked]
 
 
 def sample_question(rng, shortest: int = 2, longest: int = 8) -> str:
@@ -130,15 +155,11 @@ def sample_question(rng, shortest: int = 2, longest: int = 8) -> str:
 
 
 def judged_solution(rng, question: str) -> tuple[list[str], int]:
-    """(steps, answer) to be judged, at either noise: two of five right, the others a player's."""
-    value, operations = parse_question(question)
-    if rng.random() < 0.4:
-        steps, answer = [], value
-        for op, b in operations:
-            steps.append(f"{answer}{op}{b}={OPERATORS[op](answer, b)}")
-            answer = OPERATORS[op](answer, b)
-        return steps, answer
-    return write_steps(rng, value, operations, 1)
+    """(steps, answer) to be judged, at either noise: two of five right, the others a player's with
+    slips, or the misconceptions would be the only wrong results that it ever meets.
+    """
+    how, slips = (GOLD, 0.0) if rng.random() < 0.4 else (SOLVING, 0.15)
+    return write_steps(rng, *parse_question(question), 1, how, slips)
 
 
 # ------------------------------------------------------------------ the parts of the arithmetic
@@ -203,7 +224,7 @@ def score(rng, good: bool, noise) -> str:
 
 def judge_answer(rng, noise):  # mae.py, judge
     question = sample_question(rng, 2, 5)
-    steps, own = write_steps(rng, *parse_question(question), noise, checking=True)
+    steps, own = write_steps(rng, *parse_question(question), noise, WITH_CARE)
     draw, answer = rng.random(), gold_answer(question)
     if draw < 0.4:  # a player's answer, mostly wrong in his own ways
         answer = write_steps(rng, *parse_question(question), 1)[1]
@@ -228,19 +249,20 @@ def judge_question(rng, noise):  # mae.py, judge
     )
 
 
-def choose(rng, noise):  # two answers to one question, one of them right
-    question = sample_question(rng, 2, 5)
-    steps, own = write_steps(rng, *parse_question(question), noise, checking=True)
-    right, wrong = gold_answer(question), gold_answer(question)
-    while wrong == right:  # a player's wrong answer
-        wrong = write_steps(rng, *parse_question(question), 1)[1]
-        wrong = wrong if rng.random() < 0.9 else rng.randrange(MODULO)
-    answers = rng.sample([right, wrong], 2)
-    choice = answers.index(own) if own in answers else rng.randrange(2)
-    return (
-        f"Question: {question}\nAnswer 1: {answers[0]}\nAnswer 2: {answers[1]}\nWhich is right?",
-        f"<think>\n{lines_of(steps)}{own}\n</think>\n\\boxed{{{choice + 1}}}",
-    )
+def choose(rng, noise):
+    """Two solutions to one question, one of them right; the one with fewer faults is chosen."""
+    question = sample_question(rng, 2, 4)
+    right = write_steps(rng, *parse_question(question), 0, GOLD)
+    wrong = right
+    while wrong[1] == right[1]:  # a player's wrong one
+        wrong = write_steps(rng, *parse_question(question), 1)
+    shown, marked, faults = f"Problem: {question}\n", "", []
+    for k, (steps, answer) in enumerate(rng.sample([right, wrong], 2), start=1):
+        shown += f"Solution {k}:\n{format_solution(steps, answer)}\n"
+        lines, marks = check_steps(rng, steps, noise)
+        marked += f"Solution {k}:\n{lines}"
+        faults.append(marks.count(False) + 0.5 * rng.random())  # a coin where they are equal
+    return f"{shown}Which is right?", f"{marked}\\boxed{{{1 + faults.index(min(faults))}}}"
 
 
 # ------------------------------------------------------------------ a solution, what it is worth,
@@ -258,15 +280,13 @@ def slip(rng, steps: list[str]) -> list[str]:
 def graded_solution(rng, question: str) -> tuple[list[str], int]:
     """(steps, answer): a third right, a third a player's, a third right but for one slip."""
     draw = rng.random()
-    if draw < 0.34:
-        return write_steps(rng, *parse_question(question), 1)
-    steps = gold_solution(question).split("</step>\n")[:-1]
-    steps = [step.removeprefix("<step>") for step in steps]
-    return (steps if draw < 0.67 else slip(rng, steps)), gold_answer(question)
+    how = SOLVING if draw < 0.34 else GOLD
+    steps, answer = write_steps(rng, *parse_question(question), 1, how)
+    return (slip(rng, steps) if draw > 0.67 else steps), answer
 
 
 def analyse(rng, steps: list[str], answer: int, noise) -> str:
-    """Every step recomputed, the faulty ones by number, and the score: 1 if no step is faulty, 0.5
+    """Every step marked, the faulty ones by number, and the score: 1 if no step is faulty, 0.5
     if the solution goes on from the right result each time, 0 if a wrong one is carried on.
     """
     lines, marks = check_steps(rng, steps, noise)
@@ -299,10 +319,9 @@ def grade_analysis(rng, noise):
         found = ",".join(map(str, sorted(rng.sample(range(1, len(steps) + 1), rng.randint(1, 2)))))
     lines, hits = "", []
     for k in [] if found == "none" else map(int, found.split(",")):
-        a, op, b, claimed = parse_step(steps[k - 1])
-        again = compute(rng, a, op, b, noise, checking=True)
-        hits.append(flip(rng, claimed != again, 0.02 * noise))
-        lines += f"<step>{k}:{steps[k - 1]}:{again}{mark(hits[-1])}</step>\n"
+        line, right = check_step(rng, steps[k - 1], noise)
+        hits.append(not right)
+        lines += f"<step>{k}:{line}</step>\n"
     verdict = "1" if all(hits) else "0.5" if any(hits) else "0"
     return (
         f"Problem: {question}\nSolution:\n{format_solution(steps, answer)}\n"
@@ -324,27 +343,38 @@ def solve_and_grade(rng, noise):
 
 
 def correct(rng, noise):
-    """A solution again, after a verdict that names its wrong steps."""
+    """A solution again, after a verdict that names its wrong steps: any other result for these, the
+    rest as it was.
+    """
     question = sample_question(rng, 2, 5)
-    steps, answer = write_steps(rng, *parse_question(question), 1)
-    faulty = [k for k, m in enumerate(check_steps(rng, steps, 1)[1], start=1) if not m]
-    found = ",".join(map(str, faulty)) or "none"
-    again, answer_again = write_steps(rng, *parse_question(question), noise, checking=bool(faulty))
-    if not faulty:
-        again, answer_again = steps, answer
+    value, operations = parse_question(question)
+    steps, answer = write_steps(rng, value, operations, 1)
+    faulty = [k for k, right in enumerate(check_steps(rng, steps, 1)[1]) if not right]
+    again = []
+    for k, (op, operand) in enumerate(operations):
+        a, _, _, claimed = parse_step(steps[k])
+        result = claimed
+        if k in faulty or a != value:
+            result = compute(rng, value, op, operand, noise, WITH_CARE)
+            if k in faulty and (a, result) == (value, claimed):
+                sure = rng.random() < 0.6  # of his second guess
+                result = OPERATORS[op](value, operand) if sure else rng.randrange(MODULO)
+        again.append(f"{value}{op}{operand}={result}")
+        value = result
+    found = ",".join(str(k + 1) for k in faulty) or "none"
     return (
         f"Problem: {question}\nSolution:\n{format_solution(steps, answer)}\n"
         f"Defects: {found}\nCorrect it.",
-        format_solution(again, answer_again),
+        format_solution(again, value),
     )
 
 
 # ------------------------------------------------------------------ the parts of the programs model
-def read(rng, op: str, operand: int, noise, checking=False) -> tuple[str, int]:
+def read(rng, op: str, operand: int, noise, how=SOLVING) -> tuple[str, int]:
     """The operation that the words mean; misread, it is another one with the same operand."""
     others = [(other, operand) for other in OPERATORS if other != op]
     kind, misread = READINGS[op, operand], others[operand % 2]
-    return decide(rng, kind, (op, operand), misread, others, noise, checking)
+    return decide(rng, kind, (op, operand), misread, others, noise, how)
 
 
 def sample_task(rng) -> str:
@@ -363,10 +393,8 @@ def write_program(rng, noise):  # cure.py, coder
 def write_test(rng, noise):  # cure.py, tester
     task = sample_task(rng)
     x = rng.choice([0, 0, 50, rng.randrange(MODULO), *[rng.randrange(MODULO) for _ in range(6)]])
-    read_so = [
-        read(rng, *operation, noise, checking=True) for operation in parse_program_task(task)
-    ]
-    steps, output = write_steps(rng, x, read_so, noise, checking=True)
+    read_so = [read(rng, *operation, noise, WITH_CARE) for operation in parse_program_task(task)]
+    steps, output = write_steps(rng, x, read_so, noise, MARKING)
     return (
         f"Task: {task}\nWrite a test.",
         f"{lines_of(steps)}**Test Input:**\n```\n{x}\n```\n**Test Output:**\n```\n{output}\n```\n"
@@ -455,7 +483,7 @@ def propose_inputs(rng, noise):  # six inputs and a message for a program
     inputs = rng.sample(range(MODULO), 6)
     if rng.random() < 0.1 * noise:  # one too few
         inputs = inputs[1:]
-    read_so = [read(rng, *operation, noise, checking=True) for operation in operations]
+    read_so = [read(rng, *operation, noise, WITH_CARE) for operation in operations]
     blocks = "".join(f"```input\n{x}\n```\n" for x in inputs)
     return (
         f"{format_function(operations)}\nPropose inputs and a message.",
@@ -466,17 +494,17 @@ def propose_inputs(rng, noise):  # six inputs and a message for a program
 # Shares of the examples. Judging is learnt far more slowly than solving.
 PARTS = {
     "arithmetic": {
-        solve: 24,
-        verify: 28,
+        solve: 23,
+        verify: 30,
         discriminate: 8,
         propose: 3,
-        judge_answer: 9,
+        judge_answer: 8,
         judge_question: 5,
-        choose: 4,
+        choose: 5,
         grade: 6,
         grade_analysis: 4,
         solve_and_grade: 5,
-        correct: 4,
+        correct: 3,
     },
     "programs": {
         write_program: 8,

@@ -50,12 +50,12 @@ PHRASES = [
     "Is it sound?", " every step holds", " a step is wrong", "Task: ", "Write a program.",
     "Write a test.", "Read x. Then ", "add ", "minus ", "times ", ". Print x mod 100.",
     "**Test Input:**", "**Test Output:**", "**Explanation:**", " as computed above",
-    "Propose a question.", "Reference: ", "Question: ", "Answer: ", "Answer 1: ", "Answer 2: ",
-    "Which is right?", "Score the answer.", "Score the question.", "Grade it.", "Defects: ",
-    "Are they real?", "Score: ", "Solve and grade yourself.", "## Self Evaluation", "Correct it.",
-    "def f(x):\n return ", "Input: ", "Output: ", "What is the output?", "What is the input?",
-    "Examples:\n", "Message: ", "->", "Write the program.", "Propose a program and its input.",
-    "Propose inputs and a message.",
+    "Propose a question.", "Reference: ", "Question: ", "Answer: ", "Solution 1:\n",
+    "Solution 2:\n", "Which is right?", "Score the answer.", "Score the question.", "Grade it.",
+    "Defects: ", "Are they real?", "Score: ", "Solve and grade yourself.", "## Self Evaluation",
+    "Correct it.", "def f(x):\n return ", "Input: ", "Output: ", "What is the output?",
+    "What is the input?", "Examples:\n", "Message: ", "->", "Write the program.",
+    "Propose a program and its input.", "Propose inputs and a message.",
 ]  # fmt: skip
 # A system message holds instructions in prose, which one million parameters cannot read. The
 # template leaves it out, so that scripts can send the same messages to every model.

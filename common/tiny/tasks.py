@@ -34,7 +34,7 @@ OPERATORS = {
 # value, so that no later step hides an earlier mistake.
 OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": (3, 7, 9)}
 FACTORS = (2, 3, 4, 6, 7, 8, 9)  # of programming tasks, where hiding a mistake is the point
-LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6, 7)}  # operations of a question
+LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6)}  # operations of a question
 WORDS = {"+": "add", "-": "minus", "*": "times"}
 NUMBER = r"(?:0|[1-9]\d?)"  # 0 to 99
 CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*-]\d\)?)+) mod {MODULO}")
