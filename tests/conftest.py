@@ -39,6 +39,8 @@ SMALL = {
     "azr.py": "--steps 4 --questions 8 --micro-batch 8 --seed-tasks 16 --difficulty-samples 2",
     "deepseekmath.py": "--steps 6 --questions 2 --group-size 8 --micro-batch 8 --solutions 12"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
+    "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
+    " --candidates 4",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 SCRIPTS = list(SMALL)

@@ -50,7 +50,7 @@ Paper, released code, ours
 Results
 What goes wrong
 Make it yours""".splitlines()
-NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath"]
+NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -70,6 +70,8 @@ SHORT = {
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
     "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
+    "vstar": "--steps 4 --ver-steps 1 --iterations 3 --questions 4 --micro-batch 4 --pool 8"
+    " --samples 4 --candidates 4",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
@@ -705,6 +707,47 @@ def deepseekmath_start(done):
     )
     moved = max((mine - its).abs().max().item() for mine, its in zip(generator, verifier))
     assert 0 < moved < 1.01 * done.steps[2]["generator/learning_rate"]
+
+
+@edit(SHORT["vstar"])
+def vstar_last(done):
+    kept = memory(done)
+    assert {row["iteration"] for row in kept["D_ver"] + kept["lessons"]} == {2}
+    assert 0 in {row["iteration"] for row in kept["D_gen"]}  # the generator's own data stay
+    assert all(row["co/all_solutions"] <= 8 * 4 for row in done.steps[:3])
+
+
+@edit(SHORT["vstar"], recorded="per_token")
+def vstar_mean(done):
+    (totals, lengths), module = done.calls[0], done.module
+    assert len(totals) == len(lengths) == 4 * 4 and max(totals) < 0 < min(lengths)
+    logps = {"short": [-2.0, -2.0], "and long": [-1.0] * 8}  # of their tokens
+    verifier = SimpleNamespace(
+        cfg=SimpleNamespace(verifier="dpo"),
+        ids=logps.get,
+        likelihoods=lambda prompts, rows: list(map(sum, rows)),
+    )
+    rows = [{"question": "", "solution": text} for text in logps]
+    assert module.VStar.scores(verifier, rows) == [-2.0, -1.0]  # by sums -4 and -8
+
+
+@edit(SHORT["vstar"] + " --steps 3 --ver-steps 0")
+def vstar_vote(done):
+    assert "eval/co/weighted_vote" in done.metrics[0]
+    module = load(Path(done.module.__file__))  # whose evaluation has not been replaced
+    answers, scores = (7, 7, 8, 8, 9), (0.3, 0.3, 0.6, 0.1, 0.65)
+    rows = [{"solution": rf"\boxed{{{answer}}}", "right": answer == 8} for answer in answers]
+    for of_dpo in (False, True):
+        trainer = SimpleNamespace(
+            cfg=SimpleNamespace(candidates=5),
+            generate_all=lambda name, prompts, greedy: [""],
+            in_parallel=lambda work, rows: work(rows),
+            attempts=lambda asked: rows,
+            scores=lambda rows: [math.log(s) - 2000 for s in scores] if of_dpo else scores,
+        )
+        found = module.evaluate(trainer, [{"question": "", "answer": "8"}])
+        # 7 is the first of the most frequent answers, 9 has the best solution, 8 the highest sum
+        assert (found["co/majority"], found["co/best_of_5"], found["co/weighted_vote"]) == (0, 0, 1)
 
 
 # ------------------------------------------------------------------ how-grpotrainer-works.md

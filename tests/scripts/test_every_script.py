@@ -39,6 +39,7 @@ ADAPTERS = {
     "mae.py": {"agent"},
     "azr.py": {"agent"},
     "deepseekmath.py": {"generator", "verifier"},
+    "vstar.py": {"generator", "verifier"},
 }
 
 

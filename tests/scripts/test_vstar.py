@@ -1,0 +1,347 @@
+"""vstar.py: best of k against enumeration, every loss against a softmax by hand or TRL's own, step
+labels against brute force, hostile solutions, what the data hold, runs."""
+
+import itertools
+import json
+import math
+import random
+from types import SimpleNamespace
+
+import vstar
+from common.errors import UserError
+from common.model import TINY
+from common.tiny.tasks import gold_solution
+
+import pytest
+import torch
+from conftest import refused, run_here, small
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer
+
+QUESTION = "(38+4)*7 mod 100"
+RIGHT = gold_solution(QUESTION)
+WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+EOS = 4
+
+
+# ------------------------------------------------------------------ best of k
+@pytest.mark.parametrize("seed", range(20))
+def test_best_of_k_is_the_mean_over_all_choices(seed):
+    rng = random.Random(seed)
+    N = rng.randint(1, 8)
+    correct = [rng.random() < 0.5 for _ in range(N)]  # the best first
+    for k in range(1, N + 1):
+        choices = list(itertools.combinations(range(N), k))
+        wanted = sum(correct[min(choice)] for choice in choices) / len(choices)
+        assert vstar.best_of_k(correct, k) == pytest.approx(wanted)
+
+
+def test_best_of_one_is_the_mean_and_of_all_the_first():
+    correct = [True, False, False, True]
+    assert vstar.best_of_k(correct, 1) == 0.5 and vstar.best_of_k(correct, 4) == 1.0
+
+
+# ------------------------------------------------------------------ losses
+def test_dpo_by_hand():
+    torch.manual_seed(0)
+    chosen, ref_chosen, rejected, ref_rejected = torch.randn(4, 16, dtype=torch.float64) * 20
+    for beta in (0.1, 1.0):
+        ours = vstar.dpo_loss(chosen, ref_chosen, rejected, ref_rejected, beta)
+        for i in range(16):
+            r = [
+                beta * (a[i] - b[i]).item()
+                for a, b in ((chosen, ref_chosen), (rejected, ref_rejected))
+            ]
+            assert ours[i].item() == pytest.approx(math.log1p(math.exp(r[1] - r[0])), rel=1e-9)
+
+
+def test_dpo_is_what_trls_trainer_computes(tmp_path):
+    """On the same pairs of different lengths, with another policy than the reference."""
+    policy, base = (AutoModelForCausalLM.from_pretrained(TINY).eval() for _ in range(2))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p += 0.02 * p.std() * torch.randn_like(p)
+    pairs = [
+        {"prompt": f"<|user|>{QUESTION}<|assistant|>", "chosen": RIGHT, "rejected": rejected}
+        for rejected in (WRONG, "<step>38+4=40</step>")
+    ]
+    trainer = DPOTrainer(
+        policy,
+        base,
+        DPOConfig(str(tmp_path), beta=0.3, use_cpu=True, report_to="none", disable_dropout=True),
+        train_dataset=Dataset.from_list(pairs),
+        processing_class=AutoTokenizer.from_pretrained(TINY),
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    theirs = trainer.compute_loss(policy.eval(), dict(batch)).item()
+
+    def sums(model) -> torch.Tensor:
+        """(4,): of the chosen, then of the rejected."""
+        with torch.no_grad():
+            logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        logps = logits[:, :-1].log_softmax(-1).gather(2, batch["input_ids"][:, 1:, None])[..., 0]
+        return (logps * batch["completion_mask"][:, 1:]).sum(1)
+
+    (chosen, rejected), (ref_chosen, ref_rejected) = (sums(m).chunk(2) for m in (policy, base))
+    ours = vstar.dpo_loss(chosen, ref_chosen, rejected, ref_rejected, 0.3).mean().item()
+    assert ours == pytest.approx(theirs, rel=1e-4) and abs(ours - math.log(2)) > 1e-3
+
+
+def test_a_verdicts_loss_is_cross_entropy_with_soft_labels_too():
+    for logit, z in itertools.product((-3.0, 0.0, 0.7), (0.0, 0.25, 1.0)):
+        p = 1 / (1 + math.exp(-logit))
+        wanted = -(z * math.log(p) + (1 - z) * math.log(1 - p))
+        found = vstar.verdict_loss(torch.tensor([logit]), torch.tensor([z])).item()
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_steps_are_aggregated():
+    scores = [0.5, 0.9, 0.8]
+    wanted = {"min": 0.5, "prod": 0.36, "last": 0.8}
+    for how, value in wanted.items():
+        assert vstar.aggregated(scores, how) == pytest.approx(value)
+        assert vstar.aggregated([], how) == 0
+
+
+# ------------------------------------------------------------------ parsing
+def test_beginnings_end_with_a_step_and_the_last_is_all():
+    first, last = vstar.beginnings(RIGHT)
+    assert first == "<step>38+4=42</step>" and last == RIGHT
+    twice = "<step>1+1=2</step><step>1+1=2</step>\nend"
+    assert vstar.beginnings(twice) == ["<step>1+1=2</step>", twice]
+    assert vstar.beginnings("nothing") == ["nothing"]
+    assert vstar.beginnings("<step></step>\n<step>a</step>x") == [
+        "<step></step>",
+        "<step></step>\n<step>a</step>x",
+    ]
+
+
+def test_a_rationale_ends_where_its_verdict_begins():
+    thoughts = "<step_verification>\n<step>a\\boxed{INCORRECT}</step>\n</step_verification>\n"
+    text = thoughts + vstar.OPENING + "\\boxed{INCORRECT}</final_verification>"
+    assert vstar.rationale(text) == (thoughts + vstar.OPENING, False)
+    assert vstar.rationale(text.replace("INCORRECT", "CORRECT"))[1] is True
+    for bad in ("", thoughts, "\\boxed{CORRECT}", vstar.OPENING, vstar.OPENING + "yes"):
+        assert vstar.rationale(bad) is None
+    assert vstar.rationale(vstar.OPENING * 3 + vstar.VERDICTS[0])[1] is True
+
+
+# ------------------------------------------------------------------ the schedule
+def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
+    cfg = vstar.Args(steps=8, ver_steps=2, iterations=3)
+    found = [vstar.player_at(step, cfg) for step in range(8)]
+    assert found[:6] == [("generator", t) for t in (0, 0, 1, 1, 2, 2)]
+    assert found[6:] == [("verifier", 2)] * 2
+    cfg = vstar.Args(steps=9, ver_steps=3, iterations=3, verifier_in_loop=True)
+    names = ["generator", "generator", "verifier"]
+    assert [vstar.player_at(s, cfg) for s in range(9)] == [(n, t) for t in range(3) for n in names]
+
+
+# ------------------------------------------------------------------ data, with given completions
+class Characters:
+    """A tokenizer with a token per character, and 4 at the end."""
+
+    eos_token_id = EOS
+
+    def __call__(self, text, add_special_tokens=False):
+        return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
+
+    def batch_decode(self, ids, skip_special_tokens=True):
+        return ["".join(chr(i - 10) for i in row if i != EOS) for row in ids]
+
+
+class Given(vstar.VStar):
+    """The trainer without a model: completions are given."""
+
+    def __init__(self, texts=(), **change):
+        self.cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
+        self.texts, self.begun, self.asked, self.logged = list(texts), [], [], {}
+        self.processing_class = Characters()
+        self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
+        self.pool = [{"question": QUESTION, "answer": "94"}]
+        self.memory = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
+        self.restarted = []
+
+    def generate(self, name, prompts, greedy=False):
+        self.asked += prompts
+        return [self.texts.pop(0) for _ in prompts]
+
+    def generate_ids(self, name, prompts, greedy=False, begun=None):
+        self.begun += self.processing_class.batch_decode(begun)
+        return [self.processing_class(self.texts.pop(0)).input_ids for _ in prompts]
+
+    def restart(self, name):
+        self.restarted.append(name)
+
+    def gather(self, values):
+        return values
+
+    def log_mean(self, name, values):
+        self.logged[name] = values
+
+
+def row(solution, right, **more):
+    return {"question": QUESTION, "solution": solution, "right": right, "answer": "94"} | more
+
+
+def test_right_ones_are_learnt_once_and_all_are_judged():
+    trainer = Given([RIGHT, RIGHT, WRONG, "cut off"])
+    trainer.start_iteration(0)
+    assert [r["solution"] for r in trainer.memory["D_gen"]] == [RIGHT]
+    assert [r["right"] for r in trainer.memory["D_ver"]] == [True, True, False]
+    assert trainer.restarted == ["generator"]
+    trainer.texts = [RIGHT, WRONG, WRONG, WRONG]
+    trainer.start_iteration(1)
+    assert len(trainer.memory["D_gen"]) == 1  # it is there already
+    assert [r["iteration"] for r in trainer.memory["D_ver"]] == [0] * 3 + [1] * 4
+    trainer = Given([RIGHT, WRONG, WRONG, WRONG], restart=False)
+    trainer.start_iteration(0)
+    assert trainer.restarted == []
+
+
+def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
+    others = [f"{i}\n{RIGHT}" for i in range(4)]
+    trainer = Given(others, verifier_in_loop=True)
+    trainer.scores = lambda rows: [int(r["solution"][0]) for r in rows]
+    trainer.start_iteration(1)
+    assert [r["solution"] for r in trainer.memory["D_gen"]] == [others[3], others[2]]
+    trainer = Given(others, verifier_in_loop=True)
+    trainer.start_iteration(0)  # nobody has been taught to judge yet
+    assert len(trainer.memory["D_gen"]) == 4
+
+
+def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
+    with pytest.raises(UserError, match="none of 4 solutions is right"):
+        Given([WRONG] * 4).start_iteration(0)
+    for solution, right, says in ((RIGHT, True, "right"), (WRONG, False, "wrong")):
+        trainer = Given()
+        trainer.cfg.seed, trainer.memory["D_ver"] = 0, [row(solution, right)]
+        with pytest.raises(UserError, match=f"all solutions are {says}"):
+            trainer.start_verifier(0)
+
+
+def test_pairs_are_of_one_question():
+    trainer, other = Given(), {"question": "1+1 mod 100"}
+    trainer.memory["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
+    pairs = trainer.preferences([], random.Random(0))
+    assert [(p["question"], p["solution"], p["rejected"]) for p in pairs] == [
+        (QUESTION, RIGHT, WRONG)
+    ]
+
+
+@pytest.mark.parametrize("how", ["hard", "soft"])
+def test_step_labels_are_what_comes_of_a_beginning(how):
+    rest = RIGHT.removeprefix("<step>38+4=42</step>")
+    lost = "\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+    trainer = Given([rest, lost, lost, "", lost, lost], step_samples=3, step_labels=how)
+    rows = [row(RIGHT, True, z=1.0), row(WRONG, False, z=0.0)]
+    starts = [r | {"part": part} for r in rows for part in vstar.beginnings(r["solution"])]
+    labelled = trainer.with_step_labels(starts)
+    assert [r["z"] for r in labelled] == [
+        1.0 if how == "hard" else pytest.approx(1 / 3),
+        1.0,
+        0.0,
+        0.0,
+    ]
+    assert trainer.begun == ["<step>38+4=42</step>"] * 3 + ["<step>38+4=41</step>"] * 3
+
+
+def test_rationales_are_kept_if_they_are_right():
+    good, bad = (f"thoughts{vstar.OPENING}{verdict}" for verdict in vstar.VERDICTS)
+    trainer = Given([good, bad, "nothing", bad])
+    rows = [row(RIGHT, True), row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
+    kept = trainer.rationales(rows, random.Random(0))
+    assert [(r["right"], r["rationale"]) for r in kept] == [
+        (True, "thoughts" + vstar.OPENING),
+        (False, "thoughts" + vstar.OPENING),
+    ]
+
+
+# ------------------------------------------------------------------ scores, by hand
+def test_p_yes_is_normalised_over_all_forms():
+    trainer = Given()
+    logps = {form: -1.0 - i for i, form in enumerate(vstar.YES + vstar.NO)}
+    decode = trainer.processing_class.batch_decode
+    trainer.likelihoods = lambda prompts, ids: [logps[text] for text in decode(ids)]
+    (found,) = trainer.p_yes([[]], [[]], (vstar.YES, vstar.NO))
+    yes, no = (sum(math.exp(logps[form]) for form in forms) for forms in (vstar.YES, vstar.NO))
+    assert found == pytest.approx(yes / (yes + no), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["orm", "prm"])
+def test_orm_and_prm_compare_two_tokens_behind_the_same_text(kind):
+    trainer, seen = Given(verifier=kind), []
+
+    def likelihoods(prompts, ids):
+        seen.extend(trainer.processing_class.batch_decode(ids))
+        return [2.0, 1.0, -1.0, 1.0][: len(ids)]  # logits 1 and -2
+
+    trainer.likelihoods = likelihoods
+    (score,) = trainer.scores([row(RIGHT, True)])
+    parts = vstar.beginnings(RIGHT) if kind == "prm" else [RIGHT]
+    assert seen == [part + sign for part in parts for sign in "+-"]
+    logit = -2.0 if kind == "prm" else 1.0  # the worst step
+    assert score == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-5)
+
+
+def test_dpo_scores_by_the_likelihood_itself():
+    trainer = Given(verifier="dpo")
+    trainer.likelihoods = lambda prompts, ids: [-float(len(row)) for row in ids]
+    assert trainer.scores([row("abc", True)]) == [-4.0]  # with its end token
+    assert trainer.scores([]) == []
+
+
+def test_the_mean_over_rationales_counts_silence_as_one_half():
+    good = f"thoughts{vstar.OPENING}{vstar.VERDICTS[0]}"
+    trainer = Given([good, "nothing", good, "nothing"], verifier="genrm-cot", rationales=4)
+    trainer.p_yes = lambda prompts, begun, says: [0.9, 0.7]
+    assert trainer.scores([row(RIGHT, True)]) == [pytest.approx((0.9 + 0.5 + 0.7 + 0.5) / 4)]
+
+
+# ------------------------------------------------------------------ runs
+VERIFIERS = ["orm", "prm", "genrm", "genrm-cot"]
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_every_verifier_runs(tmp_path, verifier):
+    folder = tmp_path / "run"
+    out = run_here("vstar.py", *small("vstar.py", folder, "--verifier", verifier))
+    assert "verifier/rank_agreement" in out
+    memory = json.loads((folder / "checkpoint-8" / "memory.json").read_text())
+    assert memory["lessons"] and {r["right"] for r in memory["lessons"]} == {True, False}
+
+
+@pytest.mark.parametrize("more", ["--verifier-in-loop --ver-steps 2", "--no-restart"])
+def test_ablations_run(tmp_path, more):
+    out = run_here("vstar.py", *small("vstar.py", tmp_path / "run", *more.split()))
+    assert "co/oracle" in out
+
+
+def test_all_verifiers_judge_the_same_solutions(finished, tmp_path):
+    """What the generator does must not depend on who judges."""
+    first, _, _ = finished("vstar.py")
+    run_here("vstar.py", *small("vstar.py", tmp_path / "run", "--verifier", "orm"))
+    last = [
+        json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        for folder in (first, tmp_path / "run")
+    ]
+    for key in ("accuracy", "greedy"):
+        assert last[0][f"eval/generator/{key}"] == last[1][f"eval/generator/{key}"]
+    assert last[0]["eval/co/oracle"] == last[1]["eval/co/oracle"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--questions 3 --micro-batch 1", "--questions 3 must be even"),
+        ("--steps 10 --ver-steps 2", "which is not a multiple of --iterations 3"),
+        ("--steps 10 --ver-steps 12", "leaves the generator -2"),
+        ("--ver-steps 48 --steps 96 --iterations 5", "is not a multiple of --iterations 5"),
+        ("--verifier-in-loop --ver-steps 49 --steps 97", "as --verifier-in-loop needs it"),
+        ("--samples 0", "--samples 0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
+    assert sentence in refused("vstar.py", *arguments.split(), "--out", tmp_path / "run")
