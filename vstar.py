@@ -69,11 +69,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     ver_steps: int = 48
     """of these the verifier's; the others must be a multiple of --iterations"""
     questions: int = 32
-    """solutions, or pairs of them, per step and process (paper: not given)"""
+    """solutions, or pairs of them, per step and process"""
     micro_batch: int = per_model(tiny=16, real=4)
     """rows or pairs per forward and backward pass; must divide --questions"""
     lr: float = per_model(tiny=1e-3, real=2e-5)
-    """learning rate of both adapters, constant (paper: not given)"""
+    """learning rate of both adapters, constant"""
     iterations: int = 3
     """T, rounds of sampling (paper: 3)"""
     pool: int = per_model(tiny=192, real=1024)
@@ -85,7 +85,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     verifier: Literal["dpo", "orm", "prm", "genrm", "genrm-cot"] = "dpo"
     """what the verifier is, and how it is trained; none of it changes the generator"""
     beta: float = 0.1
-    """of --verifier dpo, scale of the log-ratios (paper: not given)"""
+    """of --verifier dpo, scale of the log-ratios"""
     step_samples: int = 4
     """of --verifier prm, completions from the end of a step (Math-Shepherd: 8)"""
     step_labels: Literal["hard", "soft"] = "hard"
@@ -102,7 +102,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     candidates: int = 16
     """N, solutions of each held-out question that are ranked (paper: 128)"""
     solution_tokens: int = per_model(tiny=80, real=512)
-    """length limit of a solution (paper: not given)"""
+    """length limit of a solution"""
     judgement_tokens: int = per_model(tiny=112, real=512)
     """of --verifier genrm-cot, length limit of a rationale"""
 
@@ -154,7 +154,8 @@ def beginnings(solution: str) -> list[str]:
     """The solution up to the end of each of its steps; the last one is all of it."""
     found, place = [], 0
     for step in split_steps(solution):
-        place = solution.index("</step>", solution.index(step, place)) + len("</step>")
+        block = f"<step>{step}</step>"
+        place = solution.index(block, place) + len(block)
         found.append(solution[:place])
     return [*found[:-1], solution]
 
@@ -181,9 +182,7 @@ def verdict_loss(logit: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def aggregated(scores: list[float], how: str) -> float:
-    """A solution's score from those of its steps; one without steps has the worst, 0."""
-    if not scores:
-        return 0.0
+    """A solution's score from those of its steps; one without steps is scored as one step."""
     return {"min": min, "prod": math.prod, "last": lambda s: s[-1]}[how](scores)
 
 
@@ -240,12 +239,10 @@ class VStar(CoTrainer):
         cfg = self.cfg
         asked = [row for row in self.pool for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.attempts, asked)
-        new = [s | {"iteration": t} for s in solutions if s["boxed"]]  # cut ones teach nothing
+        new = [s | {"iteration": t} for s in solutions if s["whole"]]  # cut ones teach nothing
         right = [row for row in new if row["right"]]
         if cfg.verifier_in_loop and t > 0:
-            scores = self.in_parallel(self.scores, right)
-            order = sorted(range(len(right)), key=lambda i: -scores[i])
-            right = [right[i] for i in order[: (len(order) + 1) // 2]]
+            right = self.better_half(right)
         known = {(row["question"], row["solution"]) for row in self.memory["D_gen"]}
         for row in right:  # a solution is learnt once, however often it is written
             if (row["question"], row["solution"]) not in known:
@@ -262,14 +259,25 @@ class VStar(CoTrainer):
             self.restart("generator")
         self.report_solutions(solutions)
 
+    def better_half(self, right: list[dict]) -> list[dict]:
+        """Of each question's right solutions those that the verifier likes best."""
+        scores, of = self.in_parallel(self.scores, right), {}
+        for row, score in zip(right, scores):
+            of.setdefault(row["question"], []).append((score, row))
+        ranked = [sorted(some, key=lambda pair: -pair[0]) for some in of.values()]
+        return [row for some in ranked for _, row in some[: (len(some) + 1) // 2]]
+
     def attempts(self, rows: list[dict]) -> list[dict]:
         texts = self.generate("generator", [solve_prompt(row["question"]) for row in rows])
+        special = self.processing_class.all_special_tokens  # spelled out they would become tokens
         return [
             {
                 "question": row["question"],
                 "solution": text.strip(),
                 "right": is_correct(text, row["answer"]),
-                "boxed": boxed(text) is not None and bool(split_steps(text)),
+                "whole": boxed(text) is not None
+                and bool(split_steps(text))
+                and not any(token in text for token in special),
                 "answer": row["answer"],
             }
             for row, text in zip(rows, texts)

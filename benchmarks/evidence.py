@@ -243,6 +243,22 @@ EXPERIMENTS = {
             "co/verdict_minus_gold",
         ),
     ),
+    # who ranks the same solutions best, and what the loop does to the generator
+    "vstar": Experiment(
+        "vstar.py",
+        "--eval-questions 128 --show-every 0 --save-every 1000",
+        "eval/co/best_of_16",
+        {
+            "dpo": Variant(),
+            "orm": Variant("--verifier orm"),
+            "prm": Variant("--verifier prm"),
+            "genrm": Variant("--verifier genrm"),
+            "genrm-cot": Variant("--verifier genrm-cot"),
+            "dpo, generator goes on": Variant("--no-restart"),
+            "dpo, in the loop": Variant("--verifier-in-loop"),
+        },
+        ("generator/accuracy", "co/right_solutions", "verifier/pair_accuracy"),
+    ),
 }
 
 

@@ -668,3 +668,67 @@ PAGES["deepseekmath"] = Page(
         ("claimed defects that are real", "step", "verifier/claims_real", ALL),
     ],
 )
+
+# ------------------------------------------------------------------ vstar
+BEST = "co/best_of_16"
+CLAIMS += [
+    Claim(
+        f"vstar-verifiers-{name}",
+        "vstar",
+        f"best of 16 on the same solutions, {variant} against dpo",
+        paper,
+        last(BEST),
+        (variant, "dpo"),
+    )
+    for name, variant, paper in (
+        ("orm", "orm", "dpo is better"),
+        ("prm", "prm", "-"),
+        ("genrm", "genrm", "GenRM is better"),
+        ("genrm-cot", "genrm-cot", "GenRM is better"),
+    )
+]
+CLAIMS += [
+    Claim(
+        "vstar-vote",
+        "vstar",
+        "best of 16 by dpo minus the majority's answer",
+        "better",
+        lambda run: last(BEST)(run) - last("co/majority")(run),
+        ("dpo",),
+    ),
+    Claim(
+        "vstar-restart",
+        "vstar",
+        "the generator's accuracy, going on against starting from the first model each time",
+        "restart",
+        last("generator/accuracy"),
+        ("dpo, generator goes on", "dpo"),
+    ),
+    Claim(
+        "vstar-loop",
+        "vstar",
+        "the generator's accuracy, without and with the verifier in the loop",
+        "no gain",
+        last("generator/accuracy"),
+        ("dpo", "dpo, in the loop"),
+    ),
+]
+VSTAR = {
+    "best of 16": BEST,
+    "best of 4": "co/best_of_4",
+    "majority": "co/majority",
+    "mean": "generator/accuracy",
+    "greedy": "generator/greedy",
+    "oracle": "co/oracle",
+    "right above wrong": "verifier/rank_agreement",
+}
+PAGES["vstar"] = Page(
+    "vstar",
+    """The papers: a verifier trained by DPO ranks better than an outcome head under LoRA, and one
+    that writes better than both; to start from the first model in every iteration is part of the
+    method, and a verifier in the loop brings nothing. All verifiers here rank the very same
+    solutions of a seed, but in the last two rows.""",
+    {title: (last(key), True) for title, key in VSTAR.items()},
+    {title: first(key) for title, key in VSTAR.items()},
+    [("accuracy of the generator's samples", "step", "generator/accuracy", ALL)],
+)

@@ -102,7 +102,6 @@ def test_steps_are_aggregated():
     wanted = {"min": 0.5, "prod": 0.36, "last": 0.8}
     for how, value in wanted.items():
         assert vstar.aggregated(scores, how) == pytest.approx(value)
-        assert vstar.aggregated([], how) == 0
 
 
 # ------------------------------------------------------------------ parsing
@@ -112,6 +111,8 @@ def test_beginnings_end_with_a_step_and_the_last_is_all():
     twice = "<step>1+1=2</step><step>1+1=2</step>\nend"
     assert vstar.beginnings(twice) == ["<step>1+1=2</step>", twice]
     assert vstar.beginnings("nothing") == ["nothing"]
+    stray = "x</step><step>x</step><step>y</step>end"
+    assert vstar.beginnings(stray) == ["x</step><step>x</step>", stray]
     assert vstar.beginnings("<step></step>\n<step>a</step>x") == [
         "<step></step>",
         "<step></step>\n<step>a</step>x",
@@ -143,7 +144,7 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
 class Characters:
     """A tokenizer with a token per character, and 4 at the end."""
 
-    eos_token_id = EOS
+    eos_token_id, all_special_tokens = EOS, ["<|end|>"]
 
     def __call__(self, text, add_special_tokens=False):
         return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
@@ -196,9 +197,10 @@ def test_right_ones_are_learnt_once_and_all_are_judged():
     trainer.start_iteration(1)
     assert len(trainer.memory["D_gen"]) == 1  # it is there already
     assert [r["iteration"] for r in trainer.memory["D_ver"]] == [0] * 3 + [1] * 4
-    trainer = Given([RIGHT, WRONG, WRONG, WRONG], restart=False)
+    spelled = RIGHT.replace("</step>", "<|end|></step>")  # would be cut in two when it is encoded
+    trainer = Given([RIGHT, WRONG, spelled, "42"], restart=False)
     trainer.start_iteration(0)
-    assert trainer.restarted == []
+    assert trainer.restarted == [] and len(trainer.memory["D_ver"]) == 2
 
 
 def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
@@ -207,6 +209,10 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     trainer.scores = lambda rows: [int(r["solution"][0]) for r in rows]
     trainer.start_iteration(1)
     assert [r["solution"] for r in trainer.memory["D_gen"]] == [others[3], others[2]]
+    easy = {"question": "1+1 mod 100"}  # however sure it is of this one
+    rows = [row(RIGHT, True) | easy, row("a", True), row("b", True), row("c", True)]
+    trainer.scores = lambda rows: [9, 1, 3, 2]
+    assert [r["solution"] for r in trainer.better_half(rows)] == [RIGHT, "b", "c"]
     trainer = Given(others, verifier_in_loop=True)
     trainer.start_iteration(0)  # nobody has been taught to judge yet
     assert len(trainer.memory["D_gen"]) == 4
@@ -313,7 +319,7 @@ def test_every_verifier_runs(tmp_path, verifier):
     assert memory["lessons"] and {r["right"] for r in memory["lessons"]} == {True, False}
 
 
-@pytest.mark.parametrize("more", ["--verifier-in-loop --ver-steps 2", "--no-restart"])
+@pytest.mark.parametrize("more", ["--verifier-in-loop --steps 9 --ver-steps 3", "--no-restart"])
 def test_ablations_run(tmp_path, more):
     out = run_here("vstar.py", *small("vstar.py", tmp_path / "run", *more.split()))
     assert "co/oracle" in out
