@@ -359,7 +359,7 @@ def test_measured_metrics_are_still_called_that(name):
     assert kept <= known and (len(kept) > 5 or not runs)
 
 
-@pytest.mark.parametrize("patch", [evidence.ONLY_STEPS, evidence.NO_CLASS_WEIGHTS])
+@pytest.mark.parametrize("patch", [evidence.HALF, evidence.ONLY_STEPS, evidence.NO_CLASS_WEIGHTS])
 def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monkeypatch):
     import tango
 
@@ -373,10 +373,8 @@ def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monk
     figures.append((trainer.alpha(), trainer.class_weights(labels).tolist()))
     (alpha, weights), (patched_alpha, patched_weights) = figures
     assert alpha < 0.2 and len(set(weights)) == 2
-    if patch == evidence.ONLY_STEPS:
-        assert patched_alpha == 1 and patched_weights == weights
-    else:
-        assert patched_alpha == alpha and patched_weights == [1] * 8
+    assert patched_alpha == (1 if patch == evidence.ONLY_STEPS else 0.5)
+    assert patched_weights == ([1] * 8 if patch == evidence.NO_CLASS_WEIGHTS else weights)
 
 
 @pytest.mark.parametrize("patch", [evidence.ONLY_CODER, evidence.ONLY_TESTER])
