@@ -167,7 +167,7 @@ def rationale(text: str) -> tuple[str, bool] | None:
     return (thoughts + opening, said[0] == VERDICTS[0]) if opening and said else None
 
 
-# ------------------------------------------------------------------ the papers' mathematics
+# ------------------------------------------------------------------ the paper's mathematics
 def dpo_loss(chosen, ref_chosen, rejected, ref_rejected, beta: float) -> torch.Tensor:
     """- log sigmoid(r(y+) - r(y-)), r = beta (log V - log G_sft): (B,) sums of log-probs -> (B,).
 

@@ -135,4 +135,4 @@ def test_the_equation_by_plain_autograd_in_float64(played, tmp_path, per_token, 
     ((terms * mask).sum() / mask.sum()).backward()
     value = -A + kl * (q - q.log() - 1)  # the ratio is 1
     assert loss == pytest.approx(((value * mask).sum() / mask.sum()).item(), abs=1e-9)
-    assert relative(gradient, gradients(trainer)) <= 1e-6  # its norms stay float32
+    assert relative(gradient, gradients(trainer)) <= 3e-6  # its norms stay float32

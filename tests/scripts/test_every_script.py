@@ -141,7 +141,8 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
 def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, script):
     """Evaluation draws random numbers of its own, the same ones at every step."""
     rates = ["--lr", 0] + ["--prm-lr", 0] * (script == "prime.py")
-    short = ["--steps", 1] + ["--iterations", 1] * (script == "spin.py")
+    short = ["--steps", 1] + ["--iterations", 1] * (script in ("spin.py", "vstar.py"))
+    short += ["--ver-steps", 0] * (script == "vstar.py")
     run_here(script, *small(script, tmp_path / "run", *rates, *short))
     rows = [row for row in metrics(tmp_path / "run") if any("eval/" in key for key in row)]
     figures = [
