@@ -212,8 +212,8 @@ def table(name: str) -> str:
     for variant in EXPERIMENTS[name].variants:
         runs = runs_of(name, variant).values()
         if not rows and PAGES[name].start:
-            start = [f(next(iter(runs))) for f, _ in PAGES[name].start.values()]
-            known = dict(zip(PAGES[name].start, start))
+            one = next(iter(runs))
+            known = {title: measure(one) for title, measure in PAGES[name].start.items()}
             cells = [cell([known[t]], columns[t][1]) if t in known else "" for t in columns]
             rows.append(["before training", *cells])
         rows.append(
