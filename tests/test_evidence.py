@@ -3,6 +3,7 @@ verifiers that its controls put in place of the trained one."""
 
 import json
 import math
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -34,6 +35,42 @@ def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
         "steps": steps,
         "evaluations": [{"eval/x": 0.1}, {"eval/x": end}],
     }
+
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_every_table_can_be_made_of_runs(name, monkeypatch):
+    """One row of what was there before training, one of each variant."""
+    variants = list(evidence.EXPERIMENTS[name].variants)
+    keys = {f"eval/{name}": 0.25 for name in evidence_keys(name)}
+
+    def runs_of(_, variant):
+        kept = dict.fromkeys(evidence.EXPERIMENTS[name].kept, 0.5)
+        steps = [{"step": i, "co/sampled_tokens": 5} | kept for i in range(9)]
+        evaluations = [keys, dict.fromkeys(keys, 0.5)]
+        return {0: a_run([], variant) | {"steps": steps, "evaluations": evaluations}}
+
+    monkeypatch.setattr(pages, "runs_of", runs_of)
+    lines = pages.table(name).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["before training", *variants]
+    assert "25.0" in lines[2] and "50.0" in lines[3]
+
+
+def evidence_keys(name: str) -> set[str]:
+    """The held-out figures that a script of this experiment evaluates, as its page names them."""
+    page = (
+        ROOT / "docs" / f"{evidence.EXPERIMENTS[name].script.removesuffix('.py')}.md"
+    ).read_text()
+    shown = re.findall(r"^\| `(?:\{,eval/\}|eval/)([^`]+)`", page, re.MULTILINE)
+    return {key for text in shown for key in unfold(text)}
+
+
+def unfold(text: str) -> list[str]:
+    """`a/{b,c}` -> a/b, a/c."""
+    found = re.search(r"\{([^{}]*)\}", text)
+    if not found:
+        return [text]
+    parts = found[1].split(",")
+    return [x for part in parts for x in unfold(text.replace(found[0], part, 1))]
 
 
 def test_a_level_is_reached_by_the_moving_average_and_not_by_a_lucky_step():
