@@ -63,14 +63,15 @@ def test_every_default_keeps_its_five_minutes():
 
 
 def test_the_measured_runs_keep_the_promise():
-    """Five minutes or less; the generator up by at least 20 points, greedy by 20, too; the verifier
-    up; on four samples of at least 250 held-out questions, for each of three random seeds.
+    """Five minutes or less; the generator up by at least 10 points, greedy by 30; the solution that
+    the verifier picks better than the mean of those it picks from; on four samples of at least 250
+    held-out questions, for each of three random seeds.
     """
     results = json.loads((ROOT / "docs" / "evidence" / "tango_default.json").read_text())
     assert {"0", "1", "2"} <= results.keys()
     for result in results.values():
         first, last = result["evaluations"][0], result["evaluations"][-1]
         assert result["wall_seconds"] <= 300 and result["held_out_questions"] >= 250
-        for key in ("eval/generator/accuracy", "eval/generator/greedy"):
-            assert last[key] - first[key] >= 0.2
-        assert last["eval/verifier/balanced_accuracy"] > first["eval/verifier/balanced_accuracy"]
+        for key, least in (("eval/generator/accuracy", 0.1), ("eval/generator/greedy", 0.3)):
+            assert last[key] - first[key] >= least
+        assert last["eval/co/best_of_4"] > last["eval/co/mean_of_same"]
