@@ -74,6 +74,10 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """meta-verifier steps, once, after the verifier's first"""
     generator_steps: int = 6
     """generator steps in every round, after the verifier's"""
+    eval_every: int = 24
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    eval_questions: int = per_model(tiny=96, real=128)
+    """held-out questions"""
     solutions: int = per_model(tiny=128, real=256)
     """solutions that are labelled before the first step and before every round but the first"""
     analyses: int = 4
