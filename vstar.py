@@ -1,7 +1,7 @@
 r"""V-STaR: a generator is trained on its right solutions, a verifier on right and wrong ones
 (Hosseini et al. 2024, arXiv:2402.06457); and the verifiers one could take instead, side by side.
 
-    python vstar.py                                       the embedded model on a CPU, 5 minutes
+    python vstar.py                                       the embedded model on a CPU, 2 minutes
     python vstar.py --verifier prm                        another verifier, the same solutions
     python vstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
@@ -10,12 +10,12 @@ The loop (algorithm 1).  D_gen: right solutions, D_ver: all of them, with z = th
         k solutions y of every question x by the generator G;  the right ones join D_gen, all D_ver
         G = the first model fine-tuned on D_gen:  loss = - mean of log G(y | x) per token
     V = the first model trained on D_ver:
-        dpo        - log sigmoid(r(x, y+) - r(x, y-)),  r = beta log(V / G_sft)     sec. 3, eq. 2
+        dpo        - log sigmoid(r(x, y+) - r(x, y-)),  r = beta log(V / G_sft)
         orm        BCE of z and p = sigmoid of a logit at the end of y
         prm        the same at the end of every step; its z by completions from there
         genrm      - log V(Yes or No | x, y, "Is it right?")                     arXiv:2408.15240
         genrm-cot  the same behind a rationale, p(Yes) averaged over several
-    best of k: of N solutions by G the one with the highest score, for dpo log V(y | x)    eq. 3
+    best of k: of N solutions by G the one with the highest score, for dpo log V(y | x)
 
 The losses are in `VStar.loss`; nothing is sampled to be paid. The verifier never reaches the
 generator: V-STaR is data that grow, and a late verifier. --verifier-in-loop closes the loop, in
@@ -187,7 +187,7 @@ def aggregated(scores: list[float], how: str) -> float:
 
 
 def best_of_k(correct: list[bool], k: int) -> float:
-    """Eq. 3: how often the best of k of the N solutions is right, over all choices of k.
+    """How often the best of k of the N solutions is right, over all choices of k.
 
     correct: of each solution, the one with the highest score first. The one at place i is the best
     of C(N - i - 1, k - 1) of all C(N, k) choices.
@@ -300,12 +300,16 @@ class VStar(CoTrainer):
         if not (of[True] and of[False]):
             one = "right" if of[True] else "wrong"
             raise UserError(f"all solutions are {one}: there is nothing to tell apart.")
-        make = {"dpo": self.preferences, "prm": self.judged_steps, "genrm-cot": self.rationales}
         count = min(len(of[True]), len(of[False]))
         balanced = [row for z in of for row in rng.sample(of[z], count)]
         rng.shuffle(balanced)
-        judged = [row | {"z": float(row["right"])} for row in balanced]
-        lessons = make.get(self.cfg.verifier, lambda rows, rng: rows)(judged, rng)
+        lessons = [row | {"z": float(row["right"])} for row in balanced]  # of orm and genrm
+        if self.cfg.verifier == "dpo":
+            lessons = self.preferences(rng)
+        elif self.cfg.verifier == "prm":
+            lessons = self.judged_steps(lessons)
+        elif self.cfg.verifier == "genrm-cot":
+            lessons = self.rationales(lessons)
         if not lessons:
             nothing = "no question has a right and a wrong solution"
             if self.cfg.verifier == "genrm-cot":
@@ -313,7 +317,7 @@ class VStar(CoTrainer):
             raise UserError(f"--verifier {self.cfg.verifier}: {nothing} to learn from.")
         self.memory["lessons"], self.memory["taught"] = lessons, t
 
-    def preferences(self, rows: list[dict], rng) -> list[dict]:
+    def preferences(self, rng: random.Random) -> list[dict]:
         """Pairs of a right and a wrong solution of one question, as many as right ones."""
         wrong = {}
         for row in self.memory["D_ver"]:
@@ -325,8 +329,8 @@ class VStar(CoTrainer):
             if row["right"] and row["question"] in wrong
         ]
 
-    def judged_steps(self, rows: list[dict], rng) -> list[dict]:
-        """Every beginning of some solutions, with z by what comes of it (Math-Shepherd, sec. 3)."""
+    def judged_steps(self, rows: list[dict]) -> list[dict]:
+        """Every beginning of some solutions, with z by what comes of it (Math-Shepherd)."""
         starts = [
             row | {"part": part}
             for row in rows[: len(self.pool)]
@@ -350,7 +354,7 @@ class VStar(CoTrainer):
             for i, start in enumerate(starts)
         ]
 
-    def rationales(self, rows: list[dict], rng) -> list[dict]:
+    def rationales(self, rows: list[dict]) -> list[dict]:
         """One rationale of each solution, kept if its verdict is right."""
         some = rows[: 4 * len(self.pool)]
         prompts = [verify_prompt(row["question"], row["solution"]) for row in some]

@@ -231,7 +231,7 @@ def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
 def test_pairs_are_of_one_question():
     trainer, other = Given(), {"question": "1+1 mod 100"}
     trainer.memory["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
-    pairs = trainer.preferences([], random.Random(0))
+    pairs = trainer.preferences(random.Random(0))
     assert [(p["question"], p["solution"], p["rejected"]) for p in pairs] == [
         (QUESTION, RIGHT, WRONG)
     ]
@@ -258,7 +258,7 @@ def test_rationales_are_kept_if_they_are_right():
     good, bad = (f"thoughts{vstar.OPENING}{verdict}" for verdict in vstar.VERDICTS)
     trainer = Given([good, bad, "nothing", bad])
     rows = [row(RIGHT, True), row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
-    kept = trainer.rationales(rows, random.Random(0))
+    kept = trainer.rationales(rows)
     assert [(r["right"], r["rationale"]) for r in kept] == [
         (True, "thoughts" + vstar.OPENING),
         (False, "thoughts" + vstar.OPENING),
