@@ -24,7 +24,8 @@ from trl import GRPOConfig
 # Bounds of all scripts' numbers. By default from 0 on, and for *_tokens from 1 on.
 SIZES = """steps questions eval_questions eval_samples save_every lora_rank micro_batch rows_at_once
     iterations max_refills own_tests difficulty_samples pool_size seed_tasks
-    solutions analyses votes least_valid pool samples step_samples rationales candidates"""
+    solutions analyses votes least_valid pool samples step_samples rationales candidates
+    readings"""
 SHARES = "alpha reference_share silent_share keep_low keep_high leak"
 AT_LEAST = dict.fromkeys(SIZES.split(), 1) | {"time_limit": 0.001, "inputs": 2}
 AT_LEAST |= {"beta": 1e-6, "last_beta": 1e-6}  # at 0 neither loss has a gradient

@@ -172,6 +172,10 @@ def check_one_prompt(name: str, model, tokenizer):
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     """The base with an adapter per name, as `load_model` says, all trainable and in float32."""
+    parts = {part for name, _ in model.named_modules() for part in name.split(".")}
+    for adapter in {*adapters} & ({"base_model", "model"} | parts):
+        # PEFT would take the wrong weights for its own when it saves or copies an adapter
+        raise ValueError(f"an adapter cannot be called {adapter!r}: a part of the model is")
     torch.manual_seed(seed)
     lora = LoraConfig(
         r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"

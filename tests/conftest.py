@@ -41,6 +41,7 @@ SMALL = {
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
     "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
     " --candidates 4",
+    "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 SCRIPTS = list(SMALL)

@@ -51,6 +51,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
+NAMES += ["self_rewarding"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -72,6 +73,8 @@ SHORT = {
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
     "vstar": "--steps 4 --ver-steps 1 --iterations 3 --questions 4 --micro-batch 4 --pool 8"
     " --samples 4 --candidates 4",
+    "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8"
+    " --train-judge self-taught --judge-steps 1",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 

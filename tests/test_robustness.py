@@ -30,6 +30,7 @@ def test_there_are_many_kinds():
         "azr.py",
         "deepseekmath.py",
         "vstar.py",
+        "self_rewarding.py",
     }
 
 

@@ -173,7 +173,8 @@ def test_small_sizes_need_no_micro_batch(script, monkeypatch):
     module = importlib.import_module(script.removesuffix(".py"))
     monkeypatch.setattr(module, "check_memory", fits)
     sizes = {"questions": 4} | ({"group_size": 4} if hasattr(module.Args(), "group_size") else {})
-    rows = {"mae.py": 12, "spin.py": 4, "azr.py": 24, "vstar.py": 4}.get(script, 16)
+    rows = {"mae.py": 12, "spin.py": 4, "azr.py": 24, "vstar.py": 4, "self_rewarding.py": 4}
+    rows = rows.get(script, 16)
     with pytest.raises(Fits, match=f"^{rows}$"):
         module.main(module.Args(**sizes))
 

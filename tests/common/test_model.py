@@ -242,3 +242,10 @@ def test_templates_that_cannot_be_used(folder, template, says):
         (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(UserError, match=f"--model {folder}: .*{says}"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["model", "layers", "0", "q_proj", "base_model"])
+def test_an_adapter_is_not_called_like_a_part_of_the_model(name):
+    """PEFT would save another adapter's weights with it."""
+    with pytest.raises(ValueError, match=f"an adapter cannot be called '{name}'"):
+        load_model("tiny", ["player", name], 4, False, seed=0)

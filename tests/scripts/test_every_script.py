@@ -40,7 +40,9 @@ ADAPTERS = {
     "azr.py": {"agent"},
     "deepseekmath.py": {"generator", "verifier"},
     "vstar.py": {"generator", "verifier"},
+    "self_rewarding.py": {"agent", "previous"},
 }
+IN_ROUNDS = ("spin.py", "vstar.py", "self_rewarding.py")
 
 
 def module_of(script):
@@ -141,7 +143,7 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
 def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, script):
     """Evaluation draws random numbers of its own, the same ones at every step."""
     rates = ["--lr", 0] + ["--prm-lr", 0] * (script == "prime.py")
-    short = ["--steps", 1] + ["--iterations", 1] * (script in ("spin.py", "vstar.py"))
+    short = ["--steps", 1] + ["--iterations", 1] * (script in IN_ROUNDS)
     short += ["--ver-steps", 0] * (script == "vstar.py")
     run_here(script, *small(script, tmp_path / "run", *rates, *short))
     rows = [row for row in metrics(tmp_path / "run") if any("eval/" in key for key in row)]
@@ -185,6 +187,7 @@ def test_two_processes_have_the_gradient_of_one(together, script):
     found = re.findall(r"^gradient of (\w+): (\S+) of (\S+)$", said, re.MULTILINE)
     trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
     trained["deepseekmath.py"] = {"verifier", "meta", "generator"}
+    trained["self_rewarding.py"] = {"judge", "solver"}
     assert {player for player, _, _ in found} == trained.get(script, ADAPTERS[script])
     for player, difference, largest in found:
         assert float(difference) < 1e-4 and float(largest) > 1e-4, (player, difference, largest)

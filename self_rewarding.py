@@ -1,0 +1,548 @@
+r"""Self-Rewarding Language Models: one model answers, scores its own answers, and learns to prefer
+the better ones (Yuan et al. 2024, arXiv:2401.10020).
+
+    python self_rewarding.py                              the embedded model on a CPU, 2 minutes
+    python self_rewarding.py --train-judge self-taught    it learns to judge, too
+    python self_rewarding.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
+                                                          one GPU, 4-bit
+
+The loop (section 2).  M_1 is the model as it is given; x are questions, y answers
+    for t = 1 .. iterations
+        y_1 .. y_N by M_t for every question x of a new pool
+        s_i = the mean of several readings of y_i by M_t, an additive score
+        y+ = the answer with the highest score, y- with the lowest; no pair if they are equal
+        M_{t+1} = M_t trained by   loss = - log sigmoid(r(x, y+) - r(x, y-)),
+                                   r(x, y) = beta log(M(y | x) / M_t(y | x))
+
+Nobody knows a right answer: the gold ones are for the log alone. With --train-judge self-taught
+each round begins with the judge (Self-Taught Evaluators, Wang et al. 2024, arXiv:2408.02666):
+        x' = x changed;  y by M_t for x, y' for x': as an answer to x, y' must be the worse one
+        M_t compares y and y' in both orders; judgements j that prefer y are kept, as many of either
+        order;   loss = - mean of log M(j | x, y, y') per token
+The losses are in `SelfRewarding.loss`; nothing is paid, and no advantage is computed.
+
+What we changed and it matters (the full list is in docs/self_rewarding.md)
+    1. M_t is a LoRA adapter on one base; a second one, the copy from before the round, is the
+       reference.
+    2. The model is not first fine-tuned on judging: the embedded one can judge, and so can any that
+       follows instructions.
+    3. The score adds two half points instead of five points: our questions have right answers, and
+       steps that hold or do not.
+    4. One number of the question is changed by the script; for the paper the model rewrites it. And
+       the judge goes on from M_t instead of starting afresh: it is the same model that answers.
+
+Shapes: B pairs or judgements, b of them in a micro-batch, T completion tokens, N answers.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.memory import check_memory
+from common.model import load_model
+from common.pairs import (
+    as_completions,
+    chosen_and_rejected,
+    completion_batch,
+    in_passes,
+    pair_batch,
+)
+from common.run import mean, plain_errors, start_run, this_process
+from common.tasks.answers import boxed, is_correct
+from common.tasks.math import load_questions
+
+import torch
+import torch.nn.functional as F
+import tyro
+from datasets import Dataset
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: int = 72
+    """optimiser steps of all rounds; must be a multiple of --iterations"""
+    questions: int = 32
+    """pairs, or judgements, per step and process"""
+    micro_batch: int = per_model(tiny=16, real=4)
+    """pairs or judgements per forward and backward pass; must divide --questions"""
+    lr: float = per_model(tiny=3e-4, real=5e-6)
+    """learning rate of the adapter, constant (paper: 1e-6 falling to 1e-7, all weights)"""
+    iterations: int = 3
+    """rounds (paper: 2, which make M_2 and M_3)"""
+    beta: float = 0.1
+    """scale of the log-ratios (paper: 0.1)"""
+    pool: int = per_model(tiny=192, real=1024)
+    """questions that are answered in every round (paper: some thousands)"""
+    samples: int = 4
+    """N, answers of each (paper: 4)"""
+    readings: int = 3
+    """judgements whose mean is an answer's score (paper: 3)"""
+    train_judge: Literal["none", "self-taught"] = "none"
+    """whether the judge is trained, at the beginning of every round (the paper: no)"""
+    judge_steps: int = 8
+    """of --train-judge self-taught: so many of each round's steps are the judge's"""
+    eval_every: int = 24
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    eval_questions: int = per_model(tiny=128, real=128)
+    """held-out questions"""
+    solution_tokens: int = per_model(tiny=80, real=512)
+    """length limit of an answer"""
+    judgement_tokens: int = per_model(tiny=176, real=768)
+    """length limit of a judgement"""
+
+
+# ------------------------------------------------------------------ prompts and parsing
+SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
+the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
+tags."""
+
+SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
+calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}.
+Then add up the score: half a point if the answer is right, and another half if every step is. End
+with these two lines, the first with the numbers of the faulty steps or the word none:
+Defects: 2,3
+Score: \boxed{0.5}"""
+
+COMPARE = r"""You are given a problem and two solutions, one of which is better. Check the steps of
+both, by your own calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or
+\boxed{INCORRECT}; a step that the problem does not ask for is INCORRECT, too. End with the number
+of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
+
+
+def prompt(system: str, user: str) -> list[dict]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def solve_prompt(question: str) -> list[dict]:
+    return prompt(SOLVE, question)
+
+
+def score_prompt(question: str, solution: str) -> list[dict]:
+    return prompt(SCORE, f"Problem: {question}\nSolution:\n{solution}\nGrade it.")
+
+
+def compare_prompt(question: str, first: str, second: str) -> list[dict]:
+    both = f"Solution 1:\n{first}\nSolution 2:\n{second}"
+    return prompt(COMPARE, f"Problem: {question}\n{both}\nWhich is right?")
+
+
+def parse_score(text: str) -> float | None:
+    r"""The score that a judgement ends with; None if there is none, which is not a score of 0.
+
+    >>> parse_score("Defects: none\nScore: \\boxed{1}"), parse_score("Score: \\boxed{9}")
+    (1.0, None)
+    """
+    found = re.search(r"(?:^|\n)Score: *\\boxed\{(0|0\.5|1)\}\s*\Z", text)
+    return float(found[1]) if found else None
+
+
+def parse_choice(text: str) -> int | None:
+    r"""The solution that a comparison ends with, 1 or 2; None if there is none."""
+    found = re.search(r"\\boxed\{([12])\}\s*\Z", text)
+    return int(found[1]) if found else None
+
+
+def changed_question(rng: random.Random, question: str) -> str | None:
+    """The question with one number replaced by another with as many digits; None without a number.
+
+    The last number is left alone if there are others: of an embedded question it is the modulus.
+
+    >>> changed_question(random.Random(0), "(38+4)*7 mod 100")
+    '(38+8)*7 mod 100'
+    """
+    numbers = list(re.finditer(r"(?<![\d.,])\d{1,9}(?![\d.,]*\d)", question))
+    if not numbers:
+        return None
+    place = rng.choice(numbers[:-1] or numbers)
+    digits = len(place[0])
+    least, most = (10 ** (digits - 1), 10**digits - 1) if digits > 1 else (1, 9)
+    others = [n for n in rng.sample(range(least, most + 1), 2) if n != int(place[0])]
+    return question[: place.start()] + str(others[0]) + question[place.end() :]
+
+
+# ------------------------------------------------------------------ the papers' mathematics
+def mean_score(readings: list[float | None]) -> float | None:
+    """The mean of the readings that can be read; None if none can."""
+    read = [score for score in readings if score is not None]
+    return sum(read) / len(read) if read else None
+
+
+def best_and_worst(scores: list[float | None]) -> tuple[int, int] | None:
+    """Places of the highest and the lowest score, the first ones among equals; None where all are
+    equal, or fewer than two are known: such a question teaches nothing.
+    """
+    known = [i for i, score in enumerate(scores) if score is not None]
+    if len(known) < 2:
+        return None
+    best, worst = max(known, key=scores.__getitem__), min(known, key=scores.__getitem__)
+    return (best, worst) if scores[best] > scores[worst] else None
+
+
+def dpo_loss(chosen: torch.Tensor, rejected: torch.Tensor, beta: float) -> torch.Tensor:
+    """- log sigmoid(beta (log-ratio of y+ - log-ratio of y-)): (B,) sums over tokens -> (B,).
+
+    Sums, never means: a mean over tokens would be another method.
+    """
+    return -F.logsigmoid(beta * (chosen - rejected))
+
+
+def balanced(judgements: list[dict]) -> list[dict]:
+    """As many that name solution 1 as such that name solution 2: who always says 1 learns nothing
+    of it (Self-Taught Evaluators, section 3).
+    """
+    of = [[j for j in judgements if j["choice"] == n] for n in (1, 2)]
+    count = min(map(len, of))
+    return of[0][:count] + of[1][:count]
+
+
+def round_at(step: int, cfg: Args) -> tuple[int, bool]:
+    """(the round, from 0 on; whether this step trains the judge)."""
+    t, turn = divmod(step, cfg.steps // cfg.iterations)
+    return t, cfg.train_judge == "self-taught" and turn < cfg.judge_steps
+
+
+def copy_adapter(model, source: str, target: str):
+    state = get_peft_model_state_dict(model, adapter_name=source)
+    set_peft_model_state_dict(model, state, adapter_name=target)
+
+
+# ------------------------------------------------------------------ the trainer
+class SelfRewarding(CoTrainer):
+    """`step` is the loop of section 2, `loss` has both losses.
+
+    `memory` holds the pairs and the judgements that the round trains on, the same on all processes.
+    """
+
+    def __init__(self, model, cfg: Args, train: list[dict], **kwargs):
+        self.cfg, self.train_rows, self.example = cfg, train, ""
+        players = {
+            "solver": Player([], cfg.lr, cfg.solution_tokens, adapter="agent"),
+            "judge": Player([], cfg.lr, cfg.judgement_tokens, adapter="agent"),
+            "previous": Player([], 0.0, cfg.solution_tokens),  # M_t, frozen during its round
+        }
+        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
+        self.memory = {"paired": -1, "pairs": [], "taught": -1, "judgements": []}
+        self.rows_per_step = cfg.questions * self.accelerator.num_processes
+
+    def step(self, rows):
+        """rows: the data loader's, of which nothing is used: data are made once per round."""
+        now = self.state.global_step
+        t, judging = round_at(now, self.cfg)
+        if judging:
+            if self.memory["taught"] < t:
+                self.start_judging(t)
+            some = in_passes(
+                self.memory["judgements"], now * self.rows_per_step, self.rows_per_step, "j"
+            )
+            return [self.judgement_batch(some)]
+        if self.memory["paired"] < t:
+            self.start_round(t)
+        some = in_passes(self.memory["pairs"], now * self.rows_per_step, self.rows_per_step, "p")
+        return [self.preference_batch(self.my_share(some))]
+
+    # --- data
+    def start_round(self, t: int):
+        """M_t answers, M_t scores, M_t is the reference."""
+        self.start_afresh()
+        asked = [row for row in self.pool(t) for _ in range(self.cfg.samples)]
+        answers = self.in_parallel(self.answers, asked)
+        readings = self.in_parallel(self.readings, answers)
+        pairs, N = [], self.cfg.samples
+        for i in range(0, len(answers), N):
+            some = answers[i : i + N]
+            scores = [mean_score(read) for read in readings[i : i + N]]
+            places = best_and_worst(scores)
+            if places:
+                best, worst = (some[k] for k in places)
+                pairs.append({"question": best["question"], "chosen": best, "rejected": worst})
+                pairs[-1]["scores"] = [scores[k] for k in places]
+        if not pairs:
+            raise UserError(
+                f"round {t}: of no question do two answers differ in score, so there is nothing to "
+                f"prefer; --samples {N} or --pool {self.cfg.pool} may be larger."
+            )
+        self.memory |= {"paired": t, "pairs": pairs}
+        self.report_round(answers, readings, pairs)
+
+    def start_afresh(self):
+        """The reference is the model as it is now, and Adam knows nothing."""
+        copy_adapter(self.model, "agent", "previous")
+        getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
+
+    def pool(self, t: int) -> list[dict]:
+        """The questions of a round: new ones, as long as there are any."""
+        first = t * self.cfg.pool
+        return [
+            self.train_rows[i % len(self.train_rows)] for i in range(first, first + self.cfg.pool)
+        ]
+
+    def answers(self, rows: list[dict]) -> list[dict]:
+        """One answer of each, as sampled: one cut at the length limit has no end token, and gets
+        none.
+        """
+        prompts = [solve_prompt(row["question"]) for row in rows]
+        ids = self.generate_ids("solver", prompts)
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        return [
+            {
+                "question": row["question"],
+                "ids": list(map(int, one)),
+                "text": text.strip(),
+                "right": is_correct(text, row["answer"]),  # for the log alone
+            }
+            for row, one, text in zip(rows, ids, texts)
+        ]
+
+    def readings(self, answers: list[dict]) -> list[list[float | None]]:
+        """The scores that the judge gives to each answer, one by one."""
+        R = self.cfg.readings
+        asked = [score_prompt(a["question"], a["text"]) for a in answers for _ in range(R)]
+        scores = [parse_score(text) for text in self.generate("judge", asked)]
+        return [scores[i : i + R] for i in range(0, len(scores), R)]
+
+    def start_judging(self, t: int):
+        """Comparisons of an answer with one to another question, whose outcome is known."""
+        self.start_afresh()
+        rng = random.Random(f"{self.cfg.seed} {t}")
+        rows = [row | {"changed": changed_question(rng, row["question"])} for row in self.pool(t)]
+        rows = [row for row in rows if row["changed"]]
+        good = self.in_parallel(self.answers, rows)
+        bad = self.in_parallel(
+            self.answers, [{"question": row["changed"], "answer": row["answer"]} for row in rows]
+        )
+        compared = []
+        for better, worse in zip(good, bad):
+            if boxed(better["text"]) and boxed(worse["text"]) and better["text"] != worse["text"]:
+                for first, second, wanted in ((better, worse, 1), (worse, better, 2)):
+                    shown = compare_prompt(better["question"], first["text"], second["text"])
+                    compared.append({"prompt": shown, "wanted": wanted})
+        judged = self.in_parallel(self.compare, compared)
+        kept = balanced([j for j in judged if j["choice"] == j["wanted"]])
+        if not kept:
+            raise UserError(
+                f"round {t}: no comparison of {len(compared)} in either order prefers the answer "
+                f"to the question itself, so the judge has nothing to learn from."
+            )
+        random.Random(f"{self.cfg.seed} {t}").shuffle(kept)
+        self.memory |= {"taught": t, "judgements": kept}
+        self.log_mean(
+            "judge/prefers_the_own_question", [j["choice"] == j["wanted"] for j in judged]
+        )
+        self.log_mean("judge/judgements", len(kept))
+
+    def compare(self, rows: list[dict]) -> list[dict]:
+        """Each row's prompt, answered: ids, and the choice."""
+        ids = self.generate_ids("judge", [row["prompt"] for row in rows])
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        return [
+            row | {"ids": list(map(int, one)), "choice": parse_choice(text)}
+            for row, one, text in zip(rows, ids, texts)
+        ]
+
+    # --- batches
+    def preference_batch(self, pairs: list[dict]) -> dict:
+        self.taken = pairs
+        return pair_batch(
+            "solver",
+            [solve_prompt(pair["question"]) for pair in pairs],
+            [(pair["chosen"]["ids"], pair["rejected"]["ids"]) for pair in pairs],
+            self.processing_class,
+            self.accelerator.device,
+        )
+
+    def judgement_batch(self, everyones: list[dict]) -> dict:
+        self.taken = self.my_share(everyones)
+        prompts, ids = [row["prompt"] for row in self.taken], [row["ids"] for row in self.taken]
+        batch = completion_batch(prompts, ids, self.processing_class, self.accelerator.device)
+        batch["row"] = torch.arange(len(ids), device=self.accelerator.device)
+        batch["tokens"] = torch.tensor(sum(len(row["ids"]) for row in everyones))
+        return batch | {"player": "judge"}
+
+    # --- losses
+    def loss(self, model, batch):
+        """The share of a micro-batch: of pairs, a mean over the pairs of the step; of judgements, a
+        mean over their tokens.
+        """
+        if batch["player"] == "judge":
+            logp = self.score(model, batch)[0]  # (b, T)
+            self.log_mean("judge/logp", logp.sum(1))
+            self.report_judgements(batch, logp)
+            # - log M(j) per token; DDP averages gradients, the tokens are those of all processes
+            return -logp.sum() / batch["tokens"] * self.accelerator.num_processes
+        both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
+        logp = self.score(model, both)[0]  # (2b, T), under M
+        with torch.no_grad():  # through the same model: equal roundings, ln 2 at a round's start
+            ref = self.log_probs("previous", both, model)  # (2b, T), under M_t
+        log_ratio = logp - ref  # (2b, T), 0 behind a completion's end
+        chosen, rejected = chosen_and_rejected(log_ratio.sum(1))  # (b,) each
+        losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
+        self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
+        return losses.sum() / self.cfg.questions
+
+    # --- what is logged and shown; nothing below affects training
+    def report_round(self, answers, readings, pairs):
+        self.log_mean("solver/accuracy", [a["right"] for a in answers])
+        self.log_mean("solver/length", [len(a["ids"]) for a in answers])
+        self.log_mean("judge/unreadable", [s is None for read in readings for s in read])
+        self.log_mean("co/pairs", len(pairs) / self.cfg.pool)
+        length_gap = [len(p["chosen"]["ids"]) - len(p["rejected"]["ids"]) for p in pairs]
+        self.log_mean("co/length_gap", length_gap)
+        told = [p for p in pairs if p["chosen"]["right"] != p["rejected"]["right"]]
+        self.log_mean("co/pairs_one_right", len(told) / len(pairs))
+        if told:
+            self.log_mean("co/pairs_right_way", [p["chosen"]["right"] for p in told])
+        best, worst = pairs[0]["chosen"]["text"], pairs[0]["rejected"]["text"]
+        self.example = f"--- {pairs[0]['question']}\n{best}\n--- rejected\n{worst}\n---"
+
+    def report_pairs(self, batch, both, log_ratio, losses, margin):
+        self.log_mean("solver/pair_loss", losses)
+        self.log_mean("solver/margin", margin)
+        if 0 not in batch["row"]:
+            return  # one micro-batch of the step is shown
+        notes = []
+        for i, m in zip(batch["row"].tolist(), margin.tolist()):
+            pair = self.taken[i]
+            for who, score in zip(("chosen", "rejected"), pair["scores"]):
+                right = "right" if pair[who]["right"] else "wrong"
+                notes.append({"player": f"solver, {who}, {right}", "prompt": pair["question"]})
+                notes[-1] |= {"rewards": {"own score": score, "margin": m}}
+                notes[-1]["credit"] = "log-ratio"
+        self.record(both | {"advantages": log_ratio.detach(), "notes": notes})
+
+    def report_judgements(self, batch, logp):
+        if 0 in batch["row"]:
+            notes = [
+                {"player": "judge", "prompt": self.taken[i]["prompt"][-1]["content"]}
+                for i in batch["row"].tolist()
+            ]
+            for note, total in zip(notes, logp.sum(1).tolist()):
+                note |= {"rewards": {"log-likelihood": total}, "credit": "log-probability"}
+            self.record(batch | {"advantages": logp.detach(), "notes": notes})
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: SelfRewarding, held_out: list[dict]) -> dict[str, float]:
+    """The solver on held-out questions, and of n answers the one that the judge scores highest; the
+    judge on pairs of a right and a wrong answer: of the model as it is, and of the first model,
+    which stay the same in all evaluations.
+    """
+    n = trainer.cfg.eval_samples
+    greedy = [solve_prompt(row["question"]) for row in held_out]
+    texts = trainer.generate_all("solver", greedy, greedy=True)
+    result = {"solver/greedy": mean([is_correct(t, r["answer"]) for t, r in zip(texts, held_out)])}
+    answers = trainer.in_parallel(trainer.answers, [row for row in held_out for _ in range(n)])
+    result["solver/accuracy"] = mean([a["right"] for a in answers])
+    result["solver/length"] = mean([len(a["ids"]) for a in answers])
+    scores = [
+        [score or 0.0 for score in read]  # in an evaluation what cannot be read is a 0
+        for read in trainer.in_parallel(trainer.readings, answers)
+    ]
+    means = [mean(read) for read in scores]
+    groups = [range(i, i + n) for i in range(0, len(answers), n)]
+    best = [answers[max(group, key=means.__getitem__)]["right"] for group in groups]
+    result[f"co/best_of_{n}"] = mean(best)
+    told = [  # a right and a wrong answer of every question that has both
+        [next(i for i in group if answers[i]["right"] is z) for z in (True, False)]
+        for group in groups
+        if len({answers[i]["right"] for i in group}) == 2
+    ]
+    if told:
+        result["judge/own_pairs"] = mean([ranked(means[a], means[b]) for a, b in told])
+    # step 0: the solver is the first model
+    some = [[answers[a] | {"ids": []}, answers[b] | {"ids": []}] for a, b in told]
+    bank = trainer.memory.setdefault("bank", some)
+    return result | evaluate_judge(trainer, bank)
+
+
+def evaluate_judge(trainer: SelfRewarding, bank: list) -> dict[str, float]:
+    """bank: pairs of a right and a wrong answer.
+
+    Returns:
+        first_pairs: how often the right one has the higher score; equal ones count half.
+        readings_right: share of single readings that give points to a right answer and none to a
+            wrong one.
+        first_compared: how often the right one is chosen, over both orders.
+        both_orders: share of pairs in which it is chosen in both.
+    """
+    if not bank:
+        return {}
+    read = trainer.in_parallel(trainer.readings, [answer for pair in bank for answer in pair])
+    means = [mean([score or 0.0 for score in scores]) for scores in read]
+    right = [s is not None and (s > 0) is (i % 2 == 0) for i, some in enumerate(read) for s in some]
+    shown = [
+        {
+            "prompt": compare_prompt(good["question"], first["text"], second["text"]),
+            "wanted": wanted,
+        }
+        for good, bad in bank
+        for first, second, wanted in ((good, bad, 1), (bad, good, 2))
+    ]
+    chosen = [j["choice"] == j["wanted"] for j in trainer.in_parallel(trainer.compare, shown)]
+    return {
+        "judge/first_pairs": mean([ranked(*two) for two in zip(means[::2], means[1::2])]),
+        "judge/readings_right": mean(right),
+        "judge/first_compared": mean(chosen),
+        "judge/both_orders": mean([a and b for a, b in zip(chosen[::2], chosen[1::2])]),
+    }
+
+
+def ranked(good: float, bad: float) -> float:
+    return float(good > bad) + 0.5 * (good == bad)
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+    "solver": ["solver/accuracy", "solver/greedy", "co/best_of_4"],
+    "judge": ["judge/own_pairs", "judge/first_pairs", "judge/first_compared"],
+    "its pairs": ["co/pairs_right_way", "co/pairs_one_right", "co/pairs"],
+    "tokens of an answer": ["solver/length"],
+}
+
+
+def main(args: Args):
+    args = fill_in(args, rows=args.questions)
+    if args.questions % 2:
+        raise UserError(
+            f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos."
+        )
+    if args.steps % args.iterations:
+        raise UserError(
+            f"--steps {args.steps} must be a multiple of --iterations {args.iterations}."
+        )
+    length = args.steps // args.iterations
+    if args.train_judge != "none" and not 0 < args.judge_steps < length:
+        raise UserError(
+            f"--judge-steps {args.judge_steps} must leave some of a round's {length} steps to the "
+            f"solver, and be at least 1."
+        )
+    if args.samples < 2:
+        raise UserError(f"--samples {args.samples}: of one answer there is no best and no worst.")
+    turns = [(0, args.solution_tokens), (2 * args.solution_tokens, args.judgement_tokens)]
+    check_memory(args, turns, adapters=2, rows_per_item=2)
+    asked = args.pool * args.iterations
+    train, held_out = load_questions(args.dataset, asked, args.eval_questions, args.seed)
+    run = start_run(args, __file__, train, held_out)
+    model, tokenizer = load_model(
+        args.model, ["agent", "previous"], args.lora_rank, args.four_bit, args.seed
+    )
+    unused = [{"prompt": solve_prompt("")}] * args.questions * this_process().num_processes
+    trainer = SelfRewarding(
+        model,
+        args,
+        train,
+        args=grpo_config(args, run.folder, rows=args.questions),
+        train_dataset=Dataset.from_list(unused),  # Trainer needs rows to loop over
+        processing_class=tokenizer,
+    )
+    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
