@@ -84,7 +84,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """n, analyses of a solution that is labelled by votes (paper: not given)"""
     votes: int = 3
     """m, meta-verifications of an analysis that finds fault (paper: not given)"""
-    least_valid: int = 2
+    least_valid: int = per_model(tiny=1, real=2)
     """k, valid analyses that a label below 1 needs (paper: not given)"""
     labels: Literal["votes", "truth"] = "votes"
     """ablation: after the first round, too, the truth"""
@@ -385,7 +385,7 @@ class DeepSeekMath(CoTrainer):
         texts = self.generate("meta", [meta_prompt_of(asked[i], found[i]) for i in doubted * m])
         votes = [[] for _ in asked]
         for i, text in zip(doubted * m, texts):
-            votes[i].append(parse_meta(text) == 1)  # all that it claims is real
+            votes[i].append((parse_meta(text) or 0) > 0)  # some of it is real
         labelled = []
         for j, row in enumerate(rows):
             mine = [i for i in range(j * n, (j + 1) * n) if found[i]]

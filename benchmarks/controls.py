@@ -1,5 +1,5 @@
 """Judges that nobody trains, in the place of the one that a script trains: for tango.py a verifier
-that knows the truth and one that knows nothing, for mae.py such scores.
+that knows the truth and one that knows nothing, for mae.py and self_rewarding.py such scores.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. benchmarks/evidence.py runs them beside the papers' variants.
@@ -77,3 +77,25 @@ def scored_by(how: str, trainer_class):
         return V, texts
 
     trainer_class.values = values
+
+
+# ------------------------------------------------------------------ self_rewarding.py: the scores
+# that choose pairs, from elsewhere
+def read_by(how: str, trainer_class):
+    """Makes all trainers of this class choose pairs by the truth ("truth": 1 for a right answer, 0
+    for a wrong one) or by a number that means nothing ("chance": always the same for the same
+    answer). Evaluations ask the judge as ever.
+    """
+    begun = trainer_class.start_round
+
+    def score(answer: dict) -> float:
+        if how == "truth":
+            return float(answer["right"])
+        return random.Random(answer["question"] + answer["text"]).random()
+
+    def start_round(self, t):
+        self.readings = lambda answers: [[score(answer)] for answer in answers]
+        begun(self, t)
+        del self.readings
+
+    trainer_class.start_round = start_round

@@ -66,6 +66,9 @@ ONE_ROLE = "step = cure.Cure.step; cure.Cure.step = lambda self, rows: step(self
 ONLY_CODER, ONLY_TESTER = ONE_ROLE.format(":1"), ONE_ROLE.format("1:")
 # benchmarks/controls.py: scores from elsewhere
 SCORES = "import controls; controls.scored_by({!r}, mae.Mae)"
+# what chooses the pairs; in evaluations the judge reads as ever
+SCORED_BY = "import controls; controls.read_by({!r}, self_rewarding.SelfRewarding)"
+TRUE_SCORES, RANDOM_SCORES = SCORED_BY.format("truth"), SCORED_BY.format("chance")
 
 TANGO = (
     "generator/accuracy",
@@ -258,6 +261,28 @@ EXPERIMENTS = {
             "dpo, in the loop": Variant("--verifier-in-loop"),
         },
         ("generator/accuracy", "co/right_solutions", "verifier/pair_accuracy"),
+    ),
+    # what comes of a model's own scores; 24 steps on pairs in each of three rounds. Half as much
+    # again as a learning rate was no better on seed 11, and three times as much ruined it
+    "self_rewarding": Experiment(
+        "self_rewarding.py",
+        "--eval-every 0 --show-every 0 --save-every 1000",
+        "eval/solver/accuracy",
+        {
+            "own scores": Variant("--steps 72"),
+            "own scores, self-taught judge": Variant("--steps 96 --train-judge self-taught"),
+            "scores by the truth": Variant("--steps 72", patch=TRUE_SCORES),
+            "scores at random": Variant("--steps 72", patch=RANDOM_SCORES),
+        },
+        (
+            "solver/accuracy",
+            "solver/length",
+            "judge/unreadable",
+            "co/pairs",
+            "co/pairs_right_way",
+            "co/pairs_one_right",
+            "co/length_gap",
+        ),
     ),
 }
 

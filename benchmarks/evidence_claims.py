@@ -732,3 +732,92 @@ PAGES["vstar"] = Page(
     {title: first(key) for title, key in VSTAR.items()},
     [("accuracy of the generator's samples", "step", "generator/accuracy", ALL)],
 )
+
+# ------------------------------------------------------------------ self_rewarding
+FIRST_PAIRS, OWN, TAUGHT = "judge/first_pairs", "own scores", "own scores, self-taught judge"
+
+
+def last_round(key: str) -> Callable[[dict], float]:
+    """A metric that only steps that begin a round have, in the last round."""
+    return lambda run: [step[key] for step in run["steps"] if key in step][-1]
+
+
+CLAIMS += [
+    Claim(
+        "selfreward-judge",
+        "self_rewarding",
+        "right above wrong answers of the first model: after the last round minus before",
+        "78.7 -> 81.7",
+        gain(FIRST_PAIRS),
+        (OWN,),
+    ),
+    Claim(
+        "selfreward-judge-taught",
+        "self_rewarding",
+        "the same after the last round, judge not trained against self-taught",
+        "RewardBench 75.4 -> 88.3",
+        last(FIRST_PAIRS),
+        (OWN, TAUGHT),
+    ),
+    Claim(
+        "selfreward-compared",
+        "self_rewarding",
+        "the right one of two chosen, judge not trained against self-taught",
+        "-",
+        last("judge/first_compared"),
+        (OWN, TAUGHT),
+    ),
+    Claim(
+        "selfreward-accuracy",
+        "self_rewarding",
+        "accuracy after the last round minus before, by a model's own scores alone",
+        "AlpacaEval 9.9 -> 20.4",
+        gain("solver/accuracy"),
+        (OWN,),
+    ),
+    Claim(
+        "selfreward-chance",
+        "self_rewarding",
+        "accuracy, scores at random against own ones",
+        "-",
+        last("solver/accuracy"),
+        ("scores at random", OWN),
+    ),
+    Claim(
+        "selfreward-truth",
+        "self_rewarding",
+        "accuracy, own scores against the truth in their place",
+        "-",
+        last("solver/accuracy"),
+        (OWN, "scores by the truth"),
+    ),
+]
+SELF = {
+    "accuracy": "solver/accuracy",
+    "greedy": "solver/greedy",
+    "best of 4": "co/best_of_4",
+    "right above wrong, first model's": FIRST_PAIRS,
+    "right above wrong, its own": "judge/own_pairs",
+    "one reading right": "judge/readings_right",
+    "right one chosen": "judge/first_compared",
+    "in both orders": "judge/both_orders",
+}
+PAGES["self_rewarding"] = Page(
+    "self_rewarding",
+    """The paper: a model that prefers what it scores highest itself gets better at answering and,
+    as a side effect, at judging. Here every score can be held against the truth, two further runs
+    choose their pairs by the truth and by chance, and one trains its judge, too.""",
+    {
+        **{title: (last(key), True) for title, key in SELF.items()},
+        "pairs the right way round, last round": (last_round("co/pairs_right_way"), True),
+        "tokens of an answer": (last("solver/length"), False),
+    },
+    {
+        **{title: first(key) for title, key in SELF.items()},
+        "tokens of an answer": first("solver/length"),
+    },
+    [
+        ("accuracy of a round's answers", "step", "solver/accuracy", ALL),
+        ("pairs the right way round", "step", "co/pairs_right_way", ALL),
+    ],
+)

@@ -457,7 +457,7 @@ def edit(arguments: str, recorded: str = "", rows=()):
     """Marks `def tango_length(done)` as the check of a run with tango-length.diff."""
 
     def register(check):
-        name = check.__name__.replace("_", "-")
+        name = "-".join(check.__name__.rsplit("_", 1))  # a script's name may have a _ of its own
         assert name not in CHECKED
         CHECKED[name] = arguments, recorded, rows, check
 
@@ -749,6 +749,49 @@ def vstar_vote(done):
         found = module.evaluate(trainer, [{"question": "", "answer": "8"}])
         # 7 is the first of the most frequent answers, 9 has the best solution, 8 the highest sum
         assert (found["co/majority"], found["co/best_of_5"], found["co/weighted_vote"]) == (0, 0, 1)
+
+
+ONLY_PAIRS = " --train-judge none"  # pairs alone, as in the paper
+
+
+@edit(SHORT["self_rewarding"] + ONLY_PAIRS + " --pool 16", recorded="best_and_worst")
+def self_rewarding_agree(done):
+    differ = [done.module.best_and_worst(*call) is not None for call in list(done.calls)[:16]]
+    assert 0 < done.steps[0]["co/pairs"] < mean(differ)  # of the first round's 16 questions
+    right, wrong = "a right one", "a wrong one"
+    asked = []
+
+    def compare(rows):  # knows the right one, and takes the first if there is none
+        asked.extend(row["prompt"][-1]["content"] for row in rows)
+        seconds = [f"Solution 2:\n{right}" in row["prompt"][-1]["content"] for row in rows]
+        return [row | {"choice": 1 + second} for row, second in zip(rows, seconds)]
+
+    judge = SimpleNamespace(compare=compare, in_parallel=lambda work, rows: work(rows))
+    pairs = [
+        {"question": "", "chosen": {"text": chosen}, "rejected": {"text": rejected}}
+        for chosen, rejected in ((right, wrong), (wrong, right), (wrong, "another"))
+    ]
+    assert done.module.SelfRewarding.preferred_twice(judge, pairs) == pairs[:1]
+    assert len(asked) == 6 and asked[0].index(right) < asked[0].index(wrong)
+    assert asked[1].index(wrong) < asked[1].index(right)
+
+
+@edit(SHORT["self_rewarding"] + ONLY_PAIRS, recorded="best_and_worst")
+def self_rewarding_short(done):
+    assert len(done.calls) == 2 * 8
+    for scores, lengths in list(done.calls):
+        assert len(scores) == len(lengths) == 4 and min(lengths) > 0
+    chosen = done.module.best_and_worst
+    assert chosen([0.5, None, 0.5, 0.0], [9, 1, 8, 2]) == (2, 3)  # 8 tokens, not 9, nor 1
+    assert chosen([0.5, 0.0, 0.0], [9, 2, 8]) == (0, 2)
+    assert chosen([0.5, 0.5], [9, 8]) is None and chosen([None, 1.0], [9, 8]) is None
+
+
+@edit(SHORT["self_rewarding"] + ONLY_PAIRS)
+def self_rewarding_first(done):
+    first, _, second, _ = done.steps  # of both rounds, the first step
+    assert first["solver/pair_loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert abs(second["solver/margin"]) > 1e-3  # as the script stands, it is 0 again
 
 
 # ------------------------------------------------------------------ how-grpotrainer-works.md

@@ -296,14 +296,15 @@ def labelled(solution=WRONG, label=0.0, **more):
 
 def test_the_first_labels_are_the_truth_and_the_next_are_not():
     own = f"\n{dsm.HEADING}\n{ends('none', '1')}"
-    trainer = Given({"generator": [RIGHT + own, "no steps", LUCKY + own, WRONG + own]})
+    texts = {"generator": [RIGHT + own, "no steps", LUCKY + own, WRONG + own]}
+    trainer = Given(texts, least_valid=2)
     trainer.label_solutions(0)
     assert [(row["label"], row["round"]) for row in trainer.memory["labelled"]] == [(1.0, 0)]
     assert trainer.memory["rounds"] == 1 and dsm.HEADING not in str(trainer.memory)
     # LUCKY is doubted twice, WRONG once
     doubt, praise = ends("1", "0.5"), ends("none", "1")
     trainer.texts["verifier"] = [doubt, doubt, praise, "?", doubt, praise, praise, praise]
-    yes, no = "Score: \\boxed{1}", "Score: \\boxed{0.5}"
+    yes, no = "Score: \\boxed{0.5}", "Score: \\boxed{0}"
     # the first doubt has the votes yes, no, no; the second yes, yes, no; that of WRONG as the first
     trainer.texts["meta"] = [yes, yes, yes, no, yes, no, no, no, no]
     trainer.label_solutions(1)
@@ -323,13 +324,15 @@ def test_votes_make_the_label_and_the_truth_is_only_kept():
     assert (
         row["label"] == 0 and row["truth"] == 1 and row["single"] == 0
     )  # all agree, all are wrong
-    trainer = Given({"verifier": [doubt] * 4, "meta": ["Score: \\boxed{0.5}"] * 12})
-    (row,) = trainer.by_votes([labelled(RIGHT)])
-    assert row["label"] == 1  # some of it made up: no vote for it
+    for meta, label in (("Score: \\boxed{0.5}", 0), ("Score: \\boxed{0}", 1), ("?", 1)):
+        trainer = Given({"verifier": [doubt] * 4, "meta": [meta] * 12})
+        (row,) = trainer.by_votes([labelled(RIGHT)])
+        assert row["label"] == label  # one real fault is enough for a vote
 
 
 def test_too_few_analyses_that_can_be_read_make_no_label():
-    trainer = Given({"verifier": [ends("none", "1"), "?", "?", "?"], "meta": []})
+    texts = {"verifier": [ends("none", "1"), "?", "?", "?"], "meta": []}
+    trainer = Given(texts, least_valid=2)
     assert trainer.by_votes([labelled(RIGHT)])[0]["label"] is None
 
 
