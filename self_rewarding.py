@@ -6,7 +6,7 @@ the better ones (Yuan et al. 2024, arXiv:2401.10020).
     python self_rewarding.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
                                                           one GPU, 4-bit
 
-The loop (section 2).  M_1 is the model as it is given; x are questions, y answers
+The loop.  M_1 is the model as it is given; x are questions, y answers
     for t = 1 .. iterations
         y_1 .. y_N by M_t for every question x of a new pool
         s_i = the mean of several readings of y_i by M_t, an additive score
@@ -15,21 +15,25 @@ The loop (section 2).  M_1 is the model as it is given; x are questions, y answe
                                    r(x, y) = beta log(M(y | x) / M_t(y | x))
 
 Nobody knows a right answer: the gold ones are for the log alone. With --train-judge self-taught
-each round begins with the judge (Self-Taught Evaluators, Wang et al. 2024, arXiv:2408.02666):
-        x' = x changed;  y by M_t for x, y' for x': as an answer to x, y' must be the worse one
-        M_t compares y and y' in both orders; judgements j that prefer y are kept, as many of either
+each round begins with the judge (Self-Taught Evaluators, Wang et al. 2024, arXiv:2408.02666), and
+what comes of that is the round's M_t:
+        x' = x changed;  y for x, y' for x': as an answer to x, y' is taken to be the worse one
+        y and y' are compared in both orders; judgements j that prefer y are kept, as many of either
         order;   loss = - mean of log M(j | x, y, y') per token
 The losses are in `SelfRewarding.loss`; nothing is paid, and no advantage is computed.
 
 What we changed and it matters (the full list is in docs/self_rewarding.md)
     1. M_t is a LoRA adapter on one base; a second one, the copy from before the round, is the
        reference.
-    2. The model is not first fine-tuned on judging: the embedded one can judge, and so can any that
-       follows instructions.
+    2. The model is not first fine-tuned on judging. The embedded one has been taught to; a small
+       one that only follows instructions may be a poor judge.
     3. The score adds two half points instead of five points: our questions have right answers, and
        steps that hold or do not.
     4. One number of the question is changed by the script; for the paper the model rewrites it. And
-       the judge goes on from M_t instead of starting afresh: it is the same model that answers.
+       the judge goes on from M_t instead of starting afresh: it is the same model that answers,
+       which is in neither paper.
+    5. Questions come from a data set instead of being made up, and answers are sampled at
+       temperature 1 (paper: 0.7 and top-p 0.9). Answers that read the same count as one.
 
 Shapes: B pairs or judgements, b of them in a micro-batch, T completion tokens, N answers.
 """
@@ -72,13 +76,13 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     micro_batch: int = per_model(tiny=16, real=4)
     """pairs or judgements per forward and backward pass; must divide --questions"""
     lr: float = per_model(tiny=3e-4, real=5e-6)
-    """learning rate of the adapter, constant (paper: 1e-6 falling to 1e-7, all weights)"""
+    """learning rate of the adapter, constant (paper: 1e-6 falling to 1e-7)"""
     iterations: int = 3
     """rounds (paper: 2, which make M_2 and M_3)"""
     beta: float = 0.1
     """scale of the log-ratios (paper: 0.1)"""
     pool: int = per_model(tiny=192, real=1024)
-    """questions that are answered in every round (paper: some thousands)"""
+    """questions that are answered in every round"""
     samples: int = 4
     """N, answers of each (paper: 4)"""
     readings: int = 3
@@ -86,7 +90,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     train_judge: Literal["none", "self-taught"] = "none"
     """whether the judge is trained, at the beginning of every round (the paper: no)"""
     judge_steps: int = 8
-    """of --train-judge self-taught: so many of each round's steps are the judge's"""
+    """of --train-judge self-taught: so many of each round's steps are the judge's, and so many less
+    are left for pairs"""
     eval_every: int = 24
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: int = per_model(tiny=128, real=128)
@@ -115,6 +120,11 @@ both, by your own calculation, each in its own <step> </step> tags that end in \
 of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
 
 
+# read, too, is what others make of it: **Score:** $\boxed{ 1.0 }$.
+POINTS = r"\$?\\boxed\{ *(0(?:\.0)?|0?\.5|1(?:\.0)?) *\}\$?\.?\s*"
+SCORE_LINE = re.compile(rf"(?:^|\n) *(?:\*\*)?Score:? ?(?:\*\*)?:? *{POINTS}\Z")
+
+
 def prompt(system: str, user: str) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
@@ -138,7 +148,7 @@ def parse_score(text: str) -> float | None:
     >>> parse_score("Defects: none\nScore: \\boxed{1}"), parse_score("Score: \\boxed{9}")
     (1.0, None)
     """
-    found = re.search(r"(?:^|\n)Score: *\\boxed\{(0|0\.5|1)\}\s*\Z", text)
+    found = SCORE_LINE.search(text)
     return float(found[1]) if found else None
 
 
@@ -152,11 +162,12 @@ def changed_question(rng: random.Random, question: str) -> str | None:
     """The question with one number replaced by another with as many digits; None without a number.
 
     The last number is left alone if there are others: of an embedded question it is the modulus.
+    Decimals, thousands and digits inside of words are no numbers here.
 
     >>> changed_question(random.Random(0), "(38+4)*7 mod 100")
-    '(38+8)*7 mod 100'
+    '(38+7)*7 mod 100'
     """
-    numbers = list(re.finditer(r"(?<![\d.,])\d{1,9}(?![\d.,]*\d)", question))
+    numbers = list(re.finditer(r"(?<![\w.,])[0-9]{1,9}(?!\w|[.,]\d)", question))
     if not numbers:
         return None
     place = rng.choice(numbers[:-1] or numbers)
@@ -168,9 +179,11 @@ def changed_question(rng: random.Random, question: str) -> str | None:
 
 # ------------------------------------------------------------------ the papers' mathematics
 def mean_score(readings: list[float | None]) -> float | None:
-    """The mean of the readings that can be read; None if none can."""
+    """The mean of the readings that can be read; None if no more than half of them can: one lucky
+    reading must not make the best answer of a question.
+    """
     read = [score for score in readings if score is not None]
-    return sum(read) / len(read) if read else None
+    return sum(read) / len(read) if 2 * len(read) > len(readings) else None
 
 
 def best_and_worst(scores: list[float | None]) -> tuple[int, int] | None:
@@ -255,20 +268,26 @@ class SelfRewarding(CoTrainer):
         readings = self.in_parallel(self.readings, answers)
         pairs, N = [], self.cfg.samples
         for i in range(0, len(answers), N):
-            some = answers[i : i + N]
-            scores = [mean_score(read) for read in readings[i : i + N]]
+            different, read = {}, {}  # by their texts: two that are alike make no pair
+            for answer, scores in zip(answers[i : i + N], readings[i : i + N]):
+                different.setdefault(answer["text"], answer)
+                read.setdefault(answer["text"], []).extend(scores)
+            scores = [mean_score(read[text]) for text in different]
             places = best_and_worst(scores)
             if places:
-                best, worst = (some[k] for k in places)
-                pairs.append({"question": best["question"], "chosen": best, "rejected": worst})
-                pairs[-1]["scores"] = [scores[k] for k in places]
+                chosen, rejected = ([*different.values()][k] for k in places)
+                pairs.append({"question": chosen["question"], "chosen": chosen})
+                pairs[-1] |= {"rejected": rejected, "scores": [scores[k] for k in places]}
+        self.report_round(answers, readings, pairs)
         if not pairs:
+            silent = mean([score is None for scores in readings for score in scores])
             raise UserError(
-                f"round {t}: of no question do two answers differ in score, so there is nothing to "
-                f"prefer; --samples {N} or --pool {self.cfg.pool} may be larger."
+                f"round {t}: of no question do two different answers differ in score, so there is "
+                f"nothing to prefer ({silent:.0%} of the judgements could not be read); "
+                f"--judgement-tokens {self.cfg.judgement_tokens} or --pool {self.cfg.pool} may be "
+                f"too small."
             )
         self.memory |= {"paired": t, "pairs": pairs}
-        self.report_round(answers, readings, pairs)
 
     def start_afresh(self):
         """The reference is the model as it is now, and Adam knows nothing."""
@@ -294,7 +313,8 @@ class SelfRewarding(CoTrainer):
                 "question": row["question"],
                 "ids": list(map(int, one)),
                 "text": text.strip(),
-                "right": is_correct(text, row["answer"]),  # for the log alone
+                # for the log alone; a changed question has no known answer
+                "right": row["answer"] is not None and is_correct(text, row["answer"]),
             }
             for row, one, text in zip(rows, ids, texts)
         ]
@@ -314,27 +334,29 @@ class SelfRewarding(CoTrainer):
         rows = [row for row in rows if row["changed"]]
         good = self.in_parallel(self.answers, rows)
         bad = self.in_parallel(
-            self.answers, [{"question": row["changed"], "answer": row["answer"]} for row in rows]
+            self.answers, [{"question": row["changed"], "answer": None} for row in rows]
         )
         compared = []
         for better, worse in zip(good, bad):
-            if boxed(better["text"]) and boxed(worse["text"]) and better["text"] != worse["text"]:
+            said = [boxed(better["text"]), boxed(worse["text"])]
+            if all(said) and said[0] != said[1]:
                 for first, second, wanted in ((better, worse, 1), (worse, better, 2)):
                     shown = compare_prompt(better["question"], first["text"], second["text"])
                     compared.append({"prompt": shown, "wanted": wanted})
         judged = self.in_parallel(self.compare, compared)
-        kept = balanced([j for j in judged if j["choice"] == j["wanted"]])
+        fine = [j["choice"] == j["wanted"] for j in judged]
+        kept = balanced([j for j, preferred in zip(judged, fine) if preferred])
+        if fine:
+            self.log_mean("judge/prefers_the_own_question", fine)
+        self.log_mean("judge/judgements", len(kept))
         if not kept:
             raise UserError(
-                f"round {t}: no comparison of {len(compared)} in either order prefers the answer "
-                f"to the question itself, so the judge has nothing to learn from."
+                f"round {t}: of {len(judged)} comparisons {sum(fine)} prefer the answer to the "
+                f"question itself, in one of the two orders none, so that the judge would learn a "
+                f"place and nothing else; --pool {self.cfg.pool} may be too small."
             )
-        random.Random(f"{self.cfg.seed} {t}").shuffle(kept)
+        rng.shuffle(kept)
         self.memory |= {"taught": t, "judgements": kept}
-        self.log_mean(
-            "judge/prefers_the_own_question", [j["choice"] == j["wanted"] for j in judged]
-        )
-        self.log_mean("judge/judgements", len(kept))
 
     def compare(self, rows: list[dict]) -> list[dict]:
         """Each row's prompt, answered: ids, and the choice."""
@@ -391,6 +413,8 @@ class SelfRewarding(CoTrainer):
         self.log_mean("solver/length", [len(a["ids"]) for a in answers])
         self.log_mean("judge/unreadable", [s is None for read in readings for s in read])
         self.log_mean("co/pairs", len(pairs) / self.cfg.pool)
+        if not pairs:
+            return
         length_gap = [len(p["chosen"]["ids"]) - len(p["rejected"]["ids"]) for p in pairs]
         self.log_mean("co/length_gap", length_gap)
         told = [p for p in pairs if p["chosen"]["right"] != p["rejected"]["right"]]
@@ -439,11 +463,7 @@ def evaluate(trainer: SelfRewarding, held_out: list[dict]) -> dict[str, float]:
     answers = trainer.in_parallel(trainer.answers, [row for row in held_out for _ in range(n)])
     result["solver/accuracy"] = mean([a["right"] for a in answers])
     result["solver/length"] = mean([len(a["ids"]) for a in answers])
-    scores = [
-        [score or 0.0 for score in read]  # in an evaluation what cannot be read is a 0
-        for read in trainer.in_parallel(trainer.readings, answers)
-    ]
-    means = [mean(read) for read in scores]
+    means = [*map(place_of, trainer.in_parallel(trainer.readings, answers))]
     groups = [range(i, i + n) for i in range(0, len(answers), n)]
     best = [answers[max(group, key=means.__getitem__)]["right"] for group in groups]
     result[f"co/best_of_{n}"] = mean(best)
@@ -473,7 +493,7 @@ def evaluate_judge(trainer: SelfRewarding, bank: list) -> dict[str, float]:
     if not bank:
         return {}
     read = trainer.in_parallel(trainer.readings, [answer for pair in bank for answer in pair])
-    means = [mean([score or 0.0 for score in scores]) for scores in read]
+    means = [*map(place_of, read)]
     right = [s is not None and (s > 0) is (i % 2 == 0) for i, some in enumerate(read) for s in some]
     shown = [
         {
@@ -490,6 +510,12 @@ def evaluate_judge(trainer: SelfRewarding, bank: list) -> dict[str, float]:
         "judge/first_compared": mean(chosen),
         "judge/both_orders": mean([a and b for a, b in zip(chosen[::2], chosen[1::2])]),
     }
+
+
+def place_of(readings: list[float | None]) -> float:
+    """The mean score, by which answers are ranked; what has none comes last."""
+    score = mean_score(readings)
+    return -1.0 if score is None else score
 
 
 def ranked(good: float, bad: float) -> float:
@@ -524,7 +550,7 @@ def main(args: Args):
     if args.samples < 2:
         raise UserError(f"--samples {args.samples}: of one answer there is no best and no worst.")
     turns = [(0, args.solution_tokens), (2 * args.solution_tokens, args.judgement_tokens)]
-    check_memory(args, turns, adapters=2, rows_per_item=2)
+    check_memory(args, turns, adapters=1, frozen_adapters=1, rows_per_item=2)
     asked = args.pool * args.iterations
     train, held_out = load_questions(args.dataset, asked, args.eval_questions, args.seed)
     run = start_run(args, __file__, train, held_out)

@@ -31,7 +31,7 @@ AT_LEAST = dict.fromkeys(SIZES.split(), 1) | {"time_limit": 0.001, "inputs": 2}
 AT_LEAST |= {"beta": 1e-6, "last_beta": 1e-6}  # at 0 neither loss has a gradient
 AT_MOST = dict.fromkeys(SHARES.split(), 1) | {"time_limit": 3600, "seed": 2**32 - 1}  # numpy's
 AT_MOST |= {"inputs": 100}
-AT_MOST |= dict.fromkeys("steps questions eval_questions eval_samples".split(), 1_000_000)
+AT_MOST |= dict.fromkeys("steps questions eval_questions eval_samples pool".split(), 1_000_000)
 AT_MOST |= {"lora_rank": 4096, "group_size": 100_000}
 
 

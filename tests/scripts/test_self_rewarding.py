@@ -32,7 +32,9 @@ EOS = 4
 def test_a_reading_that_cannot_be_read_is_no_zero():
     assert sr.mean_score([1.0, None, 0.5]) == 0.75
     assert sr.mean_score([None, None]) is None and sr.mean_score([]) is None
-    assert sr.mean_score([0.0, None]) == 0.0
+    assert sr.mean_score([0.0]) == 0.0
+    assert sr.mean_score([1.0, None]) is None  # one lucky reading of two is no score
+    assert sr.place_of([None]) < sr.place_of([0.0]) < sr.place_of([0.5, 0.0])
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -63,6 +65,8 @@ def test_judgements_are_balanced_between_the_orders():
         ("Score: \\boxed{0.5}\n", 0.5),
         ("Defects: 1\nScore:\\boxed{0}", 0.0),
         ("Score: \\boxed{1}\nScore: \\boxed{0}", 0.0),  # the last word counts
+        ("**Score:** $\\boxed{ 1.0 }$.", 1.0),
+        ("  **Score**: \\boxed{.5}", 0.5),
         ("Score: \\boxed{1} or so", None),
         ("Score: \\boxed{1}\nDefects: 2", None),
         ("My Score: \\boxed{1}", None),
@@ -122,6 +126,8 @@ def test_questions_of_other_data_are_changed_too():
     text = "Natalia sold 48 clips in April and half as many in May."
     assert sr.changed_question(random.Random(0), text) not in (None, text)  # its only number
     assert sr.changed_question(random.Random(0), "How many?") is None
+    words = "In H2O the 2nd x_1 is v1.0 of 7."
+    assert sr.changed_question(random.Random(0), words)[:-2] == words[:-2]
     for seed in range(20):  # neither decimals nor thousands are torn apart
         assert "1,200" in sr.changed_question(random.Random(seed), "Of 1,200 or 3.5 take 7 and 8.")
         assert "3.5" in sr.changed_question(random.Random(seed), "Of 1,200 or 3.5 take 7 and 8.")
@@ -249,17 +255,17 @@ def said(score):
 
 
 def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
-    trainer = Given([RIGHT, WRONG, said(0), said(0.5), said(1), "hm"])
+    trainer = Given([RIGHT, WRONG, said(0), said(0.5), "hm", said(1), said(1), "?"], readings=3)
     trainer.start_round(0)
     (pair,) = trainer.memory["pairs"]
     assert pair["chosen"]["text"] == WRONG and pair["rejected"]["text"] == RIGHT
     assert pair["scores"] == [1.0, 0.25] and trainer.afresh == 1
     assert pair["chosen"]["ids"][-1] == EOS and trainer.memory["paired"] == 0
     assert trainer.logged["co/pairs_right_way"] == [False]
-    assert trainer.logged["judge/unreadable"] == [False, False, False, True]
+    assert trainer.logged["judge/unreadable"] == [False, False, True, False, False, True]
     judged = [text for who, text in trainer.asked if who == "judge"]
     assert judged == [
-        sr.score_prompt(QUESTION, t)[-1]["content"] for t in [RIGHT] * 2 + [WRONG] * 2
+        sr.score_prompt(QUESTION, t)[-1]["content"] for t in [RIGHT] * 3 + [WRONG] * 3
     ]
 
 
@@ -275,8 +281,24 @@ def test_gold_answers_change_nothing_but_the_log():
 
 
 def test_ties_teach_nothing():
-    with pytest.raises(UserError, match="of no question do two answers differ in score"):
-        Given([RIGHT, WRONG] + [said(1)] * 4).start_round(0)
+    trainer = Given([RIGHT, WRONG, said(1), said(1), said(1), said(1)])
+    with pytest.raises(UserError, match="two different answers differ in score"):
+        trainer.start_round(0)
+    trainer = Given([RIGHT, WRONG] + ["hm"] * 4)
+    with pytest.raises(UserError, match="100% of the judgements could not be read"):
+        trainer.start_round(0)
+    assert trainer.logged["judge/unreadable"] == [True] * 4
+
+
+def test_answers_that_read_the_same_are_one_with_all_their_readings():
+    readings = [said(1), said(0), said(1), said(1), said(0.5), said(0.5)]
+    trainer = Given([RIGHT, RIGHT, WRONG, *readings], samples=3)
+    trainer.start_round(0)
+    (pair,) = trainer.memory["pairs"]
+    assert (pair["chosen"]["text"], pair["scores"]) == (RIGHT, [0.75, 0.5])
+    trainer = Given([RIGHT, RIGHT, said(1), said(1), said(0), said(0)])
+    with pytest.raises(UserError, match="two different answers"):  # not one against itself
+        trainer.start_round(0)
 
 
 def test_the_judge_learns_what_prefers_the_own_question():
@@ -294,8 +316,16 @@ def test_the_judge_learns_what_prefers_the_own_question():
 
 @pytest.mark.parametrize("said", ["\\boxed{1}", "no idea"])
 def test_a_judge_with_one_answer_only_teaches_nothing(said):
-    with pytest.raises(UserError, match="the judge has nothing to learn from"):
-        Given([RIGHT, WRONG, said, said]).start_judging(0)
+    trainer = Given([RIGHT, WRONG, said, said])
+    with pytest.raises(UserError, match="the judge would learn a place and nothing else"):
+        trainer.start_judging(0)
+    assert trainer.logged["judge/judgements"] == 0
+
+
+def test_answers_that_agree_are_not_compared():
+    trainer = Given([RIGHT, RIGHT.replace("38+4=42", "30+12=42")])
+    with pytest.raises(UserError, match="of 0 comparisons"):
+        trainer.start_judging(0)
 
 
 def test_every_round_has_new_questions():
@@ -308,14 +338,14 @@ def test_every_round_has_new_questions():
 def test_a_judge_is_measured_by_hand():
     good = {"question": QUESTION, "text": RIGHT, "ids": [], "right": True}
     bad = good | {"text": WRONG, "right": False}
-    read = [[1.0, None], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5]]
+    read = [[1.0, None, 1.0], [0.0, 0.0, 0.5], [0.0, None, 0.5], [None, None, 0.0]]
     trainer = Given()
     trainer.readings = lambda answers: read
     trainer.compare = lambda rows: [row | {"choice": c} for row, c in zip(rows, [1, 2, 1, None])]
     found = sr.evaluate_judge(trainer, [(good, bad)] * 2)
     assert found == {
-        "judge/first_pairs": 0.75,  # above, and equal
-        "judge/readings_right": 5 / 8,
+        "judge/first_pairs": 1.0,
+        "judge/readings_right": 6 / 12,
         "judge/first_compared": 0.75,
         "judge/both_orders": 0.5,
     }
