@@ -283,7 +283,7 @@ class SelfRewarding(CoTrainer):
             silent = mean([score is None for scores in readings for score in scores])
             raise UserError(
                 f"round {t}: of no question do two different answers differ in score, so there is "
-                f"nothing to prefer ({silent:.0%} of the judgements could not be read); "
+                f"nothing to prefer (a share of {silent:.2f} of the judgements could not be read); "
                 f"--judgement-tokens {self.cfg.judgement_tokens} or --pool {self.cfg.pool} may be "
                 f"too small."
             )

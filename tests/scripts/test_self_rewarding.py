@@ -285,7 +285,7 @@ def test_ties_teach_nothing():
     with pytest.raises(UserError, match="two different answers differ in score"):
         trainer.start_round(0)
     trainer = Given([RIGHT, WRONG] + ["hm"] * 4)
-    with pytest.raises(UserError, match="100% of the judgements could not be read"):
+    with pytest.raises(UserError, match="a share of 1.00 of the judgements could not be read"):
         trainer.start_round(0)
     assert trainer.logged["judge/unreadable"] == [True] * 4
 
