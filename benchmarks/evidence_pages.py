@@ -15,8 +15,8 @@ from pathlib import Path
 
 from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, finished, rate_of, read, score
 from evidence_claims import CLAIMS, PAGES, interval, result, runs_of
-from one_gpu_docs import CARDS, GIB, fitting
-from one_gpu_docs import name as model_name
+from gpu_docs import CARDS, GIB, fitting
+from gpu_docs import name as model_name
 
 # ------------------------------------------------------------------ figures
 NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"

@@ -42,13 +42,14 @@ from common.args import fill_in, grpo_config  # noqa: E402
 from common.cotrainer import CoTrainer, Player  # noqa: E402
 from common.model import load_model  # noqa: E402
 from common.pairs import completion_batch  # noqa: E402
-from common.sampling import sample  # noqa: E402
+from common.sampling import float32_logits, sample  # noqa: E402
 from common.tasks.math import load_questions  # noqa: E402
 from tango import Args, solve_prompt, verify_prompt  # noqa: E402
 
 import logprob  # noqa: E402
 import torch  # noqa: E402
 import tyro  # noqa: E402
+from bitsandbytes.nn import Linear4bit  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -145,14 +146,18 @@ def player(bench: Bench, size: str):
     return model.eval(), tokenizer
 
 
-def by_generate(model, prompt_ids, tokens, pad_id) -> list[list[int]]:
+def by_generate(model, prompt_ids, tokens, pad_id, **more):
+    """Token ids of each row; with `more`, whatever `generate` returns."""
     width = max(map(len, prompt_ids))
     ids = torch.tensor([[pad_id] * (width - len(row)) + row for row in prompt_ids])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompt_ids])
     settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "top_k": 0}
-    inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    settings |= {"pad_token_id": pad_id, "return_dict_in_generate": True} | more
     with torch.no_grad():
-        return model.generate(**inputs, **settings, pad_token_id=pad_id)[:, width:].tolist()
+        found = model.generate(
+            input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **settings
+        )
+    return found if more else found.sequences[:, width:].tolist()
 
 
 def by_sample(model, prompt_ids, tokens, pad_id) -> list[list[int]]:
@@ -198,7 +203,7 @@ class Ready(CoTrainer):
 def our_trainer(model, tokenizer, names: list[str], rows: int, micro: int, steps: int, **change):
     args = Args(micro_batch=micro, steps=steps, four_bit=True, save_every=10**6, **change)
     args = fill_in(args, rows=rows)
-    players = {name: Player([], 2e-5) for name in names}
+    players = {name: Player([], 2e-5, 8) for name in names}
     return Ready(
         model,
         players,
@@ -217,10 +222,14 @@ def gap(bench: Bench, size: str) -> dict:
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
     model.set_adapter("player")
-    texts, drawn = sample(model, ids, bench.completion, 1.0, [], tokenizer.pad_token_id)
-    batch = completion_batch(prompts, texts, tokenizer, model.device)
+    with float32_logits(model.get_base_model()):  # as common/adapters.py samples on a GPU
+        found = by_generate(model, ids, 64, tokenizer.pad_token_id, output_logits=True)
+    width = max(map(len, ids))
+    logps = torch.stack(found.logits, 1).float().log_softmax(-1)  # (B, T, V)
+    texts = found.sequences[:, width:]  # (B, T)
+    sampled = logps.gather(2, texts[..., None])[..., 0]  # (B, T)
+    batch = completion_batch(prompts, texts.tolist(), tokenizer, model.device)
     own, equal = (trainer.log_probs(name, batch) for name in ("player", "equal"))
-    sampled = torch.tensor(drawn, device=model.device)
     return {
         "sampler_and_trainer": (sampled - own).abs().mean().item(),
         "two_equal_adapters": (own - equal).abs().mean().item(),
@@ -291,6 +300,9 @@ def their_trainer(bench: Bench, size: str, rows, reward, tokens: int, steps: int
         quantization_config=BitsAndBytesConfig(**four_bit),
         **({"device_map": {"": 0}} if GPU else {}),
     )
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False  # see common/model.py
     config = {"output_dir": tempfile.mkdtemp(), "max_steps": steps, "num_generations": 2}
     config |= {"max_completion_length": tokens, "loss_type": "dapo", "beta": 0.0}
     config |= {"learning_rate": 2e-5, "gradient_checkpointing": True, "bf16": GPU}
@@ -451,9 +463,12 @@ def write(trainer: GRPOTrainer, prompts: list, tokens: int) -> list[str]:
     """What a reward function does for texts of another model."""
     model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
     ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-    model.gradient_checkpointing_disable()  # under it no layer fills a cache
+    base = model.get_base_model()
+    base.gradient_checkpointing_disable()  # under it no layer fills a cache
+    base.disable_input_require_grads()
     found = by_generate(model.eval(), ids, tokens, tokenizer.pad_token_id)
-    model.gradient_checkpointing_enable()
+    base.gradient_checkpointing_enable()
+    base.enable_input_require_grads()
     model.train()
     return tokenizer.batch_decode(found, skip_special_tokens=True)
 

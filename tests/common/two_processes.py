@@ -212,7 +212,7 @@ def check_unlike_batches_are_refused_before_one_process_waits_for_the_other(trai
 
 # ------------------------------------------------------------------ a sharded base
 def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(folder):
-    """What docs/one-gpu.md says of FSDP2."""
+    """What docs/scale.md says of FSDP2."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320}
     if dist.get_rank() == 0:

@@ -1,0 +1,206 @@
+"""benchmarks/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures; what
+docs/one-gpu.md holds is made of results; what docs/scale.md says can be done.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import tango
+from common.adapters import AdapterTrainer
+from common.cotrainer import CoTrainer
+from common.memory import GIB
+from common.model import TINY
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from conftest import ROOT, run_script
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpu  # noqa: E402
+import gpu_docs  # noqa: E402
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """The embedded tokenizer in place of Qwen's, for which the head alone would take minutes. There
+    are 16,384 ids, most of which mean nothing, so that hardly any text ends early. Scripts run in
+    this process.
+    """
+    shutil.copytree(TINY, tmp_path / "qwen2.5-tokenizer", ignore=shutil.ignore_patterns("model*"))
+    rows = [{"question": f"{i}+{i}", "answer": f"#### {2 * i}"} for i in range(100)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "gsm8k_train.jsonl").write_text(text)
+    monkeypatch.setitem(gpu.SHAPES, "tiny", gpu.shape(64, 128, 2, 4, 2, vocab=16_384))
+    full_batch = gpu.full_batch
+
+    def within_vocabulary(*args):
+        batch = full_batch(*args)
+        return batch | {key: ids % 16_384 for key, ids in batch.items() if key.endswith("_ids")}
+
+    run = subprocess.run
+
+    def in_this_process(command, *args, **options):
+        if "--child" not in command:
+            return run(command, *args, **options)
+        gpu.child(command[3], command[4:])
+        return SimpleNamespace(returncode=0)
+
+    for owner, name in (
+        (AdapterTrainer, "_generate_single_turn"),
+        (CoTrainer, "micro_batches"),
+        (tango, "evaluate"),
+    ):  # what `child` replaces
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(gpu, "full_batch", within_vocabulary)
+    monkeypatch.setattr(gpu.subprocess, "run", in_this_process)
+    return gpu.Bench(tmp_path, tmp_path / "models", "tiny")
+
+
+def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
+    out = tmp_path / "gpu.jsonl"
+    cells = ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "update/tiny/2/off", "two/tiny"]
+    cells += ["gap/tiny", "resume/tiny"]
+    assert {cell.split("/")[0] for cell in cells} | {"step"} == gpu.CELLS.keys()
+    gpu.measure(cells, bench, out, minutes=9)
+    rows = gpu.read(out)
+    assert [row for row in rows.values() if "error" in row] == [] and [*rows] == cells
+    assert {m["method"] for m in rows["logprob/32"]["methods"]} >= {"ours", "trl", "naive"}
+    for name in ("generate", "sample"):
+        cell = rows["rollouts/tiny/8x6"][name]
+        assert cell["kernels"] > 10 and cell["tokens_per_second"] * cell["seconds"] == 8 * 6
+    assert (
+        rows["update/tiny/2"]["ratio"] > 0 and len(rows["update/tiny/2/off"]["ours"]["steps"]) == 4
+    )
+    ours, theirs = rows["two/tiny"]["ours"], rows["two/tiny"]["two trainers"]
+    assert len(ours["seconds"]) == 4 and len(theirs["seconds"]) == 2
+    # solutions and their judgements; a solution per question and its judgements
+    assert ours["tokens"] == [2 * 2 * 8 * 8, (2 + 16) * 8] * 2
+    assert rows["gap/tiny"]["sampler_and_trainer"] < 1e-4 > rows["gap/tiny"]["two_equal_adapters"]
+    assert rows["resume/tiny"]["largest_difference"] == 0.0
+    table = gpu_docs.measured_table(rows)
+    assert all(f"| `{cell}` |" in table for cell in cells) and "largest_difference 0" in table
+
+
+def test_a_cell_is_measured_once_and_an_error_again(bench, tmp_path, monkeypatch, capsys):
+    calls, out = [], tmp_path / "gpu.jsonl"
+
+    def cell(bench, *about):
+        calls.append(about)
+        if len(calls) == 1:
+            raise RuntimeError("no kernel")
+        return {"seconds": 1.0}
+
+    monkeypatch.setitem(gpu.CELLS, "gap", cell)
+    for errors in (True, False, False):
+        gpu.measure(["gap/7b"], bench, out, minutes=1)
+        assert ("error" in gpu.read(out)["gap/7b"]) is errors
+    assert calls == [("7b",)] * 2 and "RuntimeError: no kernel" in capsys.readouterr().out
+    gpu.measure(["gap/14b"], bench, out, minutes=-1)
+    assert "no time is left" in capsys.readouterr().out and len(calls) == 2
+    assert "RuntimeError" in gpu_docs.measured_table(
+        {"x": {"cell": "x", "machine": "m", "error": "RuntimeError"}}
+    )
+
+
+def test_every_plan_names_cells_that_there_are():
+    for cells in gpu.PLANS.values():
+        for cell in cells:
+            kind, *about = cell.split("/")
+            assert kind in gpu.CELLS
+            named = [part for part in about if part in gpu.SHAPES]
+            assert kind == "logprob" or len(named) == 1
+            assert kind != "step" or about[0] in gpu.STEPS
+
+
+def test_the_document_holds_the_tables_that_are_made():
+    text = gpu_docs.DOCS.read_text()
+    assert text == gpu_docs.with_tables(text, gpu.read(gpu.OUT))
+
+
+# ------------------------------------------------------------------ docs/scale.md
+def test_the_example_for_verl_gives_tangos_advantages():
+    """Rows of groups not side by side, responses of unlike length, one without steps."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/scale.md").read_text(), re.DOTALL)
+    names = {}
+    exec(block, names)
+    torch.manual_seed(0)
+    lengths = torch.tensor([9, 5, 7, 9, 1, 8])
+    mask = (torch.arange(9) < lengths[:, None]).float()
+    outcome = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    ends = torch.tensor([[2, 4], [1, -1], [0, 5], [3, 6], [-1, -1], [2, 3]])
+    values = torch.tensor([0.5, -0.5, 1.0, -1.0]).repeat(3).reshape(6, 2)
+    values = torch.where(ends >= 0, values, torch.nan)
+    expected = tango.tango_advantages(outcome, values, ends, mask, 3, 0.3)
+    rewards = torch.zeros(6, 9).scatter(1, lengths[:, None] - 1, outcome[:, None])
+    for row, (some, which) in enumerate(zip(ends, values)):
+        for end, value in zip(some.tolist(), which.tolist()):
+            if end >= 0:
+                rewards[row, end] = value
+    order = torch.tensor([3, 0, 4, 1, 5, 2])
+    index = [["a", "b"][i // 3] for i in order.tolist()]
+    found, returns = names["tango_estimator"](rewards[order], mask[order], index, alpha=0.3)
+    assert torch.allclose(found, expected[order], atol=1e-6) and torch.equal(found, returns)
+
+
+@pytest.mark.parametrize("size, micro_batch, limit", [("7b", 4, 22), ("1.5b", 4, 10)])
+def test_two_players_are_estimated_to_fit_24_gb(size, micro_batch, limit):
+    """The targets: two players of 7B within 22 GiB, two of 1.5B within 10."""
+    need = gpu_docs.need(size, rows=64, micro_batch=micro_batch)
+    assert need["peak"] / GIB < limit
+
+
+# ------------------------------------------------------------------ several processes
+def test_the_configurations_are_understood_by_accelerate():
+    files = sorted((ROOT / "docs" / "accelerate").glob("*.yaml"))
+    assert len(files) == 2
+    for path in files:
+        config = load_config_from_file(str(path))
+        assert str(config.distributed_type).endswith("MULTI_GPU")
+        assert config.mixed_precision == "bf16" and not config.use_cpu
+
+
+TWO_PROCESSES = """
+import os, socket, sys
+sys.path.insert(0, {root!r})
+import tango, tyro
+from accelerate.utils import gather_object
+from torch.multiprocessing import start_processes
+
+def process(rank):
+    os.environ |= {{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}}
+    trainers, train = [], tango.Tango.train
+    tango.Tango.train = lambda trainer, **how: trainers.append(trainer) or train(trainer, **how)
+    tango.evaluate = lambda *_: {{}}  # not what this is about
+    with tango.plain_errors():
+        tango.main(tyro.cli(tango.Args))
+        weights = trainers[0].model.named_parameters()
+        B = {{n: p.double().abs().sum().item() for n, p in weights if "lora_B" in n}}
+        first, second = gather_object([B])
+        assert first == second, "the processes' adapters differ"
+        for player in ("generator", "verifier"):
+            assert any(value > 0 for name, value in B.items() if player in name), player
+        if rank == 0:
+            print("alike on", trainers[0].accelerator.num_processes)
+
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = str(free.getsockname()[1])
+os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}}
+start_processes(process, nprocs=2, start_method="fork")
+"""
+
+
+def test_a_four_bit_base_on_two_processes(tmp_path):
+    """DDP around frozen 4-bit weights and two adapters: both are trained, and alike on both
+    processes, which see different rows. Forked from one, they import everything only once.
+    """
+    (tmp_path / "two.py").write_text(TWO_PROCESSES.format(root=str(ROOT)))
+    arguments = "--steps 2 --ver-warmup 1 --questions 2 --group-size 4 --micro-batch 4"
+    arguments += " --eval-questions 4 --lora-rank 4 --four-bit --out"
+    result = run_script(tmp_path / "two.py", *arguments.split(), tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "alike on 2" in result.stdout
