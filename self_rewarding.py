@@ -43,6 +43,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from common.adapters import copy_adapter
 from common.args import RunArgs, fill_in, grpo_config, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
@@ -63,7 +64,6 @@ import torch
 import torch.nn.functional as F
 import tyro
 from datasets import Dataset
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
 
 # ------------------------------------------------------------------ arguments
@@ -218,11 +218,6 @@ def round_at(step: int, cfg: Args) -> tuple[int, bool]:
     """(the round, from 0 on; whether this step trains the judge)."""
     t, turn = divmod(step, cfg.steps // cfg.iterations)
     return t, cfg.train_judge == "self-taught" and turn < cfg.judge_steps
-
-
-def copy_adapter(model, source: str, target: str):
-    state = get_peft_model_state_dict(model, adapter_name=source)
-    set_peft_model_state_dict(model, state, adapter_name=target)
 
 
 # ------------------------------------------------------------------ the trainer

@@ -40,6 +40,7 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
+from common.adapters import copy_adapter
 from common.args import RunArgs, fill_in, grpo_config, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
@@ -61,7 +62,6 @@ import torch
 import torch.nn.functional as F
 import tyro
 from datasets import Dataset
-from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 
 
 # ------------------------------------------------------------------ arguments
@@ -152,11 +152,6 @@ def learning_rate_at(step: int, length: int) -> float:
     inside, warmup = step % length, max(1, round(WARMUP * length))
     shape = min((inside + 1) / warmup, (length - inside) / max(1, length - warmup + 1))
     return shape * (LATE_LR if step // length >= 2 else 1.0)
-
-
-def copy_adapter(model, source: str, target: str):
-    state = get_peft_model_state_dict(model, adapter_name=source)
-    set_peft_model_state_dict(model, state, adapter_name=target)
 
 
 # ------------------------------------------------------------------ the trainer

@@ -41,7 +41,7 @@ from common.sampling import (
 
 import torch
 from accelerate.utils import gather_object
-from peft.utils import set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -322,6 +322,12 @@ class AdapterTrainer(GRPOTrainer):
             state = load_file(folder / adapter / "adapter_model.safetensors")
             set_peft_model_state_dict(self.model, state, adapter_name=adapter)
         self.memory = json.loads((folder / "memory.json").read_text())
+
+
+def copy_adapter(model, source: str, target: str):
+    """The weights of the adapter `source` become those of `target`, too."""
+    state = get_peft_model_state_dict(model, adapter_name=source)
+    set_peft_model_state_dict(model, state, adapter_name=target)
 
 
 def _check_names(players: dict[str, Player]):

@@ -4,11 +4,12 @@ import json
 import math
 import shutil
 
+from common.adapters import copy_adapter
 from common.args import fill_in, grpo_config
 from common.model import load_model
 from common.tasks.answers import is_correct
 from common.tasks.math import load_questions
-from spin import Args, Spin, copy_adapter, human_ids, learning_rate_at, solve_prompt, spin_loss
+from spin import Args, Spin, human_ids, learning_rate_at, solve_prompt, spin_loss
 
 import pytest
 import torch
