@@ -2,8 +2,8 @@
 
 Runs the six scripts without arguments, one after the other on an otherwise idle machine, and writes
 wall-clock and CPU seconds, evaluations included, to docs/evidence/defaults.json, from which
-benchmarks/evidence.py makes the README's row. A script that is in the file already is not run
-again; one that was interrupted starts anew, because its time would not be that of one run.
+benchmarks/evidence.py makes the row of docs/measured.md. A script that is in the file already is
+not run again; one that was interrupted starts anew, because its time would not be that of one run.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """What `python tango.py` shows, over seeds: python benchmarks/tango_default.py
 
 Runs the default once per seed, one after the other, and writes held-out figures before and after,
-and the seconds, to docs/evidence/tango_default.json, the README's table and its picture. Finished
-seeds are kept; a seed that was interrupted goes on where it stopped.
+and the seconds, to docs/evidence/tango_default.json, the table of docs/tango.md and the picture.
+Finished seeds are kept; a seed that was interrupted goes on where it stopped.
 """
 
 import argparse
@@ -42,7 +42,7 @@ COLUMNS = {
 
 
 def table(results: dict) -> str:
-    """The README's table: held-out figures before -> after, per seed."""
+    """The table of docs/tango.md: held-out figures before -> after, per seed."""
     some = next(iter(results.values()))
     lines = [
         "Held-out figures before and after `python tango.py`, sampled at temperature 1 but for "
@@ -86,10 +86,10 @@ def main():
         RESULT.write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)
-    readme = (ROOT / "README.md").read_text()
+    page = ROOT / "docs" / "tango.md"
     start, end = "<!-- table: tango_default -->\n", "<!-- end -->"
-    before, after = readme.split(start)
-    (ROOT / "README.md").write_text(before + start + text + end + after.split(end, 1)[1])
+    before, after = page.read_text().split(start)
+    page.write_text(before + start + text + end + after.split(end, 1)[1])
     shutil.copy(args.runs / str(args.seeds[0]) / "curves.png", ROOT / "docs" / "tango_default.png")
 
 

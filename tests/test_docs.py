@@ -56,7 +56,8 @@ PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
 ALL_PAGES = {f"docs/{path.name}": path.read_text() for path in sorted(DOCS.glob("*.md"))}
-WITH_README = ALL_PAGES | {"README.md": (ROOT / "README.md").read_text()}
+OUTSIDE = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+WITH_README = ALL_PAGES | OUTSIDE
 EDITS = sorted(DOCS.glob("edits/*.diff"))
 
 # A short run in which every player has its turn
@@ -284,7 +285,7 @@ def test_the_table_of_the_test_bed_is_what_was_measured():
 @pytest.mark.parametrize("page", ALL_PAGES)
 def test_no_measured_number_is_typed_by_hand(page):
     """Percentages stand in generated blocks, or on a line that names the paper they are from."""
-    block = r"<!-- (results: \w+|inputs|table: \w+) -->.*?<!-- end"
+    block = r"<!-- (results: \w+|inputs|claims|hardware|speed|table: \w+) -->.*?<!-- end"
     for line in re.sub(block, "", ALL_PAGES[page], flags=re.DOTALL).splitlines():
         typed = re.search(r"\d\s*(%|per ?cent)", line)
         assert "paper" in line.lower() or not typed, f"{page}: {line}"
@@ -336,7 +337,8 @@ def test_tables_are_those_of_the_measured_runs(measured):
     pages += [("docs/tango.md", "results: gamed"), ("docs/cure.md", "inputs")]
     assert measured.keys() == {
         *pages,
-        *[("README.md", m) for m in ("evidence", "hardware", "speed")],
+        ("README.md", "evidence"),
+        *[("docs/measured.md", mark) for mark in ("claims", "hardware", "speed")],
     }
     for (page, mark), text in measured.items():
         assert block_of(page, mark) == text, f"{page}: {mark} is not what was measured"
@@ -348,7 +350,8 @@ def test_tables_are_those_of_the_measured_runs(measured):
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_nothing_but_generated_blocks(name):
     text = sections(PAGES[name])["Results"].strip()
-    blocks = re.sub(r"<!-- results: \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
+    made = r"<!-- (?:results: \w+|table: tango_default) -->\n.*?<!-- end -->"
+    blocks = re.sub(made, "", text, flags=re.DOTALL)
     assert "<!-- results" in text and not blocks.strip()
 
 
@@ -421,9 +424,9 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
     assert len(texts) > 10
 
 
-def test_metrics_of_the_readme_are_explained():
+def test_metrics_of_all_runs_are_explained():
     known = set().union(*[explained(page).keys() for page in PAGES.values()])
-    lines = [line for line in WITH_README["README.md"].splitlines() if line.startswith("| `")]
+    lines = [line for line in WITH_README["docs/runs.md"].splitlines() if line.startswith("| `")]
     named = [
         key for line in lines for key in re.findall(r"`([\w*]+/[\w/*]+)`", line.split(" | ")[0])
     ]

@@ -24,6 +24,26 @@ def test_the_first_screen_has_exactly_two_commands():
     assert blocks == [f"{install} && python tango.py", f"{install} && pytest"]
 
 
+def test_it_can_be_read_in_five_minutes():
+    assert len(README.split()) < 1300
+
+
+def test_the_quoted_lines_are_those_of_the_code():
+    """The generator's step and the loss, as they stand in the two files that they are said to be
+    in, in their order; lines may have been left out.
+    """
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    sources = [(ROOT / name).read_text() for name in ("tango.py", "common/cotrainer.py")]
+    for part, source in zip(block.split("\n\n"), sources, strict=True):
+        place = 0
+        for line in part.strip().splitlines():
+            found = re.compile(rf"^ *{re.escape(line.strip())}$", re.MULTILINE).search(
+                source, place
+            )
+            assert found, line
+            place = found.end()
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_names_every_argument(script, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
@@ -52,7 +72,8 @@ def test_the_table_is_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from tango_default import RESULT, table
 
-    block = re.search(r"<!-- table: tango_default -->\n(.*?)<!-- end -->", README, re.DOTALL)[1]
+    page = (ROOT / "docs" / "tango.md").read_text()
+    block = re.search(r"<!-- table: tango_default -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
     assert block == table(json.loads(RESULT.read_text()))
 
 
