@@ -14,8 +14,8 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
     resume/SIZE          tango.py in four steps, and in two and two: the largest difference
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
-its error. A cell that is there with figures is not measured again. `--sizes tiny` runs all on a CPU
-in minutes. benchmarks/gpu_docs.py makes the tables of docs/one-gpu.md from the lines.
+its error. A cell that is there with figures is not measured again. `--plan tiny` runs every kind on a
+CPU in minutes. benchmarks/gpu_docs.py makes the tables of docs/one-gpu.md from the lines.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from bitsandbytes.nn import Linear4bit  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from transformers import (  # noqa: E402  # noqa: E402
+from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
