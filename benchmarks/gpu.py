@@ -14,8 +14,8 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
     resume/SIZE          tango.py in four steps, and in two and two: the largest difference
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
-its error. A cell that is there with figures is not measured again. `--plan tiny` runs every kind on a
-CPU in minutes. benchmarks/gpu_docs.py makes the tables of docs/one-gpu.md from the lines.
+its error. A cell that is there with figures is not measured again. `--plan tiny` runs every kind
+on a CPU in minutes. benchmarks/gpu_docs.py makes the tables of docs/one-gpu.md from the lines.
 """
 
 import argparse
