@@ -9,7 +9,7 @@
         rollouts.jsonl    a few completions of every step, each token with its advantage
         report.html       all of it to look at, made at every evaluation
         curves.png        all players over time
-        generator/ ...    the trained adapters, as PEFT saves them
+        generator/ ...    the trained adapters, as PEFT saves them, each with a model card
         checkpoint-N/     adapters, optimiser, random numbers, memory
 
 With its folder and the same arguments (`--out FOLDER`), a run goes on where it stopped.
@@ -31,6 +31,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.card import write_cards
 from common.errors import UserError
 from common.folder import claim, release, write_whole
 from common.report import draw_curves, read_lines, write_report
@@ -243,6 +244,8 @@ class Run(TrainerCallback):
         if self.main:
             trainer.model.save_pretrained(self.folder)
             (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
+            adapters = sorted({player.adapter for player in trainer.players.values()})
+            write_cards(self.folder, self.name, adapters, self.evaluations)
             draw_curves(self.folder, self.curves)
             self.table()
 

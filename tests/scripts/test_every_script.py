@@ -27,6 +27,7 @@ from conftest import (
     small,
     weights,
 )
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -72,6 +73,11 @@ def test_a_run_shows_and_leaves_what_it_says(finished, script):
     for name in [*names.split(), script, f"checkpoint-{steps}"]:
         assert (folder / name).exists(), name
     assert not (folder / "README.md").exists()  # a form of PEFT's
+    for adapter in ADAPTERS[script]:  # a model card, with figures and arguments
+        card = (folder / adapter / "README.md").read_text()
+        assert f"`{adapter}` of `{script}`" in card and f'"steps": {steps}' in card
+        assert re.search(r"^\| \S+ \| [\d.-]+ \| [\d.-]+ \|$", card, re.MULTILINE)
+        assert ModelCard(card).data.library_name == "peft"
     assert (folder / script).read_text() == (ROOT / script).read_text()
     about = json.loads((folder / "about.json").read_text())
     module = module_of(script)
