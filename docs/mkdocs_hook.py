@@ -1,0 +1,51 @@
+"""Makes a site of the docs: README.md and CONTRIBUTING.md become pages, and files that the pages
+link to outside of docs/ become files of the site, under source/, so that no link leaves it.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md"}
+LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
+
+
+def moved(match: re.Match, folder: str, own: str) -> str:
+    """A link of the page `own`, written in `folder` of the project, as it has to be on the site."""
+    text, target = match.groups()
+    if re.match(r"[a-z]+:|#", target):
+        return match[0]
+    path, _, anchor = target.partition("#")
+    path = posixpath.normpath(posixpath.join(folder, path))  # in the project
+    if (ROOT / path).is_dir():
+        return text[1:-1] if not text.startswith("!") else match[0]  # a site has no folders
+    names = {source: page for page, source in PAGES.items()}
+    page = names.get(path) or (
+        path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}"
+    )
+    page = posixpath.relpath(page, posixpath.dirname(own) or ".")
+    return f"{text}({page}{'#' + anchor if anchor else ''})"
+
+
+def on_files(files, config):
+    for page, source in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    sources = [*ROOT.glob("*.py"), *(ROOT / "LICENSE",), *ROOT.glob("requirements.txt")]
+    for folder in ("common", "benchmarks", "tests"):
+        sources += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".txt")]
+    for path in sources:
+        name = f"source/{path.relative_to(ROOT).as_posix()}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    own = page.file.src_uri
+    folder = "" if own in PAGES else posixpath.dirname(f"docs/{own}")
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
+    for i in range(0, len(parts), 2):  # not inside of code
+        parts[i] = LINK.sub(lambda match: moved(match, folder, own), parts[i])
+    return "".join(parts)
