@@ -44,6 +44,15 @@ def test_the_quoted_lines_are_those_of_the_code():
             place = found.end()
 
 
+def test_the_notebook_is_kept_without_outputs():
+    """CI runs it; here it is only looked at: every cell is Python, or a command of the README."""
+    cells = json.loads((ROOT / "notebooks" / "tango.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    old = re.search(r"OLD = (\".*\")", "".join("".join(cell["source"]) for cell in code))[1]
+    assert (ROOT / "tango.py").read_text().count(json.loads(old)) == 1
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_names_every_argument(script, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
