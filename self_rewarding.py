@@ -105,7 +105,10 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 # ------------------------------------------------------------------ prompts and parsing
 SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
 the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags."""
+tags. For example, for 15-(3*2):
+<step>First the bracket: 3*2 = 6.</step>
+<step>Then 15-6 = 9.</step>
+<answer>\boxed{9}</answer>"""
 
 SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
 calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}.
@@ -177,7 +180,7 @@ def changed_question(rng: random.Random, question: str) -> str | None:
     return question[: place.start()] + str(others[0]) + question[place.end() :]
 
 
-# ------------------------------------------------------------------ the papers' mathematics
+# ------------------------------------------------------------------ the paper's mathematics
 def mean_score(readings: list[float | None]) -> float | None:
     """The mean of the readings that can be read; None if no more than half of them can: one lucky
     reading must not make the best answer of a question.

@@ -62,4 +62,5 @@ def write_cards(folder: Path, script: str, players: list[str], evaluations: list
             figures=figures,
             arguments=json.dumps(arguments, indent=1),
         )
+        (folder / player).mkdir(exist_ok=True)
         (folder / player / "README.md").write_text(card)

@@ -118,7 +118,7 @@ def test_names_that_metrics_would_mix_up(tmp_path, players, says):
         make_players(tmp_path, made)
 
 
-@pytest.mark.parametrize("names", [["pro", "proposer", "prover"], ["model", "mlp", "weight"]])
+@pytest.mark.parametrize("names", [["pro", "proposer", "prover"], ["odel", "lay", "weight"]])
 def test_names_that_are_parts_of_others_are_no_trouble(tmp_path, names):
     """Of one another, or of the base model's: adapters are told apart by the whole name."""
     trainer = make_players(tmp_path, {name: Player([], 1e-3, 8, 4) for name in names})

@@ -20,6 +20,7 @@ from common.cotrainer import CoTrainer
 from common.run import plain_errors, this_process
 
 import torch
+import torch.nn.functional as F
 import tyro
 from accelerate import Accelerator
 
@@ -40,8 +41,11 @@ def rows_of_both(trainer, batch: dict) -> dict:
     whole = {"player": batch["player"]}
     for key, value in sorted(batch.items()):
         if isinstance(value, torch.Tensor) and value.dim():
-            parts = scoring.padded(trainer.gather([value]), left=key.startswith("prompt"))
-            whole[key] = torch.cat(parts)
+            parts = trainer.gather([value])
+            if value.dim() == 3:  # pairs, (B, 2, T)
+                longest = max(part.shape[2] for part in parts)
+                parts = [F.pad(part, (0, longest - part.shape[2])) for part in parts]
+            whole[key] = torch.cat(scoring.padded(parts, left=key.startswith("prompt")))
         elif isinstance(value, torch.Tensor):
             whole[key] = sum(trainer.gather([value])) if key in SUMS else value
     return whole
