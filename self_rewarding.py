@@ -399,7 +399,7 @@ class SelfRewarding(CoTrainer):
         logp = self.score(model, both)[0]  # (2b, T), under M
         with torch.no_grad():  # through the same model: equal roundings, ln 2 at a round's start
             ref = self.log_probs("previous", both, model)  # (2b, T), under M_t
-        log_ratio = logp - ref  # (2b, T), 0 behind a completion's end
+        log_ratio = logp - ref  # (2b, T), log of M / M_t token by token, 0 behind the end
         chosen, rejected = chosen_and_rejected(log_ratio.sum(1))  # (b,) each
         losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
         self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
