@@ -219,6 +219,7 @@ class Prime(CoTrainer):
         batch["advantages"] = self.over_all_processes(
             lambda outcome, mask, d=None: prime_advantages(d, outcome, mask, K, noise), *signals
         )  # (B, T)
+        self.report_credit(batch)
         if cfg.process_reward and cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
         return [batch]
@@ -322,6 +323,16 @@ class Prime(CoTrainer):
             note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
         best = int(batch["rewards"].argmax())
         self.example = f"--- {batch['notes'][best]['prompt']}\n{batch['texts'][best]}\n---"
+
+    def report_credit(self, batch):
+        """What the process reward changes: the advantages without it, and the rest."""
+        if not self.cfg.process_reward:
+            return
+        signals, K = (batch["rewards"], batch["completion_mask"]), self.cfg.group_size
+        without = lambda outcome, mask: prime_advantages(None, outcome, mask, K)  # noqa: E731
+        alone = self.over_all_processes(without, *signals)  # (B, T)
+        rest = batch["advantages"] - alone
+        batch["components"] = {"outcome alone": alone, "process reward": rest}
 
     def report_prm(self, log_ratio, outcome, mask):
         """From its loss, and where it has none any more, from its scores."""

@@ -295,6 +295,7 @@ class Tango(CoTrainer):
             batch["rewards"], r_step, at, batch["completion_mask"], self.cfg.group_size, alpha
         )  # (B, T)
         self.report_generator(rows, batch, alpha, verdicts, ends)
+        self.report_credit(batch, alpha)
         return batch
 
     def verifier_step(self, questions):
@@ -359,6 +360,12 @@ class Tango(CoTrainer):
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         question, judgement = rows[0]["question"], batch["judgements"][0]
         self.example = f"--- {question}\n{batch['texts'][0]}\n--- the verifier\n{judgement}\n---"
+
+    def report_credit(self, batch, alpha):
+        """The two terms of eq. 7."""
+        A_out = group_advantage(batch["rewards"], self.cfg.group_size)[:, None]  # (B, 1)
+        outcome = (1 - alpha) * A_out * batch["completion_mask"]  # (B, T)
+        batch["components"] = {"outcome": outcome, "step": batch["advantages"] - outcome}
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]

@@ -14,19 +14,27 @@ def record(batch: dict, file: Path, step: int, tokenizer):
 
     Args:
         batch: completion_ids and completion_mask (B, T), advantages (B,) or (B, T), and notes: B
-            dicts with player, prompt, rewards, and whatever else a script wants to show.
+            dicts with player, prompt, rewards, and whatever else a script wants to show. Where the
+            advantages are a sum, its terms can be in components: {name: (B,) or (B, T)}.
     """
     with open(file, "a") as lines:
         for i in rows_to_show(batch["notes"]):
             valid = batch["completion_mask"][i].bool()  # (T,)
             ids = batch["completion_ids"][i][valid]  # (T_i,)
-            A = batch["advantages"][i].expand_as(valid)[valid]  # (T_i,)
+
+            def of_tokens(A):
+                """A row's numbers, (T,) or one for all of them, as they are written down."""
+                A = A.expand_as(valid)[valid][:RECORDED_TOKENS]
+                return [float(f"{a:.4g}") for a in A.tolist()]
+
+            terms = batch.get("components", {})
             row = {
                 "step": step,
                 **batch["notes"][i],
                 "length": len(ids),
                 "tokens": token_texts(ids[:RECORDED_TOKENS].tolist(), tokenizer),
-                "advantages": [float(f"{a:.4g}") for a in A[:RECORDED_TOKENS].tolist()],
+                "advantages": of_tokens(batch["advantages"][i]),
+                **({"components": {k: of_tokens(A[i]) for k, A in terms.items()}} if terms else {}),
             }
             lines.write(json.dumps(row) + "\n")
 

@@ -175,7 +175,8 @@ LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-v
 def versions() -> dict:
     command = ["git", "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
-    cpu = f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in LIBRARIES.split()},

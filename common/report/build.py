@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from common.errors import UserError
+from common.report.words import in_words
 
 TEMPLATE = Path(__file__).with_name("page.html")
 POINTS = 600  # of a curve, at most
@@ -103,12 +104,15 @@ def read_lines(path: Path, is_right=lambda row: True) -> tuple[list[dict], int]:
 
 
 def _is_rollout(row: dict) -> bool:
-    tokens, A = row.get("tokens"), row.get("advantages")
-    if not isinstance(tokens, list) or not isinstance(A, list) or len(tokens) != len(A):
+    tokens, terms = row.get("tokens"), row.get("components", {})
+    if not isinstance(tokens, list) or not isinstance(terms, dict):
         return False
-    texts = [row.get("player"), row.get("prompt"), *tokens]
-    numbers = all(isinstance(a, (int, float)) for a in A)
-    return numbers and all(isinstance(text, str) for text in texts)
+    for A in (row.get("advantages"), *terms.values()):
+        if not isinstance(A, list) or len(A) != len(tokens):
+            return False
+        if not all(isinstance(a, (int, float)) for a in A):
+            return False
+    return all(isinstance(text, str) for text in [row.get("player"), row.get("prompt"), *tokens])
 
 
 # ------------------------------------------------------------------ curves
@@ -216,6 +220,7 @@ def run_data(run: dict) -> dict:
         "kind": "run",
         "title": f"{run['script']}.py",
         **{name: run[name] for name in ("about", "folder", "remarks", "args", "versions")},
+        "in_words": in_words(run["rows"]),
         "device": versions.get("device", ""),
         "steps": [x["step"][-1], args.get("steps")],
         "minutes": x["minutes"][-1],

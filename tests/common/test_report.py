@@ -187,6 +187,7 @@ def test_recorded_is_what_the_update_sees(tmp_path, per_token):
     batch = trainer.rollout("generator", [first] * 4 + [second] * 4)
     shape = batch["completion_mask"].shape
     batch["advantages"] = torch.randn(shape if per_token else shape[:1])
+    batch["components"] = {"outcome": torch.randn(8), "step": torch.randn(shape)}
     batch["notes"][0]["of the script"] = [1, None]
     trainer.step = lambda rows: [batch]
     trainer._prepare_inputs([])
@@ -201,6 +202,9 @@ def test_recorded_is_what_the_update_sees(tmp_path, per_token):
         assert "".join(row["tokens"]) == trainer.processing_class.decode(ids)
         expected = A[: len(ids)] if per_token else [A] * len(ids)
         assert row["advantages"] == pytest.approx(expected, rel=5e-4)
+        for name, term in batch["components"].items():
+            expected = term[i].expand(shape[1])[: len(ids)].tolist()
+            assert row["components"][name] == pytest.approx(expected, rel=5e-4)
         assert row["rewards"] == {"outcome_reward": batch["rewards"][i].item()}
         assert row["prompt"] == (first if i < 4 else second)["question"]
     assert [row.get("of the script") for row in rows][chosen.index(0)] == [1, None]
@@ -724,6 +728,8 @@ def test_a_run_that_is_still_writing(browser, tmp_path):
 NO_ROLLOUTS = ["null", "[1]", '"text"', "12", "{}", "NaN", "\x00", "[" * 5000, '{"step": "1"}']
 NO_ROLLOUTS += ['{"step": 1, "player": 1}', '{"step": 1.5, "solver/accuracy": 1}']
 NO_ROLLOUTS += [json.dumps(rollout(advantages=[1])), json.dumps(rollout() | {"tokens": [1, 2, 3]})]
+NO_ROLLOUTS += [json.dumps(rollout(components=terms)) for terms in ([1], {"a": 1}, {"a": [1]})]
+NO_ROLLOUTS += [json.dumps(rollout(components={"a": [1, 2, "</script>"]}))]
 
 
 @pytest.mark.parametrize("line", NO_ROLLOUTS, ids=lambda line: line[:24])

@@ -173,6 +173,10 @@ def test_who_scores_when_and_who_is_trained(tmp_path, when, reference):
     d = log_ratio_of(trainer, batch, "policy" if reference == "policy" else None)
     wanted = prime_advantages(d, batch["rewards"], batch["completion_mask"], 8)
     torch.testing.assert_close(batch["advantages"], wanted, rtol=0, atol=1e-4)
+    # the report's two terms
+    alone = prime_advantages(None, batch["rewards"], batch["completion_mask"], 8)
+    assert torch.equal(batch["components"]["outcome alone"], alone)
+    assert torch.equal(batch["components"]["process reward"], batch["advantages"] - alone)
     assert [b["player"] for b in first] == (["prm"] if when == "after" else [])
     assert "advantages" not in dict(*first)  # so that no row is dropped
 
@@ -182,7 +186,7 @@ def test_without_process_reward_only_the_outcome_counts(tmp_path):
     perturb(trainer)
     (batch,) = trainer.step(rows_of(trainer))
     wanted = prime_advantages(None, batch["rewards"], batch["completion_mask"], 8)
-    assert torch.equal(batch["advantages"], wanted)
+    assert torch.equal(batch["advantages"], wanted) and "components" not in batch
 
 
 def floor_of(trainer) -> float:

@@ -452,6 +452,12 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about(tmp_p
     assert batch["rewards"][:4].tolist() == right
     expected = loop_tango(batch["rewards"], rewards, ends, mask, 4, 0.3)
     torch.testing.assert_close(batch["advantages"].double(), expected, rtol=0, atol=1e-5)
+    # the report's two terms: without rewards for steps, and the rest
+    of_steps = loop_tango(torch.ones(8), rewards, ends, mask, 4, 0.3)
+    terms = {"outcome": expected - of_steps, "step": of_steps}
+    for name, term in terms.items():
+        found = batch["components"][name].double()
+        torch.testing.assert_close(found, term, rtol=0, atol=1e-5)
     assert batch["player"] == "generator"
     assert (batch["advantages"].diff(dim=1).abs() > 1e-3)[mask[:, 1:].bool()].any()  # per step
 
