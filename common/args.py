@@ -193,6 +193,8 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "save_steps": args.save_every,
         "save_total_limit": 2,
         "report_to": args.report_to,
+        "project": "duet",  # to a tracker, as is the next; a resumed run goes on under its name
+        "run_name": Path(folder).name,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": True,  # the idle adapter has no gradient

@@ -275,7 +275,7 @@ class Run(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         """After every step, on all processes: its line; the sample and evaluation that are due."""
-        if "train_runtime" in logs:
+        if "train_runtime" in logs or any(key.startswith("eval_") for key in logs):
             return
         step = state.global_step
         if self.main:
@@ -336,12 +336,19 @@ class Run(TrainerCallback):
             torch.manual_seed(1_000_003 * (self.args.seed + 1) + this_process().process_index)
             result = {f"eval/{key}": value for key, value in self.evaluate().items()}
         self.evaluations.append({"step": step, **result})
+        self._tell_trackers(result)
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
             shown = "  ".join(f"{key[5:]} {value:.3f}" for key, value in result.items())
             self.say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             write_report(self.folder)
+
+    def _tell_trackers(self, result: dict[str, float]):
+        """Held-out figures. What begins with eval_ they file under eval/, all else under train/."""
+        trainer = self.trainer
+        logs = {f"eval_{key.removeprefix('eval/')}": value for key, value in result.items()}
+        trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
 
     def _write(self, row: dict):
         with open(self.folder / "metrics.jsonl", "a") as file:

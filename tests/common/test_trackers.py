@@ -1,0 +1,62 @@
+"""--report-to: a tracker has every step's metrics and the held-out figures. Offline."""
+
+import json
+import sqlite3
+
+import pytest
+from conftest import run_script, small
+
+RUN = ("--steps", "2", "--eval-every", "1", "--eval-samples", "1")
+
+
+@pytest.fixture
+def tracked(tmp_path):
+    """tracked(name) -> (steps, evaluations) of a small run: step -> metric -> value."""
+
+    def run(name):
+        done = run_script(
+            "tango.py", *small("tango.py", tmp_path / "run"), *RUN, "--report-to", name
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        steps, evaluations = {}, {}
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            held_out = any(key.startswith("eval/") for key in row)
+            (evaluations if held_out else steps)[row["step"]] = row
+        assert set(steps) == {1, 2} and set(evaluations) == {0, 1, 2}
+        return steps, evaluations
+
+    return run
+
+
+def test_tensorboard(tracked, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    steps, evaluations = tracked("tensorboard")
+    (folder,) = (tmp_path / "run" / "runs").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    for rows, key, name in (
+        (steps, "generator/accuracy", "train/generator/accuracy"),
+        (evaluations, "eval/generator/greedy", "eval/generator/greedy"),
+    ):
+        found = {event.step: event.value for event in events.Scalars(name)}
+        assert found == pytest.approx({step: row[key] for step, row in rows.items()})
+
+
+def test_trackio(tracked, tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    steps, evaluations = tracked("trackio")
+    (base,) = (tmp_path / "trackio").glob("*.db")
+    assert base.stem == "duet"
+    rows = sqlite3.connect(base).execute("select run_name, metrics from metrics").fetchall()
+    assert {run for run, _ in rows} == {"run"}
+    logged = [json.loads(metrics) for _, metrics in rows]
+    for wanted, key, name in (
+        (steps, "generator/accuracy", "train/generator/accuracy"),
+        (evaluations, "eval/generator/greedy", "eval/generator/greedy"),
+    ):
+        found = {row["train/global_step"]: row[name] for row in logged if name in row}
+        assert found == pytest.approx({step: row[key] for step, row in wanted.items()})
