@@ -54,6 +54,13 @@ def real_data() -> Path:
     return DATA
 
 
+def pytest_collection_modifyitems(items):
+    """`pytest -m quick`: tests that are given no folder. Whatever trains or runs a script has one."""
+    for item in items:
+        if not {"tmp_path", "tmp_path_factory"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.quick)
+
+
 # ------------------------------------------------------------------ runs of a script
 def small(script: str, out: Path, *more) -> list[str]:
     """The arguments of a small run; what `more` says counts."""
