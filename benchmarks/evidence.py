@@ -61,6 +61,8 @@ NO_CLASS_WEIGHTS = (
 # benchmarks/controls.py: verdicts from elsewhere
 GOLD = f"import controls; controls.judged_by(controls.gold, tango.Tango); {HALF}"
 COIN = f"import controls; controls.judged_by(controls.coin, tango.Tango); {HALF}"
+# benchmarks/controls.py: answers count that are right by luck
+LUCK = "import controls; controls.paid_for_luck(tango)"
 # of the two batches of a step, only one is trained on
 ONE_ROLE = "step = cure.Cure.step; cure.Cure.step = lambda self, rows: step(self, rows)[{}]"
 ONLY_CODER, ONLY_TESTER = ONE_ROLE.format(":1"), ONE_ROLE.format("1:")
@@ -107,6 +109,21 @@ EXPERIMENTS = {
         {
             "frozen": Variant("--steps 60 --verifier frozen", (1e-3,), ONLY_STEPS, seeds=8),
             "co-trained": Variant("--steps 84", (1e-3,), ONLY_STEPS, seeds=8),
+        },
+        TANGO,
+    ),
+    # a reward that luck earns: of the wrong answers, every second one; 40 generator steps
+    "lucky": Experiment(
+        "tango.py",
+        "--eval-every 0 --show-every 0 --save-every 1000",
+        "eval/generator/step_accuracy",
+        {
+            "the number counts": Variant("--steps 40 --verifier none", (1e-3,)),
+            "odd or even counts": Variant("--steps 40 --verifier none", (1e-3,), LUCK),
+            "odd or even, co-trained": Variant("--steps 57", (1e-3,), f"{LUCK}; {HALF}"),
+            "odd or even, true verdicts": Variant(
+                "--steps 40 --verifier frozen", (1e-3,), f"{LUCK}; {GOLD}"
+            ),
         },
         TANGO,
     ),

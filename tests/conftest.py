@@ -55,7 +55,7 @@ def real_data() -> Path:
 
 
 def pytest_collection_modifyitems(items):
-    """`pytest -m quick`: tests that are given no folder. Whatever trains or runs a script has one."""
+    """`pytest -m quick`: tests that are given no folder; whatever trains has one."""
     for item in items:
         if not {"tmp_path", "tmp_path_factory"} & set(item.fixturenames):
             item.add_marker(pytest.mark.quick)
