@@ -344,6 +344,51 @@ PAGES["gamed"] = Page(
     ],
 )
 
+# ------------------------------------------------------------------ tango.py, paid for luck
+STEPS_RIGHT = "generator/step_accuracy"
+CLAIMS += [
+    Claim(
+        "lucky-steps",
+        "lucky",
+        "paid for the answer alone: steps right, where odd or even counts against where the "
+        "number counts",
+        "-",
+        last(STEPS_RIGHT),
+        ("odd or even counts", "the number counts"),
+    ),
+    Claim(
+        "lucky-co-trained",
+        "lucky",
+        "odd or even counts: steps right, the answer alone against co-trained",
+        "-",
+        last(STEPS_RIGHT),
+        ("odd or even counts", "odd or even, co-trained"),
+    ),
+    Claim(
+        "lucky-true-verdicts",
+        "lucky",
+        "odd or even counts: steps right, the answer alone against verdicts that are always right",
+        "-",
+        last(STEPS_RIGHT),
+        ("odd or even counts", "odd or even, true verdicts"),
+    ),
+]
+PAGES["lucky"] = Page(
+    "right-for-the-wrong-reason",
+    """An answer counts if it is odd or even as the right one is, in the reward and in the
+    verifier's labels; evaluations ask for the number. 40 steps of the generator, alpha = .5 where there are
+    verdicts. *Paid* is what the reward said in the last five steps, the rest is held out.""",
+    {
+        "paid": (at_the_end(ACCURACY), True),
+        **{title: (last(HELD_OUT[title]), True) for title in list(HELD_OUT)[:5]},
+    },
+    {title: first(HELD_OUT[title]) for title in list(HELD_OUT)[:5]},
+    [
+        ("paid", "gen_step", ACCURACY, ALL),
+        ("steps that are right", "gen_step", STEPS_RIGHT, ALL),
+    ],
+)
+
 # ------------------------------------------------------------------ prime
 POLICY = "policy/accuracy"
 SAMPLES = {level: needed(level, POLICY, "co/samples") for level in (0.5, 0.75)}
