@@ -376,8 +376,9 @@ CLAIMS += [
 PAGES["lucky"] = Page(
     "right-for-the-wrong-reason",
     """An answer counts if it is odd or even as the right one is, in the reward and in the
-    verifier's labels; evaluations ask for the number. 40 steps of the generator, alpha = .5 where there are
-    verdicts. *Paid* is what the reward said in the last five steps, the rest is held out.""",
+    verifier's labels; evaluations ask for the number. 40 steps of the generator, alpha = .5 where
+    there are verdicts. *Paid* is what the reward said in the last five steps; the rest is held
+    out.""",
     {
         "paid": (at_the_end(ACCURACY), True),
         **{title: (last(HELD_OUT[title]), True) for title in list(HELD_OUT)[:5]},

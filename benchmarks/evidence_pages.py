@@ -13,7 +13,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, finished, rate_of, read, score
+from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, score, with_runs
 from evidence_claims import CLAIMS, PAGES, interval, result, runs_of
 from gpu_docs import CARDS, GIB, fitting
 from gpu_docs import name as model_name
@@ -36,7 +36,8 @@ def draw(name: str, panels: list[tuple], path: Path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [(*rest, some or tuple(EXPERIMENTS[name].variants)) for *rest, some in panels]
+    ran = with_runs(name)
+    panels = [(*rest, [v for v in some or ran if v in ran]) for *rest, some in panels]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.4 * len(panels), 4.0), squeeze=False)
     names = list(dict.fromkeys(variant for *_, variants in panels for variant in variants))
     for axis, (title, x, key, variants) in zip(axes[0], panels):
@@ -212,7 +213,7 @@ def cell(values: list[float], percent: bool) -> str:
 
 def table(name: str) -> str:
     columns, rows = PAGES[name].columns, []
-    for variant in EXPERIMENTS[name].variants:
+    for variant in with_runs(name):
         runs = runs_of(name, variant).values()
         if not rows and PAGES[name].start:
             one = next(iter(runs))
@@ -227,7 +228,8 @@ def table(name: str) -> str:
 
 def rates_table(name: str) -> str:
     """What the sweep found: the yardstick at every rate, and the rate that was taken."""
-    swept = {v: x.rates for v, x in EXPERIMENTS[name].variants.items() if len(x.rates) > 1}
+    variants = EXPERIMENTS[name].variants
+    swept = {v: variants[v].rates for v in with_runs(name) if len(variants[v].rates) > 1}
     rates = sorted({rate for some in swept.values() for rate in some})
     runs, rows = read(f"{name}_rates")["runs"], []
     for variant in swept:
@@ -250,6 +252,9 @@ def page(name: str, picture: str) -> str:
     text += f"{runs['machine']}; `python benchmarks/evidence.py {name}` runs "
     text += f"`{experiment.script} {experiment.arguments}` with"
     for variant, chosen in experiment.variants.items():
+        if variant not in with_runs(name):
+            text += f"\n- {variant}: not run yet"
+            continue
         changes = [
             f"{chosen.arguments} --lr {rate_of(name, variant):g}"
             if chosen.rates
@@ -262,7 +267,7 @@ def page(name: str, picture: str) -> str:
     figure = f"![every seed thin, their mean thick]({picture})"
     own = [row for row in results() if row["command"].endswith(f" {name}")]
     text += f"\n\n{claims_table(own)}\n{figure}\n\n{table(name)}"
-    swept = any(len(variant.rates) > 1 for variant in experiment.variants.values())
+    swept = any(len(experiment.variants[v].rates) > 1 for v in with_runs(name))
     return f"{text}\n{rates_table(name)}" if swept else text
 
 
@@ -270,7 +275,7 @@ def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between the mark and <!-- end -->."""
     found = {}
     for name in EXPERIMENTS:
-        if not finished(name):
+        if not with_runs(name):
             found[f"docs/{PAGES[name].page}.md", f"results: {name}"] = NOT_YET.format(name=name)
             continue
         found[f"docs/{PAGES[name].page}.md", f"results: {name}"] = page(

@@ -50,9 +50,31 @@ def test_every_table_can_be_made_of_runs(name, monkeypatch):
         return {0: a_run([], variant) | {"steps": steps, "evaluations": evaluations}}
 
     monkeypatch.setattr(pages, "runs_of", runs_of)
+    monkeypatch.setattr(pages, "with_runs", lambda _: variants)
     lines = pages.table(name).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["before training", *variants]
     assert "25.0" in lines[2] and "50.0" in lines[3]
+
+
+def test_a_page_of_some_variants_says_which_have_not_run(monkeypatch, tmp_path):
+    """As far as the measuring has come; a variant without a run has no row, nor a rate."""
+    steps = [{"step": i, "co/sampled_tokens": 5, "generator/accuracy": 0.5} for i in range(9)]
+    evaluations = [{key: 0.5 for key in claims.HELD_OUT.values()}] * 2
+    evaluations = [{f"eval/{key}": x for key, x in row.items()} for row in evaluations]
+    ran = a_run([], "answer only") | {"steps": steps, "evaluations": evaluations}
+    swept = [ran | {"rate": rate, "seed": s} for rate in evidence.RATES for s in (11, 12, 13)]
+    found = {"tango": [ran | {"rate": evidence.RATES[0]}], "tango_rates": swept}
+    read = lambda name: {"machine": "none", "runs": found.get(name, [])}  # noqa: E731
+    for module in (evidence, pages, claims):
+        monkeypatch.setattr(module, "read", read)
+    text = pages.page("tango", "x.png")
+    assert "answer only, 1 seeds" in text and "co-trained: not run yet" in text
+    assert [line.split("|")[1] for line in text.splitlines() if line.startswith("| answer")] == [
+        " answer only "
+    ] * 2  # the variants, and the rates
+    assert "| co-trained |" not in text
+    pages.draw("tango", claims.PAGES["tango"].panels[:1], tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 def evidence_keys(name: str) -> set[str]:
