@@ -108,9 +108,15 @@ def fill_in(args: RunArgs, rows: int) -> RunArgs:
     largest one that divides them.
 
     Raises:
-        UserError: a number out of its bounds, a group of one, a tracker that is not there, or a
-            micro-batch that does not divide the rows.
+        UserError: a number out of its bounds, a group of one, a tracker that is not there, a
+            micro-batch that does not divide the rows, or the embedded model of other scripts.
     """
+    own = type(args).model
+    if args.model in MODELS and own in MODELS and args.model != own:
+        raise UserError(
+            f"--model {args.model}: this embedded model has learnt nothing that this script asks "
+            f"of it; take --model {own}."
+        )
     left = {k: v for k, v in vars(args).items() if isinstance(v, _PerModel)}
     filled = {k: v.for_tiny if args.model in MODELS else v.for_real for k, v in left.items()}
     if "micro_batch" in filled and rows > 0:

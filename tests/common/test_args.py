@@ -154,7 +154,7 @@ def test_bounds_of_a_scripts_own(script, change, says):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_defaults_and_zeros_that_mean_something_are_within_bounds(script):
     module = importlib.import_module(script.removesuffix(".py"))
-    for model in ("tiny", "some/model"):
+    for model in (module.Args().model, "some/model"):
         args = module.Args(model=model, seed=2**32 - 1, eval_every=0, show_every=0, lr=0.0)
         filled = fill_in(args, rows=96)
         assert 96 % filled.micro_batch == 0 and filled.eval_every == 0
@@ -177,6 +177,16 @@ def test_small_sizes_need_no_micro_batch(script, monkeypatch):
     rows = rows.get(script, 16)
     with pytest.raises(Fits, match=f"^{rows}$"):
         module.main(module.Args(**sizes))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_embedded_model_of_other_scripts_is_refused(script):
+    module = importlib.import_module(script.removesuffix(".py"))
+    own = module.Args().model
+    (other,) = {"tiny", "tiny-programs"} - {own}
+    with pytest.raises(UserError, match=f"--model {other}: .* take --model {own}"):
+        fill_in(module.Args(model=other), rows=0)
+    assert fill_in(module.Args(), rows=0).model == own
 
 
 def test_trackers(monkeypatch):
