@@ -134,7 +134,9 @@ def parse_judgement(text: str) -> tuple[list[bool], bool | None]:
 
 
 def solution_format(text: str) -> float:
-    """How well a solution keeps to its format, in [0, 1]; no reward: has it steps to count?"""
+    """How well a solution keeps to its format, in [0, 1]. Not a reward: it decides only whether a
+    judgement must have as many verdicts as the solution has steps.
+    """
     answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
     if not answer:
         return 0.0
@@ -495,7 +497,7 @@ def main(args: Args):
         raise UserError(f"{cycle}: a cycle needs a step of one of them.")
     turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
     check_memory(args, turns, adapters=2)
-    wanted = args.steps * args.questions * 4
+    wanted = args.steps * args.questions * 4  # enough for four processes
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
     run = start_run(args, __file__, train, held_out)
     if args.steps <= args.ver_warmup and args.verifier == args.generator == "co-trained":

@@ -116,7 +116,9 @@ class Claim:
     variants: tuple[str, ...]
     """one: its mean; two: the second compared with the first"""
     kind: str = "difference"
-    """of two: "difference" second - first, or "ratio" first / second"""
+    """of two: "difference" second - first, or "ratio" first / second; of one: "gain" if its measure
+    is a difference already, which is held against 0
+    """
     percent: bool = True
     limit: Callable[[dict], float] | None = None
     """of a ratio: what a run that never gets there has taken at least"""
@@ -138,14 +140,15 @@ def result(claim: Claim) -> dict | None:
                 value = claim.limit(found[seed])
             values[i].append(value)
     if len(runs) == 1:
-        ours, low, high, neutral = *interval(values[0]), math.nan
+        ours, low, high = interval(values[0])
+        neutral = 0.0
     elif claim.kind == "ratio":
         ours, low, high, neutral = *ratios(*values), 1.0
     else:
         ours, low, high = interval([b - a for a, b in zip(*values)])
         neutral = 0.0
     verdict = "one variant"
-    if len(runs) == 2:
+    if len(runs) == 2 or claim.kind == "gain":
         apart = low > neutral or high < neutral
         verdict = "separated" if apart else "not separated"
     return {
@@ -155,7 +158,7 @@ def result(claim: Claim) -> dict | None:
         "ours": _plain(ours),
         "low": _plain(low),
         "high": _plain(high),
-        "kind": "mean" if len(runs) == 1 else claim.kind,
+        "kind": claim.kind if len(runs) == 2 or claim.kind == "gain" else "mean",
         "verdict": verdict,
         "seeds": len(seeds),
         "variants": list(claim.variants),
@@ -258,6 +261,7 @@ CLAIMS += [
         "rises",
         gain("verifier/step_f1"),
         ("co-trained",),
+        "gain",
     ),
     Claim(
         "tango-verifier-greedy",
@@ -266,6 +270,7 @@ CLAIMS += [
         "rises",
         gain("verifier/step_f1_greedy"),
         ("co-trained",),
+        "gain",
     ),
     Claim(
         "tango-class-weights",
@@ -741,6 +746,7 @@ CLAIMS += [
         "better",
         lambda run: last(BEST)(run) - last("co/majority")(run),
         ("dpo",),
+        "gain",
     ),
     Claim(
         "vstar-restart",
@@ -796,6 +802,7 @@ CLAIMS += [
         "78.7 -> 81.7",
         gain(FIRST_PAIRS),
         (OWN,),
+        "gain",
     ),
     Claim(
         "selfreward-judge-taught",
@@ -820,6 +827,7 @@ CLAIMS += [
         "AlpacaEval 9.9 -> 20.4",
         gain("solver/accuracy"),
         (OWN,),
+        "gain",
     ),
     Claim(
         "selfreward-chance",

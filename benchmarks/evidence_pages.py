@@ -98,17 +98,17 @@ def in_words(row: dict) -> str:
         text += f" [{low:.2f}, {high:.2f}]" if low is not None else ""
         sizes = [f"{mean:,.0f}" for mean in row["means"]]
     else:
-        text = f"{ours:+.1f}" if row["kind"] == "difference" else f"{ours:.1f}"
+        text = f"{ours:.1f}" if row["kind"] == "mean" else f"{ours:+.1f}"
         text += f" [{low:.1f}, {high:.1f}]" if low is not None else ""
-        text += unit if row["kind"] == "difference" else ""
+        text += unit if row["kind"] != "mean" else ""
         sizes = [f"{100 * mean:.1f}" for mean in row["means"]]
     if len(row["variants"]) == 2:
         text += f": {', '.join(f'{v} {size}' for v, size in zip(row['variants'], sizes))}"
         never = [f"{v} {n}" for v, n in zip(row["variants"], row["never"]) if n]
         if never:
             text += f" (never there: {', '.join(never)} of {row['seeds']}, counted as a whole run)"
-        if row["verdict"] == "not separated":
-            text += "; **not separated**"
+    if row["verdict"] == "not separated":
+        text += "; **not separated**"
     return text
 
 

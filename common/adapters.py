@@ -95,7 +95,7 @@ class AdapterTrainer(GRPOTrainer):
         self.players, self.kl, self.rows_at_once = players, kl, rows_at_once or 256
         self.player = next(iter(players))  # whose turn it is
         self.memory = {}  # what must survive a checkpoint
-        self.flat = False  # whether the step in progress has no advantage at all
+        self.flat = False  # whether the latest `micro_batches` found no gradient to take
         self.sampling = False  # and not training, for who runs out of memory
         self.sampled_tokens = 0  # by all players, since the step began
         self._means = defaultdict(list)

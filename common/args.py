@@ -174,7 +174,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
     """What TRL's trainer is told.
 
     The loss, the learning rates, lengths and temperatures are not in it: they belong to the
-    players, and stand in common/cotrainer.py.
+    players (common/adapters.py), and the loss stands in common/cotrainer.py.
 
     Args:
         rows: rows of one optimiser step and process.

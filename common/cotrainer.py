@@ -5,6 +5,7 @@ in order. Each batch remembers its player, so the right adapter is trained. The 
 with:
     rollout(player, rows)            sample and reward completions -> batch, with group advantages
     generate(player, prompts)        sample without training -> texts (generate_ids: token ids)
+    update(batch)                    one optimiser step at once, before `step` goes on
     pay(batch, rewards)              rewards known only later: sets them, and the group advantages
     concat(batches)                  several rollouts of one adapter as one batch
     log_probs(player, batch)         (B, T) of any player; None is the base
@@ -14,8 +15,10 @@ with:
     my_share(items)                  this process's part of a list that is the same everywhere
 
 A batch is a dict: player, prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B,
-T), advantages (B,) or (B, T), num_items_in_batch (tokens of all processes); and for the script
-rewards (B,), texts and notes (B each). `memory`, a dict, holds what must survive a checkpoint.
+T), advantages (B,) or (B, T), num_items_in_batch (tokens of all processes), with a KL term
+base_logps (B, T); for the script rewards (B,), texts and notes (B each); for the report, where
+advantages are a sum, components {name: (B,) or (B, T)}. `memory`, a dict, holds what must survive a
+checkpoint.
 
 The loss is `CoTrainer.loss`. How players share a trainer is in common/adapters.py; the rest is
 TRL's: data loader, reward calls, gradient accumulation, schedule, logging, checkpoints, several
@@ -54,7 +57,7 @@ class CoTrainer(AdapterTrainer):
             self.log_mean("co/sampled_tokens", sum(self.gather([self.sampled_tokens])))
             for batch in first:
                 self.update(batch)  # at once
-            self._become(last["player"])
+            self._become(last["player"])  # for good: Trainer asks for its loss after this
             parts = self.micro_batches(last)
             unused = self.args.steps_per_generation - len(parts)
             self._buffered_inputs = [{}] * unused + parts  # DDP exchanges gradients at the last one
@@ -102,6 +105,7 @@ class CoTrainer(AdapterTrainer):
                 loss = self._compute_loss(model, part)
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g
+                # log_mean averages over the parts, whose losses are shares of a sum
                 self.log_mean(f"{batch['player']}/loss", loss * len(parts))
             for p in parameters:
                 p.grad = self.accelerator.reduce(p.grad, "mean")
@@ -223,7 +227,8 @@ class CoTrainer(AdapterTrainer):
     def concat(self, batches: list[dict]) -> dict:
         """Several rollouts of ONE adapter as one batch, for one update on all of them.
 
-        Prompts are padded on the left, completions on the right; advantages become (B, T).
+        Prompts are padded on the left, completions on the right; advantages become (B, T), and
+        components, which only the report shows, are to be set on the whole.
         """
         players = [self._player(batch["player"]) for batch in batches]
         for what in ("adapter", "temperature"):
@@ -241,7 +246,7 @@ class CoTrainer(AdapterTrainer):
             if batch["advantages"].dim() == 1:
                 batch["advantages"] = batch["advantages"][:, None] * batch["completion_mask"]
         for key in batches[0]:
-            if key in joined:
+            if key in joined or key == "components":
                 continue
             values = [batch[key] for batch in batches]
             if isinstance(values[0], list):  # texts, notes

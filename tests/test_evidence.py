@@ -157,6 +157,14 @@ def test_what_is_not_separated_says_so(made_up):
     same = claims.Claim("n", "made_up", "s", "p", claims.first("x"), ("a", "b"))
     row = claims.result(same)
     assert row["ours"] == 0 and "not separated" in pages.in_words(row)
+    # a gain of one variant is held against 0
+    gains = iter((0.3, -0.3))
+    gain = claims.Claim("n", "made_up", "s", "p", lambda run: next(gains), ("a",), "gain")
+    assert "not separated" in pages.in_words(claims.result(gain))
+    gains = iter((0.300, 0.301))
+    assert pages.in_words(claims.result(gain)).startswith("+30.1 [")
+    gains = iter((0.300, 0.301))
+    assert claims.result(gain)["verdict"] == "separated"
 
 
 def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up, tmp_path):
@@ -183,7 +191,7 @@ def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up, tmp_pat
 def test_every_claim_is_about_variants_that_exist():
     for claim in claims.CLAIMS:
         assert set(claim.variants) <= set(evidence.EXPERIMENTS[claim.experiment].variants), claim
-        assert claim.kind == "difference" or claim.limit
+        assert claim.kind in ("difference", "gain") or claim.limit
     assert len({claim.name for claim in claims.CLAIMS}) == len(claims.CLAIMS)
 
 
