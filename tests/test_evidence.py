@@ -161,9 +161,9 @@ def test_what_is_not_separated_says_so(made_up):
     gains = iter((0.3, -0.3))
     gain = claims.Claim("n", "made_up", "s", "p", lambda run: next(gains), ("a",), "gain")
     assert "not separated" in pages.in_words(claims.result(gain))
-    gains = iter((0.300, 0.301))
+    gains = iter((0.300, 0.302))
     assert pages.in_words(claims.result(gain)).startswith("+30.1 [")
-    gains = iter((0.300, 0.301))
+    gains = iter((0.300, 0.302))
     assert claims.result(gain)["verdict"] == "separated"
 
 
