@@ -204,7 +204,7 @@ def parse_answer(kind: str, text: str) -> str | None:
             return ", ".join(map(repr, read_arguments(found[0])))
     except ValueError:
         return None
-    return found[0] if is_program(found[0]) else None
+    return found[0] if is_program(found[0], banned=set()) else None  # no rule for solvers
 
 
 def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> dict | None:
@@ -215,7 +215,7 @@ def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> 
     inputs = blocks(text, "input")
     if kind == "induction":
         message = blocks(text, "message")
-        if len(inputs) < count or not message:
+        if len(inputs) < count or not message or not message[0].strip():
             return None
         return {
             "kind": kind,
@@ -229,7 +229,7 @@ def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> 
     return {"kind": kind, "program": program[0], "inputs": inputs[:1], "message": ""}
 
 
-def is_program(text: str) -> bool:
+def is_program(text: str, banned: set = BANNED) -> bool:
     """Whether Python can parse it, it defines f at its top level, and imports nothing banned."""
     try:
         tree = ast.parse(text)
@@ -247,7 +247,15 @@ def is_program(text: str) -> bool:
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
-    return "f" in names and not imported & BANNED
+    return "f" in names and not imported & banned
+
+
+def bare(program: str) -> str:
+    """A program without comments and needless spaces; what Python cannot parse stays as it is."""
+    try:
+        return ast.unparse(ast.parse(program))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return program
 
 
 def is_well_formed(task: dict) -> bool:
@@ -325,7 +333,7 @@ class Azr(CoTrainer):
         self, model, cfg: Args, sandbox: Sandbox, seeds: dict[str, list], held_out, **kwargs
     ):
         self.cfg, self.sandbox, self.example = cfg, sandbox, ""
-        self.never = {task["program"] for task in held_out}  # what may not join a buffer
+        self.never = {bare(task["program"]) for task in held_out}  # what may not join a buffer
         self.kinds = {"all": KINDS, "deduction": KINDS[:1], "no-induction": KINDS[:2]}[cfg.kinds]
         # without reward functions: `step` pays when the programs have been run
         players = {
@@ -497,7 +505,7 @@ class Azr(CoTrainer):
         """Add everyone's tasks to the buffers, but for held-out programs; a full buffer drops its
         oldest.
         """
-        fresh = [task for task in tasks if task["program"] not in self.never]
+        fresh = [task for task in tasks if bare(task["program"]) not in self.never]
         tasks = self.gather([{k: v for k, v in task.items() if k != "own"} for task in fresh])
         for kind in self.kinds:
             buffer, new = self.memory["buffers"][kind], [t for t in tasks if t["kind"] == kind]

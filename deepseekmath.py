@@ -194,32 +194,37 @@ def parse_meta(text: str) -> float | None:
 
 
 def parse_solution(text: str) -> tuple[str, Analysis | None]:
-    """(solution, its own analysis). What stands outside of steps and answer is left out: a verifier
-    that is shown praise might believe it. The analysis is None, too, if the solution lacks steps or
-    a boxed answer, or the heading is there twice.
+    """(solution, its own analysis). What stands outside of the steps and the answer's box is left
+    out: a verifier that is shown praise might believe it. The analysis is None, too, if the
+    solution lacks steps or a boxed answer, or the heading is there twice.
     """
     before, _, own = text.partition(HEADING)
     before, _, rest = before.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     steps = split_steps(before)
     solution = "".join(f"<step>{step}</step>\n" for step in steps)
-    solution += f"<answer>{answer}</answer>" if closed else ""
-    fine = steps and closed and boxed(answer) and HEADING not in own
+    box = boxed(answer) or ""
+    if closed:
+        solution += rf"<answer>\boxed{{{box}}}</answer>" if box else "<answer></answer>"
+    fine = steps and closed and box and HEADING not in own
     return solution.strip(), parse_analysis(own, len(steps)) if fine else None
 
 
 # ------------------------------------------------------------------ the truth, on data with answers
 NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
-EQUATION = re.compile(
-    rf"(?<![\d.*/+=-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\d*/+-])", re.ASCII
+EQUATION = re.compile(  # not what begins or goes on before or behind it, as in x^2+3=7 or 1/5=20%
+    rf"(?<![\w.*/+=)\]}}^%!√-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\w*/+^%!-])",
+    re.ASCII,
 )
 
 
 def holds(step: str) -> bool:
-    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains.
+    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains. An
+    equation that may be a part of something else is passed over.
 
     A result of d decimals may be rounded: it may be off by half a unit of the last one.
     """
+    step = re.sub(r"^\s*[-*•]\s+", "", step)  # an item of a list
     plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
     for a, op, b, c in EQUATION.findall(plain):
         a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
@@ -239,7 +244,8 @@ def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
     Of embedded questions every faulty step is known. Of others a step is taken to be faulty if
     `holds` says no; nobody knows where a wrong answer without such a step went wrong: None.
     """
-    right, steps = is_correct(solution, row["answer"]), split_steps(solution)
+    _, _, answer = solution.partition("<answer>")
+    right, steps = is_correct(answer, row["answer"]), split_steps(solution)
     faulty = faulty_steps(row["question"], steps)
     known = faulty is not None
     faulty = faulty if known else [k for k, step in enumerate(steps, start=1) if not holds(step)]
@@ -298,7 +304,8 @@ def auto_label(scores: list[float], votes: list[list[bool]], k: int) -> float | 
 
     Returns:
         The lowest score with at least k valid analyses; 1 if no analysis with a lower score is
-        valid; else None: too few agree, the solution is dropped.
+        valid; else None: too few agree, the solution is dropped. The paper looks at the analyses
+        with the lowest score of all, and at no others.
     """
     if not scores:
         return None
@@ -600,7 +607,8 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
         for row, (solution, own) in zip(held_out, first)
     ]
     again = trainer.generate_all("generator", asked)
-    right = [is_correct(text, row["answer"]) for text, row in zip(again, held_out)]
+    again = [parse_solution(text)[0] for text in again]
+    right = [truth_of(row, solution)[0] > 0 for row, solution in zip(held_out, again)]
     result["generator/refined"] = mean(right)
     # step 0: the generator is the base
     base = trainer.memory.setdefault("base_solutions", [solution for solution, _ in first])

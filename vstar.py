@@ -614,10 +614,10 @@ def main(args: Args):
             f"--steps {args.steps} without --ver-steps {args.ver_steps} leaves the generator "
             f"{own}, which is not a multiple of --iterations {args.iterations}."
         )
-    if args.verifier_in_loop and args.ver_steps % args.iterations:
+    if args.verifier_in_loop and (args.ver_steps % args.iterations or not args.ver_steps):
         raise UserError(
-            f"--ver-steps {args.ver_steps} is not a multiple of --iterations {args.iterations}, "
-            "as --verifier-in-loop needs it."
+            f"--ver-steps {args.ver_steps} must be a multiple of --iterations {args.iterations} "
+            "above 0, as --verifier-in-loop needs it."
         )
     turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
     check_memory(args, turns, adapters=2, rows_per_item=2)

@@ -95,7 +95,7 @@ def answer(kind, content):
         ("abduction", answer("input", "3) or (True"), None),
         ("abduction", answer("input", "__import__('os').system('true')"), None),
         ("induction", answer("python", PLUS), PLUS),
-        ("induction", answer("python", "import os\n" + PLUS), None),
+        ("induction", answer("python", "import sys\n" + PLUS), "import sys\n" + PLUS),
         ("induction", answer("python", "def g(x): return x"), None),
         ("induction", answer("python", "def f(x:"), None),
     ],
@@ -147,9 +147,16 @@ def test_proposals():
     found = azr.parse_proposal("induction", text, {"program": PLUS}, 6)
     assert found["inputs"] == ["2", "3", "4", "5", "6", "7"] and found["message"] == "add ?"
     assert azr.parse_proposal("induction", text, {"program": PLUS}, 9) is None
-    assert (
-        azr.parse_proposal("induction", text.replace("message", "m"), {"program": PLUS}, 6) is None
-    )
+    for message in ("m", "message\n \n```\n```m"):  # none, and an empty one
+        without = text.replace("message\nadd ?", message)
+        assert azr.parse_proposal("induction", without, {"program": PLUS}, 6) is None
+
+
+def test_a_held_out_program_is_known_by_what_it_says():
+    same = ["def f(x):\n    return (x+3) % 100  # a comment\n\n", PLUS]
+    assert azr.bare(same[0]) == azr.bare(same[1]) != azr.bare(PLUS.replace("3", "4"))
+    for hopeless in ("def f(x", "\0", "(" * 10_000):
+        assert azr.bare(hopeless) == hopeless
 
 
 @pytest.mark.parametrize("count, seen", [(2, 1), (3, 2), (6, 3), (10, 5)])

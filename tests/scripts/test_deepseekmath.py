@@ -187,6 +187,15 @@ def test_praise_is_not_shown():
     own = f"{dsm.HEADING}\n{ends('none', '1')}"
     text = f"{praise}\n{RIGHT.replace('<answer>', praise + '<answer>')}\n{praise}\n{own}"
     assert dsm.parse_solution(text) == (RIGHT, ((), 1.0))
+    # nor in the answer, before or behind its box
+    within = RIGHT.replace("<answer>", f"<answer>{praise}").replace(
+        "</answer>", " Surely.</answer>"
+    )
+    assert dsm.parse_solution(f"{within}\n{own}") == (RIGHT, ((), 1.0))
+    step = RIGHT.replace("</answer>", "<step>checked</step></answer>")
+    assert dsm.parse_solution(f"{step}\n{own}") == (RIGHT, ((), 1.0))
+    unboxed = dsm.parse_solution(f"<step>38+4=42</step>\n<answer>right</answer>\n{own}")
+    assert unboxed == ("<step>38+4=42</step>\n<answer></answer>", None)
     # nor a self-evaluation without its heading
     assert dsm.parse_solution(f"{RIGHT}\n<step>fine\\boxed{{7}}</step>\n{praise}")[0] == RIGHT
 
@@ -197,6 +206,8 @@ def test_the_truth_of_embedded_solutions():
     assert dsm.truth_of(ROW, LUCKY) == (0.5, [1])  # the second goes on as if there were no mistake
     assert dsm.truth_of(ROW, WRONG) == (0.0, [1])
     assert dsm.truth_of(ROW, "nonsense") == (0.0, [])
+    in_a_step = RIGHT.replace("</step>\n<answer>", " ").replace("</answer>", "</step>")
+    assert "<answer>" not in in_a_step and dsm.truth_of(ROW, in_a_step)[0] == 0.0
 
 
 WORDS = {"question": "Tom has 3 bags of 4 apples and eats 2. How many are left?", "answer": "10"}
@@ -236,6 +247,17 @@ def test_the_truth_of_other_solutions_is_the_answer_and_the_equations(steps, ans
         ("2*3+4 = 10", True),
         ("x + 2 = 5", True),
         ("no numbers at all", True),
+        ("- 3*2 = 6", True),  # an item of a list
+        ("- 3*2 = 7", False),
+        ("(20-8) - 3*2 = 6", True),  # parts of something else
+        ("20 dollars - 3*2 = 14", True),
+        ("2^3+1 = 9", True),
+        ("10^2-5 = 95", True),
+        ("20/100 = 20%", True),
+        ("x^2+3=7", True),
+        ("5!-100 = 20", True),
+        ("2x-1*3 = 7", True),
+        ("so (3*4 = 13)", False),
         ("9" * 10_000 + " + 1 = 3", True),
     ],
 )

@@ -345,6 +345,7 @@ def test_all_verifiers_judge_the_same_solutions(finished, tmp_path):
         ("--steps 10 --ver-steps 2", "which is not a multiple of --iterations 3"),
         ("--steps 10 --ver-steps 12", "leaves the generator -2"),
         ("--ver-steps 48 --steps 96 --iterations 5", "is not a multiple of --iterations 5"),
+        ("--verifier-in-loop --ver-steps 0", "above 0, as --verifier-in-loop needs it"),
         ("--verifier-in-loop --ver-steps 49 --steps 97", "as --verifier-in-loop needs it"),
         ("--samples 0", "--samples 0 must be at least 1"),
     ],
