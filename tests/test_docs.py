@@ -17,6 +17,7 @@ import math
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -39,6 +40,7 @@ from trl import GRPOConfig, GRPOTrainer
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cure_inputs  # noqa: E402
 import evidence  # noqa: E402
+import evidence_claims  # noqa: E402
 import evidence_pages  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -346,6 +348,25 @@ def test_tables_are_those_of_the_measured_runs(measured):
     for name in filter(evidence.with_runs, evidence.EXPERIMENTS):
         text = f"# {name}\n\n{evidence_pages.page(name, f'{name}.png')}"
         assert (evidence.FOLDER / f"{name}.md").read_text() == text
+
+
+def test_what_the_page_on_luck_says_is_what_was_measured():
+    """Its three sentences, against the rows of the claims and the runs themselves."""
+    rows = {r["claim"]: r for r in json.loads((evidence.FOLDER / "summary.json").read_text())}
+    back = ("lucky-steps", "lucky-co-trained", "lucky-true-verdicts")
+    assert all(rows[name]["low"] > 0 and rows[name]["seeds"] >= 5 for name in back)
+    some, lost = rows["lucky-co-trained"]["ours"], rows["lucky-steps"]["ours"]
+    assert 0.4 * lost < some < 0.9 * lost and rows["lucky-true-verdicts"]["ours"] > 0.9 * lost
+    accuracy = (
+        evidence_claims.last("generator/accuracy"),
+        evidence_claims.first("generator/accuracy"),
+    )
+    runs = evidence_claims.runs_of("lucky", "odd or even counts").values()
+    after, before = (statistics.mean(map(measure, runs)) for measure in accuracy)
+    assert abs(after - before) < 0.03
+    paid = evidence_claims.at_the_end("generator/accuracy")
+    exact = evidence_claims.runs_of("lucky", "the number counts").values()
+    assert statistics.mean(map(paid, runs)) > 2 * statistics.mean(map(paid, exact))
 
 
 @pytest.mark.parametrize("name", NAMES)
