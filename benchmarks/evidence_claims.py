@@ -355,8 +355,8 @@ CLAIMS += [
     Claim(
         "lucky-steps",
         "lucky",
-        "paid for the answer alone: steps right, where odd or even counts against where the "
-        "number counts",
+        "steps right, paid for the answer alone: if it is odd or even as it should be against if "
+        "it is right",
         "-",
         last(STEPS_RIGHT),
         ("odd or even counts", "the number counts"),
@@ -364,7 +364,8 @@ CLAIMS += [
     Claim(
         "lucky-co-trained",
         "lucky",
-        "odd or even counts: steps right, the answer alone against co-trained",
+        "steps right, paid if the answer is odd or even as it should be: the answer alone against "
+        "co-trained with a verifier of steps",
         "-",
         last(STEPS_RIGHT),
         ("odd or even counts", "odd or even, co-trained"),
@@ -372,7 +373,7 @@ CLAIMS += [
     Claim(
         "lucky-true-verdicts",
         "lucky",
-        "odd or even counts: steps right, the answer alone against verdicts that are always right",
+        "the same, the answer alone against step verdicts that are always right",
         "-",
         last(STEPS_RIGHT),
         ("odd or even counts", "odd or even, true verdicts"),
