@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from common.errors import UserError
-from common.report.words import in_words
+from common.report.words import NOTHING, in_words
 
 TEMPLATE = Path(__file__).with_name("page.html")
 POINTS = 600  # of a curve, at most
@@ -221,6 +221,7 @@ def run_data(run: dict) -> dict:
         "title": f"{run['script']}.py",
         **{name: run[name] for name in ("about", "folder", "remarks", "args", "versions")},
         "in_words": in_words(run["rows"]),
+        "nothing": NOTHING,
         "device": versions.get("device", ""),
         "steps": [x["step"][-1], args.get("steps")],
         "minutes": x["minutes"][-1],
