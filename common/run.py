@@ -336,7 +336,8 @@ class Run(TrainerCallback):
             torch.manual_seed(1_000_003 * (self.args.seed + 1) + this_process().process_index)
             result = {f"eval/{key}": value for key, value in self.evaluate().items()}
         self.evaluations.append({"step": step, **result})
-        self._tell_trackers(result)
+        if result:
+            self._tell_trackers(result)
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
