@@ -72,7 +72,8 @@ def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     assert {m["method"] for m in rows["logprob/32"]["methods"]} >= {"ours", "trl", "naive"}
     for name in ("generate", "sample"):
         cell = rows["rollouts/tiny/8x6"][name]
-        assert cell["kernels"] > 10 and cell["tokens_per_second"] * cell["seconds"] == 8 * 6
+        tokens = cell["tokens_per_second"] * cell["seconds"]
+        assert cell["kernels"] > 10 and tokens == pytest.approx(8 * 6)
     assert (
         rows["update/tiny/2"]["ratio"] > 0 and len(rows["update/tiny/2/off"]["ours"]["steps"]) == 4
     )
