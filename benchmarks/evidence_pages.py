@@ -19,7 +19,7 @@ from gpu_docs import CARDS, GIB, fitting
 from gpu_docs import name as model_name
 
 # ------------------------------------------------------------------ figures
-HEADLINES = ("lucky-co-trained", "dsm-meta", "frozen-gamed")
+HEADLINES = ("lucky-co-trained", "dsm-meta", "tango-speed")
 """Claims that the README shows."""
 NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
