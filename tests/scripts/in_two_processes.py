@@ -97,7 +97,8 @@ def main(folder: Path, scripts: list[str]):
         if this_process().is_main_process:
             print(f"=== {script}", flush=True)
         module = importlib.import_module(Path(script).stem)
-        more = MORE.get(script, "--steps 2") + " --save-every 100 --eval-every 0 --eval-questions 4 --eval-samples 1"
+        more = MORE.get(script, "--steps 2") + " --save-every 100"
+        more += " --eval-every 0 --eval-questions 4 --eval-samples 1"
         arguments = small(script, folder / Path(script).stem, *more.split())
         module.main(tyro.cli(module.Args, args=arguments))
         say_how_they_differ()
