@@ -109,6 +109,7 @@ def at_step(browser, place):
     browser.execute_script(f"{slider}.dispatchEvent(new Event('input'))")
 
 
+TOKENS_SHOWN = "#answers [data-row] .tokens span"
 TOKENS = "[...e.querySelectorAll('.tokens span')]"  # of an answer
 
 
@@ -407,6 +408,30 @@ def test_pointing_at_a_token_shows_its_advantage(browser, example):
     assert "plus" in colours[0] and "minus" in colours[1] and "minus" in colours[5]
 
 
+def test_terms_of_an_advantage_and_what_stands_out(browser, tmp_path):
+    """A term is shown in place of the sum where a row has it; the first lines say what is odd."""
+    terms = {"outcome": [1.0, 1.0, 1.0], "step": [-0.5, -1.5, -2.5]}
+    metrics = [row | {"solver/kl": 2.0} for row in accuracy(3)]
+    rows = [rollout(1, components=terms), rollout(1, prompt="without terms")]
+    look(browser, written(made_up(tmp_path / "run", metrics, rows)))
+    said = "The solver is 2.0 nats per token away from the base."
+    assert each(browser, "header .remark", "e.textContent") == [said]
+    numbers = lambda: each(browser, TOKENS_SHOWN, "Number(e.dataset.advantage)")  # noqa: E731
+    assert numbers() == [0.5, -0.5, -1.5] * 2
+    assert each(browser, TOKENS_SHOWN, "e.dataset.terms")[:4] == [
+        "outcome 1, step -0.5",
+        "outcome 1, step -1.5",
+        "outcome 1, step -2.5",
+        "",
+    ]
+    click(browser, "fieldset[aria-label=part] input[value=step]")
+    assert numbers() == [*terms["step"], 0.5, -0.5, -1.5]
+    calm = made_up(tmp_path / "calm", accuracy(3))
+    look(browser, written(calm))
+    assert "No health figure stands out" in browser.find_element("css selector", "header").text
+    assert each(browser, "header .remark", "1") == browser.get_log("browser") == []
+
+
 def test_keyboard(browser, example):
     from selenium.webdriver import ActionChains, Keys
 
@@ -667,7 +692,7 @@ def test_comparison(browser, three, tmp_path):
     assert image.read_bytes().startswith(b"\x89PNG") and image.stat().st_size > 10_000
     look(browser, page_at)
     _, first, second = (row.text for row in browser.find_elements("css selector", "#held-out tr"))
-    assert first.startswith("lr 0.1 0, 1 4 4 0.6 [0.4, 0.8]")
+    assert first.startswith("lr 0.1 0, 1 4 4 0.600 [0.400, 0.800]")
     assert second.startswith("lr 0.2 0 3 3 0.9")
     for section in ("heldout-curves", "curves"):
         counts = "['.band', '.curve'].map(kind => e.querySelectorAll(kind).length)"
