@@ -80,7 +80,8 @@ def _worse_held_out(evaluations: list[dict]) -> list[str]:
     return [
         f"Held out, {key[5:]} fell from {first[key]:.2f} to {x:.2f}."
         for key, x in last.items()
-        if key.endswith("accuracy") and _is_number(x) and first.get(key, 0) - x > 0.05
+        if key.endswith("accuracy") and _is_number(x) and _is_number(first.get(key))
+        if first[key] - x > 0.05
     ]
 
 

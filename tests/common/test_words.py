@@ -90,6 +90,9 @@ def test_held_out_is_the_first_against_the_last():
     rows[-1]["eval/solver/accuracy"] = 0.36
     assert in_words(rows) == [NOTHING]
     assert in_words([*rows, {"step": 3, "eval/judge/accuracy": 0.1}]) == [NOTHING]  # it is new
+    for nothing in (None, "text", float("nan")):
+        rows[1]["eval/solver/accuracy"] = nothing
+        assert in_words(rows) == [NOTHING]
 
 
 def test_the_gravest_comes_first():
