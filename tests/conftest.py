@@ -1,12 +1,14 @@
 """What tests share: where the project lies, the optional real data, small runs of every script.
 
-A fresh Python spends eleven CPU seconds on imports, so scripts run in this process where they can
-(`run_here`, `refused`), and one uninterrupted run of each is made once for all files (`finished`).
+A fresh Python spends eight CPU seconds on imports, so scripts run in this process where they can
+(`run_here`, `refused`), those that need one of their own get it from warm.py, and one uninterrupted
+run of each is made once for all files (`finished`).
 """
 
 import contextlib
 import importlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import tyro
+import warm
 from filelock import FileLock
 from safetensors.torch import load_file
 
@@ -114,36 +117,49 @@ def refused(script: str, *arguments) -> str:
     return said.getvalue()
 
 
-def run_two_processes(script: str, *arguments) -> subprocess.CompletedProcess:
-    """Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them
+def run_two_processes(folder: Path, script: Path, *arguments) -> subprocess.CompletedProcess:
+    """Run once, whoever asks; how it went is kept in `folder`, which all workers have.
+
+    Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them
     through MPI only; without an MPI hostfile it runs one process."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    try:
-        return run_script(*launcher, script, *arguments)
-    finally:
-        del os.environ["ACCELERATE_USE_CPU"]
+    kept = folder / f"{script.stem}.json"
+    with FileLock(kept.with_suffix(".lock")):
+        if not kept.exists():
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+            os.environ["ACCELERATE_USE_CPU"] = "true"
+            try:
+                done = run_script(*launcher, script, *arguments)
+            finally:
+                del os.environ["ACCELERATE_USE_CPU"]
+            kept.write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))
+    return subprocess.CompletedProcess(*json.loads(kept.read_text()))
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, worker_id):
+def shared_folder(tmp_path_factory, worker_id) -> Path:
+    """A folder that all workers have."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def finished(shared_folder):
     """finished("tango.py") -> (folder, stdout, stderr) of the small run, uninterrupted, in a
     process of its own. It is made once, whichever file or worker asks first, and must not be
     changed.
     """
-    base = tmp_path_factory.getbasetemp()
-    base = base if worker_id == "master" else base.parent
 
     def run(script: str) -> tuple[Path, str, str]:
-        folder = base / "finished" / Path(script).stem
+        folder = shared_folder / "finished" / Path(script).stem
         out, err = folder.with_suffix(".out"), folder.with_suffix(".err")
         folder.parent.mkdir(exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not err.exists():
-                result = run_script(script, *small(script, folder))
-                assert result.returncode == 0, result.stdout + result.stderr
-                out.write_text(result.stdout)
-                err.write_text(result.stderr)
+                said = folder.with_suffix(".said")
+                process = warm.start(script, small(script, folder), out, said)
+                process.join(timeout=900)
+                assert process.exitcode == 0, out.read_text() + said.read_text()
+                said.rename(err)
         return folder, out.read_text(), err.read_text()
 
     return run

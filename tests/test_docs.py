@@ -225,13 +225,6 @@ def written(tmp_path_factory, shared_folder, finished):
     return keys
 
 
-@pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory, worker_id) -> Path:
-    """Where `finished` keeps its runs, for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    return base if worker_id == "master" else base.parent
-
-
 # ------------------------------------------------------------------ form
 def test_every_script_has_a_page():
     scripts = {path.stem for path in ROOT.glob("*.py") if "CoTrainer" in path.read_text()}

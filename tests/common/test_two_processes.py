@@ -11,8 +11,8 @@ CHECKS = re.findall(r"^def (check_\w+)", SCRIPT.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    return run_two_processes(SCRIPT, tmp_path_factory.mktemp("two"))
+def result(shared_folder, tmp_path_factory):
+    return run_two_processes(shared_folder, SCRIPT, tmp_path_factory.mktemp("two"))
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -6,10 +6,10 @@ import ast
 import dataclasses
 import importlib
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 from common.args import RunArgs
@@ -17,17 +17,9 @@ from common.model import TINY
 
 import pytest
 import torch
+import warm
 import yaml
-from conftest import (
-    ROOT,
-    SCRIPTS,
-    environment,
-    run_here,
-    run_script,
-    run_two_processes,
-    small,
-    weights,
-)
+from conftest import ROOT, SCRIPTS, run_here, run_script, run_two_processes, small, weights
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -117,14 +109,16 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
     whole, _, _ = finished(script)
     folder = tmp_path / "run"
     # only the checkpoint that Ctrl-C leaves
-    command = [sys.executable, script, *small(script, folder, "--save-every", "100")]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process, output = subprocess.Popen(command, cwd=ROOT, env=environment(), **pipe), ""
-    for line in process.stdout:
-        output += line
-        if line.startswith("step 1/"):
-            process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=900) == 130, output
+    printed = tmp_path / "printed"
+    arguments = small(script, folder, "--save-every", "100")
+    process = warm.start(script, arguments, printed, printed)
+    while process.is_alive() and not (printed.exists() and "\nstep 1/" in printed.read_text()):
+        time.sleep(0.02)
+    assert process.is_alive(), printed.read_text()
+    os.kill(process.pid, signal.SIGINT)
+    process.join(timeout=900)
+    output = printed.read_text()
+    assert process.exitcode == 130, output
     assert f"go on with the same command and --out {folder}" in output and "Traceback" not in output
     stopped = int(re.search(r"^stopped at step (\d+);", output, re.MULTILINE)[1])
     assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{stopped}"]
@@ -164,11 +158,11 @@ def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, script):
 
 # ------------------------------------------------------------------ two processes
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(shared_folder):
     """(folder, result) of a small run of every script in two processes, one after the other."""
-    folder = tmp_path_factory.mktemp("together")
+    folder = shared_folder / "together"
     starter = Path(__file__).parent / "in_two_processes.py"
-    return folder, run_two_processes(starter, folder, *SCRIPTS)
+    return folder, run_two_processes(shared_folder, starter, folder, *SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
