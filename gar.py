@@ -8,8 +8,8 @@ Generative Adversarial Reasoner, arXiv:2512.16917v2; we found no released code).
 The loop (section 3, stage 2)
     repeat
       sample G solutions per question and cut their reasoning into slices
-      the discriminator says YES or NO to every slice, to some of them, and to as many slices of
-      reference solutions, M times
+      the discriminator says YES or NO to every slice, once; but M times to some of them, and to as
+      many slices of reference solutions
 
     DISCRIMINATOR  R = R_d + 0.5 * R_a, on those M judgements of a slice
                    R_d  real or generated: YES to a reference slice, NO to a generated one
@@ -139,8 +139,17 @@ def parse_verdict(text: str) -> int | None:
 
 
 def reasoning(text: str) -> str:
-    """All before the last answer: a tag in passing must not hide the reasoning that follows it."""
-    return text.rsplit("<answer>", 1)[0]
+    r"""All before the last answer. A tag in passing must not hide the reasoning that follows it,
+    neither before the next tag nor before the box.
+
+    >>> reasoning(r"<answer>no <answer>7, as 3+4=7: \boxed{7}</answer>")
+    '<answer>no <answer>7, as 3+4=7: '
+    """
+    before, tag, answer = text.rpartition("<answer>")
+    said, _, _ = answer.rpartition(r"\boxed")
+    if not tag:
+        return text
+    return before + tag + said if said.strip() else before
 
 
 # A new line, or a sentence that begins with a cue of a new thought. Zero-width, so that nothing is
@@ -169,7 +178,7 @@ def slice_reasoning(text: str, count_tokens, max_tokens: int, min_tokens: int) -
     slices, current = [], ""
     for segment in filter(None, CUTS.split(text)):
         for piece in _fitting(segment, count_tokens, max_tokens):
-            new_thought = re.match(rf"(?:{CUES})\b", piece) is not None
+            new_thought = re.match(rf"(?:<step>\s*)?(?:{CUES})\b", piece) is not None
             too_long = count_tokens(current + piece) > max_tokens
             if current and (too_long or (new_thought and count_tokens(current) >= min_tokens)):
                 slices.append(current)
@@ -194,15 +203,15 @@ def match_reward(completions, answer, **_) -> list[float]:
     return [float(is_correct(c[0]["content"], gold)) for c, gold in zip(completions, answer)]
 
 
-def reasoner_reward(exact: list[int], verdicts: list[list[float | None]]) -> list[float]:
+def reasoner_reward(exact: list[int], verdicts: list[list[float]]) -> list[float]:
     """Reasoner: R = l1 * R_m + l2 * R_s, with R_s a MEAN over slices: a sum would pay for length.
 
     Args:
         exact: R_m of each solution, 0 or 1.
-        verdicts: for each solution a number per slice: 1 = YES, or the share of YES if it was
-            judged several times. None, no verdict, counts as 0; no slices give R_s = 0.
+        verdicts: for each solution a number per slice: 1 = YES, 0 = NO or no verdict, or the share
+            of YES if it was judged several times; no slices give R_s = 0.
     """
-    slices = [mean([v or 0 for v in solution]) for solution in verdicts]
+    slices = [mean(solution) for solution in verdicts]
     return [LAMBDA_MATCH * R_m + LAMBDA_SLICES * R_s for R_m, R_s in zip(exact, slices)]
 
 
@@ -469,12 +478,13 @@ def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
     if trainer.cfg.discriminator == "none":
         return result
     # one slice of each solution and of each reference, the same one whenever the text is the same
-    draw, judged = random.Random("evaluation"), []
+    judged = []
     references = [row["reference"] for row in held_out]
     human = zip(held_out, references, itertools.repeat(None))
     for row, text, right in [*zip(held_out, texts[::n], exact[::n]), *human]:
         if parts := trainer.slices(text):
-            judged.append((row["question"], parts, draw.randrange(len(parts)), right))
+            k = random.Random(text).randrange(len(parts))
+            judged.append((row["question"], parts, k, right))
     prompts = [judge_prompt(question, parts[k]) for question, parts, k, _ in judged]
     judgements = trainer.generate_all("discriminator", prompts)
     yes = [parse_verdict(text) == 1 for text in judgements]
@@ -517,7 +527,7 @@ def main(args: Args):
         sizes = f"--min-slice-tokens {args.min_slice_tokens}, --slice-tokens {args.slice_tokens}"
         raise UserError(f"{sizes}: no cue word would ever end a slice.")
     labels = read_labels(args.sft_labels) if args.sft_labels else []
-    turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
+    turns = [(0, args.solution_tokens), (args.slice_tokens, args.judgement_tokens)]
     check_memory(args, turns, adapters=2)
     wanted = args.steps * args.questions * 4
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)

@@ -220,7 +220,7 @@ class CoTrainer(AdapterTrainer):
         for note, reward in zip(batch["notes"], rewards.tolist()):
             note["rewards"]["total"] = reward
         self.log_mean(f"{name}/total_reward", rewards)
-        if G > 1 and not self._player(name).rewards:  # else `rollout` has logged it
+        if G > 1:  # in the place of what `rollout` has logged of the reward functions alone
             equal = rewards.reshape(-1, G) == rewards[::G, None]  # (P, G)
             self.log_mean(f"{name}/frac_reward_zero_std", equal.all(1))
 

@@ -97,6 +97,11 @@ def test_a_cue_ends_a_slice_that_is_long_enough():
         "We add them. Wait, that is wrong. ",
         "So we subtract. The end.",
     ]
+    text = "<step>Let a be 1.</step>\n<step>Then b is 2.</step>\n<step>Thence c.</step>\n"
+    assert slice_reasoning(text, words, 100, 3) == [
+        "<step>Let a be 1.</step>\n",
+        "<step>Then b is 2.</step>\n<step>Thence c.</step>\n",
+    ]
     assert slice_reasoning("Somebody said so. Sofia agreed.", words, 100, 1) == [
         "Somebody said so. Sofia agreed."
     ]
@@ -105,9 +110,11 @@ def test_a_cue_ends_a_slice_that_is_long_enough():
 def test_only_the_reasoning_is_sliced():
     assert reasoning("<step>1</step>\n<answer>\\boxed{1}</answer>") == "<step>1</step>\n"
     hiding = "ok.\n<answer></answer>\n<step>3+4=9</step>\n<answer>\\boxed{7}</answer>"
-    assert "3+4=9" in reasoning(
-        hiding
-    )  # the box that counts is the last one, so what stands before it is reasoning
+    # the box that counts is the last one, so what stands before it is reasoning
+    assert "3+4=9" in reasoning(hiding)
+    assert "3+4=9" in reasoning("ok.\n<answer><step>3+4=9</step>\nSo \\boxed{7}</answer>")
+    assert reasoning("so \\boxed{7} it is") == "so \\boxed{7} it is"
+    assert reasoning("ok.\n<answer>7</answer>") == "ok.\n"
 
 
 # ------------------------------------------------------------------ verdicts and rewards
@@ -130,11 +137,11 @@ def test_parse_verdict(text, verdict):
 
 
 def test_reasoner_reward():
-    got = reasoner_reward([1, 0, 1, 0], [[1, 1, 0, 0], [1], [], [None, 1]])
+    got = reasoner_reward([1, 0, 1, 0], [[1, 1, 0, 0], [1], [], [0, 1]])
     assert got == pytest.approx(
         [1.5, 1.0, 1.0, 0.5]
     )  # mean, not sum; no slices = 0; no verdict = 0
-    assert reasoner_reward([0], [[1.0, 0.25, None]]) == pytest.approx(
+    assert reasoner_reward([0], [[1.0, 0.25, 0.0]]) == pytest.approx(
         [1.25 / 3]
     )  # shares of several judgements
 
