@@ -139,8 +139,8 @@ def parse_program(text: str) -> str | None:
 
 
 def parse_test(text: str) -> tuple[str, str] | None:
-    """(input, expected output) of the last test; None if a part is missing or its fence is not
-    closed, or if it expects nothing: programs that print nothing would pass it.
+    """(input, expected output) of the last whole test; None if there is none, or if it expects
+    nothing: programs that print nothing would pass it. A part whose fence is not closed is none.
     """
     text = text.replace("\r\n", "\n")
     start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
@@ -228,8 +228,9 @@ def tester_advantages(
 def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Section 3.4: (M,) advantages r and lengths l in tokens -> (M,).
 
-    A good test longer than the median is worse than none, the longest as bad as a wrong one. Where
-    all good tests are equally long the advantages stay as they are.
+    "Good" is what has a positive advantage. One longer than the median of these loses by it, the
+    longest as much as a bad one. Where the median is their shortest or longest length the
+    advantages stay as they are.
     """
     # rhat = T - l where r > 0, else T - l_max;  T median, l_max maximum of l where r > 0
     good, lengths = advantages > 0, lengths.double()

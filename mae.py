@@ -2,7 +2,7 @@ r"""MAE, Multi-Agent Evolve: one model proposes, answers and judges (Chen et al.
 arXiv:2510.23595).
 
     python mae.py                                         the embedded model on a CPU, 5 minutes
-    python mae.py --no-train-judge                        table 6: each role, the gate, the format
+    python mae.py --no-train-judge                        one of table 6's ablations
     python mae.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
 
 The loop (algorithm 1).  D: pool of questions, at first the seeds.  S: pool of (question, answer)
@@ -100,7 +100,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
 QUALITY_GATE = 0.7  # a score of 8 or more (paper sec. 4.1)
 GOLD_QUESTIONS = 256  # set aside with their gold answers, for --judge-reward agreement
-NEUTRAL = 0.5  # V of a judgement without a score; more than one that says wrong
+NEUTRAL = 0.5  # V of a judgement without a score: silence pays more than the verdict "wrong"
 PATIENCE = 3  # hopeless steps in a row that end the run
 WHITEN_EPS = 1e-4  # under the root: std is at least a hundredth, so rounding noise stays noise
 
@@ -316,8 +316,9 @@ class Mae(CoTrainer):
         count = cfg.questions * self.accelerator.num_processes  # everyone's; each takes its share
         references = draw_references(rng, D, cfg.reference_share, count)
         questions = draw_from(rng, D, count)
-        pairs = draw_from(rng, S, count)
-        if cfg.judge_reward == "agreement":  # right and wrong answers alike, once there are both
+        if cfg.judge_reward == "format":
+            pairs = draw_from(rng, S, count)
+        else:  # right and wrong answers alike, once there are both
             right, wrong = ([pair for pair in S if pair["right"] is r] for r in (True, False))
             pairs = draw_from(rng, right, count // 2) + draw_from(rng, wrong, count - count // 2)
             pairs = pairs if right and wrong else []
@@ -469,8 +470,8 @@ def evaluate(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
 
     The judge is measured on answers that the base wrote once, so that they are the same all along;
     its opinion of the solver's own present answers is what may be flattery. It judges the first
-    sample of each question. Sampling comes first, in the same order every time, so that it meets
-    the same random numbers.
+    sample of each question. The solver samples first, so that it meets the same random numbers
+    every time.
     """
     n = trainer.cfg.eval_samples
     prompts = [solve_prompt(row["question"]) for row in held_out]

@@ -7,13 +7,13 @@ r"""PRIME: train a policy on token rewards from a reward model that learns onlin
 
 The loop (algorithm 1)
     repeat
-      sample K responses per question; keep groups with right and wrong ones (in the paper an
-      accuracy in [0.2, 0.8], at K = 4), and sample further questions until P groups are there
+      sample K responses per question; keep groups with right and wrong ones (in the released
+      script an accuracy in [0.2, 0.8], at K = 4); further questions until P groups are there
 
     PRM      d_t = log pi_prm(y_t) - log pi_ref(y_t)
              loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome             eq. 2
     POLICY   d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
-             minus leave-one-out baselines, added 1:1, whitened once                        eq. 5
+             minus leave-one-out baselines, added 1:1, then whitened as released            eq. 5
              loss in common/cotrainer.py, `CoTrainer.loss`                                  eq. 6
 
 The PRM is a language model that never sees a step label: trained to tell correct responses from
@@ -26,8 +26,8 @@ What we changed and it matters (the full list is in docs/prime.md)
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
     3. The released code divides process rewards by the largest return-to-go on a device; here it
-       is that of the whole batch. If rounding alone could make it, as at the start, where PRM and
-       reference are equal, they are 0. How much that is, is measured in the first step.
+       is that of the whole batch. While this is no larger than rounding can make it, which is
+       measured in the first step, process rewards are 0: at the start PRM and reference are equal.
     4. One update of each player per batch; four in the paper, and in the released code later
        quarters are scored by a PRM that has already been updated.
     5. Scoring is a forward pass of its own; the released code scores in the PRM's training pass.
@@ -89,11 +89,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     prm_reference: Literal["base", "policy"] = "base"
     """what the PRM is compared with: the frozen base, or the current policy (appendix B.1)"""
     keep_low: float | None = None
-    """groups with a lower accuracy are not trained on; by default 1 / K, one right response (paper:
-    0.2, which is the same at its K of 4)"""
+    """groups with a lower accuracy are not trained on; by default 1 / K, one right response
+    (released script: 0.2, which is the same at its K of 4)"""
     keep_high: float | None = None
     """groups with a higher accuracy are not trained on; by default 1 - 1 / K, one wrong response
-    (paper: 0.8, which is the same at its K of 4)"""
+    (released script: 0.8, which is the same at its K of 4)"""
     max_refills: int = 6
     """rounds of sampling per step, at most"""
     solution_tokens: int = per_model(tiny=80, real=1024)
@@ -342,12 +342,13 @@ class Prime(CoTrainer):
     def report_filter(self, accuracies: list[float], counts: list[tuple[int, int]]):
         """counts: of each process, the groups that it has kept and the tokens it has sampled."""
         groups, tokens = (sum(column) for column in zip(*counts))
+        teach = len(counts) * min(self.cfg.questions, *[kept for kept, _ in counts])
         sampled = len(accuracies) * len(counts)  # groups, of all processes
         samples = self.memory.get("samples", 0) + sampled * self.cfg.group_size
         self.memory["samples"] = samples
         self.log_mean("policy/accuracy", accuracies)  # before the filter
         self.log_mean("co/groups_kept", groups / sampled)
-        self.log_mean("co/tokens_per_kept_group", tokens / max(1, groups))
+        self.log_mean("co/tokens_per_kept_group", tokens / max(1, teach))
         self.log_mean("co/samples", samples)
 
 

@@ -25,10 +25,10 @@ What we changed and it matters (the full list is in docs/spin.md)
     3. The opponent samples at temperature 1, which is what the theory asks for; the released code
        leaves it open.
     4. One chat template generates and trains, and a completion cut at the length limit keeps its
-       cut. The released code has two templates, and appends an end token that was never written:
-       by either, human answers can be told apart without reading them.
-    5. AdamW instead of RMSProp, as fresh in every iteration, and LoRA's learning rate; 32 pairs a
-       step instead of 64.
+       cut. The released code has two templates, and appends an end token that was never written;
+       either tells which answer is the human's without a look at what it says.
+    5. AdamW instead of RMSProp, with LoRA's learning rate and, as there, new moments in every
+       iteration; 32 pairs a step instead of 64.
     6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; in the
        first iteration, with nothing to mix in, two.
     7. Questions with checkable answers, and a system prompt of our own. The paper's first model was
@@ -150,7 +150,7 @@ def learning_rate_at(step: int, length: int) -> float:
     iteration on.
     """
     inside, warmup = step % length, max(1, round(WARMUP * length))
-    shape = min((inside + 1) / warmup, (length - inside) / max(1, length - warmup + 1))
+    shape = min((inside + 1) / warmup, (length - inside) / (length - warmup + 1))
     return shape * (LATE_LR if step // length >= 2 else 1.0)
 
 

@@ -191,8 +191,8 @@ def format_reward(completions, solution, **_) -> list[float]:
 # ------------------------------------------------------------------ the paper's mathematics
 def alpha_at(n: int, total: int, alpha: float) -> float:
     """Weight of the step advantage after n of `total` generator steps."""
-    # alpha_n = max(1e-3, a0 * exp(-n ln(a0 / 1e-3) / total))
-    return max(1e-3, alpha * (1e-3 / alpha) ** (n / max(1, total))) if alpha > 0 else 0.0
+    # alpha_n = max(1e-3, a0 * exp(-n ln(a0 / 1e-3) / total)); a smaller a0 stays as it is
+    return max(1e-3, alpha * (1e-3 / alpha) ** (n / max(1, total))) if alpha > 1e-3 else alpha
 
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]]) -> tuple:
@@ -297,7 +297,7 @@ class Tango(CoTrainer):
             batch["rewards"], r_step, at, batch["completion_mask"], self.cfg.group_size, alpha
         )  # (B, T)
         self.report_generator(rows, batch, alpha, verdicts, ends)
-        self.report_credit(batch, alpha)
+        self.report_credit(batch, batch["rewards"], alpha)
         return batch
 
     def verifier_step(self, questions):
@@ -363,11 +363,11 @@ class Tango(CoTrainer):
         question, judgement = rows[0]["question"], batch["judgements"][0]
         self.example = f"--- {question}\n{batch['texts'][0]}\n--- the verifier\n{judgement}\n---"
 
-    def report_credit(self, batch, alpha):
-        """The two terms of eq. 7."""
-        A_out = group_advantage(batch["rewards"], self.cfg.group_size)[:, None]  # (B, 1)
-        outcome = (1 - alpha) * A_out * batch["completion_mask"]  # (B, T)
-        batch["components"] = {"outcome": outcome, "step": batch["advantages"] - outcome}
+    def report_credit(self, batch, outcome, alpha):
+        """The two terms of eq. 7; outcome: (B,)."""
+        A_out = group_advantage(outcome, self.cfg.group_size)[:, None]  # (B, 1)
+        first = (1 - alpha) * A_out * batch["completion_mask"]  # (B, T)
+        batch["components"] = {"outcome": first, "step": batch["advantages"] - first}
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]

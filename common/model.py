@@ -77,6 +77,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             # first forward pass in eval mode, and the packed layer has no backward pass.
             module.support_avx512bf16_for_cpu = False
     check_one_prompt(name, model, tokenizer)
+    tokenizer.eos_token = end_of_answer(model, tokenizer)
     return add_players(model, adapters, lora_rank, seed), tokenizer
 
 
@@ -168,6 +169,24 @@ def check_one_prompt(name: str, model, tokenizer):
         logits = model(torch.tensor([ids], device=model.device)).logits  # (1, T, V)
     if not logits.isfinite().all():
         raise UserError(f"--model {name}: its weights make logits that are not finite.")
+
+
+def end_of_answer(model, tokenizer) -> str:
+    """The token with which the chat template ends an answer, if the model stops there when it
+    writes; else the tokenizer's end token.
+
+    They differ for gemma-3-it, say: <end_of_turn> and <eos>. Given answers that ended in <eos>
+    could be told from the model's own by their last token.
+    """
+    stops = model.generation_config.eos_token_id
+    stops = stops if isinstance(stops, list) else [stops]
+    answered = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "4"}]
+    try:
+        ids = tokenizer.apply_chat_template(answered, return_dict=True)["input_ids"]
+    except Exception:  # a template is a program; this one knows no answers
+        return tokenizer.eos_token
+    ends = [token for token in ids if token in stops]
+    return tokenizer.convert_ids_to_tokens(ends[-1]) if ends else tokenizer.eos_token
 
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):

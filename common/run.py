@@ -116,6 +116,7 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     if this_process().is_main_process:
         try:
             found = claim(args.out, name, given)
+            same_processes(found[0])
         except UserError as error:
             problem = error
     found, problem = broadcast_object_list([found, problem])
@@ -140,6 +141,22 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
             "need another --model"
         )
     return run
+
+
+def same_processes(folder: Path):
+    """Raises UserError if the run in this folder has had another number of processes: its random
+    numbers, its place in the data and what a script remembers are theirs.
+    """
+    now = this_process().num_processes
+    try:
+        before = json.loads((folder / "versions.json").read_text())["processes"]
+    except (OSError, ValueError, KeyError, TypeError):  # a start that came no further
+        return
+    if before != now:
+        raise UserError(
+            f"--out {folder}: its run has {before} process{'es' * (before != 1)}, this one {now}; "
+            f"go on with as many, or choose another folder."
+        )
 
 
 @contextmanager

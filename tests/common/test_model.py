@@ -6,6 +6,7 @@ import shutil
 
 from common.errors import UserError
 from common.model import INSTRUCTIONS, QUESTION, TINY, load_model, load_tokenizer, read_config
+from spin import human_ids
 
 import pytest
 import torch
@@ -181,6 +182,24 @@ def test_a_tokenizer_without_an_end_token(folder, monkeypatch):
     monkeypatch.setattr("common.model.load_tokenizer", lambda name: tokenizer)
     with pytest.raises(UserError, match="no end token"):
         load(folder)
+
+
+@pytest.mark.parametrize("stops, ends", [([4, 0], "<|pad|>"), (4, "<|end|>"), (None, "<|end|>")])
+def test_answers_end_as_the_template_ends_them_if_the_model_stops_there(folder, stops, ends):
+    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}<|pad|>\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    tokenizer = load(folder)[1]
+    assert tokenizer.eos_token == ends
+    assert human_ids({"reference": "1"}, tokenizer)[-1] == tokenizer.eos_token_id
+
+
+def test_a_template_that_refuses_answers_leaves_the_end_token(folder):
+    refusing = "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('') }}"
+    refusing += "{% endif %}{{ m['role'] }} {{ m['content'] }}<|pad|>{% endfor %}"
+    (folder / "chat_template.jinja").write_text(refusing)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [4, 0]}')
+    assert load(folder)[1].eos_token == "<|end|>"
 
 
 # ------------------------------------------------------------------ chat template

@@ -33,6 +33,19 @@ def test_a_finished_run_is_left_as_it_is(copied):
     assert metrics(folder) == metrics(whole)
 
 
+def test_a_run_goes_on_with_as_many_processes(copied):
+    """prime.py's waiting questions, say, are a list per process."""
+    folder, _ = copied
+    versions = json.loads((folder / "versions.json").read_text())
+    before = json.dumps(versions | {"processes": 2})
+    (folder / "versions.json").write_text(before)
+    said = refused("tango.py", *small("tango.py", folder))
+    assert f"--out {folder}: its run has 2 processes, this one 1" in said
+    assert (folder / "versions.json").read_text() == before
+    (folder / "versions.json").write_text("{")  # cut short: nobody knows
+    run_here("tango.py", *small("tango.py", folder))
+
+
 def test_lines_after_the_checkpoint_are_written_again_and_half_a_line_is_dropped(copied):
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
