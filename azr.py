@@ -112,7 +112,6 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
 
 
 KINDS = ("deduction", "abduction", "induction")
-ROLES = ("proposer", "solver")
 # Modules that a program may not import: what they give is not a function of the input
 BANNED = set(
     "bcrypt calendar datetime hashlib hmac logging multiprocessing os pebble random subprocess sys "
@@ -352,10 +351,9 @@ class Azr(CoTrainer):
         solutions = self.solve(tasks)
         batch = self.concat([proposals, solutions])
         batch["player"] = "agent"
-        of = [
-            ROLES.index(note["player"]) * 3 + KINDS.index(note["kind"]) for note in batch["notes"]
-        ]
-        group = torch.tensor(of).to(batch["rewards"])  # (B,): kind and role of each row
+        of = [KINDS.index(kind) for kind, _ in references]
+        of += [3 + KINDS.index(task["kind"]) for task in tasks]
+        group = torch.tensor(of).to(batch["rewards"])  # (B,): role and kind of each row
         # A = (r - mean) / std within each kind and role, over the rows of all processes
         A = self.over_all_processes(task_role_advantages, batch["rewards"], group)  # (B,)
         if not self.cfg.train_proposer:

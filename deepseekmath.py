@@ -38,7 +38,6 @@ import random
 import re
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from common.args import RunArgs, fill_in, grpo_config, per_model
@@ -47,7 +46,7 @@ from common.errors import UserError
 from common.memory import check_memory
 from common.model import load_model
 from common.run import mean, plain_errors, start_run
-from common.tasks.answers import boxed, is_correct, split_steps
+from common.tasks.answers import boxed, equations_hold, is_correct, split_steps
 from common.tasks.math import load_questions
 from common.tiny.tasks import faulty_steps
 
@@ -137,22 +136,24 @@ def solve_prompt(question: str) -> list[dict]:
     return prompt(PROVE, f"{question}\nSolve and grade yourself.")
 
 
-def grade_prompt(question: str, solution: str) -> list[dict]:
-    return prompt(GRADE, f"Problem: {question}\nSolution:\n{solution}\nGrade it.")
+def shown_solution(row: dict) -> str:
+    return f"Problem: {row['question']}\nSolution:\n{row['solution']}"
+
+
+def grade_prompt(row: dict) -> list[dict]:
+    return prompt(GRADE, f"{shown_solution(row)}\nGrade it.")
 
 
 def named(defects: tuple[int, ...]) -> str:
     return ",".join(map(str, defects)) or "none"
 
 
-def meta_prompt(question: str, solution: str, defects: tuple[int, ...]) -> list[dict]:
-    shown = f"Problem: {question}\nSolution:\n{solution}\nDefects: {named(defects)}"
-    return prompt(META, f"{shown}\nAre they real?")
+def meta_prompt(row: dict, defects: tuple[int, ...]) -> list[dict]:
+    return prompt(META, f"{shown_solution(row)}\nDefects: {named(defects)}\nAre they real?")
 
 
-def correct_prompt(question: str, solution: str, defects: tuple[int, ...]) -> list[dict]:
-    shown = f"Problem: {question}\nSolution:\n{solution}\nDefects: {named(defects)}"
-    return prompt(CORRECT, f"{shown}\nCorrect it.")
+def correct_prompt(row: dict, defects: tuple[int, ...]) -> list[dict]:
+    return prompt(CORRECT, f"{shown_solution(row)}\nDefects: {named(defects)}\nCorrect it.")
 
 
 class Analysis(NamedTuple):
@@ -211,44 +212,20 @@ def parse_solution(text: str) -> tuple[str, Analysis | None]:
 
 
 # ------------------------------------------------------------------ the truth, on data with answers
-NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
-EQUATION = re.compile(  # not what begins or goes on before or behind it, as in x^2+3=7 or 1/5=20%
-    rf"(?<![\w.*/+=)\]}}^%!√-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\w*/+^%!-])",
-    re.ASCII,
-)
-
-
-def holds(step: str) -> bool:
-    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains. An
-    equation that may be a part of something else is passed over.
-
-    A result of d decimals may be rounded: it may be off by half a unit of the last one.
-    """
-    step = re.sub(r"^\s*[-*•]\s+", "", step)  # an item of a list
-    plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
-    for a, op, b, c in EQUATION.findall(plain):
-        a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
-        if op == "/" and b == 0:
-            return False
-        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[op]
-        slack = Fraction(1, 2 * 10 ** len(c.partition(".")[2]))
-        if abs(value - claimed) > (slack if op == "/" or "." in c else 0):
-            return False
-    return True
-
-
 def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
     """(s, numbers of the faulty steps) of a solution: 1 a right answer with right steps, 0.5 a
     right answer with a wrong step, 0 a wrong answer.
 
-    Of embedded questions every faulty step is known. Of others a step is taken to be faulty if
-    `holds` says no; nobody knows where a wrong answer without such a step went wrong: None.
+    Of embedded questions every faulty step is known. Of others a step is taken to be faulty if an
+    equation in it does not hold; nobody knows where a wrong answer without such a step went wrong:
+    None.
     """
     _, _, answer = solution.partition("<answer>")
     right, steps = is_correct(answer, row["answer"]), split_steps(solution)
     faulty = faulty_steps(row["question"], steps)
     known = faulty is not None
-    faulty = faulty if known else [k for k, step in enumerate(steps, start=1) if not holds(step)]
+    if not known:
+        faulty = [k for k, step in enumerate(steps, start=1) if not equations_hold(step)]
     score = 0.0 if not right else 0.5 if faulty else 1.0
     return score, faulty if known or right or faulty else None
 
@@ -388,10 +365,10 @@ class DeepSeekMath(CoTrainer):
         n, m = self.cfg.analyses, self.cfg.votes
         asked = [row for row in rows for _ in range(n)]
         found = self.analyse(asked)
-        doubted = [i for i, a in enumerate(found) if a and a.score < 1 and a.defects]
-        texts = self.generate("meta", [meta_prompt_of(asked[i], found[i]) for i in doubted * m])
+        doubts = [i for i, a in enumerate(found) if a and a.score < 1 and a.defects]
+        texts = self.generate("meta", [meta_prompt(asked[i], found[i].defects) for i in doubts * m])
         votes = [[] for _ in asked]
-        for i, text in zip(doubted * m, texts):
+        for i, text in zip(doubts * m, texts):
             votes[i].append((parse_meta(text) or 0) > 0)  # some of it is real
         labelled = []
         for j, row in enumerate(rows):
@@ -406,7 +383,7 @@ class DeepSeekMath(CoTrainer):
 
     def analyse(self, rows: list[dict]) -> list[Analysis | None]:
         """One analysis of each row's solution."""
-        texts = self.generate("verifier", [grade_prompt_of(row) for row in rows])
+        texts = self.generate("verifier", [grade_prompt(row) for row in rows])
         return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
 
     def draw(self, pool: list[dict], rng: random.Random) -> list[dict]:
@@ -422,7 +399,7 @@ class DeepSeekMath(CoTrainer):
     def verifier_step(self, with_meta: bool) -> dict:
         M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
         drawn = self.draw(self.memory["labelled"], rng)
-        rows = [{**row, "prompt": grade_prompt_of(row)} for row in drawn for _ in range(M)]  # B
+        rows = [{**row, "prompt": grade_prompt(row)} for row in drawn for _ in range(M)]  # B
         batch = self.rollout("verifier", rows)
         counts = [len(split_steps(row["solution"])) for row in rows]
         found = [parse_analysis(text, count) for text, count in zip(batch["texts"], counts)]
@@ -454,7 +431,7 @@ class DeepSeekMath(CoTrainer):
         rows = [
             {
                 **row,
-                "prompt": meta_prompt(row["question"], row["solution"], claim),
+                "prompt": meta_prompt(row, claim),
                 "claim": claim,
                 "ms": meta_truth(claim, row["faulty"]),
             }
@@ -497,7 +474,7 @@ class DeepSeekMath(CoTrainer):
         claims nothing is not asked about.
         """
         claiming = [i for i, a in enumerate(found) if a and a.defects]
-        texts = self.generate("meta", [meta_prompt_of(rows[i], found[i]) for i in claiming])
+        texts = self.generate("meta", [meta_prompt(rows[i], found[i].defects) for i in claiming])
         said = dict(zip(claiming, map(parse_meta, texts)))
         return [meta_quality(a, said.get(i, 1.0)) if a else 0.0 for i, a in enumerate(found)]
 
@@ -544,14 +521,6 @@ def phase_at(step: int, cfg: Args) -> tuple[str, int]:
         return "verifier" if step < V else "meta", 0
     current, turn = divmod(step - V - meta, V + G)
     return "verifier" if turn < V else "generator", current
-
-
-def grade_prompt_of(row: dict) -> list[dict]:
-    return grade_prompt(row["question"], row["solution"])
-
-
-def meta_prompt_of(row: dict, analysis: Analysis) -> list[dict]:
-    return meta_prompt(row["question"], row["solution"], analysis.defects)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -603,7 +572,7 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
     # the generator sees its own evaluation once more (sequential refinement, sec. 3)
     first = samples[::n]
     asked = [
-        correct_prompt(row["question"], solution, own.defects if own else ())
+        correct_prompt({**row, "solution": solution}, own.defects if own else ())
         for row, (solution, own) in zip(held_out, first)
     ]
     again = trainer.generate_all("generator", asked)
@@ -643,7 +612,7 @@ def evaluate_verifier(trainer: DeepSeekMath, held_out: list[dict], base: list[st
             result[f"verifier/{key}{suffix}"] = value
     known = [(row, a) for row, a in zip(rows, found[""]) if row["faulty"] is not None]
     claims = [(row, a) for row, a in known if a and a.defects]
-    said = trainer.generate_all("meta", [meta_prompt_of(row, a) for row, a in claims])
+    said = trainer.generate_all("meta", [meta_prompt(row, a.defects) for row, a in claims])
     wanted = [meta_truth(a.defects, row["faulty"]) for row, a in claims]
     if claims:
         result["meta/accuracy"] = mean([parse_meta(text) == ms for text, ms in zip(said, wanted)])
@@ -652,7 +621,7 @@ def evaluate_verifier(trainer: DeepSeekMath, held_out: list[dict], base: list[st
 
 def analyse_all(trainer: DeepSeekMath, rows: list[dict], greedy=False) -> list[Analysis | None]:
     """`DeepSeekMath.analyse` for rows that are the same on all processes."""
-    texts = trainer.generate_all("verifier", [grade_prompt_of(row) for row in rows], greedy)
+    texts = trainer.generate_all("verifier", [grade_prompt(row) for row in rows], greedy)
     return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
 
 

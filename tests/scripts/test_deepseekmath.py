@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import deepseekmath as dsm
 from common.errors import UserError
+from common.tasks.answers import equations_hold
 from common.tiny.tasks import format_solution, gold_solution
 
 import pytest
@@ -262,7 +263,7 @@ def test_the_truth_of_other_solutions_is_the_answer_and_the_equations(steps, ans
     ],
 )
 def test_plain_equations_are_checked(step, true):
-    assert dsm.holds(step) is true
+    assert equations_hold(step) is true
 
 
 # ------------------------------------------------------------------ the schedule
