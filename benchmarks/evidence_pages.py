@@ -13,10 +13,11 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from doc_tables import markdown
 from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, score, with_runs
 from evidence_claims import CLAIMS, PAGES, interval, result, runs_of
-from gpu_docs import CARDS, GIB, fitting
-from gpu_docs import name as model_name
+from fits import CARDS, GIB, fitting
+from fits import name as model_name
 
 # ------------------------------------------------------------------ figures
 HEADLINES = ("lucky-co-trained", "dsm-meta", "tango-speed")
@@ -79,11 +80,6 @@ def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, floa
 
 
 # ------------------------------------------------------------------ claims
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
 def results() -> list[dict]:
     """The rows of summary.json: every claim whose variants have runs."""
     return [row for row in map(result, CLAIMS) if row]
