@@ -291,7 +291,7 @@ class Tango(CoTrainer):
             batch["judgements"] = self.generate("verifier", asked)
             # its final verdict is for the metrics only
             verdicts = [parse_judgement(judgement)[0] for judgement in batch["judgements"]]
-            ends = self.step_ends(batch)
+            ends = self.ends_of_steps(batch)
         r_step, at = (x.to(batch["rewards"].device) for x in step_rewards(verdicts, ends))  # (B, K)
         batch["advantages"] = tango_advantages(
             batch["rewards"], r_step, at, batch["completion_mask"], self.cfg.group_size, alpha
@@ -315,7 +315,7 @@ class Tango(CoTrainer):
         ]
         batch = self.rollout("verifier", judged)
         labels = [row["label"] for row in judged]
-        s = self.over_all_processes(self.class_weights, labels)  # (B,)
+        s = self.over_all_processes(self.weights_by_class, labels)  # (B,)
         # The weights come after the group normalisation, which would undo them.
         batch["advantages"] = group_advantage(batch["rewards"], M) * s.to(batch["rewards"])  # (B,)
         self.report_verifier(judged, batch)
@@ -330,12 +330,12 @@ class Tango(CoTrainer):
         done = sum(self.player_at(step) == "generator" for step in steps[:now])
         return alpha_at(done, total, self.cfg.alpha)
 
-    def step_ends(self, batch) -> list[list[int]]:
+    def ends_of_steps(self, batch) -> list[list[int]]:
         """For every solution, the index of the last token of each of its steps."""
         ids, mask = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
         return [step_ends(i[m].tolist(), self.processing_class) for i, m in zip(ids, mask)]
 
-    def class_weights(self, labels: list[bool]) -> torch.Tensor:
+    def weights_by_class(self, labels: list[bool]) -> torch.Tensor:
         """labels: of all processes' rows. The running counts start with the first batch."""
         now = torch.bincount(torch.tensor(labels).long(), minlength=2).float()  # (2,)
         before = torch.tensor(self.memory.get("class_counts", now.tolist()))

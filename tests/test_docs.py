@@ -386,12 +386,12 @@ def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monk
 
     trainer = make_trainer(tmp_path)
     labels = [True] * 6 + [False] * 2
-    figures = [(trainer.alpha(), trainer.class_weights(labels).tolist())]
+    figures = [(trainer.alpha(), trainer.weights_by_class(labels).tolist())]
     trainer.memory.clear()
     for name in ("alpha_at", "class_weights"):
         monkeypatch.setattr(tango, name, getattr(tango, name))  # put back in the end
     exec(patch, {"tango": tango})
-    figures.append((trainer.alpha(), trainer.class_weights(labels).tolist()))
+    figures.append((trainer.alpha(), trainer.weights_by_class(labels).tolist()))
     (alpha, weights), (patched_alpha, patched_weights) = figures
     assert alpha < 0.2 and len(set(weights)) == 2
     assert patched_alpha == (1 if patch == evidence.ONLY_STEPS else 0.5)

@@ -179,7 +179,7 @@ def test_class_weights_equal_the_loop_over_several_batches(seed):
         counts = {label: 0.8 * before[label] + 0.2 * now[label] for label in (True, False)}
         raw = [1 / math.sqrt(max(counts[label], 1e-6)) for label in labels]
         expected = [24 * s / sum(raw) for s in raw]
-        assert Tango.class_weights(tango, labels).tolist() == pytest.approx(expected, rel=1e-5)
+        assert Tango.weights_by_class(tango, labels).tolist() == pytest.approx(expected, rel=1e-5)
     assert json.loads(json.dumps(tango.memory)) == tango.memory  # it is saved with checkpoints
 
 
