@@ -100,7 +100,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     seed_tasks: int = 64
     """tasks of each kind at the start (paper: 256)"""
     pool_size: int = 16_384
-    """most tasks of a kind (paper: 16,384)"""
+    """most tasks of a kind (released code: 16,384)"""
     proposal_tokens: int = per_model(tiny=96, real=1024)
     """length limit of a proposal (paper: 8096)"""
     answer_tokens: int = per_model(tiny=96, real=1024)
@@ -279,8 +279,9 @@ def proposer_reward(valid: bool, well_formed: bool, rate: float, extremes: float
 def rzero_reward(valid: bool, rate: float, repetition: float) -> float:
     """R-Zero's challenger: max(0, 1 - 2 |rate - 1/2| - repetition), 0 if it is no task.
 
-    rate: share of the majority among the answers; repetition: share of this step's proposals that
-    are the same program. R-Zero finds repetitions by BLEU, over natural language.
+    rate: share of the majority among the answers; repetition: share of this process's proposals of
+    the step that are the same program. R-Zero finds repetitions by BLEU, over natural language; its
+    released code pays min(rate, 1 - rate), half of this.
     """
     return max(0.0, 1 - 2 * abs(rate - 0.5) - repetition) if valid else 0.0
 
@@ -592,16 +593,16 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 
 
 def seed_tasks(rows: list[dict], sandbox: Sandbox, args: Args) -> dict[str, list]:
-    """Kind -> tasks made of a data set's programs. A program that does not run, or has too few
-    inputs for an induction task, makes none.
+    """Kind -> tasks made of a data set's programs. A program that does not run, twice alike, or
+    imports what is banned makes none; one with too few inputs makes no induction task.
     """
     calls = [(row["program"], given) for row in rows for given in row["inputs"]]
-    found = iter(call_all(sandbox, calls, args.time_limit))
+    found, again = (iter(call_all(sandbox, calls, args.time_limit)) for _ in range(2))
     tasks = {kind: [] for kind in KINDS}
     for row in rows:
-        outputs = [next(found) for _ in row["inputs"]]
+        outputs, second = ([next(some) for _ in row["inputs"]] for some in (found, again))
         task = {"program": row["program"], "message": row["message"], "runs": True}
-        if None in outputs or not is_program(row["program"]):
+        if None in outputs or outputs != second or not is_program(row["program"]):
             continue
         for kind in KINDS:
             count = args.inputs if kind == "induction" else 1

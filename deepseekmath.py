@@ -19,9 +19,10 @@ The loop (sec. 2; GRPO all along, with the loss in common/cotrainer.py, `CoTrain
                R = R_format * (0.76 * R_Y + 0.24 * R_Z)                            sec. 2.2
                R_Y = s, the verifier's;  R_Z = (1 - |s_own - s|) * R_meta(Z)
 
-From the second round on nobody is told the truth. It is only logged: how far the labels agree with
-it, which share of the faulted steps is faulty, and how much too well the generator thinks of its
-own solutions. That is the paper's claim, in numbers.
+From the second round on no new solution is labelled by the truth; those of the first round stay in
+the pool. It is only logged: how far the labels agree with it, which share of the faulted steps is
+faulty, and by how much the generator's score of its own solutions is too high. That is the paper's
+claim, in numbers.
 
 What we changed and it matters (the full list is in docs/deepseekmath.md)
     1. Two LoRA adapters on one base, verifier and generator; the paper starts each from the other's
@@ -92,9 +93,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     self_reward: bool = True
     """ablation: the generator is paid R_Y alone"""
     solution_tokens: int = per_model(tiny=160, real=1536)
-    """length limit of a solution with its self-evaluation (paper: 128k)"""
+    """length limit of a solution with its self-evaluation (released code: 128k)"""
     analysis_tokens: int = per_model(tiny=112, real=1024)
-    """length limit of an analysis and of a meta-verification (paper: 64k)"""
+    """length limit of an analysis and of a meta-verification (released code: 64k)"""
 
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
@@ -337,7 +338,7 @@ class DeepSeekMath(CoTrainer):
         kept = [row | {"round": number} for row in new if row["label"] is not None]
         if not pool + kept:
             raise UserError(
-                "no solution could be labelled: none had steps and a boxed answer within "
+                "no solution could be labelled: none had a step in its tags within "
                 f"--solution-tokens {cfg.solution_tokens}."
             )
         pool += kept
@@ -375,7 +376,7 @@ class DeepSeekMath(CoTrainer):
             mine = [i for i in range(j * n, (j + 1) * n) if found[i]]
             scores = [found[i].score for i in mine]
             label = auto_label(scores, [votes[i] for i in mine], self.cfg.least_valid)
-            alone = mean([found[i] is not None and found[i].score == row["truth"] for i in mine])
+            alone = mean([score == row["truth"] for score in scores]) if scores else None
             if not split_steps(row["solution"]) or len(mine) < self.cfg.least_valid:
                 label = None
             labelled.append(row | {"label": label, "single": alone})
@@ -485,8 +486,9 @@ class DeepSeekMath(CoTrainer):
         self.log_mean("labels/single", [row["single"] for row in new if row["single"] is not None])
 
     def report_analyses(self, rows, batch, found, quality):
-        for key, value in analysis_metrics(rows, found).items():
-            self.log_mean(f"verifier/{key}", value)
+        known = analysis_metrics(rows, found)
+        for key in ANALYSES:  # every process logs each of them, or they would wait for each other
+            self.log_mean(f"verifier/{key}", known.get(key, []))
         self.log_mean("verifier/meta_reward", quality)
         for note, row, a in zip(batch["notes"], rows, found):
             note |= {"label": row["label"], "truth": row["truth"], "defects": row["faulty"]}
@@ -524,6 +526,9 @@ def phase_at(step: int, cfg: Args) -> tuple[str, int]:
 
 
 # ------------------------------------------------------------------ evaluation
+ANALYSES = ("balanced_accuracy", "claims_real", "defects_found", "analysis_quality")
+
+
 def analysis_metrics(rows: list[dict], found: list[Analysis | None]) -> dict[str, float]:
     """Against the truth of the rows' solutions.
 
@@ -590,7 +595,7 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
     ]
     marks = analyse_all(trainer, [row for row in shown for _ in range(2)])
     scores = [mean([a.score if a else 0.0 for a in marks[2 * i : 2 * i + 2]]) for i in range(some)]
-    right = [is_correct(a["solution"], b["answer"]) for a, b in zip(shown, several)]
+    right = [truth_of(b, a["solution"])[0] > 0 for a, b in zip(shown, several)]
     picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, some, n)]
     result[f"co/best_of_{n}"] = mean([right[i] for i in picked])
     result["co/mean_of_same"] = mean(right)

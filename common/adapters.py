@@ -162,7 +162,7 @@ class AdapterTrainer(GRPOTrainer):
                 parameter.requires_grad_(name.split(".")[-2] in trained)
 
     def _parameters_of(self, adapter: str) -> list[torch.Tensor]:
-        # ...q_proj.lora_A.generator.weight; an adapter may be called as a part of the base, "model"
+        # ...q_proj.lora_A.generator.weight
         named = [(n.split("."), p) for n, p in self.model.named_parameters() if "lora_" in n]
         return [p for name, p in named if name[-2] == adapter]
 

@@ -1,4 +1,4 @@
-"""The arguments that never differ between papers, and TRL's configuration made from them.
+"""The arguments that all scripts share, and TRL's configuration made from them.
 
 A script's `Args` inherits `RunArgs` and adds the paper's own. Where a paper's value is worth
 telling, or another default fits better, a script declares a field of `RunArgs` again. `--help`

@@ -1,6 +1,6 @@
 """A run's folder: whose it is, who writes in it, and from which checkpoint a run goes on.
 
-    folder, checkpoint, said = claim(args.out, "tango", arguments, seed)
+    folder, checkpoint, said = claim(args.out, "tango", arguments)
 
 Nothing of somebody else's is touched: a folder is ours if it is new, empty, or holds a run of the
 same script. A lock keeps a second run out, and the system lifts it when the first one ends, however

@@ -6,8 +6,9 @@ goes gets a tenth more for fragmentation, which is an allowance and no measureme
 
 The peak is that of the worse of two phases. Sampling holds the KV cache of all rows that are
 sampled at once; training holds one gradient, one hidden state per layer, and the activations of the
-layer that is being recomputed. tests/common/test_memory.py counts the exact parts in real models,
-and measures the activations with a memory profiler.
+layer that is being recomputed, or without --checkpointing those of all layers.
+tests/common/test_memory.py counts the exact parts in real models, and measures the activations with
+a memory profiler.
 """
 
 import math

@@ -724,11 +724,11 @@ def deepseekmath_majority(done):
     assert kept.total() == 8 * done.steps[2]["labels/kept"]
 
 
-@edit(SHORT["deepseekmath"] + " --steps 3 --meta-steps 0", recorded="start_from")
+@edit(SHORT["deepseekmath"] + " --steps 3 --meta-steps 0", recorded="copy_adapter")
 def deepseekmath_start(done):
     # once; then comes Adam's first update, which is at most the learning rate
     ((model, *players),) = done.calls
-    generator, verifier = (
+    verifier, generator = (
         [w for name, w in model.named_parameters() if f".{player}." in name] for player in players
     )
     moved = max((mine - its).abs().max().item() for mine, its in zip(generator, verifier))
