@@ -30,8 +30,8 @@ What we changed and it matters (the full list is in docs/self_rewarding.md)
     3. The score adds two half points instead of five points: our questions have right answers, and
        steps that hold or do not.
     4. One number of the question is changed by the script; for the paper the model rewrites it. And
-       the judge goes on from M_t instead of starting afresh: it is the same model that answers,
-       which is in neither paper.
+       the judge goes on from M_t instead of starting afresh; to train an answering model's judge
+       before every round is in neither paper.
     5. Questions come from a data set instead of being made up, and answers are sampled at
        temperature 1 (paper: 0.7 and top-p 0.9). Answers that read the same count as one.
 

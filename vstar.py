@@ -81,9 +81,10 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     samples: int = per_model(tiny=8, real=16)
     """k, solutions of each (paper: 16)"""
     restart: bool = True
-    """ablation: the generator goes on from itself, not from the first model"""
+    """every iteration starts from the first model; ablation: it goes on from the last one"""
     verifier: Literal["dpo", "orm", "prm", "genrm", "genrm-cot"] = "dpo"
-    """what the verifier is, and how it is trained; none of it changes the generator"""
+    """what the verifier is, and how it is trained; without --verifier-in-loop the generator is the
+    same with all of them"""
     beta: float = 0.1
     """of --verifier dpo, scale of the log-ratios"""
     step_samples: int = 4
@@ -112,6 +113,7 @@ GOOD, BAD = "+", "-"  # the tokens whose difference is the logit of orm and prm
 YES, NO = ("Yes", " Yes", "yes"), ("No", " No", "no")  # what genrm may say
 OPENING = "<final_verification>"  # a rationale ends here, and the verdict follows
 VERDICTS = (r"\boxed{CORRECT}", r"\boxed{INCORRECT}")
+CLOSING = OPENING.replace("<", "</")
 
 # ------------------------------------------------------------------ prompts and parsing
 SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
@@ -239,7 +241,7 @@ class VStar(CoTrainer):
         cfg = self.cfg
         asked = [row for row in self.pool for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.attempts, asked)
-        new = [s | {"iteration": t} for s in solutions if s["whole"]]  # cut ones teach nothing
+        new = [s | {"iteration": t} for s in solutions if s["whole"]]  # else a form is learnt
         right = [row for row in new if row["right"]]
         if cfg.verifier_in_loop and t > 0:
             right = self.better_half(right)
@@ -250,8 +252,8 @@ class VStar(CoTrainer):
                 self.memory["D_gen"].append(row)
         if not self.memory["D_gen"]:
             raise UserError(
-                f"iteration {t}: none of {len(asked)} solutions is right, so there is nothing to "
-                f"learn from; --samples {cfg.samples} or --pool {cfg.pool} may be larger."
+                f"iteration {t}: {len(new)} of {len(asked)} solutions have steps and a box, and "
+                f"none is right; --samples {cfg.samples} or --pool {cfg.pool} may be larger."
             )
         self.memory["D_ver"] += new
         self.memory["iteration"] = t
@@ -391,9 +393,8 @@ class VStar(CoTrainer):
         if self.cfg.verifier == "genrm":
             asked = ask_prompt(row["question"], row["solution"])
             return asked, (YES if row["right"] else NO)[0], 1.0
-        verdict = VERDICTS[not row["right"]] + OPENING.replace("<", "</")
         asked = verify_prompt(row["question"], row["solution"])
-        return asked, row["rationale"] + verdict, 1.0
+        return asked, row["rationale"] + VERDICTS[not row["right"]] + CLOSING, 1.0
 
     def text_batch(self, player: str, texts: list[tuple]) -> dict:
         """(prompt, text, weight) of everyone -> a batch whose rows' weights sum the losses of
@@ -464,7 +465,7 @@ class VStar(CoTrainer):
             return self.likelihoods(prompts, [self.ids(row["solution"]) for row in rows])
         if kind == "genrm":
             asked = [ask_prompt(row["question"], row["solution"]) for row in rows]
-            return self.p_yes(asked, [[]] * len(rows), (YES, NO))
+            return self.p_yes(asked, [""] * len(rows), (YES, NO))
         if kind == "genrm-cot":
             return self.p_yes_after_thought(rows)
         parts = [
@@ -486,26 +487,26 @@ class VStar(CoTrainer):
         batch = completion_batch(prompts, completions, tokenizer, device)
         return self.log_probs("verifier", batch).sum(1).tolist()
 
-    def p_yes(self, prompts: list, begun: list[list[int]], says: tuple) -> list[float]:
-        """p(yes) / (p(yes) + p(no)) of what follows, either summed over the forms it may take."""
-        tokenizer = self.processing_class
-        forms = [
-            tokenizer(form, add_special_tokens=False).input_ids for form in (*says[0], *says[1])
-        ]
-        logps = self.likelihoods(
-            [p for p in prompts for _ in forms], [start + form for start in begun for form in forms]
-        )
-        logps = torch.tensor(logps).reshape(len(prompts), 2, -1)  # (B, yes and no, forms)
+    def p_yes(self, prompts: list, begun: list[str], says: tuple) -> list[float]:
+        """p(yes) / (p(yes) + p(no)) of what follows, either summed over the forms it may take.
+
+        Each text is encoded whole, as it was taught: many tokenizers join signs over the border.
+        """
+        forms, tokenizer = [*says[0], *says[1]], self.processing_class
+        texts = [start + form for start in begun for form in forms]
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+        logps = torch.tensor(self.likelihoods([p for p in prompts for _ in forms], ids))
+        logps = logps.reshape(len(prompts), 2, -1)  # (B, yes and no, forms)
         return logps.logsumexp(2).softmax(1)[:, 0].tolist()
 
     def p_yes_after_thought(self, rows: list[dict]) -> list[float]:
         """The mean of p(yes) over K rationales; one that comes to no verdict says 1/2."""
-        K, tokenizer = self.cfg.rationales, self.processing_class
+        K = self.cfg.rationales
         asked = [verify_prompt(r["question"], r["solution"]) for r in rows for _ in range(K)]
         found = [rationale(text) for text in self.generate("verifier", asked)]
         fine = [i for i, said in enumerate(found) if said]
-        begun = [tokenizer(found[i][0], add_special_tokens=False).input_ids for i in fine]
-        said = [(VERDICTS[0],), (VERDICTS[1],)]
+        begun = [found[i][0] for i in fine]
+        said = [(verdict + CLOSING,) for verdict in VERDICTS]
         p = dict(zip(fine, self.p_yes([asked[i] for i in fine], begun, said) if fine else []))
         return [mean([p.get(i, 0.5) for i in range(j * K, (j + 1) * K)]) for j in range(len(rows))]
 

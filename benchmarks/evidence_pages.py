@@ -211,10 +211,10 @@ def table(name: str) -> str:
     columns, rows = PAGES[name].columns, []
     for variant in with_runs(name):
         runs = runs_of(name, variant).values()
-        if not rows and PAGES[name].start:
-            one = next(iter(runs))
-            known = {title: measure(one) for title, measure in PAGES[name].start.items()}
-            cells = [cell([known[t]], columns[t][1]) if t in known else "" for t in columns]
+        if not rows:  # of the first variant's seeds: all of them start from the same model
+            start = PAGES[name].start
+            known = {title: [measure(run) for run in runs] for title, measure in start.items()}
+            cells = [cell(known[t], columns[t][1]) if t in known else "" for t in columns]
             rows.append(["before training", *cells])
         rows.append(
             [variant, *[cell([f(r) for r in runs], percent) for f, percent in columns.values()]]

@@ -219,7 +219,7 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
 
 
 def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
-    with pytest.raises(UserError, match="none of 4 solutions is right"):
+    with pytest.raises(UserError, match="of 4 solutions have steps and a box, and none is right"):
         Given([WRONG] * 4).start_iteration(0)
     for solution, right, says in ((RIGHT, True, "right"), (WRONG, False, "wrong")):
         trainer = Given()
@@ -271,7 +271,7 @@ def test_p_yes_is_normalised_over_all_forms():
     logps = {form: -1.0 - i for i, form in enumerate(vstar.YES + vstar.NO)}
     decode = trainer.processing_class.batch_decode
     trainer.likelihoods = lambda prompts, ids: [logps[text] for text in decode(ids)]
-    (found,) = trainer.p_yes([[]], [[]], (vstar.YES, vstar.NO))
+    (found,) = trainer.p_yes([[]], [""], (vstar.YES, vstar.NO))
     yes, no = (sum(math.exp(logps[form]) for form in forms) for forms in (vstar.YES, vstar.NO))
     assert found == pytest.approx(yes / (yes + no), rel=1e-5)
 
