@@ -340,6 +340,18 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
     assert len(asked) == 9 and all("Defects: 1\nAre they real?" in user for user in asked)
 
 
+def test_every_process_logs_the_same_metrics_of_analyses():
+    """`log_mean` waits for all of them; one whose analyses claim nothing must not leave it out."""
+    logged = []
+    for text in ("unreadable", ends("1", "0")):
+        trainer = Given({"verifier": [text] * 2, "meta": ["Score: \\boxed{1}"] * 2})
+        trainer.memory["labelled"] = [labelled(WRONG)]
+        trainer.verifier_step(with_meta=False)
+        logged.append([*trainer.logged])
+    assert logged[0] == logged[1] and len(logged[0]) == 5
+    assert trainer.logged["verifier/claims_real"] == 1.0
+
+
 def test_votes_make_the_label_and_the_truth_is_only_kept():
     doubt, yes = ends("2", "0"), "Score: \\boxed{1}"
     trainer = Given({"verifier": [doubt] * 4, "meta": [yes] * 12})
