@@ -550,7 +550,7 @@ PAGES["spin"] = Page(
     "spin",
     """The paper: a fully fine-tuned model gets better with every iteration, where one more epoch of
     SFT on the same answers lowers it. The first model here has been fine-tuned on these very
-    answers until it stopped getting better.""",
+    answers for many passes.""",
     {"accuracy": (last(PLAYER), True), "greedy": (last("player/greedy"), True)},
     {"accuracy": first(PLAYER), "greedy": first("player/greedy")},
     [
