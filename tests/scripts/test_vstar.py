@@ -299,6 +299,23 @@ def test_dpo_scores_by_the_likelihood_itself():
     assert trainer.scores([]) == []
 
 
+def test_a_verdict_is_scored_as_it_was_taught():
+    """Encoded whole, with the closing tag: a tokenizer may join signs over the verdict's border."""
+    thoughts, seen = f"thoughts{vstar.OPENING}", []
+    trainer = Given([thoughts + vstar.VERDICTS[0]], verifier="genrm-cot", rationales=1)
+
+    def likelihoods(prompts, ids):
+        seen.extend(trainer.processing_class.batch_decode(ids))
+        return [math.log(0.6), math.log(0.2)]
+
+    trainer.likelihoods = likelihoods
+    assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.75)]
+    taught = [
+        trainer.judged_text(row(RIGHT, z) | {"rationale": thoughts})[1] for z in (True, False)
+    ]
+    assert seen == taught
+
+
 def test_the_mean_over_rationales_counts_silence_as_one_half():
     good = f"thoughts{vstar.OPENING}{vstar.VERDICTS[0]}"
     trainer = Given([good, "nothing", good, "nothing"], verifier="genrm-cot", rationales=4)
