@@ -115,6 +115,19 @@ def test_pay_sets_what_is_known_only_later(at_rest):
     )
 
 
+def test_flat_groups_are_those_of_what_is_paid_in_the_end(at_rest):
+    """Also where reward functions have been logged by TRL already: gar.py's slices break ties."""
+    trainer = at_rest
+    batch = trainer.rollout("ann", some_rows(trainer, 8))  # groups of four
+    trainer.pay(batch, [1.0] * 4 + [0.0, 0.0, 0.0, 1.0])
+    trainer.log({})
+    assert trainer.state.log_history[-1]["ann/frac_reward_zero_std"] == 0.5
+    batch = trainer.rollout("ann", some_rows(trainer, 8))
+    trainer.pay(batch, range(8))
+    trainer.log({})
+    assert trainer.state.log_history[-1]["ann/frac_reward_zero_std"] == 0.0
+
+
 @pytest.mark.parametrize("rewards", [[1.0] * 3, [1.0] * 5, [[1.0]] * 4, 1.0])
 def test_pay_wants_one_reward_per_row(at_rest, rewards):
     trainer = at_rest
