@@ -2,6 +2,7 @@
 has done so is forked for each of them.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -29,5 +30,6 @@ def play(arguments: list[str], out: str, err: str):
     os.chdir(ROOT)
     os.environ |= {"COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
+    gc.freeze()  # see conftest.py
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")

@@ -7,6 +7,7 @@ One start for all of them: imports cost more than the runs. On the way every gra
 the optimiser is compared with the one that a single process has from the rows of both.
 """
 
+import gc
 import importlib
 import sys
 from pathlib import Path
@@ -93,6 +94,7 @@ def say_how_they_differ():
 def main(folder: Path, scripts: list[str]):
     CoTrainer.micro_batches = remember_what_one_process_would_do
     torch.optim.AdamW.step = remember_what_reached
+    gc.freeze()  # see conftest.py
     for script in scripts:
         if this_process().is_main_process:
             print(f"=== {script}", flush=True)
