@@ -5,6 +5,7 @@ player has its own, and `playing(name)` swaps them. Beside that this file holds 
 wants of TRL and does not need to be read to follow an optimiser step, which stands in
 common/cotrainer.py:
 
+    _get_train_sampler                       a resumed run goes on in a later pass over the data
     create_optimizer                         one AdamW, a parameter group per adapter
     _get_per_token_logps_and_entropies       log-probs by common/logprob.py, scoring.py
     _calculate_rewards                       keeps texts and rewards, which TRL's batch leaves out
@@ -17,6 +18,7 @@ common/cotrainer.py:
 requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
 """
 
+import dataclasses
 import json
 import math
 import random
@@ -91,7 +93,8 @@ class AdapterTrainer(GRPOTrainer):
         """
         for name, player in players.items():
             player.adapter = player.adapter or name
-        _check_names(players)
+        _check_players(players)
+        _check_config(args)
         self.players, self.kl, self.rows_at_once = players, kl, rows_at_once or 256
         self.player = next(iter(players))  # whose turn it is
         self.memory = {}  # what must survive a checkpoint
@@ -108,6 +111,7 @@ class AdapterTrainer(GRPOTrainer):
                 parameter.data = parameter.data.float()
         scoring.install_scoring(model.get_base_model())
         self.add_callback(_SkipFlatSteps(self))
+        self.add_callback(_GoOnInTheData(self))
 
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager
@@ -133,7 +137,8 @@ class AdapterTrainer(GRPOTrainer):
         self._all_trainable()
         self.num_generations = player.group_size
         self.max_completion_length = player.max_tokens
-        self.temperature = player.temperature or 1.0  # of log-probs: greedy is scored as it is
+        # what scoring divides logits by; who decodes greedily (0) is scored at 1
+        self.temperature = player.temperature or 1.0
         self.args.max_grad_norm = player.max_grad_norm
         self.reward_funcs = player.rewards or [unpaid]
         self.reward_func_names = [f.__name__ for f in self.reward_funcs]
@@ -189,6 +194,10 @@ class AdapterTrainer(GRPOTrainer):
         return random.Random(f"{seed} {step} {self.accelerator.process_index}")
 
     # ------------------------------------------------------------------ overrides of TRL
+    def _get_train_sampler(self, dataset=None):
+        self.sampler = super()._get_train_sampler(dataset)
+        return self.sampler
+
     def create_optimizer(self, model=None):
         """One AdamW, one parameter group per adapter, so that each has its own learning rate."""
         if self.optimizer is None:
@@ -235,6 +244,7 @@ class AdapterTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, images, fields, *rest):
         model = self.accelerator.unwrap_model(self.model)
         filtered = self.top_p != 1.0 or self.top_k or self.min_p or self.repetition_penalty != 1.0
+        filtered = filtered or self.args.generation_kwargs
         ours = self.accelerator.device.type == "cpu" and can_sample(model) and not filtered
         settings, completions = self.generation_config, []
         self.sampling = True
@@ -330,8 +340,58 @@ def copy_adapter(model, source: str, target: str):
     set_peft_model_state_dict(model, state, adapter_name=target)
 
 
-def _check_names(players: dict[str, Player]):
+class _GoOnInTheData(TrainerCallback):
+    """A run that goes on in a later pass over the data: TRL's sampler shuffles with random numbers
+    that go on from pass to pass and are in no checkpoint, so it would begin with the first again.
+    """
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, train_dataloader=None, **_):
+        sampler = self.trainer.sampler
+        passes = state.global_step * args.gradient_accumulation_steps // len(train_dataloader)
+        for _ in range(passes if sampler.shuffle else 0):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+
+OF_PLAYERS = {
+    "learning_rate": "lr",
+    "max_grad_norm": "max_grad_norm",
+    "temperature": "temperature",
+    "max_completion_length": "max_tokens",
+}
+OF_THE_LOSS = """beta loss_type epsilon epsilon_high delta importance_sampling_level entropy_coef
+top_entropy_quantile use_bias_correction_kl scale_rewards reward_weights weight_decay"""
+
+
+def _check_config(args: GRPOConfig):
+    """Raises ValueError for what GRPOTrainer would heed and this trainer does not."""
+    usual = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    for name in [*OF_PLAYERS, *OF_THE_LOSS.split()]:
+        if getattr(args, name, None) != usual.get(name):
+            where = "`loss` is the script's, and `kl` an argument of the trainer"
+            if name in OF_PLAYERS:
+                where = f"it belongs to each Player, as {OF_PLAYERS[name]}"
+            raise ValueError(f"GRPOConfig({name}=...) would have no effect: {where}")
+    if args.num_iterations != 1 or args.gradient_accumulation_steps != args.steps_per_generation:
+        raise ValueError(
+            "GRPOConfig: a step is one update on fresh samples; num_iterations must be 1, and "
+            "gradient_accumulation_steps and steps_per_generation equal"
+        )
+
+
+def _check_players(players: dict[str, Player]):
     """Metrics begin with a player's name, and a batch of several players with their adapter's."""
+    for name, player in players.items():
+        for other in players:
+            for what in ("lr", "max_grad_norm"):
+                mine, its = getattr(player, what), getattr(players[other], what)
+                if player.adapter == players[other].adapter and mine != its:
+                    raise ValueError(
+                        f"{name!r} and {other!r} play with one adapter, which has one {what}; "
+                        f"got {mine} and {its}"
+                    )
     for name, player in players.items():
         if name in ("co", "eval") or "/" in name:
             raise ValueError(f"a player cannot be called {name!r}: other metrics begin with it")

@@ -27,6 +27,7 @@ processes. docs/how-grpotrainer-works.md lists every override.
 Shapes: B rows, P prompt tokens, T completion tokens.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,10 @@ import torch
 
 class CoTrainer(AdapterTrainer):
     """See the top of this file."""
+
+    all_rows = False
+    """Rows whose advantages are all zero are left out, unless there is a KL term. A script whose
+    `loss` has another term with a gradient there, such as an entropy bonus, sets this."""
 
     # ------------------------------------------------------------------ one optimiser step
     def step(self, rows: list[dict]) -> list[dict]:
@@ -72,7 +77,7 @@ class CoTrainer(AdapterTrainer):
 
         There is one update per batch of rollouts, so PPO's clip would never act. A script whose
         paper has another loss overrides this; `batch["player"]` says whose micro-batch it is.
-        Its batches should have no "advantages": rows whose advantages are all zero are left out.
+        Rows whose advantages are all zero are left out of it, see `all_rows`.
         """
         logp, entropy = self.score(model, batch)  # (b, T)
         mask, A = batch["completion_mask"], batch["advantages"]  # (b, T), (b,) or (b, T)
@@ -109,7 +114,8 @@ class CoTrainer(AdapterTrainer):
                 self.log_mean(f"{batch['player']}/loss", loss * len(parts))
             for p in parameters:
                 p.grad = self.accelerator.reduce(p.grad, "mean")
-            norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm).item()
+            most = player.max_grad_norm or math.inf  # 0: not clipped, as Trainer has it
+            norm = torch.nn.utils.clip_grad_norm_(parameters, most).item()
             self._finite("grad_norm", norm)
             self.log_mean(f"{batch['player']}/grad_norm", norm)
             # not accelerate's wrapper, which would wait for its turn
@@ -120,7 +126,7 @@ class CoTrainer(AdapterTrainer):
     def micro_batches(self, batch: dict) -> list[dict]:
         """The batch in parts of at most --micro-batch rows; a few rows are recorded on the way."""
         self.record(batch)
-        live = scoring.live_rows(batch, self.kl)  # (B,)
+        live = scoring.live_rows(batch, self.kl or self.all_rows)  # (B,)
         # all processes need as many parts: DDP and metrics wait for each other in every one
         batches, counts = zip(*self.gather([((batch["player"], len(live)), int(live.sum()))]))
         if len(set(batches)) > 1:
@@ -168,7 +174,8 @@ class CoTrainer(AdapterTrainer):
         rewards = self._rewards_per_func[
             first : first + len(rows)
         ]  # (B, functions), NaN: not judged
-        batch |= {"player": name, "texts": self._texts, "rewards": rewards.nansum(1)}
+        R = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)  # (B,)
+        batch |= {"player": name, "texts": self._texts, "rewards": R}
         batch["advantages"] = group_advantage(batch["rewards"], G)  # (B,)
         functions = [f.__name__ for f in self._player(name).rewards]
         batch["notes"] = [
@@ -321,6 +328,11 @@ class CoTrainer(AdapterTrainer):
         """What `step` returned, if it can be trained on."""
         if not isinstance(batches, list) or not batches:
             raise ValueError("step must return a list of at least one batch")
+        if len({id(batch) for batch in batches}) < len(batches):
+            raise ValueError(
+                "step must return a batch once: at a second update its samples are not the "
+                "player's own any more, and the loss has no ratio that would say so"
+            )
         for batch in batches:
             if not isinstance(batch, dict) or "player" not in batch:
                 raise ValueError(
@@ -332,6 +344,11 @@ class CoTrainer(AdapterTrainer):
                 wanted = f"{tuple(mask.shape[:1])} or {tuple(mask.shape)}"
                 raise ValueError(
                     f"advantages must be (B,) or (B, T), here {wanted}; got {tuple(A.shape)}"
+                )
+            if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
+                raise ValueError(
+                    "completion_mask must be ones, at least one, and then zeros: it says where a "
+                    "completion ends; advantages of 0 leave tokens out of the loss"
                 )
         rows, micro = len(batches[-1]["completion_mask"]), self.args.per_device_train_batch_size
         if rows > micro * self.args.steps_per_generation:

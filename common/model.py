@@ -16,10 +16,17 @@ import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
 
 EMBEDDED = {name: Path(__file__).parent / "tiny" / folder for name, folder in MODELS.items()}
 TINY = EMBEDDED["tiny"]
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -78,6 +85,10 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             module.support_avx512bf16_for_cpu = False
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
+    # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
+    # knows nothing of it
+    ends = {name: getattr(model.generation_config, name) for name in ENDS}
+    model.generation_config = GenerationConfig(**ends)
     return add_players(model, adapters, lora_rank, seed), tokenizer
 
 

@@ -1,5 +1,7 @@
 """Several players in one trainer: what must not move does not, and nobody plays as another."""
 
+import dataclasses
+
 from common.cotrainer import Player
 from common.errors import UserError
 from tango import solve_prompt, verify_prompt
@@ -8,6 +10,7 @@ import pytest
 import torch
 from conftest import gradients, lora, make_players, moved
 from peft.tuners.lora import Linear
+from transformers.trainer_utils import IntervalStrategy
 
 
 def one_reward(completions, **_):
@@ -23,7 +26,7 @@ def a_trainer(folder, step=None, **more):
     players = {
         "ann": Player([one_reward], 1e-3, 8, group_size=4),
         "bob": Player([other_reward, one_reward], 2e-3, 16, 2, temperature=0.7, max_grad_norm=0.5),
-        "cat": Player([], 2e-3, 4, 1, temperature=0.0, adapter="bob"),
+        "cat": Player([], 2e-3, 4, 1, temperature=0.0, adapter="bob", max_grad_norm=0.5),
     }
     return make_players(folder, players, step, **more)
 
@@ -56,7 +59,7 @@ def test_every_player_has_what_it_was_given(tmp_path):
     given = [[one[key] for key in keys] for one in (ann, bob, cat)]
     assert given[0] == ["ann", 4, (8, 8), 1.0]
     assert given[1] == ["bob", 2, (16, 16), 0.5]
-    assert given[2] == ["bob", 1, (4, 4), 1.0]
+    assert given[2] == ["bob", 1, (4, 4), 0.5]
     assert ann["temperature"] == (1.0, True, 1.0) and bob["temperature"] == (0.7, True, 0.7)
     assert cat["temperature"] == (1.0, False, 1.0)  # greedy, scored as it is
     assert ann["rewards"] == ([one_reward], ["one_reward"], 1)
@@ -116,6 +119,63 @@ def test_names_that_metrics_would_mix_up(tmp_path, players, says):
     made = {name: Player([], 1e-3, 8, 4, adapter=adapter) for name, adapter in players.items()}
     with pytest.raises(ValueError, match=says):
         make_players(tmp_path, made)
+
+
+@pytest.mark.parametrize("what", [{"lr": 2e-3}, {"max_grad_norm": 0.5}])
+def test_one_adapter_has_one_rate_and_one_norm(tmp_path, what):
+    players = {"ann": Player([], 1e-3, 8, 4, adapter="it")}
+    players["bob"] = dataclasses.replace(players["ann"], max_tokens=12, **what)
+    (name,) = what
+    with pytest.raises(ValueError, match=f"'ann' and 'bob' play with one adapter.*one {name}"):
+        make_players(tmp_path, players)
+
+
+@pytest.mark.parametrize(
+    "field, says",
+    [
+        ({"learning_rate": 1e-4}, r"learning_rate=.*each Player, as lr"),
+        ({"temperature": 0.7}, r"temperature=.*each Player, as temperature"),
+        ({"max_completion_length": 64}, "each Player, as max_tokens"),
+        ({"max_grad_norm": 0.3}, "each Player, as max_grad_norm"),
+        ({"beta": 0.04}, r"beta=.*`kl` an argument of the trainer"),
+        ({"loss_type": "grpo"}, "loss_type"),
+        ({"epsilon_high": 0.28}, "epsilon_high"),
+        ({"scale_rewards": "none"}, "scale_rewards"),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
+        ({"num_iterations": 2}, "num_iterations must be 1"),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, "equal"),
+    ],
+)
+def test_fields_of_trls_config_that_would_be_ignored(tmp_path, field, says):
+    with pytest.raises(ValueError, match=says):
+        make_players(tmp_path, {"ann": Player([], 1e-3, 8, 4)}, **field)
+
+
+def test_a_run_that_goes_on_in_a_later_pass_over_the_data_gets_that_passes_order(tmp_path):
+    """Four questions, two a step: after three steps the second pass has begun, after four it is
+    over."""
+    seen = {}
+
+    def step(trainer, rows):
+        asked = [row["question"] for row in rows[::4]]
+        seen.setdefault(trainer, []).append(asked)
+        batch = trainer.rollout("ann", rows)
+        return [batch | {"advantages": torch.zeros(8)}]
+
+    def a_run(folder, resumed=None):
+        trainer = make_players(folder, {"ann": Player([], 1e-3, 8, 4)}, step, steps=8)
+        trainer.train_dataset = trainer.train_dataset.select(range(4))
+        trainer.args.save_strategy, trainer.args.save_steps = IntervalStrategy.STEPS, 1
+        trainer.args.save_total_limit = None
+        trainer.train(resume_from_checkpoint=resumed and str(resumed))
+        return seen[trainer]
+
+    whole = a_run(tmp_path / "whole")
+    passes = [whole[i] + whole[i + 1] for i in (0, 2, 4, 6)]
+    assert all(sorted(one) == sorted(passes[0]) for one in passes)
+    assert passes[1] != passes[0] != passes[2]  # or the test could not fail
+    for at in (1, 2, 3, 4, 6):
+        assert a_run(tmp_path / str(at), tmp_path / "whole" / f"checkpoint-{at}") == whole[at:]
 
 
 @pytest.mark.parametrize("names", [["pro", "proposer", "prover"], ["odel", "lay", "weight"]])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import gradients, lora, make_players, moved, perturb
 
+HOLE = torch.tensor([[1, 1, 0, 1]]).repeat(8, 1)
 RAMP = torch.tensor([1.0, -0.5, 0.25, -0.75, 0.5, -1.0, 0.75, -0.25])
 
 
@@ -14,11 +15,11 @@ def length_reward(completions, **_):
     return [float(len(c[0]["content"])) for c in completions]
 
 
-def a_trainer(folder, step=None, **more):
+def a_trainer(folder, step=None, norm_of_ann=1.0, **more):
     """`ann` and `bob` have adapters of their own; `cat` has bob's, `dan` too, at another
     temperature."""
     players = {
-        "ann": Player([length_reward], 1e-3, 8, group_size=4),
+        "ann": Player([length_reward], 1e-3, 8, group_size=4, max_grad_norm=norm_of_ann),
         "bob": Player([length_reward], 1e-3, 8, 4),
         "cat": Player([], 1e-3, 12, 2, adapter="bob"),
         "dan": Player([length_reward], 1e-3, 8, 4, temperature=0.5, adapter="bob"),
@@ -97,6 +98,18 @@ def test_a_reward_function_may_leave_a_row_unjudged(tmp_path):
     lengths = length_reward([[{"content": text}] for text in batch["texts"]])
     assert batch["rewards"].tolist() == [1 + lengths[0], lengths[1], 1 + lengths[2], lengths[3]]
     assert [len(note["rewards"]) for note in batch["notes"]] == [2, 1, 2, 1]
+
+
+def test_a_row_that_nobody_judges_is_missing_and_not_worth_nothing(tmp_path):
+    """With 0 in its place the others of its group would look better than they are."""
+
+    def last_unjudged(completions, **_):
+        return [1.0, 3.0, 5.0, None]
+
+    trainer = make_players(tmp_path, {"ann": Player([last_unjudged], 1e-3, 8, 4)})
+    batch = trainer.rollout("ann", some_rows(trainer, 4))
+    assert batch["rewards"].isnan().tolist() == [False, False, False, True]
+    assert batch["advantages"].tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-5)
 
 
 def test_pay_sets_what_is_known_only_later(at_rest):
@@ -308,6 +321,37 @@ def test_update_clips_to_the_players_norm(tmp_path):
     assert moved(scaled, found[1]) < 1e-6
 
 
+def test_a_norm_of_zero_is_no_limit_wherever_the_player_is_updated(tmp_path):
+    moves = []
+    for norm in (0.0, 1e9):
+        for at_once in (False, True):
+
+            def step(trainer, rows):
+                torch.manual_seed(0)
+                batches = [a_batch(trainer, "ann"), a_batch(trainer, "bob")]
+                return batches if at_once else batches[::-1]  # noqa: B023
+
+            trainer = a_trainer(tmp_path, step, steps=1, norm_of_ann=norm)
+            before = lora(trainer, "ann")
+            trainer.train()
+            moves.append(moved(before, lora(trainer, "ann")))
+    assert min(moves) > 0
+
+
+def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest):
+    trainer, rows = at_rest, []
+    batch = a_batch(trainer, "ann") | {"advantages": torch.zeros(8)}
+    trainer.kl = 0.0
+    try:
+        for trainer.all_rows in (False, True):
+            parts = trainer.micro_batches(batch)
+            rows.append(0 if trainer.flat else sum(len(part["advantages"]) for part in parts))
+    finally:
+        trainer.kl = 0.1
+        del trainer.all_rows
+    assert rows == [0, 8]
+
+
 def test_a_flat_batch_moves_nothing(tmp_path):
     """All advantages zero: not even Adam's momentum of the steps before may move the weights,
     neither in `update` nor in Trainer's own step.
@@ -412,6 +456,10 @@ def test_a_last_batch_with_more_rows_than_a_step_holds(tmp_path, at_rest):
             "no player 'eve'; there are ann, bob, cat, dan",
         ),
         (lambda batch: [batch | {"player": "eve"}, batch], "no player 'eve'"),
+        (lambda batch: [batch, batch], "a batch once"),
+        (lambda batch: [batch | {"completion_mask": HOLE}], "completion_mask must be ones"),
+        (lambda batch: [batch | {"completion_mask": HOLE.flip(1)}], "completion_mask must be"),
+        (lambda batch: [batch | {"completion_mask": 0 * HOLE}], "completion_mask must be ones"),
     ],
 )
 def test_a_step_must_return_batches_of_players(at_rest, result, says):

@@ -194,6 +194,14 @@ def test_answers_end_as_the_template_ends_them_if_the_model_stops_there(folder, 
     assert human_ids({"reference": "1"}, tokenizer)[-1] == tokenizer.eos_token_id
 
 
+def test_a_models_own_habits_of_sampling_are_not_taken_over(folder):
+    habits = {"eos_token_id": 4, "min_p": 0.1, "no_repeat_ngram_size": 2, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(habits | {"do_sample": True}))
+    settings = load(folder)[0].get_base_model().generation_config
+    assert settings.eos_token_id == 4
+    assert all(getattr(settings, name) is None for name in habits if name != "eos_token_id")
+
+
 def test_a_template_that_refuses_answers_leaves_the_end_token(folder):
     refusing = "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('') }}"
     refusing += "{% endif %}{{ m['role'] }} {{ m['content'] }}<|pad|>{% endfor %}"

@@ -6,6 +6,7 @@ import inspect
 import pytest
 import trl
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 
 def test_version():
@@ -41,6 +42,13 @@ def test_signatures(method, arguments):
         list(inspect.signature(getattr(GRPOTrainer, method)).parameters)[: len(arguments)]
         == arguments
     )
+
+
+def test_a_pass_over_the_data_draws_one_permutation():
+    """Those of the passes before are drawn again when a run goes on."""
+    source = inspect.getsource(RepeatSampler.__iter__)
+    assert source.count("torch.rand") == 1
+    assert "torch.randperm(self.num_samples, generator=self.generator)" in source
 
 
 @pytest.mark.parametrize(
