@@ -121,6 +121,9 @@ EXPERIMENTS = {
             "the number counts": Variant("--steps 40 --verifier none", (1e-3,)),
             "odd or even counts": Variant("--steps 40 --verifier none", (1e-3,), LUCK),
             "odd or even, co-trained": Variant("--steps 57", (1e-3,), f"{LUCK}; {HALF}"),
+            "odd or even, frozen verifier": Variant(
+                "--steps 40 --verifier frozen", (1e-3,), f"{LUCK}; {HALF}"
+            ),
             "odd or even, true verdicts": Variant(
                 "--steps 40 --verifier frozen", (1e-3,), f"{LUCK}; {GOLD}"
             ),
@@ -323,7 +326,17 @@ def score(experiment: Experiment, run: dict) -> float:
     key = experiment.yardstick
     if key.startswith("eval/"):
         return run["evaluations"][-1][key]
-    return statistics.mean(step[key] for step in run["steps"] if key in step)
+    return statistics.mean(step[key] for step in having(run, key))
+
+
+def having(run: dict, key: str) -> list[dict]:
+    """A run's steps that have a metric. In tango.py a verifier's step, too, says how many of the
+    few solutions are right that it judges; the generator's own steps have an alpha, and count.
+    """
+    steps = run["steps"]
+    if key.startswith("generator/") and any("co/alpha" in step for step in steps):
+        steps = [step for step in steps if "co/alpha" in step]
+    return [step for step in steps if key in step]
 
 
 def folder_name(variant: str) -> str:

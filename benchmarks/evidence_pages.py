@@ -14,14 +14,14 @@ from collections import defaultdict
 from pathlib import Path
 
 from doc_tables import markdown
-from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, score, with_runs
-from evidence_claims import CLAIMS, PAGES, interval, result, runs_of
+from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, having, rate_of, read, score, with_runs
+from evidence_claims import ACCURACY, CLAIMS, PAGES, interval, result, runs_of
 from fits import CARDS, GIB, fitting
 from fits import name as model_name
 
 # ------------------------------------------------------------------ figures
-HEADLINES = ("lucky-co-trained", "dsm-meta", "tango-speed")
-"""Claims that the README shows."""
+HEADLINES = ("lucky-co-trained", "dsm-quality", "dsm-defects", "tango-speed", "tango-tokens")
+"""Claims that the README shows: what was asked, and beside it what it cost."""
 NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
     "step": "optimiser step",
@@ -65,9 +65,8 @@ def draw(name: str, panels: list[tuple], path: Path):
 def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
     """(x, metric) of every row of a run that has the metric."""
     rows = run["evaluations"] if key.startswith("eval/") else run["steps"]
-    if x == "gen_step":  # not those in which the generator only writes for the verifier
-        own = [row for row in rows if "co/alpha" in row] or rows
-        rows = [{**row, x: i} for i, row in enumerate(own, start=1)]
+    if x == "gen_step":
+        rows = [{**row, x: i} for i, row in enumerate(having(run, ACCURACY), start=1)]
     return [(row[x], row[key]) for row in rows if key in row]
 
 
@@ -90,8 +89,10 @@ def in_words(row: dict) -> str:
     scale, unit = (100, " points") if row["kind"] != "ratio" else (1, "")
     ours, low, high = (None if row[k] is None else scale * row[k] for k in ("ours", "low", "high"))
     if row["kind"] == "ratio":
-        text = f"{ours:.2f}x"
-        text += f" [{low:.2f}, {high:.2f}]" if low is not None else ""
+        late = [bool(n) for n in row["never"]]  # who never got there has taken at least so much
+        bound = {(True, False): "at least ", (False, True): "at most ", (True, True): "about "}
+        text = f"{bound.get(tuple(late), '')}{ours:.2f}x"
+        text += f" [{low:.2f}, {high:.2f}]" if low is not None and not any(late) else ""
         sizes = [f"{mean:,.0f}" for mean in row["means"]]
     else:
         text = f"{ours:.1f}" if row["kind"] == "mean" else f"{ours:+.1f}"

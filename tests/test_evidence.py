@@ -23,11 +23,14 @@ import evidence_pages as pages  # noqa: E402
 
 
 def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
-    """Verifier's steps in between, which log no accuracy and sample tokens all the same."""
+    """Verifier's steps in between, whose accuracy is that of the few solutions that it judges: it
+    does not count, their tokens do.
+    """
     steps = []
     for i, accuracy in enumerate(accuracies):
-        steps += [{"step": 2 * i, "co/sampled_tokens": 10}]
-        steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, "generator/accuracy": accuracy}]
+        steps += [{"step": 2 * i, "co/sampled_tokens": 10, "generator/accuracy": 0.75}]
+        own = {"generator/accuracy": accuracy, "co/alpha": 0.1}
+        steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, **own}]
     return {
         "variant": variant,
         "seed": seed,
@@ -107,6 +110,19 @@ def test_a_level_is_reached_by_the_moving_average_and_not_by_a_lucky_step():
     assert claims.whole("tokens", "generator/accuracy")(run) == 165
 
 
+def test_only_the_generators_own_steps_count():
+    run = a_run([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert claims.at_the_end("generator/accuracy", 2)(run) == pytest.approx(0.55)
+    assert claims.area("generator/accuracy")(run) == pytest.approx(0.35)
+    experiment = evidence.Experiment("tango.py", "", "generator/accuracy", {}, ())
+    assert evidence.score(experiment, run) == pytest.approx(0.35)
+    drawn = pages.points(run, "gen_step", "generator/accuracy")
+    assert drawn == [(i, i / 10) for i in range(1, 7)]
+    for step in run["steps"]:  # without a verifier no step has an alpha, and all are his
+        step.pop("co/alpha", None)
+    assert claims.whole("steps", "generator/accuracy")(run) == 12
+
+
 def test_intervals_are_students():
     """By hand: three values, sd 1, half = 4.303 / sqrt(3)."""
     middle, low, high = claims.interval([1.0, 2.0, 3.0])
@@ -141,7 +157,8 @@ def test_claims_are_paired_by_seed_and_count_who_never_gets_there(made_up):
     row = claims.result(a_claim(kind="ratio", limit=limit))
     assert row["seeds"] == 2 and row["never"] == [1, 0]
     assert row["ours"] == pytest.approx(math.sqrt(8 / 5 * 20 / 5), abs=1e-3)  # 8 and 20 against 5
-    assert "never there: a 1 of 2" in pages.in_words(row)
+    words = pages.in_words(row)  # a bound, and no interval
+    assert words.startswith("at least 2.53x: ") and "never there: a 1 of 2" in words
     difference = claims.result(
         claims.Claim("name", "made_up", "says", "paper", claims.last("x"), ("a", "b"))
     )
