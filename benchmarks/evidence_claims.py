@@ -255,6 +255,14 @@ CLAIMS += [
         ANSWER_OR_VERIFIER,
     ),
     Claim(
+        "tango-frozen",
+        "tango",
+        "the same, a frozen verifier against one that is trained along",
+        "-",
+        last(ACCURACY),
+        ("frozen verifier", "co-trained"),
+    ),
+    Claim(
         "tango-right-for-wrong-reason",
         "tango",
         "steps right after training, the answer alone against co-trained",

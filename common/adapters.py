@@ -370,7 +370,7 @@ def _check_config(args: GRPOConfig):
     usual = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     for name in [*OF_PLAYERS, *OF_THE_LOSS.split()]:
         if getattr(args, name, None) != usual.get(name):
-            where = "`loss` is the script's, and `kl` an argument of the trainer"
+            where = "loss and advantages are the script's, and `kl` an argument of the trainer"
             if name in OF_PLAYERS:
                 where = f"it belongs to each Player, as {OF_PLAYERS[name]}"
             raise ValueError(f"GRPOConfig({name}=...) would have no effect: {where}")
