@@ -29,6 +29,10 @@ TOKENS = {
     "cure.py": "--program-tokens 24 --test-tokens 24",
     "spin.py": "--solution-tokens 64",
     "mae.py": "--solution-tokens 24 --judgement-tokens 24",
+    "azr.py": "--proposal-tokens 64 --answer-tokens 24 --inputs 4",
+    "deepseekmath.py": "--solution-tokens 48 --analysis-tokens 24",
+    "vstar.py": "--solution-tokens 80",
+    "self_rewarding.py": "--solution-tokens 80 --judgement-tokens 176",
 }
 """Its lengths, which are others with a model of one's own."""
 SMALL = {
@@ -38,6 +42,11 @@ SMALL = {
     "cure.py": "--questions 2 --group-size 4",
     "spin.py": "--questions 16 --iterations 3",
     "mae.py": "--questions 4 --seed-questions 8 --silent-share 1",
+    "azr.py": "--questions 2 --seed-tasks 8 --difficulty-samples 2 --references 2",
+    "deepseekmath.py": "--questions 2 --group-size 4 --solutions 4 --verifier-steps 1"
+    " --meta-steps 1 --generator-steps 1",
+    "vstar.py": "--questions 2 --iterations 2 --ver-steps 1 --pool 12 --samples 4 --candidates 4",
+    "self_rewarding.py": "--questions 2 --iterations 3 --pool 8 --readings 1",
 }
 SMALL = {script: f"{SMALL[script]} {TOKENS[script]} {SHORT}" for script in SMALL}
 """A run of a few seconds with a checkpoint after every step."""
@@ -347,17 +356,18 @@ for kind, says, change in [
     shared = {"ends": "either" if fallback else "refused", "compare": "steps"}
     shared |= {"arguments": "--model {place}/model", "prepare": change}
     add("tokenizer and template", kind, says, **shared)
-for kind, prepare in [
-    ("a template without a system role", template(NO_SYSTEM + template_text())),
-    ("a template of strictly alternating roles", template(ALTERNATE + template_text())),
+for kind, script, prepare in [  # scripts that go on where no answer is right
+    ("a template without a system role", "tango.py", template(NO_SYSTEM + template_text())),
+    ("a template of strictly alternating roles", "mae.py", template(ALTERNATE + template_text())),
     (
         "no padding token",
+        "gar.py",
         broken("tokenizer_config.json", lambda p: change_json(p, pad_token=None)),
     ),
-    ("no generation_config.json", broken("generation_config.json", Path.unlink)),
+    ("no generation_config.json", "spin.py", broken("generation_config.json", Path.unlink)),
 ]:
     more = {"arguments": "--model {place}/model", "prepare": prepare, "compare": "steps"}
-    add("tokenizer and template", kind, "", ends="works", **more)
+    add("tokenizer and template", kind, "", script, ends="works", **more)
 
 
 # ------------------------------------------------------------------ checkpoints
@@ -557,6 +567,10 @@ OTHERS = {
     "cure.py": "--seed 7",
     "spin.py": "--iterations 1",
     "mae.py": "--no-quality-gate",
+    "azr.py": "--gate off",
+    "deepseekmath.py": "--no-meta-reward",
+    "vstar.py": "--verifier orm",
+    "self_rewarding.py": "--samples 3",
 }
 for script, arguments in OTHERS.items():
     says = rf"--out \S*run\b.*other arguments.*{arguments.split()[0].replace('--no-', '')}"
@@ -744,6 +758,23 @@ ARGUMENTS = {
         --pool-size 0 | --difficulty-samples 0 | --silent-share nan | --judgement-tokens 0
         --no-train-proposer --no-train-solver --no-train-judge | --eval-questions 1000000000
         """,
+    "azr.py": """
+        --seed-tasks 20 --pool-size 10 | --seed-tasks 0 | --leak nan | --leak 2 | --inputs 0
+        --references -1 | --difficulty-samples 0 | --time-limit inf | --proposal-tokens 0
+        """,
+    "deepseekmath.py": """
+        --least-valid 9 --analyses 3 | --analyses 0 | --votes 0 | --solutions 0 | --meta-steps -1
+        --verifier-steps 0 --generator-steps 0 | --group-size 1 | --analysis-tokens 0
+        """,
+    "vstar.py": """
+        --steps 4 --ver-steps 9 | --steps 4 --iterations 2 | --verifier-in-loop --iterations 2
+        --questions 3 | --samples 0 | --candidates 0 | --beta 0 | --rationales 0 | --pool 0
+        --step-samples 0
+        """,
+    "self_rewarding.py": """
+        --steps 4 --iterations 3 | --train-judge self-taught --judge-steps 3 | --samples 1
+        --readings 0 | --beta nan | --questions 5 | --pool 0 | --iterations 0
+        """,
 }
 for script, lists in ARGUMENTS.items():
     for arguments in lists.replace("\n", "|").split("|"):
@@ -765,6 +796,8 @@ for script, arguments, says in [
     ("spin.py", "--seed 1.5", "seed"),
     ("mae.py", "--steps 3 --lr", "lr"),
     ("cure.py", "4", "4"),
+    ("azr.py", "--gate open", "gate"),
+    ("vstar.py", "--verifier prime", "verifier"),
 ]:
     add("arguments", f"{script} {arguments}", says, script, arguments=arguments, ends="parser")
 
@@ -801,6 +834,8 @@ def file(write: Callable) -> Callable:
 
 FILE, ROW = r"--dataset \S*data\.jsonl", r"--dataset \S*data\.jsonl.*row 7"
 DATA = "--dataset {place}/data.jsonl"
+QUESTIONS = [script for script in SCRIPTS if script not in ("cure.py", "mae.py", "azr.py")]
+"""Scripts that take questions with their answers."""
 for kind, says, line in [
     ("half a row", ROW, '{"question": "1+1", "answ'),
     ("a row that is a list", ROW, "[1, 2]"),
@@ -818,7 +853,7 @@ for kind, says, line in [
     ("a number of 5,000 digits", ROW, '{"question": "1+1", "answer": ' + "1" * 5000 + "}"),
     ("brackets 100,000 deep", ROW, '{"question": "1+1", "answer": ' + "[" * 100_000),
 ]:
-    script = [s for s in SCRIPTS if s not in ("cure.py", "mae.py")][len(MISTAKES) % 4]
+    script = QUESTIONS[len(MISTAKES) % len(QUESTIONS)]
     add("data sets", kind, says, script, arguments=DATA, prepare=data(script, line))
 TESTS = '"test_input": ["1"], "test_output": ["2"]'
 MBPP = '"text": "Add.", "code": "def f(x): return x"'
