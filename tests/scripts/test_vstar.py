@@ -8,13 +8,14 @@ import random
 from types import SimpleNamespace
 
 import vstar
+from common.args import fill_in, grpo_config
 from common.errors import UserError
-from common.model import TINY
+from common.model import TINY, load_model
 from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import refused, run_here, small
+from conftest import lora, moved, perturb, refused, run_here, small
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
@@ -138,6 +139,148 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
     cfg = vstar.Args(steps=9, ver_steps=3, iterations=3, verifier_in_loop=True)
     names = ["generator", "generator", "verifier"]
     assert [vstar.player_at(s, cfg) for s in range(9)] == [(n, t) for t in range(3) for n in names]
+
+
+@pytest.fixture
+def real(tmp_path):
+    """real(verifier) -> the trainer on the embedded model, its two adapters apart."""
+
+    def make(verifier="dpo"):
+        args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3, four_bit=False)
+        args = fill_in(args, rows=2)
+        model, tokenizer = load_model("tiny", ["generator", "verifier"], 4, False, seed=0)
+        trainer = vstar.VStar(
+            model,
+            args,
+            [],
+            args=grpo_config(args, tmp_path, rows=2),
+            train_dataset=Dataset.from_list([{"prompt": vstar.solve_prompt("")}] * 2),
+            processing_class=tokenizer,
+        )
+        perturb(trainer, 0.05)
+        return trainer
+
+    return make
+
+
+def log_probs_by_hand(trainer, adapter, prompt, ids) -> list[float]:
+    """Of each of the tokens, by a softmax in float64; adapter None: the base."""
+    text = trainer.processing_class.apply_chat_template(
+        prompt, tokenize=False, add_generation_prompt=True
+    )
+    asked = trainer.processing_class(text, add_special_tokens=False).input_ids
+    with torch.no_grad():
+        if adapter is None:
+            with trainer.model.disable_adapter():
+                logits = trainer.model(torch.tensor([asked + ids])).logits[0]
+        else:
+            trainer.model.set_adapter(adapter)
+            logits = trainer.model(torch.tensor([asked + ids])).logits[0]
+    logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
+    return [logps[i, token].item() for i, token in enumerate(ids)]
+
+
+def one_loss(trainer, batch) -> float:
+    with trainer.playing(batch["player"]):
+        return sum(
+            trainer.loss(trainer.model, part).item() for part in trainer.micro_batches(batch)
+        )
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_dpos_loss_by_hand(real):
+    """The verifier against the base, of the right solution and of the wrong one."""
+    trainer = real()
+    others = [WRONG, "<step>38+4=42</step>\n<answer>\\boxed{42}</answer>"]
+    rows = [row(RIGHT, True, rejected=wrong) for wrong in others]
+    ours = one_loss(trainer, trainer.lesson(rows))
+    asked, wanted = vstar.solve_prompt(QUESTION), 0.0
+    for wrong in others:
+        r = [
+            0.3 * (sum(log_probs_by_hand(trainer, "verifier", asked, trainer.ids(text)))
+                   - sum(log_probs_by_hand(trainer, None, asked, trainer.ids(text))))
+            for text in (RIGHT, wrong)
+        ]  # fmt: skip
+        wanted -= math.log(sigmoid(r[0] - r[1])) / 2
+    assert ours == pytest.approx(wanted, rel=1e-4)
+    # and its score is the verifier's likelihood
+    likely = sum(log_probs_by_hand(trainer, "verifier", asked, trainer.ids(RIGHT)))
+    assert trainer.scores(rows)[0] == pytest.approx(likely, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["orm", "prm"])
+def test_the_heads_losses_by_hand(real, kind):
+    """The token for good against the one for bad, behind what is judged; z may be soft."""
+    trainer = real(kind)
+    part = vstar.beginnings(WRONG)[0]
+    rows = [row(RIGHT, True, z=1.0), row(WRONG, False, z=0.25, part=part)]
+    ours = one_loss(trainer, trainer.lesson(rows))
+    asked, wanted = vstar.solve_prompt(QUESTION), 0.0
+    for text, z in ((RIGHT, 1.0), (part, 0.25)):
+        ids = trainer.processing_class(text + "+", add_special_tokens=False).input_ids
+        bad = trainer.processing_class(text + "-", add_special_tokens=False).input_ids
+        assert ids[:-1] == bad[:-1]
+        logit = (
+            log_probs_by_hand(trainer, "verifier", asked, ids)[-1]
+            - log_probs_by_hand(trainer, "verifier", asked, bad)[-1]
+        )
+        wanted -= (z * math.log(sigmoid(logit)) + (1 - z) * math.log(sigmoid(-logit))) / 2
+    assert ours == pytest.approx(wanted, rel=1e-4)
+
+
+def a_mean(trainer, player, texts: list[tuple]) -> float:
+    """Minus the mean log-prob of all tokens of (prompt, text) pairs."""
+    logps = []
+    for asked, text in texts:
+        logps += log_probs_by_hand(trainer, player, asked, trainer.ids(text))
+    return -sum(logps) / len(logps)
+
+
+def test_the_losses_of_those_that_write_by_hand(real):
+    trainer = real("genrm")
+    rows = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True), row(WRONG, False)]
+    ours = one_loss(trainer, trainer.lesson(rows))
+    verdicts = [
+        (vstar.ask_prompt(QUESTION, RIGHT), "Yes"),
+        (vstar.ask_prompt(QUESTION, WRONG), "No"),
+    ]
+    right = [(vstar.solve_prompt(QUESTION), RIGHT)]  # of the other half, the right ones
+    wanted = a_mean(trainer, "verifier", verdicts) + 0.25 * a_mean(trainer, "verifier", right)
+    assert ours == pytest.approx(wanted, rel=1e-4)
+    trainer = real("genrm-cot")
+    said = "<step>4:\\boxed{CORRECT}</step>\n<final_verification>"
+    rows = [row(r["solution"], r["right"], rationale=said) for r in rows[:2]]
+    ours = one_loss(trainer, trainer.lesson([*rows, row(WRONG, False), row(WRONG, False)]))
+    verdicts = [
+        (vstar.verify_prompt(QUESTION, text), f"{said}\\boxed{{{word}}}</final_verification>")
+        for text, word in ((RIGHT, "CORRECT"), (WRONG, "INCORRECT"))
+    ]
+    assert ours == pytest.approx(a_mean(trainer, "verifier", verdicts), rel=1e-4)
+
+
+def test_the_generators_loss_and_its_restart(real):
+    """A mean over the tokens, of texts of different lengths; then the adapter is the base again,
+    and Adam knows nothing of it, while the other one keeps everything."""
+    trainer = real()
+    trainer.memory |= {"iteration": 0, "D_gen": [row(RIGHT, True), row(WRONG, True)]}
+    (batch,) = trainer.step([])
+    texts = [(vstar.solve_prompt(QUESTION), text) for text in (RIGHT, WRONG)]
+    assert one_loss(trainer, batch) == pytest.approx(a_mean(trainer, "generator", texts), rel=1e-4)
+    trainer.create_optimizer()
+    for group in trainer.optimizer.param_groups:
+        for p in group["params"]:
+            trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
+    other = lora(trainer, "verifier")
+    trainer.restart("generator")
+    own = lora(trainer, "generator")
+    assert not any(p.any() for name, p in own.items() if "lora_B" in name)
+    assert all(p.any() for name, p in own.items() if "lora_A" in name)
+    assert moved(other, lora(trainer, "verifier")) == 0
+    kept = set(trainer.optimizer.state)
+    assert kept == set(trainer._parameters_of("verifier"))
 
 
 # ------------------------------------------------------------------ data, with given completions
