@@ -317,6 +317,23 @@ def labelled(solution=WRONG, label=0.0, **more):
     return row | {"faulty": faulty} | more
 
 
+def test_r_meta_is_paid_after_the_meta_verifiers_first_steps_and_not_in_its_ablation():
+    def played(**change):
+        trainer, phases = Given({}, verifier_steps=2, meta_steps=2, generator_steps=1, **change), []
+        trainer.memory["rounds"] = 9
+        trainer.verifier_step = lambda with_meta: phases.append(("verifier", with_meta))
+        trainer.meta_step = lambda: phases.append("meta")
+        trainer.generator_step = lambda rows: phases.append("generator")
+        for trainer.state.global_step in range(8):
+            trainer.step([])
+        return phases
+
+    first = [("verifier", False)] * 2 + ["meta"] * 2
+    for paid in (True, False):
+        later = [("verifier", paid)]
+        assert played(meta_reward=paid) == first + later * 2 + ["generator"] + later
+
+
 def test_the_first_labels_are_the_truth_and_the_next_are_not():
     own = f"\n{dsm.HEADING}\n{ends('none', '1')}"
     texts = {"generator": [RIGHT + own, "no steps", LUCKY + own, WRONG + own]}

@@ -211,7 +211,13 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     trainer = make_gar(tmp_path)
     torch.manual_seed(0)
     before = lora(trainer, "discriminator"), lora(trainer, "reasoner")
+    told, judge_often, asked, generate = [], trainer.judge_often, [], trainer.generate
+    trainer.judge_often = lambda rows, some: told.extend(some) or judge_often(rows, some)
+    trainer.generate = lambda name, *rest: asked.append(name) or generate(name, *rest)
     judgements, batch = trainer.step(rows_of(trainer))
+    matches = [note["rewards"]["match_reward"] for note in batch["notes"]]
+    assert 0 < sum(matches) < len(matches) and set(asked) == {"discriminator"}
+    assert all(part["right"] == (matches[part["row"]] == 1) for part in told) and told
     assert (judgements["player"], batch["player"]) == ("discriminator", "reasoner")
     assert moved(before[0], lora(trainer, "discriminator")) == 0  # all was judged by the old one
     assert moved(before[1], lora(trainer, "reasoner")) == 0

@@ -167,6 +167,8 @@ def test_who_scores_when_and_who_is_trained(tmp_path, when, reference):
     perturb(trainer)  # policy, PRM and base are three models now
     before = lora(trainer, "prm"), lora(trainer, "policy")
     *first, batch = trainer.step(rows_of(trainer))
+    # groups that the filter took away do not count in the mean over tokens
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
     changed = moved(before[0], lora(trainer, "prm"))
     assert (changed > 0) == (when == "before") and moved(before[1], lora(trainer, "policy")) == 0
     # as it is now: the PRM of the step's start for "after", the updated one for "before"

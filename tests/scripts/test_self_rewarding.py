@@ -177,6 +177,11 @@ def test_the_loss_is_what_trls_trainer_computes(tmp_path):
     ]
     with trainer.playing("solver"):
         ours = trainer.loss(trainer.model, trainer.preference_batch(rows)).item()
+    shown = sr.compare_prompt(QUESTION, RIGHT, WRONG)
+    said = [ids("The first. \\boxed{1}"), ids("\\boxed{2}")]
+    with trainer.playing("judge"):
+        lesson = trainer.judgement_batch([{"prompt": shown, "ids": some} for some in said])
+        taught = trainer.loss(trainer.model, lesson).item()
 
     def merged(adapter):
         model.set_adapter(adapter)
@@ -207,6 +212,13 @@ def test_the_loss_is_what_trls_trainer_computes(tmp_path):
     batch = dict(next(iter(theirs.get_train_dataloader())))
     wanted = theirs.compute_loss(policy.eval(), batch).item()
     assert ours == pytest.approx(wanted, rel=1e-5) and abs(ours - math.log(2)) > 1e-3
+    # the judge's: minus the mean log-prob of all tokens of its judgements
+    text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+    asked, logps = tokenizer(text, add_special_tokens=False).input_ids, []
+    for some in said:
+        rows = policy(torch.tensor([asked + some])).logits[0, len(asked) - 1 : -1]
+        logps += [row.double().log_softmax(0)[i].item() for row, i in zip(rows, some)]
+    assert taught == pytest.approx(-sum(logps) / len(logps), rel=1e-4)
 
 
 # ------------------------------------------------------------------ the schedule
@@ -353,10 +365,9 @@ def test_a_judge_is_measured_by_hand():
 
 
 # ------------------------------------------------------------------ runs
-def test_the_reference_is_the_model_of_the_round_before(tmp_path):
+def test_the_reference_is_the_model_of_the_round_before(finished):
     """And not the first one, nor the model as it is now."""
-    folder = tmp_path / "run"
-    run_here("self_rewarding.py", *small("self_rewarding.py", folder, "--save-every", 2))
+    folder, _, _ = finished("self_rewarding.py")
     found = {}
     for step in (2, 4):
         for name in ("agent", "previous"):

@@ -278,6 +278,20 @@ def memory(folder, step):
     return json.loads((folder / f"checkpoint-{step}" / "memory.json").read_text())
 
 
+def test_every_iteration_has_the_schedule_anew_and_an_optimiser_without_a_past(finished, tmp_path):
+    folder, *_ = finished("spin.py")
+    lr = json.loads((folder / "args.json").read_text())["lr"]
+    rates = [row["player/learning_rate"] for row in steps(folder)]
+    # Trainer logs a step's rate when the schedule has moved on
+    assert rates == pytest.approx([lr * learning_rate_at(step, 2) for step in range(1, 9)])
+    trainer = make_spin(tmp_path)
+    trainer.create_optimizer()
+    for p in trainer._parameters_of("player"):
+        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
+    trainer.start_iteration(1)
+    assert not trainer.optimizer.state
+
+
 def test_the_opponent_is_frozen_anew_in_every_iteration(finished):
     """Steps 1, 3, 5 and 7 open iterations: loss ln 2, rewards 0, to float32 rounding of a sum of
     log-probs times lambda = 5."""

@@ -15,6 +15,7 @@ from tango import (
     alpha_at,
     class_weights,
     format_reward,
+    is_correct,
     judgement_format,
     outcome_reward,
     parse_judgement,
@@ -434,7 +435,10 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about(tmp_p
     trainer = make_trainer(tmp_path, ver_warmup=0, alpha=0.3)
     data = trainer.train_dataset
     torch.manual_seed(1)
+    asked, generate = [], trainer.generate
+    trainer.generate = lambda name, *rest: asked.append(name) or generate(name, *rest)
     batch = trainer.generator_step([data[0]] * 4 + [data[3]] * 4)
+    assert asked == ["verifier"]
     mask, tokenizer = batch["completion_mask"], trainer.processing_class
     ends, rewards = torch.full((8, 16), -1), torch.full((8, 16), NAN)
     for i, (note, judged) in enumerate(zip(batch["notes"], batch["judgements"])):
@@ -475,6 +479,12 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class(tmp_path):
     assert all(len(set(group)) == 1 for group in groups)
     prompts = [note["prompt"] for note in batch["notes"]]
     assert all(len(set(prompts[i : i + 4])) == 1 for i in range(0, 32, 4))
+    gold = {row["question"]: row["answer"] for row in data}
+    for prompt, label in zip(prompts, labels):
+        question, solution = re.fullmatch(
+            r"Problem: (.*?)\nSolution:\n(.*)\nVerify its \d+ steps\.", prompt, re.DOTALL
+        ).groups()
+        assert label == is_correct(solution, gold[question])
     finals = [parse_judgement(text)[1] for text in batch["texts"]]
     for reward, final, label in zip(batch["rewards"].tolist(), finals, labels):
         assert (reward >= 1) == (final is label) and (final is not None or reward == 0)
