@@ -58,6 +58,7 @@ from common.tasks.functions import call_all, load_functions, read_arguments, rea
 
 import torch
 import tyro
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 
@@ -619,7 +620,11 @@ def main(args: Args):
     if args.seed_tasks > args.pool_size:
         seeds = f"--seed-tasks {args.seed_tasks}"
         raise UserError(f"{seeds} must be at most --pool-size {args.pool_size}.")
-    check_memory(args, [(0, args.proposal_tokens), (0, args.answer_tokens)], adapters=1)
+    if args.questions * this_process().num_processes < 2:
+        raise UserError("--questions 1: advantages compare at least two rows of a kind and role.")
+    proposal = args.proposal_tokens
+    turns = [(args.references * proposal, proposal), (proposal, args.answer_tokens)]
+    check_memory(args, turns, adapters=1)
     train, held_out = load_functions(
         args.dataset, args.seed_tasks, args.eval_questions, args.inputs, args.seed
     )
@@ -629,7 +634,13 @@ def main(args: Args):
     unused = [{"prompt": [{"role": "user", "content": ""}]}] * rows * this_process().num_processes
     workers = max(1, os.cpu_count() // this_process().num_processes)
     with Sandbox(workers, args.unsafe_sandbox) as sandbox:
-        seeds, asked = (seed_tasks(some, sandbox, args) for some in (train, held_out))
+        found = [seed_tasks(some, sandbox, args) for some in (train, held_out)]
+        # a program near the time limit may run in one process and not in another
+        seeds, asked = broadcast_object_list(found)
+        # nor may a held-out one be learnt from that has other comments or spaces
+        never = {bare(task["program"]) for some in asked.values() for task in some}
+        for kind, some in seeds.items():
+            seeds[kind] = [task for task in some if bare(task["program"]) not in never]
         wanted = KINDS[:kinds]
         if not all(seeds[kind] and asked[kind] for kind in wanted):
             raise UserError(

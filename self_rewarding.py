@@ -157,7 +157,7 @@ def parse_score(text: str) -> float | None:
 
 def parse_choice(text: str) -> int | None:
     r"""The solution that a comparison ends with, 1 or 2; None if there is none."""
-    found = re.search(r"\\boxed\{([12])\}\s*\Z", text)
+    found = re.search(r"\\boxed\{ *([12]) *\}\$?\.?\s*\Z", text)
     return int(found[1]) if found else None
 
 
@@ -348,10 +348,13 @@ class SelfRewarding(CoTrainer):
             self.log_mean("judge/prefers_the_own_question", fine)
         self.log_mean("judge/judgements", len(kept))
         if not kept:
+            unread = sum(j["choice"] is None for j in judged)
             raise UserError(
                 f"round {t}: of {len(judged)} comparisons {sum(fine)} prefer the answer to the "
                 f"question itself, in one of the two orders none, so that the judge would learn a "
-                f"place and nothing else; --pool {self.cfg.pool} may be too small."
+                f"place and nothing else; {unread} have no choice at the end, within "
+                f"--judgement-tokens {self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too "
+                f"small."
             )
         rng.shuffle(kept)
         self.memory |= {"taught": t, "judgements": kept}

@@ -52,6 +52,7 @@ from common.pairs import (
     pair_batch,
 )
 from common.run import mean, plain_errors, start_run, this_process
+from common.sampling import special_tokens
 from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.math import load_questions
 
@@ -271,7 +272,7 @@ class VStar(CoTrainer):
 
     def attempts(self, rows: list[dict]) -> list[dict]:
         texts = self.generate("generator", [solve_prompt(row["question"]) for row in rows])
-        special = self.processing_class.all_special_tokens  # spelled out they would become tokens
+        special = special_tokens(self.processing_class)  # spelled out they would become tokens
         return [
             {
                 "question": row["question"],
@@ -348,7 +349,8 @@ class VStar(CoTrainer):
         prompts = [solve_prompt(start["question"]) for start in asked]
         ids = self.generate_ids("generator", prompts, begun=begun)
         rest = tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
-        right = [is_correct(s["part"] + text, s["answer"]) for s, text in zip(asked, rest)]
+        # a box in the part is none that the completion has come to
+        right = [is_correct(text, s["answer"]) for s, text in zip(asked, rest)]
         z = {i: right[j * n : (j + 1) * n] for j, i in enumerate(open_)}
         label = any if self.cfg.step_labels == "hard" else mean
         return [
@@ -360,7 +362,9 @@ class VStar(CoTrainer):
         """One rationale of each solution, kept if its verdict is right."""
         some = rows[: 4 * len(self.pool)]
         prompts = [verify_prompt(row["question"], row["solution"]) for row in some]
-        found = [rationale(text) for text in self.generate_all("verifier", prompts)]
+        special = special_tokens(self.processing_class)
+        texts = self.generate_all("verifier", prompts)
+        found = [None if any(s in text for s in special) else rationale(text) for text in texts]
         return [
             row | {"rationale": said[0]}
             for row, said in zip(some, found)

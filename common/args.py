@@ -32,7 +32,9 @@ AT_LEAST |= {"beta": 1e-6, "last_beta": 1e-6}  # at 0 neither loss has a gradien
 AT_MOST = dict.fromkeys(SHARES.split(), 1) | {"time_limit": 3600, "seed": 2**32 - 1}  # numpy's
 AT_MOST |= {"inputs": 100}
 AT_MOST |= dict.fromkeys("steps questions eval_questions eval_samples pool".split(), 1_000_000)
-AT_MOST |= {"lora_rank": 4096, "group_size": 100_000}
+AT_MOST |= {"lora_rank": 4096, "group_size": 100_000, "solutions": 1_000_000}
+COUNTS = "samples candidates readings analyses votes difficulty_samples rationales step_samples"
+AT_MOST |= dict.fromkeys(COUNTS.split(), 10_000)  # of one question, solution or step
 
 
 class _PerModel:

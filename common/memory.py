@@ -23,6 +23,7 @@ from common.machine import check_machine
 from common.model import read_config
 from common.run import this_process
 from common.sampling import PREFILL_TOKENS
+from common.tiny import MODELS
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -91,6 +92,11 @@ def check_memory(
         say(f"{args.model}, {base}{count} adapter{'s' * (count > 1)}\n{table(now)}")
         gpu = f"free on {torch.cuda.get_device_name()}" if on_gpu else ""
         say(f"{gpu or 'memory of this machine, in use or not':<58}{in_words(free)}")
+    positions = getattr(config.get_text_config(), "max_position_embeddings", math.inf)
+    longest = max(map(sum, turns))
+    if longest > positions and args.model not in MODELS:
+        more = f"a prompt with its completion may have {longest:,} here"
+        say(f"warning: --model {args.model} has seen at most {positions:,} tokens, and {more}")
     if now["peak"] > free:
         both = f"{now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
         fitting = advice(need, free, args.rows_at_once, args.micro_batch, args.four_bit)

@@ -297,7 +297,7 @@ class Run(TrainerCallback):
         step = state.global_step
         if self.main:
             self._step_line(state, logs)
-            if self.args.show_every and step % self.args.show_every == 0:
+            if self.args.show_every and step % self.args.show_every == 0 and self.trainer.example:
                 self.say(self.trainer.example)
         if step == state.max_steps or (self.args.eval_every and step % self.args.eval_every == 0):
             self._evaluate(step)

@@ -216,14 +216,18 @@ def generation_settings(max_tokens: int, temperature: float) -> dict:
     }
 
 
+def special_tokens(tokenizer) -> list[str]:
+    """Their spellings, the longest first."""
+    # Llama's <|start_header_id|> is in no list of named special tokens
+    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+
+
 def blank_special_tokens(prompts: list[list[dict]], tokenizer) -> list[list[dict]]:
     """The messages with every spelling of a special token replaced by a space.
 
     A player's prompt quotes what another one wrote. `<|im_end|>`, spelled out in ordinary tokens,
     would be read as the end of the message, and the writer could go on in the judge's place.
     """
-    # Llama's <|start_header_id|> is in no list of named special tokens
-    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-    special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
-    marks = re.compile("|".join(map(re.escape, special)))
+    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
     return [[m | {"content": marks.sub(" ", m["content"])} for m in prompt] for prompt in prompts]

@@ -81,13 +81,13 @@ def sample_questions(
 
 
 def _sample(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
-    """`count` different ones, all lengths equally often.
+    """`count` different ones, or as many as there are, all lengths equally often.
 
     There are few short ones, some three hundred programming tasks of two steps. A length of which
     10,000 draws give nothing new is left out from then on.
     """
     steps, seen, misses = list(steps), {}, 0
-    while len(seen) < count:
+    while steps and len(seen) < count:
         i = len(seen) % len(steps)
         question = make(rng, steps[i])
         if is_held_out(question) == held_out and question not in seen:

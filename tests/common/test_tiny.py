@@ -43,6 +43,12 @@ def test_levels_have_the_lengths_they_say():
         assert found == set(lengths), level
 
 
+def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
+    make = lambda rng, steps: f"{rng.randrange(3)}+1 mod 100"  # noqa: E731
+    found = [tasks._sample(random.Random(0), 100, held_out, make, (2,)) for held_out in (0, 1)]
+    assert sorted(sum(found, [])) == ["0+1 mod 100", "1+1 mod 100", "2+1 mod 100"]
+
+
 def test_no_operation_hides_an_earlier_mistake():
     for op, operands in tasks.OPERANDS.items():
         for b in operands:

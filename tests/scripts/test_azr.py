@@ -405,6 +405,25 @@ def test_programs_from_a_file(tmp_path):
     assert "held-out" in run_here("azr.py", *small("azr.py", tmp_path / "run", *more.split()))
 
 
+def test_a_held_out_program_is_not_learnt_from_under_another_comment(tmp_path):
+    """All rows but some are one program: where it is held out, the seeds have none of it."""
+    program = "def f(x):\n return (x+{})%100  # {}"
+    rows = [{"program": program.format(1, i), "inputs": ["1", "2", "3", "4"]} for i in range(40)]
+    rows += [{"program": program.format(i, 0), "inputs": ["1", "2", "3", "4"]} for i in range(2, 9)]
+    file = tmp_path / "functions.jsonl"
+    file.write_text("".join(json.dumps(row | {"message": "m"}) + "\n" for row in rows))
+    more = f"--dataset {file} --inputs 4 --steps 1 --save-every 1"
+    run_here("azr.py", *small("azr.py", tmp_path / "run", *more.split()))
+    memory = json.loads((tmp_path / "run" / "checkpoint-1" / "memory.json").read_text())
+    learnt = {azr.bare(task["program"]) for some in memory["buffers"].values() for task in some}
+    assert learnt and azr.bare(program.format(1, "")) not in learnt
+
+
+def test_one_row_of_a_kind_has_nothing_to_be_compared_with(tmp_path):
+    said = refused("azr.py", "--questions", 1, "--micro-batch", 1, "--out", tmp_path / "run")
+    assert "--questions 1: advantages compare at least two rows" in said
+
+
 def test_programs_of_which_none_runs_are_refused(tmp_path):
     rows = [{"program": f"def f(x): return y{i}", "inputs": ["1", "2"]} for i in range(60)]
     file = tmp_path / "functions.jsonl"

@@ -91,6 +91,8 @@ def test_scores_are_read_from_the_last_line(text, score):
         ("\\boxed{3}", None),
         ("\\boxed{CORRECT}", None),
         ("", None),
+        (r"The second. $\boxed{ 2 }$.", 2),
+        (r"\boxed{1}, or \boxed{12}", None),
     ],
 )
 def test_choices_are_read_from_the_end(text, choice):

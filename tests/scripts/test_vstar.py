@@ -287,7 +287,7 @@ def test_the_generators_loss_and_its_restart(real):
 class Characters:
     """A tokenizer with a token per character, and 4 at the end."""
 
-    eos_token_id, all_special_tokens = EOS, ["<|end|>"]
+    eos_token_id, all_special_tokens, added_tokens_decoder = EOS, ["<|end|>"], {}
 
     def __call__(self, text, add_special_tokens=False):
         return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
@@ -397,10 +397,19 @@ def test_step_labels_are_what_comes_of_a_beginning(how):
     assert trainer.begun == ["<step>38+4=42</step>"] * 3 + ["<step>38+4=41</step>"] * 3
 
 
+def test_a_box_in_a_step_is_no_answer_of_what_follows():
+    solution = RIGHT.replace("38+4=42", r"38+4=\boxed{94}")
+    trainer = Given(["cut off", "again"], step_samples=2)
+    part = vstar.beginnings(solution)[0]
+    (found,) = trainer.with_step_labels([row(solution, True, z=1.0) | {"part": part}])
+    assert r"\boxed{94}" in part and found["z"] == 0.0
+
+
 def test_rationales_are_kept_if_they_are_right():
     good, bad = (f"thoughts{vstar.OPENING}{verdict}" for verdict in vstar.VERDICTS)
-    trainer = Given([good, bad, "nothing", bad])
+    trainer = Given([good, bad, "nothing", bad, f"<|end|>{good}"])
     rows = [row(RIGHT, True), row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
+    rows += [row(RIGHT, True)]  # a special token, spelled out, would be taught as one
     kept = trainer.rationales(rows)
     assert [(r["right"], r["rationale"]) for r in kept] == [
         (True, "thoughts" + vstar.OPENING),
