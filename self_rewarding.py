@@ -352,9 +352,8 @@ class SelfRewarding(CoTrainer):
             raise UserError(
                 f"round {t}: of {len(judged)} comparisons {sum(fine)} prefer the answer to the "
                 f"question itself, in one of the two orders none, so that the judge would learn a "
-                f"place and nothing else; {unread} have no choice at the end, within "
-                f"--judgement-tokens {self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too "
-                f"small."
+                f"place and nothing else; {unread} end in no choice, within --judgement-tokens "
+                f"{self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too small."
             )
         rng.shuffle(kept)
         self.memory |= {"taught": t, "judgements": kept}

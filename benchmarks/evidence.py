@@ -97,6 +97,8 @@ EXPERIMENTS = {
             "random step verdicts": Variant("--steps 60 --verifier frozen", RATES, COIN),
             "co-trained, no class weights": Variant("--steps 84", (1e-3,), NO_CLASS_WEIGHTS),
             "co-trained, the paper's alpha": Variant("--steps 84", (1e-3,)),
+            # the rate of the two before
+            "answer only, at 1e-3": Variant("--steps 60 --verifier none", (1e-3,)),
         },
         TANGO,
     ),
