@@ -120,14 +120,14 @@ EXPERIMENTS = {
         "--eval-every 0 --show-every 0 --save-every 1000",
         "eval/generator/step_accuracy",
         {
-            "the number counts": Variant("--steps 40 --verifier none", (1e-3,)),
-            "odd or even counts": Variant("--steps 40 --verifier none", (1e-3,), LUCK),
-            "odd or even, co-trained": Variant("--steps 57", (1e-3,), f"{LUCK}; {HALF}"),
+            "the number counts": Variant("--steps 40 --verifier none", RATES),
+            "odd or even counts": Variant("--steps 40 --verifier none", RATES, LUCK),
+            "odd or even, co-trained": Variant("--steps 57", RATES, f"{LUCK}; {HALF}"),
             "odd or even, frozen verifier": Variant(
-                "--steps 40 --verifier frozen", (1e-3,), f"{LUCK}; {HALF}"
+                "--steps 40 --verifier frozen", RATES, f"{LUCK}; {HALF}"
             ),
             "odd or even, true verdicts": Variant(
-                "--steps 40 --verifier frozen", (1e-3,), f"{LUCK}; {GOLD}"
+                "--steps 40 --verifier frozen", RATES, f"{LUCK}; {GOLD}"
             ),
         },
         TANGO,
