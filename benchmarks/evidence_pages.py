@@ -20,8 +20,8 @@ from fits import CARDS, GIB, fitting
 from fits import name as model_name
 
 # ------------------------------------------------------------------ figures
-HEADLINES = ("lucky-co-trained", "dsm-quality", "dsm-defects", "tango-speed", "tango-tokens")
-HEADLINES += ("tango-paper-alpha",)
+HEADLINES = """lucky-co-trained dsm-quality dsm-defects tango-speed tango-tokens
+tango-paper-alpha""".split()
 """Claims that the README shows: what was asked, and beside it what it cost."""
 NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {

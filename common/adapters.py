@@ -382,7 +382,9 @@ def _check_config(args: GRPOConfig):
 
 
 def _check_players(players: dict[str, Player]):
-    """Metrics begin with a player's name, and a batch of several players with their adapter's."""
+    """Raises ValueError. Metrics begin with a player's name, and those of a batch of several with
+    their adapter's; an adapter has one learning rate and one clipping norm.
+    """
     for name, player in players.items():
         for other in players:
             for what in ("lr", "max_grad_norm"):
