@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +188,28 @@ def same_weights(one: Path, other: Path):
     assert ours.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(ours[name], tensor), name
+
+
+def answering(say, **cfg) -> SimpleNamespace:
+    """A trainer without a model, to call a script's `evaluate` with.
+
+    say: (player, the prompt's last message, greedy, how often it was asked before in the same
+    call) -> what the player writes. `calls` remembers (player, last messages, greedy).
+    """
+    calls = []
+
+    def generate_all(player, prompts, greedy=False):
+        asked = [prompt[-1]["content"] for prompt in prompts]
+        calls.append((player, asked, greedy))
+        return [say(player, user, greedy, asked[:i].count(user)) for i, user in enumerate(asked)]
+
+    return SimpleNamespace(
+        generate_all=generate_all,
+        in_parallel=lambda fn, items: fn(items),
+        cfg=SimpleNamespace(**cfg),
+        memory={},
+        calls=calls,
+    )
 
 
 @pytest.fixture

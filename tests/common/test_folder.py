@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,15 @@ import time
 
 from common import folder as folders
 from common.errors import UserError
-from common.folder import claim, last_checkpoint, lock, release, seal, whats_wrong
+from common.folder import (
+    checkpoint_to_resume,
+    claim,
+    last_checkpoint,
+    lock,
+    release,
+    seal,
+    whats_wrong,
+)
 from common.run import Run
 
 import pytest
@@ -229,6 +238,22 @@ def test_nothing_is_cut_before_the_checkpoint_has_been_loaded(copied, monkeypatc
     after = listing(folder)
     for name in ("metrics.jsonl", "rollouts.jsonl", "generator/adapter_model.safetensors"):
         assert after[name] == before[name]
+
+
+def test_only_what_changes_no_training_may_be_another_in_a_run_that_goes_on(finished):
+    folder, _, _ = finished("tango.py")
+    given = json.loads((folder / "args.json").read_text())
+    may = "out save_every eval_every show_every report_to rows_at_once micro_batch checkpointing"
+    assert {*may.split()} < given.keys()
+    for key in given:
+        other = given | {key: "another"}
+        if key in may.split():
+            checkpoint, said = checkpoint_to_resume(folder, other)
+            assert checkpoint.name == "checkpoint-6" and not said
+        else:
+            before = f"--{key.replace('_', '-')} {given[key]}"
+            with pytest.raises(UserError, match=re.escape(f"other arguments ({before});")):
+                checkpoint_to_resume(folder, other)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "null"])

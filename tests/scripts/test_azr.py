@@ -363,6 +363,98 @@ def test_the_newest_tasks_are_solved_first(sandbox):
     assert trainer.draw() == (references, tasks)  # the same on all processes, and after a resume
 
 
+def proposing(sandbox, solver_says, **change):
+    """What five proposals are paid: two of whose n = 2 answers one is right and none, one of which
+    both are; one that fails, and one without its form. They join, or not, the buffers.
+    """
+    programs = [PLUS.replace("3", n) for n in "345"] + ["def f(x):\n return y"]
+    trainer, paid = Given(sandbox, solver_says, **change), []
+    trainer.rollout = lambda name, rows: {
+        "player": name,
+        "texts": [*map(proposal, programs), "I would rather not."],
+        "notes": [{} for _ in rows],
+    }
+    trainer.pay = lambda batch, rewards: paid.extend(rewards.tolist())
+    trainer.log_mean = lambda *_: None
+    trainer.propose([("deduction", [RUNS[0]])] * 5)
+    return paid, trainer.memory["buffers"]["deduction"]
+
+
+@pytest.mark.parametrize(
+    "change, paid",
+    [
+        ({}, [0.5, -0.5, -0.5, -1, -1]),
+        ({"paper_extremes": True}, [0.5, 0, 0, -1, -1]),
+        # R-Zero pays for a majority of one half, and little for agreement, right or wrong
+        ({"proposer_pay": "rzero"}, [0.8, 0, 0, 0, 0]),
+        ({"proposer_pay": "vote"}, [0.5, -0.5, -0.5, -1, -1]),
+    ],
+)
+def test_a_proposer_is_paid_for_what_the_solver_can_half_do(sandbox, change, paid):
+    """5 + 3, 5 + 4 and 5 + 5."""
+    said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10")]
+    found, buffer = proposing(sandbox, said, **change)
+    assert found == pytest.approx(paid)
+    assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"]]
+
+
+def test_proposals_that_repeat_each_other_are_paid_less_by_rzero(sandbox):
+    trainer, paid = Given(sandbox, [answer("output", x) for x in "8787"], proposer_pay="rzero"), []
+    texts = [proposal(), proposal(), "none", "none"]
+    trainer.rollout = lambda name, rows: {"texts": texts, "notes": [{} for _ in rows]}
+    trainer.pay = lambda batch, rewards: paid.extend(rewards.tolist())
+    trainer.log_mean = lambda *_: None
+    trainer.propose([("deduction", [RUNS[0]])] * 4)
+    assert paid == [0.5, 0.5, 0, 0]  # 1 - 2 / 4
+
+
+@pytest.mark.parametrize("train_proposer", [True, False])
+def test_a_step_whitens_proposals_and_answers_of_each_kind_apart(sandbox, train_proposer):
+    trainer = Given(sandbox, train_proposer=train_proposer)
+    kinds = ["deduction", "deduction", "abduction", "abduction"]
+    trainer.draw = lambda: ([(kind, []) for kind in kinds], [{"kind": kind} for kind in kinds])
+    trainer.propose = lambda references: {"rewards": torch.tensor([0.5, -1.0, 0.25, 0.75])}
+    trainer.solve = lambda tasks: {"rewards": torch.tensor([1.0, -0.5, -0.5, -0.5])}
+    trainer.concat = lambda parts: {"rewards": torch.cat([part["rewards"] for part in parts])}
+    trainer.over_all_processes = lambda fn, *rows: fn(*rows)
+    (batch,) = trainer.step([])
+    z = 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2)
+    proposals = [z, -z, -z, z] if train_proposer else [0.0] * 4
+    assert batch["player"] == "agent"
+    assert batch["advantages"].tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
+
+
+def test_evaluation_by_hand(sandbox):
+    """12 held-out tasks of all kinds, 2 answers each; what the proposer writes is tried, too."""
+    one = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "outputs": ["8"], "runs": True}
+    many = {"inputs": [*"012345"], "outputs": [*"345678"], "message": "add ?"}
+    held_out = [one] * 6 + [one | {"kind": "abduction"}] * 3
+    held_out += [one | many | {"kind": "induction"}] * 3
+    right = {"deduction": answer("output", "8"), "abduction": answer("input", "105")}
+    right["induction"] = answer("python", PLUS)
+    # the first of two samples is right; greedily deductions are
+    samples = [text for task in held_out for text in (right[task["kind"]], "nothing")]
+    likeliest = [right["deduction"] if t["kind"] == "deduction" else "nothing" for t in held_out]
+    inputs = "".join(f"```input\n{x}\n```\n" for x in range(6))
+    proposals = [proposal(PLUS.replace("3", "9")), proposal("def f(x):\n return y")]
+    proposals += [proposal(), proposal(PLUS.replace("3", "8"))]
+    proposals += [f"<answer>\n{inputs}```message\nadd ?\n```\n</answer>", "nothing"]
+    trainer = Given(sandbox, [*samples, *likeliest, *proposals], eval_samples=2)
+    trainer.memory["buffers"]["abduction"] = [one | {"program": PLUS.replace("3", "8")}]
+    trainer.generate_all = trainer.generate
+    trainer.in_parallel = lambda fn, items: fn(items)
+    assert azr.evaluate(trainer, held_out) == pytest.approx(
+        {f"solver/{what}": 1 / 2 for what in ("accuracy", *azr.KINDS)}
+        | {"solver/accuracy_greedy": 1 / 2, "solver/deduction_greedy": 1.0}
+        | {"solver/abduction_greedy": 0.0, "solver/induction_greedy": 0.0}
+        | {
+            "proposer/valid": 4 / 6,
+            # two of four programs: of the others one is held out, and one is in a buffer
+            "proposer/new": 2 / 4,
+        }
+    )
+
+
 # ------------------------------------------------------------------ runs
 def test_buffers_grow_by_what_runs(finished):
     folder, out, _ = finished("azr.py")

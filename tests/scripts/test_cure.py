@@ -167,14 +167,18 @@ def test_mu_is_the_margin_of_theorem_3_1():
     assert checked > 150
 
 
-def test_theorem_3_1_by_simulation():
-    """P(a right program passes more tests than a wrong one) is at least 1 - exp(-mu^2 m / 8)."""
-    rng = np.random.default_rng(0)
+def test_theorem_3_1_holds_for_the_mu_that_is_measured():
+    """P(a right program passes more of m tests than a wrong one) >= 1 - exp(-mu^2 m / 8)."""
+    rng, many = np.random.default_rng(0), 20_000
     for p_u, p01, p00, m in ((0.8, 0.3, 0.1, 16), (0.6, 0.5, 0.2, 64), (0.9, 0.2, 0.3, 8)):
-        correct = rng.random((20000, m)) < p_u
-        wrong_passes = rng.random((20000, m)) < np.where(correct, p01, p00)
-        measured = (correct.sum(1) > wrong_passes.sum(1)).mean()
-        mu = p_u * (1 - p01) - (1 - p_u) * p00
+        good = rng.random(many) < p_u  # what the right program passes
+        wrong = rng.random(many) < np.where(good, p01, p00)
+        unit, right = torch.tensor(np.stack([good, wrong])), torch.tensor([True, False])
+        found = cure.reward_precision(unit, right, torch.tensor(good), ["p"] * 2, ["t"] * many)
+        mu = np.mean(found["mu"])
+        assert mu == pytest.approx(p_u * (1 - p01) - (1 - p_u) * p00, abs=0.02)
+        drawn = rng.integers(many, size=(many, m))
+        measured = (good[drawn].sum(1) > wrong[drawn].sum(1)).mean()
         assert 0 < 1 - math.exp(-(mu**2) * m / 8) <= measured
 
 
@@ -538,6 +542,26 @@ def test_which_tests_are_right_does_not_depend_on_the_coder_of_now(sandbox, prog
         assert figures["co/tasks_with_an_oracle"] == 0.0 and not ABOUT_TESTS & figures.keys()
         assert figures["coder/accuracy"] == float(program == "x+2")
         assert figures["tester/parsed"] == 1.0
+
+
+def test_tests_choose_among_the_programs_of_a_task(sandbox):
+    """2 tasks, of whose 5 programs 3 are right; one right program is worth as much to the first
+    task's tests, one of them wrong, as a wrong one that comes first."""
+    programs = ["x*2", "x+2", "x+2", "0", "x+2"]
+    right, also_right, wrong = (written_test(*x) for x in (("2", "4"), ("5", "7"), ("5", "10")))
+    tests = [[right, also_right, right, "none", wrong], [right, *[also_right] * 2, "none"]]
+    tests[1] += [also_right]
+    trainer = bare(sandbox)
+    trainer.cfg.eval_samples, trainer.memory = 5, {}
+    texts = {"coder": [code(text) for text in programs] * 2, "tester": sum(tests, [])}
+    trainer.generate_all = lambda player, prompts: texts[player]
+    row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"]}
+    figures = cure.evaluate(trainer, [{**row, "reference": RIGHT}] * 2)
+    assert figures["coder/accuracy"] == 6 / 10 and figures["tester/accuracy"] == 7 / 10
+    # the first four tests choose the right program; with the wrong one there is a tie
+    assert figures["co/best_of_4"] == 1.0 and figures["co/best_of_5"] == 0.5
+    # right programs pass 3 and 4 tests, wrong ones 3 and 0, and 1 and 0
+    assert figures["co/precision"] == (3 + 6) / 12
 
 
 def test_a_task_without_an_oracle_changes_no_figure_of_the_tester(sandbox):

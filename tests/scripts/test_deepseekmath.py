@@ -4,6 +4,7 @@ solutions, who is told the truth and who is not, runs."""
 import itertools
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import deepseekmath as dsm
@@ -12,7 +13,7 @@ from common.tasks.answers import equations_hold
 from common.tiny.tasks import format_solution, gold_solution
 
 import pytest
-from conftest import refused, run_here, small
+from conftest import answering, refused, run_here, small
 
 QUESTION = "(38+4)*7 mod 100"  # 42, 94
 ROW = {"question": QUESTION, "answer": "94"}
@@ -462,6 +463,86 @@ def test_metrics_of_analyses_by_hand():
     assert metrics["balanced_accuracy"] == pytest.approx((0.5 + 1 + 0) / 3)
     assert metrics["claims_real"] == 0.5 and metrics["defects_found"] == 0.5
     assert metrics["analysis_quality"] == pytest.approx((0.5 + 1 + 1) / 3)
+
+
+def test_evaluation_by_hand():
+    """8 questions, 2 samples of each. The verifier tells the truth when it decodes greedily."""
+    held_out = [{"question": f"({i}+4)+1 mod 100", "answer": str(i + 5)} for i in range(10, 18)]
+
+    def solution(i, kind):
+        if kind == "wrong":
+            return format_solution([f"{i}+4=1", "1+1=2"], 2)
+        return format_solution(
+            [f"{i}+4={i + 4 if kind == 'right' else 1}", f"{i + 4}+1={i + 5}"], i + 5
+        )
+
+    def graded(i, kind, own):
+        return f"{solution(i, kind)}\n{dsm.HEADING}\n{own}"
+
+    perfect, doubt = ends("none", "1"), ends("1", "0")
+    first = {10: ("right", perfect), 11: ("lucky", perfect), 12: ("wrong", doubt)}
+    now_right = []
+
+    def say(player, asked, greedy, before):
+        i = int(asked[asked.index("(") + 1 :][:2])
+        if player == "meta":
+            return "Score: \\boxed{0}"
+        if player == "verifier":
+            kind = next(k for k in ("right", "lucky", "wrong") if solution(i, k) in asked)
+            if greedy:
+                return {"right": perfect, "lucky": ends("1", "0.5"), "wrong": doubt}[kind]
+            of_base = {10: perfect, 11: ends("2", "0.5"), 12: ends("1,2", "0"), 13: "?"}
+            if kind == first.get(i, ("wrong", ""))[0]:
+                return "?" if i == 10 and before else of_base.get(i, perfect)
+            return [ends("1", "0.5"), doubt][before] if i == 10 else "?"
+        if asked.endswith("Correct it."):
+            return solution(i, "right" if i < 14 else "wrong")
+        if greedy:
+            return graded(i, "lucky", ends("1", "0.5"))
+        kind, own = first.get(i, ("wrong", "no grade"))
+        if now_right:
+            kind, own = "right", perfect
+        elif before:
+            kind, own = ("wrong", doubt) if i == 10 else ("right", perfect)
+        return graded(i, kind, own)
+
+    trainer = answering(say, eval_samples=2)
+    result = dsm.evaluate(trainer, held_out)
+    base = {
+        "verifier/balanced_accuracy": (1 + 1 + 1 / 6) / 3,
+        "verifier/claims_real": 1 / 3,
+        "verifier/defects_found": 1 / 7,
+        "verifier/analysis_quality": (1 + 0 + 0.5 + 0 + 4) / 8,
+        "verifier/balanced_accuracy_greedy": 1.0,
+        "verifier/claims_real_greedy": 1.0,
+        "verifier/defects_found_greedy": 1.0,
+        "verifier/analysis_quality_greedy": 1.0,
+        "meta/accuracy": 1 / 2,  # of what is claimed nothing is real, or half
+    }
+    assert result == pytest.approx(
+        base
+        | {
+            "generator/accuracy": (1 + 2 + 1 + 5) / 16,
+            "generator/own_score_right": 10 / 11,
+            "co/over_claim": 0.5 / 11,
+            "generator/greedy": 1.0,
+            "generator/own_score_right_greedy": 1.0,
+            "co/over_claim_greedy": 0.0,
+            "generator/refined": 4 / 8,
+            # of the first two questions: 1 and nothing beats 0.5 and 0; of two right ones either
+            "co/best_of_2": 1.0,
+            "co/mean_of_same": 3 / 4,
+        }
+    )
+    refined = [asked for player, asked, _ in trainer.calls if asked[0].endswith("Correct it.")]
+    named = [re.search(r"Defects: (.*)", user)[1] for user in refined[0]]
+    assert named == ["none", "none", "1"] + ["none"] * 5
+    assert dsm.HEADING not in str(refined)
+    # a better generator does not make another verifier of it
+    now_right.append(True)
+    later = dsm.evaluate(trainer, held_out)
+    assert later["generator/accuracy"] == 1.0
+    assert {name: later[name] for name in base} == pytest.approx(base)
 
 
 # ------------------------------------------------------------------ runs

@@ -10,12 +10,14 @@ import gar
 from common.args import fill_in, grpo_config
 from common.model import load_model
 from common.tasks.math import load_questions
+from common.tiny.tasks import format_solution
 from gar import (
     Args,
     Gar,
     are_sound,
     discriminator_rewards,
     discriminator_sft,
+    evaluate,
     judge_prompt,
     parse_verdict,
     reasoner_reward,
@@ -27,7 +29,7 @@ from gar import (
 
 import pytest
 import torch
-from conftest import gradients, lora, moved, perturb, refused, run_here, small, weights
+from conftest import answering, gradients, lora, moved, perturb, refused, run_here, small, weights
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -327,6 +329,55 @@ def test_are_sound():
     assert are_sound(question, parts) == [True, False, True, None]
     assert are_sound(question, ["gibberish 3+4=7\n"]) == [None]
     assert are_sound("Who?", parts) == [None] * 4
+
+
+def test_evaluation_by_hand():
+    """4 questions, 2 samples of each, of which the first are judged: right, wrong, right for the
+    wrong reason, and without a step."""
+    held_out = [
+        {"question": f"({i}+4)+1 mod 100", "answer": str(i + 5), "reference": f"by hand {i}\n"}
+        for i in range(10, 14)
+    ]
+
+    def solution(i, kind):
+        if kind == "no steps":
+            return "<answer>\\boxed{0}</answer>"
+        right, lucky = kind == "right", kind == "lucky"
+        steps = [f"{i}+4={i + 4}", f"{i + 4}+1={i + 5}"] if right else [f"{i}+4=1", "7+7=0"]
+        return format_solution(steps, i + 5 if right or lucky else 0)
+
+    def say(player, asked, greedy, before):
+        if player == "reasoner":
+            i = int(asked[1:3])
+            kind = ["right", "wrong", "lucky", "no steps"][i - 10] if before == 0 else "right"
+            return solution(i, "wrong" if greedy else kind)
+        if "by hand" in asked:
+            return "hm" if "by hand 10" in asked else "**YES**"
+        return "**NO** for **YES**" if "(12+4)+1" in asked else "**YES**"
+
+    trainer = answering(say, eval_samples=2, discriminator="co-trained")
+    trainer.slices = lambda text: [
+        line for line in text.splitlines(keepends=True) if "<answer>" not in line
+    ]
+    result = evaluate(trainer, held_out)
+    assert result == pytest.approx(
+        {
+            "reasoner/accuracy": 6 / 8,
+            "reasoner/greedy": 0.0,
+            "discriminator/yes_generated_right": 1 / 2,
+            "discriminator/yes_generated_wrong": 1.0,
+            "discriminator/yes_reference": 3 / 4,
+            "discriminator/yes_sound": 1.0,
+            "discriminator/yes_unsound": 1 / 2,
+            "discriminator/says_yes": 5 / 7,
+        }
+    )
+    judged = [asked for player, asked, _ in trainer.calls if player == "discriminator"]
+    assert evaluate(trainer, held_out) == result and len(judged[0]) == 7
+    again = [asked for player, asked, _ in trainer.calls if player == "discriminator"]
+    assert again == judged * 2  # the same slice of the same text
+    alone = answering(say, eval_samples=2, discriminator="none")
+    assert {name.split("/")[0] for name in evaluate(alone, held_out)} == {"reasoner"}
 
 
 # ------------------------------------------------------------------ stage 1

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import mae
 from common.args import fill_in, grpo_config
 from common.model import load_model
+from common.run import Run
 from common.scoring import take_rows
 from common.tasks.math import load_questions
 from mae import (
@@ -694,11 +695,18 @@ def test_the_update_carries_one_name_where_only_the_proposer_plays(tmp_path):
     assert batch["advantages"].shape == (4,)
 
 
-def test_no_gold_answer_of_a_seed_is_anywhere_in_the_trainer(tmp_path):
-    trainer = make_mae(tmp_path)
-    assert set(trainer.train_dataset.column_names) == {"prompt"}
-    assert all(isinstance(question, str) for question in trainer.memory["questions"])
-    assert trainer.memory["pairs"] == []
+def test_no_gold_answer_of_a_seed_is_anywhere_in_the_trainer(tmp_path, monkeypatch):
+    """Neither where the loop looks nor where it does not, as the script itself makes it."""
+    made = []
+    train, held_out = load_questions("tiny", 16, 8, seed=0)
+    train = [row | {"answer": "secret", "reference": "secret"} for row in train]
+    monkeypatch.setattr(mae, "load_questions", lambda *_: (train, held_out))
+    monkeypatch.setattr(Run, "train", lambda self, trainer, *_: made.append(trainer))
+    run_here("mae.py", *small("mae.py", tmp_path / "run"))
+    (trainer,) = made
+    assert trainer.memory["questions"] == [row["question"] for row in train]
+    kept = [value for value in vars(trainer).values() if isinstance(value, list | dict | tuple)]
+    assert "secret" not in repr([*kept, trainer.train_dataset.to_list()])
 
 
 def test_hopeless_steps_must_follow_each_other(tmp_path):

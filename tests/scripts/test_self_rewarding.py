@@ -14,7 +14,7 @@ from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import refused, run_here, small
+from conftest import answering, refused, run_here, small
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -364,6 +364,54 @@ def test_a_judge_is_measured_by_hand():
         "judge/both_orders": 0.5,
     }
     assert sr.evaluate_judge(trainer, []) == {}
+
+
+def test_evaluation_by_hand():
+    """3 questions, 3 samples of each. The judge prefers a right answer, then a wrong one; the third
+    question has wrong ones only."""
+    read = {"a1": [1.0, 0.5], "a7": [0.0, 0.5], "a8": [None, None]}
+    read |= {"b7": [1.0, 1.0], "b1": [0.5, 0.5], "b8": [0.0, 0.0]}
+    samples = {"a": ["a1", "a7", "a8"], "b": ["b7", "b1", "b8"], "c": ["c7", "c8", "c9"]}
+    held_out = [{"question": question, "answer": "1"} for question in "abc"]
+    trainer = answering(lambda *_: "\\boxed{1}", eval_samples=3)
+
+    def answers(rows):
+        questions = [row["question"] for row in rows]
+        texts = [samples[q][questions[:i].count(q)] for i, q in enumerate(questions)]
+        return [
+            {"question": q, "text": text, "ids": [5] * (4 + (q == "c")), "right": text[1] == "1"}
+            for q, text in zip(questions, texts)
+        ]
+
+    trainer.answers = answers
+    trainer.readings = lambda some: [read.get(a["text"], [0.0, 0.0]) for a in some]
+    trainer.compare = lambda rows: [row | {"choice": 1} for row in rows]
+    result = sr.evaluate(trainer, held_out)
+    judge = {
+        "judge/first_pairs": 1 / 2,
+        "judge/readings_right": (2 + 1 + 2 + 0) / 8,
+        "judge/first_compared": 1 / 2,
+        "judge/both_orders": 0.0,
+    }
+    assert result == pytest.approx(
+        judge
+        | {
+            "solver/greedy": 1.0,
+            "solver/accuracy": 2 / 9,
+            "solver/length": (6 * 4 + 3 * 5) / 9,
+            "co/best_of_3": 1 / 3,
+            "judge/own_pairs": 1 / 2,
+        }
+    )
+    assert [[a["text"] for a in pair] for pair in trainer.memory["bank"]] == [
+        ["a1", "a7"],
+        ["b1", "b7"],
+    ]
+    # a solver that is always right has no pairs of its own; the first ones stay
+    samples |= {"a": ["a1"] * 3, "b": ["b1"] * 3, "c": ["c1"] * 3}
+    later = sr.evaluate(trainer, held_out)
+    assert later["solver/accuracy"] == 1.0 and "judge/own_pairs" not in later
+    assert {name: later[name] for name in judge} == pytest.approx(judge)
 
 
 # ------------------------------------------------------------------ runs

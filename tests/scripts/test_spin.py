@@ -3,20 +3,23 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 from common.adapters import copy_adapter
 from common.args import fill_in, grpo_config
-from common.model import load_model
+from common.model import TINY, load_model
 from common.tasks.answers import is_correct
 from common.tasks.math import load_questions
-from spin import Args, Spin, human_ids, learning_rate_at, solve_prompt, spin_loss
+from spin import Args, Spin, evaluate, human_ids, learning_rate_at, solve_prompt, spin_loss
 
 import pytest
 import torch
-from conftest import refused, run_here, small, weights
+from conftest import answering, refused, run_here, small, weights
 from datasets import Dataset
+from transformers import AutoTokenizer
 
 LN2 = math.log(2)
+IDS = ("completion_ids", "completion_mask")
 
 
 # ------------------------------------------------------------------ eq. 4.7
@@ -388,6 +391,46 @@ def test_resumed_within_an_iteration_is_the_same_run_bit_for_bit(finished, tmp_p
     assert "step 8/8" in printed and "step 7/8" not in printed
     ours, expected = weights(tmp_path / "run"), weights(whole)
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+# ------------------------------------------------------------------ evaluation
+def test_evaluation_by_hand():
+    """Of 3 questions with 2 samples each; the log-likelihood of a human answer is the sum over its
+    tokens and its end."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    references = ["<step>3+4=7</step>", "7", "12"]
+    held_out = [
+        {"question": q, "answer": str(i), "reference": reference}
+        for i, (q, reference) in enumerate(zip("abc", references))
+    ]
+    said = {"a": "07", "b": "11", "c": "77"}  # two samples; greedily all say 1
+
+    def say(player, asked, greedy, before):
+        return rf"\boxed{{{1 if greedy else said[asked][before]}}}"
+
+    seen = []
+
+    def log_probs(player, batch):
+        seen.extend(i[m.bool()].tolist() for i, m in zip(*map(batch.get, IDS)))
+        return -0.5 * batch["completion_mask"]
+
+    trainer = answering(say, eval_samples=2)
+    trainer.processing_class, trainer.log_probs = tokenizer, log_probs
+    trainer.accelerator = SimpleNamespace(device="cpu")
+    result = evaluate(trainer, held_out)
+    human = [
+        [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        for text in references
+    ]
+    assert seen == human and len({*map(len, human)}) > 1
+    assert result == pytest.approx(
+        {
+            "player/accuracy": 3 / 6,
+            "player/greedy": 1 / 3,
+            "player/logp_human": -0.5 * sum(map(len, human)) / 3,
+        }
+    )
+    assert {player for player, *_ in trainer.calls} == {"player"}
 
 
 # ------------------------------------------------------------------ variants, and data as it comes

@@ -9,11 +9,13 @@ import time
 from types import SimpleNamespace
 
 from common.model import load_model
+from common.tiny.tasks import format_solution
 from tango import (
     Args,
     Tango,
     alpha_at,
     class_weights,
+    evaluate,
     format_reward,
     is_correct,
     judgement_format,
@@ -30,7 +32,7 @@ from tango import (
 
 import pytest
 import torch
-from conftest import make_trainer, run_here, small, weights
+from conftest import answering, make_trainer, run_here, small, weights
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")
@@ -409,6 +411,77 @@ def test_step_f1():
     assert (
         step_f1([question], [wrong_second], [judgement(X)]) == 0.0
     )  # not as many verdicts as steps
+
+
+def two_steps(i: int, kind: str) -> str:
+    """A solution of (i+4)+1 that is right, half right (its first step is) or all wrong."""
+    first = f"{i}+4={i + 4}" if kind != "wrong" else f"{i}+4=1"
+    second = f"{i + 4}+1={i + 5}" if kind == "right" else f"{i + 4}+1=0"
+    return format_solution([first, second], i + 5 if kind == "right" else 0)
+
+
+def test_evaluation_by_hand():
+    """16 questions, 2 samples of each. The verifier tells the truth when it decodes greedily."""
+    held_out = [{"question": f"({i}+4)+1 mod 100", "answer": str(i + 5)} for i in range(10, 26)]
+    samples = {10: ["half", "right"], 11: ["wrong", "half"], 12: ["right", "half"]}
+    says = {
+        "right": (C, C, C),
+        "half": (C, X, C),
+        "wrong": (C, C, C),
+        two_steps(12, "right"): (C, C, X),
+    }
+    now_right = []
+
+    def say(player, asked, greedy, before):
+        i = int(re.search(r"\((\d+)", asked)[1])
+        if player == "generator":
+            kind = samples.get(i, ["right", "wrong"])[before]
+            kind = "half" if greedy and i == 10 else "right" if greedy or now_right else kind
+            return two_steps(i, kind)
+        kind = next(kind for kind in ("right", "half", "wrong") if two_steps(i, kind) in asked)
+        if greedy:
+            truth = {"right": (C, C, C), "half": (C, X, X), "wrong": (X, X, X)}[kind]
+            return judgement(*truth[:2], final=truth[2])
+        if i == 25:
+            return "?"
+        one, two, final = says.get(two_steps(i, kind), says[kind])
+        return judgement(one, two, final=final)
+
+    trainer = answering(say, eval_samples=2, verifier="co-trained")
+    result = evaluate(trainer, held_out)
+    base = {
+        "verifier/balanced_accuracy": (12 / 14 + 0) / 2,
+        "verifier/tpr": 12 / 14,
+        "verifier/tnr": 0.0,
+        "verifier/says_correct": 14 / 16,
+        "verifier/parsed": 15 / 16,
+        "verifier/step_f1": 2 / (1 + 3),  # one is found, of three; nothing right is doubted
+        "verifier/balanced_accuracy_greedy": 1.0,
+        "verifier/step_f1_greedy": 1.0,
+    }
+    assert result == pytest.approx(
+        base
+        | {
+            "generator/accuracy": 15 / 32,
+            "generator/greedy": 15 / 16,
+            "generator/step_accuracy": (3 + 1 + 3 + 26) / 64,
+            "generator/step_accuracy_greedy": 31 / 32,
+            # of the first four questions: all say CORRECT, one has more good steps; the other
+            # way round, but both are wrong; a right one is not accepted; a tie goes to the first
+            "co/best_of_2": 2 / 4,
+            "co/mean_of_same": 3 / 8,
+        }
+    )
+    order = [("generator", 32, False), ("generator", 16, True), ("verifier", 16, False)]
+    order += [("verifier", 16, True), ("verifier", 8, False)]
+    assert [(player, len(asked), greedy) for player, asked, greedy in trainer.calls] == order
+    # a better generator does not make another verifier of it
+    now_right.append(True)
+    later = evaluate(trainer, held_out)
+    assert later["generator/accuracy"] == 1.0
+    assert {name: later[name] for name in base} == pytest.approx(base)
+    alone = answering(say, eval_samples=2, verifier="none")
+    assert {name.split("/")[0] for name in evaluate(alone, held_out)} == {"generator"}
 
 
 def test_wrong_steps_that_are_accepted_are_counted_where_there_is_a_verdict_for_each(tmp_path):
