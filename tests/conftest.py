@@ -9,7 +9,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import shutil
 import signal
@@ -124,24 +123,6 @@ def refused(script: str, *arguments) -> str:
         run_here(script, *arguments)
     assert ended.value.code == 2 and said.getvalue().count("error: ") == 1, said.getvalue()
     return said.getvalue()
-
-
-def run_two_processes(folder: Path, script: Path, *arguments) -> subprocess.CompletedProcess:
-    """Run once, whoever asks; how it went is kept in `folder`, which all workers have.
-
-    Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them
-    through MPI only; without an MPI hostfile it runs one process."""
-    kept = folder / f"{script.stem}.json"
-    with FileLock(kept.with_suffix(".lock")):
-        if not kept.exists():
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-            os.environ["ACCELERATE_USE_CPU"] = "true"
-            try:
-                done = run_script(*launcher, script, *arguments)
-            finally:
-                del os.environ["ACCELERATE_USE_CPU"]
-            kept.write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))
-    return subprocess.CompletedProcess(*json.loads(kept.read_text()))
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from common.model import TINY
 
 import pytest
 import torch
+import warm
 from accelerate.commands.config.config_args import load_config_from_file
-from conftest import ROOT, run_script
+from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu  # noqa: E402
@@ -166,42 +167,35 @@ def test_the_configurations_are_understood_by_accelerate():
 
 
 TWO_PROCESSES = """
-import os, socket, sys
+import sys
 sys.path.insert(0, {root!r})
 import tango, tyro
 from accelerate.utils import gather_object
-from torch.multiprocessing import start_processes
 
-def process(rank):
-    os.environ |= {{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}}
-    trainers, train = [], tango.Tango.train
-    tango.Tango.train = lambda trainer, **how: trainers.append(trainer) or train(trainer, **how)
-    tango.evaluate = lambda *_: {{}}  # not what this is about
-    with tango.plain_errors():
-        tango.main(tyro.cli(tango.Args))
-        weights = trainers[0].model.named_parameters()
-        B = {{n: p.double().abs().sum().item() for n, p in weights if "lora_B" in n}}
-        first, second = gather_object([B])
-        assert first == second, "the processes' adapters differ"
-        for player in ("generator", "verifier"):
-            assert any(value > 0 for name, value in B.items() if player in name), player
-        if rank == 0:
-            print("alike on", trainers[0].accelerator.num_processes)
-
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = str(free.getsockname()[1])
-os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}}
-start_processes(process, nprocs=2, start_method="fork")
+trainers, train = [], tango.Tango.train
+tango.Tango.train = lambda trainer, **how: trainers.append(trainer) or train(trainer, **how)
+tango.evaluate = lambda *_: {{}}  # not what this is about
+with tango.plain_errors():
+    tango.main(tyro.cli(tango.Args))
+    weights = trainers[0].model.named_parameters()
+    B = {{n: p.double().abs().sum().item() for n, p in weights if "lora_B" in n}}
+    first, second = gather_object([B])
+    assert first == second, "the processes' adapters differ"
+    for player in ("generator", "verifier"):
+        assert any(value > 0 for name, value in B.items() if player in name), player
+    if trainers[0].accelerator.is_main_process:
+        print("alike on", trainers[0].accelerator.num_processes)
 """
 
 
 def test_a_four_bit_base_on_two_processes(tmp_path):
     """DDP around frozen 4-bit weights and two adapters: both are trained, and alike on both
-    processes, which see different rows. Forked from one, they import everything only once.
+    processes, which see different rows.
     """
-    (tmp_path / "two.py").write_text(TWO_PROCESSES.format(root=str(ROOT)))
+    script, out, err = (tmp_path / name for name in ("two.py", "out", "err"))
+    script.write_text(TWO_PROCESSES.format(root=str(ROOT)))
     arguments = "--steps 2 --ver-warmup 1 --questions 2 --group-size 4 --micro-batch 4"
     arguments += " --eval-questions 4 --lora-rank 4 --four-bit --out"
-    result = run_script(tmp_path / "two.py", *arguments.split(), tmp_path / "run")
-    assert result.returncode == 0, result.stderr
-    assert "alike on 2" in result.stdout
+    code = warm.start_two(script, [*arguments.split(), tmp_path / "run"], out, err)
+    assert code == 0, err.read_text()
+    assert "alike on 2" in out.read_text()

@@ -1,9 +1,9 @@
-"""Runs small runs of several scripts one after the other, under torchrun; test_every_script.py
-starts it.
+"""Runs small runs of several scripts one after the other, in each of two processes that
+test_every_script.py starts:
 
     torchrun --nproc_per_node 2 in_two_processes.py FOLDER SCRIPT ...
 
-One start for all of them: imports cost more than the runs. On the way every gradient that reaches
+One start for all of them. On the way every gradient that reaches
 the optimiser is compared with the one that a single process has from the rows of both.
 """
 

@@ -19,7 +19,8 @@ import pytest
 import torch
 import warm
 import yaml
-from conftest import ROOT, SCRIPTS, run_here, run_script, run_two_processes, small, weights
+from conftest import ROOT, SCRIPTS, run_here, small, weights
+from filelock import FileLock
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -159,19 +160,23 @@ def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, script):
 # ------------------------------------------------------------------ two processes
 @pytest.fixture(scope="module")
 def together(shared_folder):
-    """(folder, result) of a small run of every script in two processes, one after the other."""
+    """(folder, exit code, output, errors) of a small run of every script in two processes, one
+    after the other; made once, whichever worker asks first."""
     folder = shared_folder / "together"
-    starter = Path(__file__).parent / "in_two_processes.py"
-    return folder, run_two_processes(shared_folder, starter, folder, *SCRIPTS)
+    out, err, ended = (shared_folder / f"together.{name}" for name in ("out", "err", "ended"))
+    with FileLock(shared_folder / "together.lock"):
+        if not ended.exists():
+            starter = Path(__file__).parent / "in_two_processes.py"
+            ended.write_text(str(warm.start_two(starter, [folder, *SCRIPTS], out, err)))
+    return folder, int(ended.read_text()), out.read_text(), err.read_text()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_two_processes_train_together(together, script):
-    folder, result = together[0] / Path(script).stem, together[1]
-    parts = dict(
-        re.findall(r"^=== (.*?)\n(.*?)(?=^===|\Z)", result.stdout, re.DOTALL | re.MULTILINE)
-    )
-    assert "curves.png" in {path.name for path in folder.glob("*")}, result.stdout + result.stderr
+    everything, _, out, err = together
+    folder = everything / Path(script).stem
+    parts = dict(re.findall(r"^=== (.*?)\n(.*?)(?=^===|\Z)", out, re.DOTALL | re.MULTILINE))
+    assert "curves.png" in {path.name for path in folder.glob("*")}, out + err
     assert json.loads((folder / "versions.json").read_text())["processes"] == 2
     assert moved(folder) == ADAPTERS[script]
     steps = json.loads((folder / "args.json").read_text())["steps"]
@@ -183,7 +188,7 @@ def test_two_processes_train_together(together, script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_two_processes_have_the_gradient_of_one(together, script):
     """Every gradient that reached the optimiser, against that of one process with all rows."""
-    parts = re.split(r"^=== ", together[1].stdout, flags=re.MULTILINE)
+    parts = re.split(r"^=== ", together[2], flags=re.MULTILINE)
     said = next(part for part in parts if part.startswith(script))
     found = re.findall(r"^gradient of (\w+): (\S+) of (\S+)$", said, re.MULTILINE)
     trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
@@ -195,14 +200,17 @@ def test_two_processes_have_the_gradient_of_one(together, script):
 
 
 def test_two_processes_part_in_order(together):
-    _, result = together
-    assert result.returncode == 0 and result.stdout.count("=== the end") == 1, result.stderr
+    _, code, out, err = together
+    assert code == 0 and out.count("=== the end") == 1, err
 
 
 def test_the_command_itself_ends_in_a_sentence(tmp_path):
-    result = run_script("tango.py", "--dataset", "missing.jsonl", "--out", tmp_path / "run")
-    assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
-    assert "Traceback" not in result.stderr
+    out, err = tmp_path / "out", tmp_path / "err"
+    arguments = ["--dataset", "missing.jsonl", "--out", tmp_path / "run"]
+    process = warm.start("tango.py", arguments, out, err)
+    process.join(timeout=900)
+    said = err.read_text()
+    assert process.exitcode == 2 and said.count("error: ") == 1 and "Traceback" not in said, said
 
 
 # ------------------------------------------------------------------ arguments
