@@ -34,18 +34,23 @@ torch.set_num_threads(1)  # two threads on a busy machine wait for each other
 DATA = Path(os.environ.get("DUET_DATA", ROOT.parent / "shared" / "data"))
 
 SMALL = {
-    "tango.py": "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1",
+    "tango.py": "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1"
+    " --solution-tokens 48 --judgement-tokens 72",
     "prime.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
     "gar.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 8",
-    "cure.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8",
+    "cure.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
-    "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16",
-    "azr.py": "--steps 4 --questions 8 --micro-batch 8 --seed-tasks 16 --difficulty-samples 2",
+    "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16"
+    " --solution-tokens 48 --judgement-tokens 64",
+    "azr.py": "--steps 4 --questions 4 --micro-batch 4 --seed-tasks 16 --difficulty-samples 2"
+    " --proposal-tokens 64 --answer-tokens 64",
     "deepseekmath.py": "--steps 6 --questions 2 --group-size 8 --micro-batch 8 --solutions 12"
-    " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
+    " --verifier-steps 1 --meta-steps 1 --generator-steps 1 --solution-tokens 112"
+    " --analysis-tokens 64",
     "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
-    " --candidates 4",
-    "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12",
+    " --candidates 4 --solution-tokens 48",
+    "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"
+    " --solution-tokens 48 --judgement-tokens 80",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 SCRIPTS = list(SMALL)
@@ -123,6 +128,44 @@ def refused(script: str, *arguments) -> str:
         run_here(script, *arguments)
     assert ended.value.code == 2 and said.getvalue().count("error: ") == 1, said.getvalue()
     return said.getvalue()
+
+
+def evaluated_once(module, most_tokens: int | None = None):
+    """The last evaluation repeats the first; in it, completions are at most this long."""
+    real, once = module.evaluate, []
+
+    def evaluate(trainer, *rest):
+        if not once:
+            limits = {name: player.max_tokens for name, player in trainer.players.items()}
+            for player in trainer.players.values():
+                player.max_tokens = min(most_tokens or player.max_tokens, player.max_tokens)
+            once.append(real(trainer, *rest))
+            for name, limit in limits.items():
+                trainer.players[name].max_tokens = limit
+        return once[0]
+
+    module.evaluate = evaluate
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    for name in ("draw_curves", "write_report"):
+        monkeypatch.setattr(f"common.run.{name}", lambda *_: None)
+
+
+@pytest.fixture
+def brief(monkeypatch, no_report):
+    """brief("tango.py", ...) is `run_here` without report and pictures, and evaluates once: half of
+    a short run's time.
+    """
+
+    def run(script: str, *arguments, most_tokens: int | None = 2) -> str:
+        module = importlib.import_module(Path(script).stem)
+        monkeypatch.setattr(module, "evaluate", module.evaluate)  # put back in the end
+        evaluated_once(module, most_tokens)
+        return run_here(script, *arguments)
+
+    return run
 
 
 @pytest.fixture(scope="session")

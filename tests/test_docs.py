@@ -8,7 +8,6 @@ script of your-own-script.md runs, too.
 import ast
 import dataclasses
 import doctest
-import gc
 import importlib.util
 import inspect
 import itertools
@@ -24,7 +23,6 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-import common.run
 from common.adapters import AdapterTrainer
 from common.cotrainer import CoTrainer
 from common.run import Run, mean
@@ -32,7 +30,7 @@ from common.run import Run, mean
 import pytest
 import torch
 import tyro
-from conftest import ROOT, make_trainer, weights
+from conftest import ROOT, evaluated_once, make_trainer, weights
 from peft import PeftModel
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -159,68 +157,25 @@ def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespac
     return SimpleNamespace(module=module, metrics=metrics, steps=steps, calls=calls, folder=out)
 
 
-def evaluated_once(module, most_tokens: int | None = None):
-    """The last evaluation repeats the first; in it, completions are at most this long."""
-    real, once = module.evaluate, []
-
-    def evaluate(trainer, *rest):
-        if not once:
-            limits = {name: player.max_tokens for name, player in trainer.players.items()}
-            for player in trainer.players.values():
-                player.max_tokens = min(most_tokens or player.max_tokens, player.max_tokens)
-            once.append(real(trainer, *rest))
-            for name, limit in limits.items():
-                trainer.players[name].max_tokens = limit
-        return once[0]
-
-    module.evaluate = evaluate
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries_are_no_garbage():
-    """Every training collects garbage first, which would search all that has been imported: half
-    of the time that a run of one step takes here.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
-def bare(monkeypatch):
-    """No pictures, no report and no weights, which would take half of the time of a short run; of a
-    checkpoint only `memory` is written.
-    """
+def bare(monkeypatch, no_report):
+    """No report and no weights; of a checkpoint only `memory` is written."""
 
     def folder_only(trainer, *_):
         folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
         folder.mkdir()
 
-    monkeypatch.setattr(common.run, "draw_curves", lambda *_: None)
-    monkeypatch.setattr(common.run, "write_report", lambda *_: None)
     monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", folder_only)
     monkeypatch.setattr(PeftModel, "save_pretrained", lambda *_, **__: None)
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory, shared_folder, finished):
-    """name -> the metrics that the script writes: those of conftest's run, if there is one already;
-    else of a shorter one, in process.
-    """
-    done = {}
+@pytest.fixture
+def written(finished):
+    """name -> the metrics that the script writes."""
 
-    def keys(name):
-        if name not in done:
-            if (shared_folder / "finished" / f"{name}.err").exists():
-                folder, _, _ = finished(f"{name}.py")
-                rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-            else:
-                module, out = load(ROOT / f"{name}.py"), tmp_path_factory.mktemp(name) / "run"
-                evaluated_once(module)
-                rows = run(module, SHORT[name], out).metrics
-            done[name] = {key for row in rows for key in row}
-        return done[name]
+    def keys(name) -> set[str]:
+        lines = (finished(f"{name}.py")[0] / "metrics.jsonl").read_text().splitlines()
+        return {key for line in lines for key in json.loads(line)}
 
     return keys
 
@@ -413,12 +368,12 @@ def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
 
 # ------------------------------------------------------------------ metrics
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_is_explained(name, written, bare):
+def test_every_metric_is_explained(name, written):
     assert written(name) - explained(PAGES[name]).keys() == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_explained_metric_is_written(name, written, bare):
+def test_every_explained_metric_is_written(name, written):
     """Or its line says when it is missing."""
     for key, text in explained(PAGES[name]).items():
         assert key in written(name) or "only " in text or "missing " in text, key

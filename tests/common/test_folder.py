@@ -180,7 +180,7 @@ def test_a_copy_of_an_older_checkpoint_is_passed_over(tmp_path):
     assert found.name == "checkpoint-4" and "checkpoint-6 is passed over: it is of step 4" in said
 
 
-def test_who_reads_the_output_may_leave(tmp_path, monkeypatch):
+def test_who_reads_the_output_may_leave(tmp_path, monkeypatch, brief):
     folder, written = tmp_path / "run", []
 
     def write(text, **_):
@@ -190,7 +190,7 @@ def test_who_reads_the_output_may_leave(tmp_path, monkeypatch):
 
     monkeypatch.setattr("common.run.tqdm.write", write)
     with pytest.raises(SystemExit) as ended:
-        run_here("tango.py", *small("tango.py", folder, "--save-every", "100"))
+        brief("tango.py", *small("tango.py", folder, "--save-every", "100"))
     assert ended.value.code == 141 and not whats_wrong(folder / "checkpoint-2")
 
 
@@ -243,7 +243,7 @@ def test_nothing_is_cut_before_the_checkpoint_has_been_loaded(copied, monkeypatc
 def test_only_what_changes_no_training_may_be_another_in_a_run_that_goes_on(finished):
     folder, _, _ = finished("tango.py")
     given = json.loads((folder / "args.json").read_text())
-    may = "out save_every eval_every show_every report_to rows_at_once micro_batch checkpointing"
+    may = "save_every eval_every show_every report_to rows_at_once micro_batch checkpointing"
     assert {*may.split()} < given.keys()
     for key in given:
         other = given | {key: "another"}
@@ -266,7 +266,7 @@ def test_arguments_that_cannot_be_read(copied, text):
 
 # ------------------------------------------------------------------ ends
 @pytest.mark.parametrize("sign, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_sigterm_and_a_closed_terminal_are_ctrl_c(tmp_path, monkeypatch, sign, code):
+def test_sigterm_and_a_closed_terminal_are_ctrl_c(tmp_path, monkeypatch, brief, sign, code):
     folder, line = tmp_path / "run", Run._step_line
 
     def then_the_signal(run, state, logs):
@@ -276,7 +276,7 @@ def test_sigterm_and_a_closed_terminal_are_ctrl_c(tmp_path, monkeypatch, sign, c
 
     monkeypatch.setattr(Run, "_step_line", then_the_signal)
     with pytest.raises(SystemExit) as ended:
-        run_here("tango.py", *small("tango.py", folder, "--save-every", "100"))
+        brief("tango.py", *small("tango.py", folder, "--save-every", "100"))
     assert ended.value.code == code
     [saved] = folder.glob("checkpoint-*")  # a step's line comes after its end: of step 2
     assert saved.name == "checkpoint-2" and not whats_wrong(saved)
@@ -325,6 +325,7 @@ def test_what_a_disk_can_do_ends_in_a_sentence(tmp_path, monkeypatch, error, say
             error.filename = str(folder / "metrics.jsonl")
         raise error
 
+    monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr("common.run.Run._write", fails)
     if isinstance(error, RuntimeError) and not isinstance(error, SafetensorError):
         monkeypatch.setattr("common.run.full", lambda _: True)
@@ -333,13 +334,13 @@ def test_what_a_disk_can_do_ends_in_a_sentence(tmp_path, monkeypatch, error, say
     assert error == "deleted" or "Its checkpoints are safe" in message
 
 
-def test_an_error_of_the_script_itself_keeps_its_trace(tmp_path, monkeypatch):
+def test_an_error_of_the_script_itself_keeps_its_trace(tmp_path, monkeypatch, brief):
     def fails(*_):
         raise RuntimeError("a mistake in a reward function")
 
     monkeypatch.setattr("common.run.Run._write", fails)
     with pytest.raises(RuntimeError, match="a mistake in a reward function"):
-        run_here("tango.py", *small("tango.py", tmp_path / "run"))
+        brief("tango.py", *small("tango.py", tmp_path / "run"))
 
 
 def test_args_json_is_written_beside_and_renamed(tmp_path):

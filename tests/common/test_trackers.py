@@ -4,36 +4,28 @@ import json
 import sqlite3
 
 import pytest
-from conftest import run_script, small
+from conftest import run_here, run_script, small
 
-RUN = ("--steps", "2", "--eval-every", "1", "--eval-samples", "1")
-
-
-@pytest.fixture
-def tracked(tmp_path):
-    """tracked(name) -> (steps, evaluations) of a small run: step -> metric -> value."""
-
-    def run(name):
-        done = run_script(
-            "tango.py", *small("tango.py", tmp_path / "run"), *RUN, "--report-to", name
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        steps, evaluations = {}, {}
-        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            held_out = any(key.startswith("eval/") for key in row)
-            (evaluations if held_out else steps)[row["step"]] = row
-        assert set(steps) == {1, 2} and set(evaluations) == {0, 1, 2}
-        return steps, evaluations
-
-    return run
+RUN = "--steps 2 --eval-every 1 --eval-samples 1 --report-to".split()
 
 
-def test_tensorboard(tracked, tmp_path):
+def rows_of(folder) -> tuple[dict, dict]:
+    """(steps, evaluations) of the run: step -> metric -> value."""
+    steps, evaluations = {}, {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        held_out = any(key.startswith("eval/") for key in row)
+        (evaluations if held_out else steps)[row["step"]] = row
+    assert set(steps) == {1, 2} and set(evaluations) == {0, 1, 2}
+    return steps, evaluations
+
+
+def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    steps, evaluations = tracked("tensorboard")
+    run_here("tango.py", *small("tango.py", tmp_path / "run", *RUN, "tensorboard"))
+    steps, evaluations = rows_of(tmp_path / "run")
     (folder,) = (tmp_path / "run" / "runs").iterdir()
     events = EventAccumulator(str(folder))
     events.Reload()
@@ -45,10 +37,13 @@ def test_tensorboard(tracked, tmp_path):
         assert found == pytest.approx({step: row[key] for step, row in rows.items()})
 
 
-def test_trackio(tracked, tmp_path, monkeypatch):
+def test_trackio(tmp_path, monkeypatch):
+    """In a Python of its own: trackio asks for its folder when it is imported."""
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    steps, evaluations = tracked("trackio")
+    done = run_script("tango.py", *small("tango.py", tmp_path / "run", *RUN, "trackio"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps, evaluations = rows_of(tmp_path / "run")
     (base,) = (tmp_path / "trackio").glob("*.db")
     assert base.stem == "duet"
     rows = sqlite3.connect(base).execute("select run_name, metrics from metrics").fetchall()

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from conftest import small  # isort: skip  it finds the project
+from conftest import evaluated_once, small  # isort: skip  it finds the project
 
 from common import scoring
 from common.cotrainer import CoTrainer
@@ -26,6 +26,7 @@ import tyro
 from accelerate import Accelerator
 
 MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
+MORE["azr.py"] = "--steps 1"
 MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["vstar.py"] = "--steps 4 --ver-steps 1"
 MORE["self_rewarding.py"] = "--train-judge self-taught --judge-steps 1"
@@ -99,6 +100,7 @@ def main(folder: Path, scripts: list[str]):
         if this_process().is_main_process:
             print(f"=== {script}", flush=True)
         module = importlib.import_module(Path(script).stem)
+        evaluated_once(module, most_tokens=2)
         more = MORE.get(script, "--steps 2") + " --save-every 100"
         more += " --eval-every 0 --eval-questions 4 --eval-samples 1"
         arguments = small(script, folder / Path(script).stem, *more.split())

@@ -14,7 +14,7 @@ from common.sandbox import Sandbox
 import numpy as np
 import pytest
 import torch
-from conftest import refused, run_here, small, weights
+from conftest import refused, small, weights
 
 
 def table(text: str) -> torch.Tensor:
@@ -623,22 +623,22 @@ def test_the_reference_of_the_kl_term_is_the_base(finished):
 @pytest.mark.parametrize(
     "flags", ["--tester-reward simple --short-tests", "--kl 0 --own-tests 1 --tolerance 1e-6"]
 )
-def test_ablations(tmp_path, flags):
-    run_here("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *flags.split()))
+def test_ablations(tmp_path, brief, flags):
+    brief("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *flags.split()))
     assert len(steps_of(tmp_path / "run")) == 2
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert {key for key in last if "best_of" in key} == {"eval/co/best_of_2"}
 
 
-def test_a_model_that_never_writes_a_program_is_seen_and_the_run_goes_on(tmp_path):
+def test_a_model_that_never_writes_a_program_is_seen_and_the_run_goes_on(tmp_path, brief):
     limits = "--program-tokens 3 --test-tokens 3".split()
-    run_here("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *limits))
+    brief("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *limits))
     rows = steps_of(tmp_path / "run")
     assert len(rows) == 2
     assert all(row["coder/parsed"] == 0 and row["tester/parsed"] == 0 for row in rows)
 
 
-def test_tasks_from_a_file(tmp_path):
+def test_tasks_from_a_file(tmp_path, brief):
     rows = [
         {
             "question": f"Read x. Then add {i}. Print x mod 100.",
@@ -650,7 +650,7 @@ def test_tasks_from_a_file(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     flags = ["--dataset", path]
-    run_here("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *flags))
+    brief("cure.py", *small("cure.py", tmp_path / "run", *QUICK, *flags))
     assert len(steps_of(tmp_path / "run")) == 2
     path.write_text(json.dumps({"question": "q"}))
     message = refused("cure.py", *small("cure.py", tmp_path / "other", *flags))

@@ -13,7 +13,7 @@ from common.tasks.answers import equations_hold
 from common.tiny.tasks import format_solution, gold_solution
 
 import pytest
-from conftest import answering, refused, run_here, small
+from conftest import answering, refused, small
 
 QUESTION = "(38+4)*7 mod 100"  # 42, 94
 ROW = {"question": QUESTION, "answer": "94"}
@@ -561,9 +561,9 @@ ABLATIONS = ["--no-meta-reward", "--no-self-reward", "--labels truth", "--meta-s
 
 
 @pytest.mark.parametrize("more", ABLATIONS)
-def test_ablations_run(tmp_path, more):
+def test_ablations_run(tmp_path, brief, more):
     arguments = f"{more} --steps 4".split()  # the fourth is of the second round
-    out = run_here("deepseekmath.py", *small("deepseekmath.py", tmp_path / "run", *arguments))
+    out = brief("deepseekmath.py", *small("deepseekmath.py", tmp_path / "run", *arguments))
     assert "held-out questions" in out
     if more == "--labels truth":
         memory = json.loads((tmp_path / "run" / "checkpoint-4" / "memory.json").read_text())
@@ -582,6 +582,6 @@ def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
     assert sentence in refused("deepseekmath.py", *arguments.split(), "--out", tmp_path / "run")
 
 
-def test_a_generator_that_is_never_trained_is_said_to_be(tmp_path):
-    out = run_here("deepseekmath.py", *small("deepseekmath.py", tmp_path / "run", "--steps", 2))
+def test_a_generator_that_is_never_trained_is_said_to_be(tmp_path, brief):
+    out = brief("deepseekmath.py", *small("deepseekmath.py", tmp_path / "run", "--steps", 2))
     assert "note: the verifier has all --steps 2, the generator is never trained" in out

@@ -142,7 +142,7 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, script):
+def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, no_report, script):
     """Evaluation draws random numbers of its own, the same ones at every step."""
     rates = ["--lr", 0] + ["--prm-lr", 0] * (script == "prime.py")
     short = ["--steps", 1] + ["--iterations", 1] * (script in IN_ROUNDS)

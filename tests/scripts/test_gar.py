@@ -29,7 +29,7 @@ from gar import (
 
 import pytest
 import torch
-from conftest import answering, gradients, lora, moved, perturb, refused, run_here, small, weights
+from conftest import answering, gradients, lora, moved, perturb, refused, small, weights
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -488,9 +488,9 @@ def test_a_frozen_discriminator_judges_and_is_not_trained(tmp_path):
     assert any(verdict for note in batch["notes"] for verdict in note["verdicts"])
 
 
-def test_without_a_discriminator_it_is_plain_grpo(tmp_path):
+def test_without_a_discriminator_it_is_plain_grpo(tmp_path, brief):
     folder = tmp_path / "run"
-    run_here("gar.py", *small("gar.py", folder, "--steps", 1, "--discriminator", "none"))
+    brief("gar.py", *small("gar.py", folder, "--steps", 1, "--discriminator", "none"))
     assert is_trained(folder, "reasoner") and not is_trained(folder, "discriminator")
     text = (folder / "metrics.jsonl").read_text()
     assert "reasoner/accuracy" in text and "discriminator/" not in text
@@ -504,12 +504,12 @@ def test_the_discriminators_reward_alone(tmp_path, kind, highest):
     assert {r for batch in steps for r in batch["rewards"].tolist()} == {0.0, highest}
 
 
-def test_stage_one_comes_before_the_first_step_and_only_then(tmp_path):
+def test_stage_one_comes_before_the_first_step_and_only_then(tmp_path, brief):
     path, folder = tmp_path / "labels.jsonl", tmp_path / "run"
     path.write_text("\n".join(map(json.dumps, LABELS)))
     more = ["--steps", 1, "--sft-labels", path]
-    assert "stage 1: 7 labels, last loss" in run_here("gar.py", *small("gar.py", folder, *more))
-    again = run_here("gar.py", *small("gar.py", folder, *more))
+    assert "stage 1: 7 labels, last loss" in brief("gar.py", *small("gar.py", folder, *more))
+    again = brief("gar.py", *small("gar.py", folder, *more))
     assert "this run is finished" in again and "stage 1" not in again
 
 

@@ -830,8 +830,8 @@ def test_a_run_says_whether_it_learns_or_flatters_itself(finished):
         "--judge-reward agreement",
     ],
 )
-def test_ablations(tmp_path, flags):
-    run_here("mae.py", *small("mae.py", tmp_path / "run", *QUICK, *flags.split()))
+def test_ablations(tmp_path, brief, flags):
+    brief("mae.py", *small("mae.py", tmp_path / "run", *QUICK, *flags.split()))
     steps, _ = read(tmp_path / "run")
     kept = memory(tmp_path / "run")
     if "pool-size" in flags:
@@ -844,12 +844,12 @@ def test_ablations(tmp_path, flags):
         assert moved(tmp_path / "run")
 
 
-def test_another_dataset(tmp_path):
+def test_another_dataset(tmp_path, brief):
     path = tmp_path / "data.jsonl"
     rows = [{"question": f"What is {i}+4?", "answer": str(i + 4)} for i in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)))
     flags = [*QUICK, "--steps", "1", "--dataset", path]
-    run_here("mae.py", *small("mae.py", tmp_path / "run", *flags))
+    brief("mae.py", *small("mae.py", tmp_path / "run", *flags), most_tokens=None)
     # nothing says what can be answered
     assert all("eval/proposer/answerable" not in row for row in read(tmp_path / "run")[1])
     flags += ["--judge-reward", "agreement", "--seed-questions", "500"]

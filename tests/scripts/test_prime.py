@@ -13,7 +13,7 @@ from prime import Args, Prime, evaluate, prime_advantages, prm_loss, solve_promp
 
 import pytest
 import torch
-from conftest import lora, moved, perturb, refused, run_here, small, weights
+from conftest import lora, moved, perturb, refused, small, weights
 from datasets import Dataset
 
 K = 4
@@ -472,16 +472,16 @@ def test_a_run_trains_both(finished):
     assert memory["samples"] == samples[-1] and len(memory["filter"]) == 1
 
 
-def test_a_prm_that_is_not_trained(tmp_path):
+def test_a_prm_that_is_not_trained(tmp_path, brief):
     folder = tmp_path / "run"
-    run_here("prime.py", *small("prime.py", folder, "--steps", 1, "--no-process-reward"))
+    brief("prime.py", *small("prime.py", folder, "--steps", 1, "--no-process-reward"))
     assert is_trained(folder, "policy") and not is_trained(folder, "prm")
     assert not any(key.startswith("prm/") for key in steps(folder)[0])
 
 
-def test_a_run_with_an_offline_prm(tmp_path):
+def test_a_run_with_an_offline_prm(tmp_path, brief):
     folder, offline = tmp_path / "run", "--steps 2 --prm-update none --prm-warmup 1".split()
-    run_here("prime.py", *small("prime.py", folder, *offline))
+    brief("prime.py", *small("prime.py", folder, *offline))
     first, second = steps(folder)
     assert "prm/loss" in first and "policy/loss" not in first
     assert "policy/loss" in second and "prm/loss" not in second

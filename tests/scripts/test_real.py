@@ -12,7 +12,6 @@ from tango import Args, solve_prompt, verify_prompt
 
 import pytest
 import torch
-from conftest import run_here
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 
@@ -84,7 +83,7 @@ FOUR_BIT = {
 
 
 @pytest.mark.parametrize("script", FOUR_BIT)
-def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, script):
+def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, brief, script):
     """Reasoning and "#### 72" in one column, through every script that takes questions, on a 4-bit
     base with the real tokenizer. The references are right, so none refuses them."""
     folder, data = tmp_path / "run", tmp_path / "rows.jsonl"
@@ -95,7 +94,7 @@ def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, script):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     shared = "--questions 2 --four-bit --eval-questions 2 --lora-rank 4 --solution-tokens 16"
     where = ["--model", qwen, "--dataset", data, "--out", folder]
-    printed = run_here(script, *where, *shared.split(), *FOUR_BIT[script].split())
+    printed = brief(script, *where, *shared.split(), *FOUR_BIT[script].split())
     assert "step_f1" not in printed  # there are no gold step labels for GSM8K
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [k for row in rows for k in row if k.endswith("/loss")]

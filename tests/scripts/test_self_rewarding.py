@@ -14,7 +14,7 @@ from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import answering, refused, run_here, small
+from conftest import answering, refused, small
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -430,10 +430,11 @@ def test_the_reference_is_the_model_of_the_round_before(finished):
     assert any(not torch.equal(found[4, "agent"][key], found[4, "previous"][key]) for key in B)
 
 
-def test_the_judge_is_taught(tmp_path):
+def test_the_judge_is_taught(tmp_path, brief):
     folder = tmp_path / "run"
     more = "--train-judge self-taught --judge-steps 1"
-    out = run_here("self_rewarding.py", *small("self_rewarding.py", folder, *more.split()))
+    arguments = small("self_rewarding.py", folder, *more.split())
+    out = brief("self_rewarding.py", *arguments, most_tokens=None)
     assert "judge/first_compared" in out
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [("judge/loss" in r or "judge/logp" in r) for r in rows if "step_time" in r] == [

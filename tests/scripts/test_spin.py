@@ -448,8 +448,8 @@ def short(out, *more):
         "--opponent-temperature 0.5 --iterations 1",
     ],
 )
-def test_variants(tmp_path, flags):
-    run_here("spin.py", *short(tmp_path / "run", *flags.split()))
+def test_variants(tmp_path, brief, flags):
+    brief("spin.py", *short(tmp_path / "run", *flags.split()))
     trained = weights(tmp_path / "run")
 
     def moved(adapter):
@@ -473,14 +473,14 @@ def write(path, rows):
     return path
 
 
-def test_a_completion_cut_at_the_limit_keeps_its_cut(tmp_path):
+def test_a_completion_cut_at_the_limit_keeps_its_cut(tmp_path, brief):
     rows = [
         {"question": f"({i}+4)*3 mod 100", "answer": "1", "reference": r"\boxed{1}"}
         for i in range(200)
     ]
     data = write(tmp_path / "data.jsonl", rows)
     flags = ["--dataset", data, "--solution-tokens", 8]
-    run_here("spin.py", *short(tmp_path / "run", *flags))
+    brief("spin.py", *short(tmp_path / "run", *flags))
     pairs = memory(tmp_path / "run", 2)["pairs"]
     cut = [pair["generated"] for pair in pairs if len(pair["generated"]) == 8]
     end = pairs[0]["real"][-1]
@@ -489,7 +489,7 @@ def test_a_completion_cut_at_the_limit_keeps_its_cut(tmp_path):
     assert steps(tmp_path / "run")[0]["opponent/completions/clipped_ratio"] > 0
 
 
-def test_fewer_pairs_than_a_step_takes(tmp_path):
+def test_fewer_pairs_than_a_step_takes(tmp_path, brief):
     """20 questions for steps of 32 pairs: a step goes through as many passes as it needs."""
     rows = [
         {
@@ -501,13 +501,13 @@ def test_fewer_pairs_than_a_step_takes(tmp_path):
     ]
     data = write(tmp_path / "data.jsonl", rows)
     flags = ["--dataset", data, "--questions", 32, "--no-mix-previous"]
-    printed = run_here("spin.py", *short(tmp_path / "run", *flags, "--micro-batch", 4))
+    printed = brief("spin.py", *short(tmp_path / "run", *flags, "--micro-batch", 4))
     count = len(memory(tmp_path / "run", 2)["pairs"])
     assert f"{count} training" in printed and 16 < count < 32
     assert steps(tmp_path / "run")[0]["player/spin_loss"] == pytest.approx(LN2, abs=1e-4)
 
 
-def test_human_answers_missing_or_too_long(tmp_path):
+def test_human_answers_missing_or_too_long(tmp_path, brief):
     rows = [
         {
             "question": f"{i}+4 mod 100",
@@ -519,7 +519,7 @@ def test_human_answers_missing_or_too_long(tmp_path):
     long = "1" * 70 + r"\boxed{1}"
     rows += [{"question": f"{i}*4 mod 100", "answer": "1", "reference": long} for i in range(10)]
     data = write(tmp_path / "data.jsonl", rows)
-    printed = run_here("spin.py", *short(tmp_path / "run", "--dataset", data))
+    printed = brief("spin.py", *short(tmp_path / "run", "--dataset", data))
     assert "have no human answer" in printed and "--solution-tokens 80; left out" in printed
     write(data, [{**row, "reference": ""} for row in rows])
     message = refused("spin.py", *short(tmp_path / "other", "--dataset", data))

@@ -32,7 +32,7 @@ from tango import (
 
 import pytest
 import torch
-from conftest import answering, make_trainer, run_here, small, weights
+from conftest import answering, make_trainer, small, weights
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")
@@ -577,10 +577,10 @@ def rows_of(folder):
 
 
 @pytest.mark.parametrize("flag", ["--verifier frozen", "--verifier none", "--generator frozen"])
-def test_ablations_leave_the_idle_adapter_exactly_as_it_was_made(tmp_path, flag):
+def test_ablations_leave_the_idle_adapter_exactly_as_it_was_made(tmp_path, brief, flag):
     count = 4 if "generator" in flag else 2  # its first judgements are all paid alike
     arguments = ["--steps", count, "--eval-every", 0, *flag.split()]
-    run_here("tango.py", *small("tango.py", tmp_path / "run", *arguments))
+    brief("tango.py", *small("tango.py", tmp_path / "run", *arguments))
     idle, trained = ("generator", "verifier")[:: 1 if "generator" in flag else -1]
     model, _ = load_model("tiny", ["generator", "verifier"], 16, False, seed=0)
     made = dict(model.named_parameters())

@@ -496,8 +496,8 @@ def test_every_verifier_runs(finished, tmp_path, verifier):
 
 
 @pytest.mark.parametrize("more", ["--verifier-in-loop --steps 9 --ver-steps 3", "--no-restart"])
-def test_ablations_run(tmp_path, more):
-    out = run_here("vstar.py", *small("vstar.py", tmp_path / "run", *more.split()))
+def test_ablations_run(tmp_path, brief, more):
+    out = brief("vstar.py", *small("vstar.py", tmp_path / "run", *more.split()))
     assert "co/oracle" in out
 
 
