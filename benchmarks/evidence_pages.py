@@ -80,9 +80,10 @@ def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, floa
 
 
 # ------------------------------------------------------------------ claims
-def results() -> list[dict]:
-    """The rows of summary.json: every claim whose variants have runs."""
-    return [row for row in map(result, CLAIMS) if row]
+def results(experiments=EXPERIMENTS) -> list[dict]:
+    """The rows of summary.json: every claim of these experiments whose variants have runs."""
+    some = [claim for claim in CLAIMS if claim.experiment in experiments]
+    return [row for row in map(result, some) if row]
 
 
 def in_words(row: dict) -> str:
@@ -263,8 +264,7 @@ def page(name: str, picture: str) -> str:
         )
         text += f"\n- {variant}, {len(runs_of(name, variant))} seeds: {words or 'nothing else'}"
     figure = f"![every seed thin, their mean thick]({picture})"
-    own = [row for row in results() if row["command"].endswith(f" {name}")]
-    text += f"\n\n{claims_table(own)}\n{figure}\n\n{table(name)}"
+    text += f"\n\n{claims_table(results([name]))}\n{figure}\n\n{table(name)}"
     swept = any(len(experiment.variants[v].rates) > 1 for v in with_runs(name))
     return f"{text}\n{rates_table(name)}" if swept else text
 
@@ -279,12 +279,13 @@ def blocks() -> dict[tuple[str, str], str]:
         found[f"docs/{PAGES[name].page}.md", f"results: {name}"] = page(
             name, f"evidence/{name}.png"
         )
-    known = {row["claim"]: row for row in results()}
+    rows = results()
+    known = {row["claim"]: row for row in rows}
     some = [known[name] for name in HEADLINES if name in known]
     nothing = NOT_YET.format(name="all")
     return found | {
         ("README.md", "evidence"): claims_table(some, "docs/evidence/") if some else nothing,
-        ("docs/measured.md", "claims"): claims_table(results(), "evidence/") if known else nothing,
+        ("docs/measured.md", "claims"): claims_table(rows, "evidence/") if rows else nothing,
         ("docs/measured.md", "hardware"): hardware(),
         ("docs/measured.md", "speed"): speed(),
     }

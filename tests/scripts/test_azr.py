@@ -364,8 +364,8 @@ def test_the_newest_tasks_are_solved_first(sandbox):
 
 
 def proposing(sandbox, solver_says, **change):
-    """What five proposals are paid: two of whose n = 2 answers one is right and none, one of which
-    both are; one that fails, and one without its form. They join, or not, the buffers.
+    """What five proposals are paid, and the buffer afterwards. The solver's answers are to the first
+    three, n = 2 to each; the fourth fails when it is run, and the fifth has not the form.
     """
     programs = [PLUS.replace("3", n) for n in "345"] + ["def f(x):\n return y"]
     trainer, paid = Given(sandbox, solver_says, **change), []
@@ -391,7 +391,7 @@ def proposing(sandbox, solver_says, **change):
     ],
 )
 def test_a_proposer_is_paid_for_what_the_solver_can_half_do(sandbox, change, paid):
-    """5 + 3, 5 + 4 and 5 + 5."""
+    """Of two answers to 5 + 3 one is right, of those to 5 + 4 none, to 5 + 5 both."""
     said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10")]
     found, buffer = proposing(sandbox, said, **change)
     assert found == pytest.approx(paid)
