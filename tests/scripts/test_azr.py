@@ -363,20 +363,13 @@ def test_the_newest_tasks_are_solved_first(sandbox):
     assert trainer.draw() == (references, tasks)  # the same on all processes, and after a resume
 
 
-def proposing(sandbox, solver_says, **change):
-    """What five proposals are paid, and the buffer afterwards. The solver's answers are to the first
-    three, n = 2 to each; the fourth fails when it is run, and the fifth has not the form.
-    """
-    programs = [PLUS.replace("3", n) for n in "345"] + ["def f(x):\n return y"]
+def proposing(sandbox, texts, solver_says, **change):
+    """What proposals of deduction tasks are paid, and the buffer afterwards."""
     trainer, paid = Given(sandbox, solver_says, **change), []
-    trainer.rollout = lambda name, rows: {
-        "player": name,
-        "texts": [*map(proposal, programs), "I would rather not."],
-        "notes": [{} for _ in rows],
-    }
+    trainer.rollout = lambda name, rows: {"texts": texts, "notes": [{} for _ in rows]}
     trainer.pay = lambda batch, rewards: paid.extend(rewards.tolist())
     trainer.log_mean = lambda *_: None
-    trainer.propose([("deduction", [RUNS[0]])] * 5)
+    trainer.propose([("deduction", [RUNS[0]])] * len(texts))
     return paid, trainer.memory["buffers"]["deduction"]
 
 
@@ -391,20 +384,19 @@ def proposing(sandbox, solver_says, **change):
     ],
 )
 def test_a_proposer_is_paid_for_what_the_solver_can_half_do(sandbox, change, paid):
-    """Of two answers to 5 + 3 one is right, of those to 5 + 4 none, to 5 + 5 both."""
+    """n = 2: of two answers to 5 + 3 one is right, of those to 5 + 4 none, to 5 + 5 both. The
+    fourth program fails, and the last text has not the form."""
+    programs = [PLUS.replace("3", n) for n in "345"] + ["def f(x):\n return y"]
     said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10")]
-    found, buffer = proposing(sandbox, said, **change)
+    texts = [*map(proposal, programs), "I would rather not."]
+    found, buffer = proposing(sandbox, texts, said, **change)
     assert found == pytest.approx(paid)
     assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"]]
 
 
 def test_proposals_that_repeat_each_other_are_paid_less_by_rzero(sandbox):
-    trainer, paid = Given(sandbox, [answer("output", x) for x in "8787"], proposer_pay="rzero"), []
-    texts = [proposal(), proposal(), "none", "none"]
-    trainer.rollout = lambda name, rows: {"texts": texts, "notes": [{} for _ in rows]}
-    trainer.pay = lambda batch, rewards: paid.extend(rewards.tolist())
-    trainer.log_mean = lambda *_: None
-    trainer.propose([("deduction", [RUNS[0]])] * 4)
+    said, texts = [answer("output", x) for x in "8787"], [proposal()] * 2 + ["none"] * 2
+    paid, _ = proposing(sandbox, texts, said, proposer_pay="rzero")
     assert paid == [0.5, 0.5, 0, 0]  # 1 - 2 / 4
 
 
