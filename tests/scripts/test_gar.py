@@ -334,10 +334,6 @@ def test_are_sound():
 def test_evaluation_by_hand():
     """4 questions, 2 samples of each, of which the first are judged: right, wrong, right for the
     wrong reason, and without a step."""
-    held_out = [
-        {"question": f"({i}+4)+1 mod 100", "answer": str(i + 5), "reference": f"by hand {i}\n"}
-        for i in range(10, 14)
-    ]
 
     def solution(i, kind):
         if kind == "no steps":
@@ -346,13 +342,19 @@ def test_evaluation_by_hand():
         steps = [f"{i}+4={i + 4}", f"{i + 4}+1={i + 5}"] if right else [f"{i}+4=1", "7+7=0"]
         return format_solution(steps, i + 5 if right or lucky else 0)
 
+    held_out = [
+        {"question": f"({i}+4)+1 mod 100", "answer": str(i + 5), "reference": solution(i, "right")}
+        for i in range(10, 14)
+    ]
+    held_out[0]["reference"] = "by hand\n"
+
     def say(player, asked, greedy, before):
         if player == "reasoner":
             i = int(asked[1:3])
             kind = ["right", "wrong", "lucky", "no steps"][i - 10] if before == 0 else "right"
             return solution(i, "wrong" if greedy else kind)
         if "by hand" in asked:
-            return "hm" if "by hand 10" in asked else "**YES**"
+            return "hm"
         return "**NO** for **YES**" if "(12+4)+1" in asked else "**YES**"
 
     trainer = answering(say, eval_samples=2, discriminator="co-trained")
@@ -366,10 +368,11 @@ def test_evaluation_by_hand():
             "reasoner/greedy": 0.0,
             "discriminator/yes_generated_right": 1 / 2,
             "discriminator/yes_generated_wrong": 1.0,
-            "discriminator/yes_reference": 3 / 4,
+            "discriminator/yes_reference": 2 / 4,
+            # of what the reasoner wrote; a NO to a right reference is not in it
             "discriminator/yes_sound": 1.0,
             "discriminator/yes_unsound": 1 / 2,
-            "discriminator/says_yes": 5 / 7,
+            "discriminator/says_yes": 4 / 7,
         }
     )
     judged = [asked for player, asked, _ in trainer.calls if player == "discriminator"]
