@@ -639,7 +639,7 @@ PAGES["spin"] = Page(
 SOLVER, TRAINED = "solver/accuracy", "all parts trained"
 CLAIMS += [
     Claim(
-        f"mae-judge-{name}",
+        f"mae-{name}",
         "mae",
         f"accuracy, {variant} against all parts trained",
         paper,
@@ -647,10 +647,14 @@ CLAIMS += [
         (variant, TRAINED),
     )
     for name, variant, paper in (
-        ("untrained", "no judge training", "57.2 against 59.9"),
-        ("shuffled", "shuffled scores", "-"),
-        ("format", "format only", "-"),
-        ("gold", "gold scores", "-"),
+        ("proposer", "no proposer training", "57.9 against 59.9"),
+        ("solver", "no solver training", "57.8 against 59.9"),
+        ("gate", "no quality gate", "56.2 against 59.9"),
+        ("judge-untrained", "no judge training", "57.2 against 59.9"),
+        ("judge-agreement", "judge paid for agreement with gold", "-"),
+        ("judge-shuffled", "shuffled scores", "-"),
+        ("judge-format", "format only", "-"),
+        ("judge-gold", "gold scores", "-"),
     )
 ]
 CLAIMS.append(
