@@ -177,6 +177,11 @@ class AdapterTrainer(GRPOTrainer):
 
         values: a number, a list or a tensor; nothing is logged if no process has any.
         """
+        if "/" not in name or name.startswith("eval/"):
+            raise ValueError(
+                f"log_mean: {name!r} must begin with a player's name or with co, and a slash; "
+                f"eval/ is for held-out figures"
+            )
         values = (
             torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().flatten().tolist()
         )
@@ -395,6 +400,13 @@ def _check_players(players: dict[str, Player]):
                         f"got {mine} and {its}"
                     )
     for name, player in players.items():
+        functions = player.rewards if isinstance(player.rewards, list | tuple) else [None]
+        names = [getattr(function, "__name__", None) for function in functions]
+        if None in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"the rewards of {name!r} must be a list of functions with names of their own, by "
+                f"which they are logged; got {player.rewards!r:.80}"
+            )
         if name in ("co", "eval") or "/" in name:
             raise ValueError(f"a player cannot be called {name!r}: other metrics begin with it")
         if player.adapter in players and players[player.adapter].adapter != player.adapter:

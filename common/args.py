@@ -185,6 +185,8 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         more: fields of GRPOConfig in which a paper differs.
     """
     on_gpu = torch.cuda.is_available()
+    if rows % args.micro_batch:
+        raise ValueError(f"rows {rows} must be a multiple of --micro-batch {args.micro_batch}")
     micro_batches = rows // args.micro_batch
     options = {
         "output_dir": str(folder),

@@ -34,6 +34,7 @@ from pathlib import Path
 from common import scoring
 from common.adapters import AdapterTrainer, Player, check_prompts  # noqa: F401  Player: for scripts
 from common.advantage import group_advantage
+from common.checks import check_batch, check_groups, check_step
 from common.recording import record
 
 import torch
@@ -58,12 +59,14 @@ class CoTrainer(AdapterTrainer):
         """Called for every micro-batch; at the first one of a step, the step is played."""
         if self._step % self.args.steps_per_generation == 0:
             self.sampled_tokens = 0
-            *first, last = self._checked(self.step(rows))
+            batches = self.step(rows)
+            check_step(self, batches, self._needs_advantages())
+            *first, last = batches
             self.log_mean("co/sampled_tokens", sum(self.gather([self.sampled_tokens])))
             for batch in first:
                 self.update(batch)  # at once
             self._become(last["player"])  # for good: Trainer asks for its loss after this
-            parts = self.micro_batches(last)
+            parts, last["trained"] = self.micro_batches(last), True
             unused = self.args.steps_per_generation - len(parts)
             self._buffered_inputs = [{}] * unused + parts  # DDP exchanges gradients at the last one
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
@@ -100,6 +103,8 @@ class CoTrainer(AdapterTrainer):
         would take this adapter to be part of Trainer's own backward pass. All other adapters have
         no gradient (None), so AdamW leaves them alone, momentum included.
         """
+        check_batch(self, batch, self._needs_advantages())
+        batch["trained"] = True  # see checks.TWICE
         with self.playing(batch["player"]):
             parts, player = self.micro_batches(batch), self._player()
             if self.flat:
@@ -137,6 +142,9 @@ class CoTrainer(AdapterTrainer):
         sharing = not self.args.gradient_checkpointing
         return scoring.micro_batches(batch, live, max(1, *counts), size, sharing)
 
+    def _needs_advantages(self) -> bool:
+        return type(self).loss is CoTrainer.loss
+
     def record(self, batch: dict):
         """A few rows of the batch go to rollouts.jsonl, for the report."""
         if self.accelerator.is_main_process and {"notes", "advantages"} <= batch.keys():
@@ -150,7 +158,8 @@ class CoTrainer(AdapterTrainer):
 
     # ------------------------------------------------------------------ the verbs
     def rollout(self, name: str, rows: list[dict]) -> dict:
-        """A completion per row, its rewards, and the advantages of its group.
+        """A completion per row, its rewards, and the advantages of its group; without advantages if
+        the player has no reward functions.
 
         Args:
             name: the player.
@@ -160,12 +169,9 @@ class CoTrainer(AdapterTrainer):
             A batch, see the top of this file. rewards (B,) is the sum over the reward functions;
             notes say what the report shows of each row, and a script may add to them.
         """
-        G = self._player(name).group_size
-        check_prompts(name, [row.get("prompt") for row in rows])
-        if len(rows) % G:
-            raise ValueError(
-                f"{len(rows)} rows for the {name} are not a multiple of its group of {G}"
-            )
+        G, prompts = self._player(name).group_size, [row.get("prompt") for row in rows]
+        check_prompts(name, prompts)
+        check_groups(name, prompts, G)
         with self.playing(name), self._metrics_named(name):
             batch = self._generate_and_score_completions(rows)
             if self.kl:
@@ -175,9 +181,11 @@ class CoTrainer(AdapterTrainer):
             first : first + len(rows)
         ]  # (B, functions), NaN: not judged
         R = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)  # (B,)
-        batch |= {"player": name, "texts": self._texts, "rewards": R}
-        batch["advantages"] = group_advantage(batch["rewards"], G)  # (B,)
         functions = [f.__name__ for f in self._player(name).rewards]
+        batch |= {"player": name, "texts": self._texts, "rewards": R}
+        batch["advantages"] = group_advantage(R, G)  # (B,)
+        if not functions:
+            del batch["advantages"]  # `pay` sets them
         batch["notes"] = [
             {
                 "player": name,
@@ -214,7 +222,7 @@ class CoTrainer(AdapterTrainer):
 
     def pay(self, batch: dict, rewards):
         """Rewards that are known only after the rollout, because somebody judged, ran or counted:
-        (B,).
+        (B,); NaN where nobody did, which makes the row's advantage 0.
 
         Sets the batch's rewards and group advantages, and says so in notes and metrics.
         """
@@ -226,10 +234,12 @@ class CoTrainer(AdapterTrainer):
         batch |= {"rewards": rewards, "advantages": group_advantage(rewards, G)}
         for note, reward in zip(batch["notes"], rewards.tolist()):
             note["rewards"]["total"] = reward
-        self.log_mean(f"{name}/total_reward", rewards)
+        known = ~rewards.isnan()  # NaN: not judged
+        self.log_mean(f"{name}/total_reward", rewards[known])
         if G > 1:  # in the place of what `rollout` has logged of the reward functions alone
-            equal = rewards.reshape(-1, G) == rewards[::G, None]  # (P, G)
-            self.log_mean(f"{name}/frac_reward_zero_std", equal.all(1))
+            most = rewards.masked_fill(~known, -math.inf).reshape(-1, G).amax(1)  # (P,)
+            least = rewards.masked_fill(~known, math.inf).reshape(-1, G).amin(1)  # (P,)
+            self.log_mean(f"{name}/frac_reward_zero_std", most <= least)
 
     def concat(self, batches: list[dict]) -> dict:
         """Several rollouts of ONE adapter as one batch, for one update on all of them.
@@ -323,38 +333,3 @@ class CoTrainer(AdapterTrainer):
     def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """`generate` for prompts that are the same on all processes; all of them get all texts."""
         return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
-
-    def _checked(self, batches) -> list[dict]:
-        """What `step` returned, if it can be trained on."""
-        if not isinstance(batches, list) or not batches:
-            raise ValueError("step must return a list of at least one batch")
-        if len({id(batch) for batch in batches}) < len(batches):
-            raise ValueError(
-                "step must return a batch once: at a second update its samples are not the "
-                "player's own any more, and the loss has no ratio that would say so"
-            )
-        for batch in batches:
-            if not isinstance(batch, dict) or "player" not in batch:
-                raise ValueError(
-                    "step must return batches that rollout or concat made: one has no player"
-                )
-            A, mask = batch.get("advantages"), batch["completion_mask"]
-            self._player(batch["player"])
-            if A is not None and A.shape not in (mask.shape, mask.shape[:1]):
-                wanted = f"{tuple(mask.shape[:1])} or {tuple(mask.shape)}"
-                raise ValueError(
-                    f"advantages must be (B,) or (B, T), here {wanted}; got {tuple(A.shape)}"
-                )
-            if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
-                raise ValueError(
-                    "completion_mask must be ones, at least one, and then zeros: it says where a "
-                    "completion ends; advantages of 0 leave tokens out of the loss"
-                )
-        rows, micro = len(batches[-1]["completion_mask"]), self.args.per_device_train_batch_size
-        if rows > micro * self.args.steps_per_generation:
-            parts = f"{self.args.steps_per_generation} micro-batches of {micro}"
-            raise ValueError(
-                f"the last batch of a step has {rows} rows, more than {parts} hold; give the run a "
-                f"larger step, or return some of the rows in a batch before it"
-            )
-        return batches

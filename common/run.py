@@ -20,6 +20,7 @@ import dataclasses
 import errno
 import importlib.metadata
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -126,7 +127,8 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     if this_process().is_main_process:
         with in_a_sentence(folder):
             write_whole(folder / "args.json", json.dumps(given, indent=1) + "\n")
-            shutil.copy(script, folder / Path(script).name)
+            finished = checkpoint and checkpoint.name == f"checkpoint-{args.steps}"
+            said += keep_script(Path(script), folder, bool(checkpoint), finished)
             (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     run = Run(folder, name, checkpoint)
     questions = f"{len(train)} training and {len(held_out)} held-out questions"
@@ -141,6 +143,28 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
             "need another --model"
         )
     return run
+
+
+def keep_script(script: Path, folder: Path, goes_on: bool, finished: bool) -> list[str]:
+    """A copy of the script in the run's folder. One that has changed since does not take the place
+    of what has made the run's figures.
+
+    Returns:
+        What the user should know.
+    """
+    copy, said = folder / script.name, []
+    if goes_on and copy.exists() and copy.read_bytes() != script.read_bytes():
+        if finished:
+            return [f"note: {script.name} is not what it was in this run; {copy} stays as it was"]
+        older = next(
+            path
+            for n in itertools.count(1)
+            if not (path := folder / f"{script.stem}.{n}.py").exists()
+        )
+        shutil.copy(copy, older)
+        said = [f"note: {script.name} has changed since this run began; as it was: {older}"]
+    shutil.copy(script, copy)
+    return said
 
 
 def same_processes(folder: Path):
@@ -316,7 +340,8 @@ class Run(TrainerCallback):
         self._write({"step": step, "seconds": round(time.time() - self.started, 2), **logs})
         eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
         keys = [keys[0] for keys in self.curves.values()]
-        shown = "  ".join(f"{key} {logs[key]:.3f}" for key in keys if key in logs)
+        known = {key: logs[key] for key in keys if logs.get(key) is not None}
+        shown = "  ".join(f"{key} {value:.3f}" for key, value in known.items())
         line = f"step {step}/{steps}  {self.trainer.player}  {shown}"
         self.say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
 

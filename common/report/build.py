@@ -5,6 +5,7 @@ wrote stays text. docs/report.md says how to read it. Recording rollouts and wri
 0.2 of the 206 CPU seconds of `python tango.py`.
 """
 
+import ast
 import base64
 import hashlib
 import itertools
@@ -80,6 +81,7 @@ def read_run(folder: str | Path) -> dict:
         "versions": files["versions.json"],
         "rows": rows,
         "rollouts": rollouts,
+        "code": _code(folder / f"{files['about.json'].get('script')}.py"),
         "remarks": [
             f"{count} line{'s' * (count > 1)} of {name} could not be read: half-written, if the "
             f"run is still going on."
@@ -87,6 +89,14 @@ def read_run(folder: str | Path) -> dict:
             if count
         ],
     }
+
+
+def _code(script: Path) -> str:
+    """What a script does: its text without comments and layout, "" where there is none."""
+    try:
+        return ast.unparse(ast.parse(script.read_text()))
+    except (OSError, ValueError, SyntaxError):
+        return ""
 
 
 def read_lines(path: Path, is_right=lambda row: True) -> tuple[list[dict], int]:

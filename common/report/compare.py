@@ -1,6 +1,6 @@
 """comparison.html: several runs side by side, the seeds of one variant as mean and band."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from common.report.build import POINTS, axes, command, metrics_of, panels, rounded, values
 
@@ -9,13 +9,19 @@ import numpy as np
 
 def variants(runs: list[dict]) -> dict[str, list[dict]]:
     """Runs of one script whose arguments differ in the seed only are one variant. It is called by
-    the arguments that tell it from the others.
+    what tells it from the others: arguments, or the first run with its code, if the script was
+    edited between two runs.
     """
-    identities = [
-        {"script": run["script"]}
-        | {k: v for k, v in run["args"].items() if k not in ("seed", "out")}
-        for run in runs
-    ]
+    first = {}  # (script, code) -> the first run with it
+    for run in runs:
+        first.setdefault((run["script"], run["code"]), run["folder"])
+    codes, identities = Counter(script for script, _ in first), []
+    for run in runs:
+        identity = {"script": run["script"]}
+        if codes[run["script"]] > 1:
+            identity["code"] = first[run["script"], run["code"]]
+        identity |= {k: v for k, v in run["args"].items() if k not in ("seed", "out")}
+        identities.append(identity)
     keys = dict.fromkeys(key for identity in identities for key in identity)
     differing = [key for key in keys if len({repr(i.get(key)) for i in identities}) > 1]
     grouped = defaultdict(list)
@@ -28,6 +34,8 @@ def variants(runs: list[dict]) -> dict[str, list[dict]]:
 def _in_words(name: str, value) -> str:
     if isinstance(value, bool):
         return name if value else f"no {name}"
+    if name == "code":
+        return f"code of {value}"
     return f"{value}.py" if name == "script" else f"{name} {value}"
 
 

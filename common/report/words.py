@@ -21,7 +21,7 @@ def in_words(rows: list[dict]) -> list[str]:
     values = {name: [row[name] for row in steps if _is_number(row.get(name))] for name in names}
     now = {name: sum(found[-RECENT:]) / len(found[-RECENT:]) for name, found in values.items()}
     found = _one_opinion(now) + _kinder_than_the_truth(now) + _unreadable(now) + _flat_groups(now)
-    found += _worse_held_out(evaluations) + _no_entropy(values)
+    found += _no_gradient(values) + _worse_held_out(evaluations) + _no_entropy(values)
     found += _far_from_the_base(now) + _cut(now)
     return found or [NOTHING]
 
@@ -72,6 +72,15 @@ def _flat_groups(now: dict) -> list[str]:
         f"In {x:.0%} of the {player}'s groups all rewards are alike; these teach nothing."
         for player, x in _those(now, "frac_reward_zero_std")
         if x > 0.8
+    ]
+
+
+def _no_gradient(values: dict) -> list[str]:
+    """Nobody pays it, or all is paid alike."""
+    return [
+        f"The {player}'s gradient was zero in its last {len(last)} steps; it learns nothing."
+        for player, _ in _those(values, "grad_norm")
+        if len(last := values[f"{player}/grad_norm"][-RECENT:]) > 2 and not any(last)
     ]
 
 

@@ -115,7 +115,7 @@ def test_a_row_that_nobody_judges_is_missing_and_not_worth_nothing(tmp_path):
 def test_pay_sets_what_is_known_only_later(at_rest):
     trainer = at_rest
     batch = trainer.rollout("cat", some_rows(trainer, 4))  # groups of two
-    assert batch["rewards"].tolist() == batch["advantages"].tolist() == [0.0] * 4
+    assert batch["rewards"].tolist() == [0.0] * 4 and "advantages" not in batch
     trainer.pay(batch, [1, 3, 5, 5])
     assert batch["rewards"].tolist() == [1.0, 3.0, 5.0, 5.0]
     half = 0.5**0.5
@@ -377,7 +377,9 @@ def test_a_flat_batch_moves_nothing(tmp_path):
 
 def test_with_a_kl_term_a_flat_batch_does_move(tmp_path):
     def step(trainer, rows):
-        return [trainer.rollout("cat", rows)]  # nobody pays it
+        batch = trainer.rollout("cat", rows)
+        trainer.pay(batch, [1.0] * len(rows))
+        return [batch]
 
     trainer = a_trainer(tmp_path, step, kl=0.1, steps=1)
     perturb(trainer)
@@ -480,6 +482,92 @@ def test_advantages_of_a_wrong_shape(at_rest, shape, place):
         play(at_rest, step)
     assert f"(8,) or {at_rest.wanted}; got {shape}" in str(error.value)
     assert not at_rest._means.keys() & {"ann/loss", "bob/loss"}  # nobody has been trained
+
+
+def test_a_group_has_one_prompt(at_rest):
+    """Rewards of different questions must not be compared with each other."""
+    trainer, (one, other) = at_rest, (at_rest.train_dataset[i] for i in (0, 1))
+    says = "rows 4 to 7 for the ann are a group.*their prompts differ; repeat each row 4 times"
+    with pytest.raises(ValueError, match=says):
+        trainer.rollout("ann", [one] * 4 + [one, one, other, other])
+    with pytest.raises(ValueError, match="rows 0 to 3 for the ann are a group"):
+        trainer.rollout("ann", [one, other] * 4)  # [one, other] * G, the group not adjacent
+    assert len(trainer.rollout("ann", [one] * 4 + [other] * 4)["texts"]) == 8
+    assert len(trainer.rollout("cat", [one, one, other, other])["texts"]) == 4  # groups of two
+
+
+def test_a_batch_is_trained_on_once(tmp_path):
+    """However it comes back: from `update`, or from the step before."""
+    kept = []
+
+    def updated_and_returned(trainer, rows):
+        batch = a_batch(trainer, "ann")
+        trainer.update(batch)
+        return [batch]
+
+    def of_the_step_before(trainer, rows):
+        kept.append(a_batch(trainer, "ann"))
+        return kept[:1]
+
+    for step in (updated_and_returned, of_the_step_before):
+        trainer = a_trainer(tmp_path / step.__name__, step, steps=2)
+        with pytest.raises(ValueError, match="a batch of the ann has been trained on already"):
+            trainer.train()
+
+
+def test_nobody_has_paid(at_rest):
+    """Its advantages would be zero, and nothing would be learnt, without a word."""
+    with pytest.raises(ValueError, match="the cat's batch has no advantages.*pay"):
+        play(at_rest, lambda trainer, rows: [trainer.rollout("cat", rows)])
+    with pytest.raises(ValueError, match="the cat's batch has no advantages"):
+        at_rest.update(at_rest.rollout("cat", some_rows(at_rest, 4)))
+
+
+@pytest.mark.parametrize(
+    "advantages, says",
+    [
+        (lambda A: A.tolist(), "must be a tensor of floats; got list"),
+        (lambda A: A.numpy(), "must be a tensor of floats; got ndarray"),
+        (lambda A: A > 0, "must be a tensor of floats; got torch.bool"),
+        (lambda A: A.masked_fill(torch.arange(8) == 5, torch.nan), "finite.*not in row 5"),
+        (lambda A: A.masked_fill(torch.arange(8) == 2, -torch.inf), "finite.*not in row 2"),
+        (lambda A: A * torch.ones(1, requires_grad=True), "have a gradient.*detach"),
+    ],
+)
+@pytest.mark.parametrize("call", ["step", "update"])
+def test_advantages_are_finite_floats_without_a_gradient(at_rest, advantages, says, call):
+    trainer, batch = at_rest, a_batch(at_rest, "ann")
+    batch["advantages"] = advantages(batch["advantages"])
+    with pytest.raises(ValueError, match=f"the ann's advantages.*{says}"):
+        play(trainer, lambda *_: [batch]) if call == "step" else trainer.update(batch)
+
+
+def test_rows_are_not_left_out_by_half(at_rest):
+    def half(trainer, rows):
+        batch = a_batch(trainer, "ann")
+        return [
+            {k: v[:4] if isinstance(v, torch.Tensor) and v.dim() else v for k, v in batch.items()}
+        ]
+
+    with pytest.raises(ValueError, match="has 4 rows and 8 texts; to leave rows out.*of 0"):
+        play(at_rest, half)
+
+
+@pytest.mark.parametrize("name", ["step", "seconds", "loss", "eval/ann/accuracy"])
+def test_metrics_begin_with_a_name_that_is_free(at_rest, name):
+    with pytest.raises(ValueError, match=f"log_mean: '{name}' must begin with a player's name"):
+        at_rest.log_mean(name, 1.0)
+
+
+def test_who_is_not_judged_has_no_part_in_its_group(at_rest):
+    """NaN in `pay`: not in the mean, and a group of equal rewards beside it stays flat."""
+    trainer = at_rest
+    batch = trainer.rollout("ann", some_rows(trainer, 8))
+    trainer.pay(batch, [1.0, 1.0, torch.nan, 1.0, 0.0, 1.0, torch.nan, torch.nan])
+    A = batch["advantages"]
+    assert (A[:4] == 0).all() and (A[6:] == 0).all() and A[4] == -A[5] < -0.5
+    assert trainer._means["ann/frac_reward_zero_std"] == [0.5]
+    assert trainer._means["ann/total_reward"] == [4 / 5]
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 10])

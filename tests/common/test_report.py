@@ -683,6 +683,19 @@ def test_variants_are_told_apart_by_what_differs(three):
     assert list(variants(runs[:2])) == ["made.py"]
 
 
+def test_an_edit_of_the_script_makes_another_variant(tmp_path):
+    """Else its effect would be taken for the noise of seeds. Comments make none."""
+    texts = {"a": "x = 1", "b": "x = 1  # the same", "c": "x = 2", "other": "x = 1"}
+    runs = []
+    for name, text in texts.items():
+        folder = made_up(tmp_path / name, accuracy(2))
+        (folder / "made.py").write_text(text)
+        runs.append(read_run(folder))
+    grouped = {label: [run["folder"] for run in some] for label, some in variants(runs).items()}
+    assert grouped == {"code of a": ["a", "b", "other"], "code of c": ["c"]}
+    assert list(variants(runs[:2])) == ["made.py"]
+
+
 def test_comparison(browser, three, tmp_path):
     """By the command, in a process of its own."""
     page_at, image = tmp_path / "c.html", tmp_path / "c.png"

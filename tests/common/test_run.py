@@ -101,6 +101,22 @@ def test_arguments_that_change_the_run_may_not(copied):
     assert (folder / "args.json").read_text() == (whole / "args.json").read_text()
 
 
+def test_a_script_that_has_changed_does_not_replace_what_made_the_run(copied):
+    """Neither of a finished run, nor, without a word, of one that goes on."""
+    folder, whole = copied
+    (folder / "tango.py").write_text("# as it was\n")
+    said = run_here("tango.py", *small("tango.py", folder))
+    assert "note: tango.py is not what it was in this run" in said
+    assert (folder / "tango.py").read_text() == "# as it was\n"
+    shutil.rmtree(folder / "checkpoint-6")
+    (folder / "tango.1.py").touch()  # of a change before
+    said = run_here("tango.py", *small("tango.py", folder))
+    assert f"tango.py has changed since this run began; as it was: {folder / 'tango.2.py'}" in said
+    assert (folder / "tango.2.py").read_text() == "# as it was\n"
+    assert (folder / "tango.py").read_text() == (whole / "tango.py").read_text()
+    assert "has changed" not in run_here("tango.py", *small("tango.py", folder))
+
+
 def test_a_start_that_failed_may_be_put_right(tmp_path):
     folder = tmp_path / "run"
     arguments = small("tango.py", folder)

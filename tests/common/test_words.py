@@ -103,3 +103,12 @@ def test_the_gravest_comes_first():
 def test_nothing_to_speak_of():
     assert in_words([]) == in_words([{"step": 0, "eval/solver/accuracy": 0.5}]) == []
     assert said({"solver/kl": float("nan"), "solver/entropy": "text"}) == [NOTHING]  # seconds
+
+
+def test_a_gradient_that_is_always_zero():
+    zero, some = {"solver/grad_norm": 0.0, "judge/grad_norm": 0.1}, {"solver/grad_norm": 0.1}
+    sentence = "The solver's gradient was zero in its last {} steps; it learns nothing."
+    assert said(*[zero] * 3) == [sentence.format(3)]
+    assert said(some, *[zero] * RECENT) == [sentence.format(RECENT)]
+    for steps in ([zero] * 2, [zero] * 5 + [some], [zero, {}, zero]):
+        assert said(*steps) == [NOTHING]
