@@ -345,6 +345,7 @@ class Tango(CoTrainer):
 
     # --- what is logged and shown; nothing below affects training
     def report_generator(self, rows, batch, alpha, verdicts, ends):
+        # the outcome is the only reward; beside another, rewards are no labels: take is_correct
         self.log_mean("generator/accuracy", batch["rewards"])
         self.log_mean("co/alpha", alpha)
         gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch["texts"])]
