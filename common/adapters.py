@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import scoring
+from common.checks import check_players
 from common.errors import UserError
 from common.folder import seal
 from common.logprob import NonFiniteError
@@ -93,7 +94,7 @@ class AdapterTrainer(GRPOTrainer):
         """
         for name, player in players.items():
             player.adapter = player.adapter or name
-        _check_players(players)
+        check_players(players)
         _check_config(args)
         self.players, self.kl, self.rows_at_once = players, kl, rows_at_once or 256
         self.player = next(iter(players))  # whose turn it is
@@ -384,53 +385,6 @@ def _check_config(args: GRPOConfig):
             "GRPOConfig: a step is one update on fresh samples; num_iterations must be 1, and "
             "gradient_accumulation_steps and steps_per_generation equal"
         )
-
-
-def _check_players(players: dict[str, Player]):
-    """Raises ValueError. Metrics begin with a player's name, and those of a batch of several with
-    their adapter's; an adapter has one learning rate and one clipping norm.
-    """
-    for name, player in players.items():
-        for other in players:
-            for what in ("lr", "max_grad_norm"):
-                mine, its = getattr(player, what), getattr(players[other], what)
-                if player.adapter == players[other].adapter and mine != its:
-                    raise ValueError(
-                        f"{name!r} and {other!r} play with one adapter, which has one {what}; "
-                        f"got {mine} and {its}"
-                    )
-    for name, player in players.items():
-        functions = player.rewards if isinstance(player.rewards, list | tuple) else [None]
-        names = [getattr(function, "__name__", None) for function in functions]
-        if None in names or len(set(names)) < len(names):
-            raise ValueError(
-                f"the rewards of {name!r} must be a list of functions with names of their own, by "
-                f"which they are logged; got {player.rewards!r:.80}"
-            )
-        if name in ("co", "eval") or "/" in name:
-            raise ValueError(f"a player cannot be called {name!r}: other metrics begin with it")
-        if player.adapter in players and players[player.adapter].adapter != player.adapter:
-            other = (
-                f"the player {player.adapter!r}, who plays with {players[player.adapter].adapter!r}"
-            )
-            raise ValueError(
-                f"{name!r} plays with the adapter {player.adapter!r}, the name of {other}"
-            )
-
-
-def check_prompts(name: str, prompts: list):
-    if not prompts:
-        raise ValueError(f"no rows for the {name}: there is nothing to sample")
-    for prompt in prompts:
-        messages = prompt if isinstance(prompt, list) else [None]
-        if not all(
-            isinstance(m, dict) and "role" in m and isinstance(m.get("content"), str)
-            for m in messages or [None]
-        ):
-            example = '[{"role": "user", "content": "..."}]'
-            raise ValueError(
-                f"a prompt of the {name} must be messages, as {example}; got {prompt!r:.80}"
-            )
 
 
 def unpaid(completions, **_) -> list[float]:

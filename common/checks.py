@@ -4,6 +4,59 @@ once gave a plausible run with wrong gradients; all raise a ValueError that says
 
 import torch
 
+TWICE = (
+    "at a second update its samples are not the player's own any more, and the loss has no ratio "
+    "that would say so"
+)
+
+
+def check_players(players: dict):
+    """name -> Player. Metrics begin with a player's name, and those of a batch of several with
+    their adapter's; an adapter has one learning rate and one clipping norm.
+    """
+    for name, player in players.items():
+        for other in players:
+            for what in ("lr", "max_grad_norm"):
+                mine, its = getattr(player, what), getattr(players[other], what)
+                if player.adapter == players[other].adapter and mine != its:
+                    raise ValueError(
+                        f"{name!r} and {other!r} play with one adapter, which has one {what}; "
+                        f"got {mine} and {its}"
+                    )
+    for name, player in players.items():
+        functions = player.rewards if isinstance(player.rewards, list | tuple) else [None]
+        names = [getattr(function, "__name__", None) for function in functions]
+        if None in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"the rewards of {name!r} must be a list of functions with names of their own, by "
+                f"which they are logged; got {player.rewards!r:.80}"
+            )
+        if name in ("co", "eval") or "/" in name:
+            raise ValueError(f"a player cannot be called {name!r}: other metrics begin with it")
+        if player.adapter in players and players[player.adapter].adapter != player.adapter:
+            other = (
+                f"the player {player.adapter!r}, who plays with {players[player.adapter].adapter!r}"
+            )
+            raise ValueError(
+                f"{name!r} plays with the adapter {player.adapter!r}, the name of {other}"
+            )
+
+
+def check_prompts(name: str, prompts: list):
+    """Of a rollout or of `generate`: messages, and at least one."""
+    if not prompts:
+        raise ValueError(f"no rows for the {name}: there is nothing to sample")
+    for prompt in prompts:
+        messages = prompt if isinstance(prompt, list) else [None]
+        if not all(
+            isinstance(m, dict) and "role" in m and isinstance(m.get("content"), str)
+            for m in messages or [None]
+        ):
+            example = '[{"role": "user", "content": "..."}]'
+            raise ValueError(
+                f"a prompt of the {name} must be messages, as {example}; got {prompt!r:.80}"
+            )
+
 
 def check_groups(name: str, prompts: list, group_size: int):
     """The rows of a rollout: adjacent groups, each of one prompt."""
@@ -37,12 +90,6 @@ def check_step(trainer, batches, needs_advantages: bool):
             f"the last batch of a step has {rows} rows, more than {parts} hold; give the run a "
             f"larger step, or return some of the rows in a batch before it"
         )
-
-
-TWICE = (
-    "at a second update its samples are not the player's own any more, and the loss has no ratio "
-    "that would say so"
-)
 
 
 def check_batch(trainer, batch, needs_advantages: bool):

@@ -32,9 +32,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import scoring
-from common.adapters import AdapterTrainer, Player, check_prompts  # noqa: F401  Player: for scripts
+from common.adapters import AdapterTrainer, Player  # noqa: F401  Player: for scripts
 from common.advantage import group_advantage
-from common.checks import check_batch, check_groups, check_step
+from common.checks import check_batch, check_groups, check_prompts, check_step
 from common.recording import record
 
 import torch

@@ -1,6 +1,7 @@
 """Several players in one trainer: what must not move does not, and nobody plays as another."""
 
 import dataclasses
+import functools
 
 from common.cotrainer import Player
 from common.errors import UserError
@@ -119,6 +120,16 @@ def test_names_that_metrics_would_mix_up(tmp_path, players, says):
     made = {name: Player([], 1e-3, 8, 4, adapter=adapter) for name, adapter in players.items()}
     with pytest.raises(ValueError, match=says):
         make_players(tmp_path, made)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [one_reward, None, [None], [functools.partial(one_reward)]]
+    + [[one_reward, one_reward], [lambda **_: [1.0], lambda **_: [2.0]]],
+)
+def test_reward_functions_are_logged_by_their_names(tmp_path, rewards):
+    with pytest.raises(ValueError, match="rewards of 'ann' must be a list of functions with names"):
+        make_players(tmp_path, {"ann": Player(rewards, 1e-3, 8, 4)})
 
 
 @pytest.mark.parametrize("what", [{"lr": 2e-3}, {"max_grad_norm": 0.5}])

@@ -223,6 +223,12 @@ def test_a_step_is_one_strictly_on_policy_update(tmp_path):
     assert config.report_to == [] and config.logging_steps == 1 and config.beta == 0.0
 
 
+def test_rows_of_a_step_are_not_its_questions(tmp_path):
+    args = fill_in(RunArgs(micro_batch=16), rows=128)
+    with pytest.raises(ValueError, match="rows 8 must be a multiple of --micro-batch 16"):
+        grpo_config(args, tmp_path, rows=8, group_size=8)
+
+
 def test_a_script_may_tell_trl_more(tmp_path):
     args = fill_in(parsed("--eight-bit-adam"), rows=32)
     config = grpo_config(args, tmp_path, 32, 8, save_strategy="no", weight_decay=0.1)

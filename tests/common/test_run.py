@@ -5,6 +5,7 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 
 import json
 import shutil
+from types import SimpleNamespace
 
 from common import adapters
 from common.cotrainer import CoTrainer
@@ -141,6 +142,19 @@ def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a", "0.500", "0.750", "+0.250"]
     assert lines[3].split() == ["b", "-", "1.000"]
+
+
+def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
+    """The mean reward of a step in which nobody judged: null in metrics.jsonl."""
+    run = Run(tmp_path, "tango", None)
+    run.started, run.since, run.first = 0.0, 0.0, 0
+    run.curves = {"one": ["a/reward"], "two": ["b/reward"]}
+    run.trainer = SimpleNamespace(player="a")
+    state = SimpleNamespace(global_step=1, max_steps=4)
+    run._step_line(state, {"a/reward": None, "b/reward": 0.5})
+    shown = capsys.readouterr().out
+    assert shown.startswith("step 1/4  a  b/reward 0.500  eta")
+    assert metrics(tmp_path)[0]["a/reward"] is None
 
 
 def test_a_dry_run_loads_and_leaves_nothing(tmp_path):

@@ -203,7 +203,7 @@ def check_unlike_batches_are_refused_before_one_process_waits_for_the_other(trai
         (other, "of the ann, 4 rows of the bob"),
     ):
         try:
-            trainer.update([batch, unlike][me])
+            trainer.update(dict([batch, unlike][me]))
         except ValueError as error:
             assert got in str(error) and "all processes must train one player" in str(error)
         else:
