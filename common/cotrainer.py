@@ -143,6 +143,7 @@ class CoTrainer(AdapterTrainer):
         return scoring.micro_batches(batch, live, max(1, *counts), size, sharing)
 
     def _needs_advantages(self) -> bool:
+        """A script's own loss may do without, as those on pairs do."""
         return type(self).loss is CoTrainer.loss
 
     def record(self, batch: dict):
@@ -183,9 +184,10 @@ class CoTrainer(AdapterTrainer):
         R = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)  # (B,)
         functions = [f.__name__ for f in self._player(name).rewards]
         batch |= {"player": name, "texts": self._texts, "rewards": R}
-        batch["advantages"] = group_advantage(R, G)  # (B,)
-        if not functions:
-            del batch["advantages"]  # `pay` sets them
+        if functions:
+            batch["advantages"] = group_advantage(R, G)  # (B,)
+        else:
+            del batch["advantages"]  # TRL's, all zero; `pay` sets them
         batch["notes"] = [
             {
                 "player": name,

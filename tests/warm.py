@@ -44,7 +44,7 @@ def start_two(script: str, arguments: list, out: Path, err: Path) -> int:
         if any(process.exitcode for process in running):
             for process in running:
                 process.terminate()
-    return max(process.exitcode for process in running)
+    return next((process.exitcode for process in running if process.exitcode), 0)
 
 
 def play(arguments: list[str], out: str, err: str, environment: dict[str, str]):

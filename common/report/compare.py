@@ -19,7 +19,10 @@ def variants(runs: list[dict]) -> dict[str, list[dict]]:
     for run in runs:
         identity = {"script": run["script"]}
         if codes[run["script"]] > 1:
-            identity["code"] = first[run["script"], run["code"]]
+            place = list(first).index((run["script"], run["code"]))
+            folder = list(first.values())[place]
+            alike = [*first.values()].count(folder) > 1  # a/run and b/run
+            identity["code"] = f"{folder}, number {place + 1}" if alike else folder
         identity |= {k: v for k, v in run["args"].items() if k not in ("seed", "out")}
         identities.append(identity)
     keys = dict.fromkeys(key for identity in identities for key in identity)

@@ -694,6 +694,9 @@ def test_an_edit_of_the_script_makes_another_variant(tmp_path):
     grouped = {label: [run["folder"] for run in some] for label, some in variants(runs).items()}
     assert grouped == {"code of a": ["a", "b", "other"], "code of c": ["c"]}
     assert list(variants(runs[:2])) == ["made.py"]
+    runs[2]["folder"] = "a"  # of another place
+    names = ["code of a, number 1", "code of a, number 2"]
+    assert list(variants(runs)) == names
 
 
 def test_comparison(browser, three, tmp_path):
