@@ -56,9 +56,10 @@ def draw(name: str, panels: list[tuple], path: Path):
         axis.set_xlabel(XLABELS[x])
         axis.grid(alpha=0.25)
     lines = [pyplot.Line2D([], [], color=f"C{i}", linewidth=1.8) for i in range(len(names))]
-    # below the panels: on them it would hide curves
-    figure.legend(lines, names, loc="lower center", ncols=3, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.05 * math.ceil(len(names) / 3) + 0.02, 1, 1))
+    # below the panels: on them it would hide curves; three columns are wider than one panel
+    columns = 3 if len(panels) > 1 else 2
+    figure.legend(lines, names, loc="lower center", ncols=columns, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.05 * math.ceil(len(names) / columns) + 0.02, 1, 1))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
