@@ -1,6 +1,6 @@
 """What tests share: where the project lies, the optional real data, small runs of every script.
 
-A fresh Python spends eight CPU seconds on imports, so scripts run in this process where they can
+A fresh Python spends five CPU seconds on imports, so scripts run in this process where they can
 (`run_here`, `refused`), those that need one of their own get it from warm.py, and one uninterrupted
 run of each is made once for all files (`finished`).
 """
@@ -29,6 +29,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other
+# Behind `&` or nohup a process does not hear these two, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # GSM8K, MBPP and the Qwen2.5 tokenizer, as published; tests that want them are skipped without them
 DATA = Path(os.environ.get("DUET_DATA", ROOT.parent / "shared" / "data"))
