@@ -60,7 +60,8 @@ NO_CLASS_WEIGHTS = (
 )
 # benchmarks/controls.py: verdicts from elsewhere
 GOLD = f"import controls; controls.judged_by(controls.gold, tango.Tango); {HALF}"
-COIN = f"import controls; controls.judged_by(controls.coin, tango.Tango); {HALF}"
+COIN_ALONE = "import controls; controls.judged_by(controls.coin, tango.Tango)"
+COIN = f"{COIN_ALONE}; {HALF}"
 # benchmarks/controls.py: answers count that are right by luck
 LUCK = "import controls; controls.paid_for_luck(tango)"
 # of the two batches of a step, only one is trained on
@@ -99,6 +100,11 @@ EXPERIMENTS = {
             "co-trained, the paper's alpha": Variant("--steps 84", (1e-3,)),
             # the rate of the two before
             "answer only, at 1e-3": Variant("--steps 60 --verifier none", (1e-3,)),
+            # is it training along that helps there, or the verdicts, or any noise?
+            "frozen verifier, the paper's alpha": Variant("--steps 60 --verifier frozen", (1e-3,)),
+            "random step verdicts, the paper's alpha": Variant(
+                "--steps 60 --verifier frozen", (1e-3,), COIN_ALONE
+            ),
         },
         TANGO,
     ),

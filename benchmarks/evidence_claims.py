@@ -271,6 +271,22 @@ CLAIMS += [
         ("answer only, at 1e-3", "co-trained, the paper's alpha"),
     ),
     Claim(
+        "tango-paper-alpha-frozen",
+        "tango",
+        "with the paper's small alpha, a frozen verifier against one that is trained along",
+        "-",
+        last(ACCURACY),
+        ("frozen verifier, the paper's alpha", "co-trained, the paper's alpha"),
+    ),
+    Claim(
+        "tango-paper-alpha-random",
+        "tango",
+        "the control: with the paper's small alpha, a coin's verdicts against a trained verifier's",
+        "-",
+        last(ACCURACY),
+        ("random step verdicts, the paper's alpha", "co-trained, the paper's alpha"),
+    ),
+    Claim(
         "tango-frozen",
         "tango",
         "accuracy at alpha = .5, a frozen verifier against one that is trained along",
@@ -345,8 +361,8 @@ PAGES["tango"] = Page(
     chains, `--dataset tiny-hard`. Two controls show the range: verdicts that are always right, and
     a coin's. Steps are the generator's; its accuracy in training is that on fresh questions,
     averaged over five steps. The advantage's two terms weigh alike all along (alpha = .5), because
-    at the paper's alpha of .1, falling to .001, little is left of the verifier to compare; one
-    variant has the paper's.""",
+    at the paper's alpha of .1, falling to .001, little is left of the verifier to compare; three
+    variants have the paper's.""",
     {
         **{title: (last(key), True) for title, key in HELD_OUT.items()},
         "steps to .2": (TO_LEVEL["steps"], False),
