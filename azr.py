@@ -620,7 +620,8 @@ def main(args: Args):
     if args.seed_tasks > args.pool_size:
         seeds = f"--seed-tasks {args.seed_tasks}"
         raise UserError(f"{seeds} must be at most --pool-size {args.pool_size}.")
-    if args.questions * this_process().num_processes < 2:
+    processes = this_process(args.model).num_processes
+    if args.questions * processes < 2:
         raise UserError("--questions 1: advantages compare at least two rows of a kind and role.")
     proposal = args.proposal_tokens
     turns = [(args.references * proposal, proposal), (proposal, args.answer_tokens)]
@@ -631,8 +632,8 @@ def main(args: Args):
     run = start_run(args, __file__, train, held_out)
     model, tokenizer = load_model(args.model, ["agent"], args.lora_rank, args.four_bit, args.seed)
     differing = {"ddp_find_unused_parameters": False}  # the one adapter is trained in every update
-    unused = [{"prompt": [{"role": "user", "content": ""}]}] * rows * this_process().num_processes
-    workers = max(1, os.cpu_count() // this_process().num_processes)
+    unused = [{"prompt": [{"role": "user", "content": ""}]}] * rows * processes
+    workers = max(1, os.cpu_count() // processes)
     with Sandbox(workers, args.unsafe_sandbox) as sandbox:
         found = [seed_tasks(some, sandbox, args) for some in (train, held_out)]
         # a program near the time limit may run in one process and not in another

@@ -510,7 +510,7 @@ def main(args: Args):
     differing = {"adam_beta2": 0.95, "ddp_find_unused_parameters": False}
     config = grpo_config(args, run.folder, rows, args.group_size, **differing)
     data = [{"prompt": code_prompt(row["question"]), **row} for row in train]
-    workers = max(1, os.cpu_count() // this_process().num_processes)
+    workers = max(1, os.cpu_count() // this_process(args.model).num_processes)
     with Sandbox(workers, args.unsafe_sandbox) as sandbox:
         trainer = Cure(
             model,

@@ -547,7 +547,7 @@ def main(args: Args):
         missing = "all questions are seeds, none is left for --judge-reward agreement"
         raise UserError(f"--dataset {args.dataset}: {missing}.")
     model, tokenizer = load_model(args.model, ["agent"], args.lora_rank, args.four_bit, args.seed)
-    unused = [{"prompt": propose_prompt(None)}] * rows * this_process().num_processes
+    unused = [{"prompt": propose_prompt(None)}] * rows * this_process(args.model).num_processes
     trainer = Mae(
         model,
         args,

@@ -557,7 +557,8 @@ def main(args: Args):
     model, tokenizer = load_model(
         args.model, ["agent", "previous"], args.lora_rank, args.four_bit, args.seed
     )
-    unused = [{"prompt": solve_prompt("")}] * args.questions * this_process().num_processes
+    processes = this_process(args.model).num_processes
+    unused = [{"prompt": solve_prompt("")}] * args.questions * processes
     trainer = SelfRewarding(
         model,
         args,

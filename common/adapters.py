@@ -264,7 +264,8 @@ class AdapterTrainer(GRPOTrainer):
             else:
                 # TRL switches checkpointing on again, each time with one more hook on the embedding
                 model.get_base_model().disable_input_require_grads()
-                with float32_logits(model.get_base_model()):
+                # autocast, as in scoring: else LoRA would compute in float32 here, and only here
+                with self.accelerator.autocast(), float32_logits(model.get_base_model()):
                     ids, _ = super()._generate_single_turn(part, images, fields, *rest)
             completions += ids
         self.sampling = False

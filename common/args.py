@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import UserError
+from common.machine import on_gpu
 from common.tiny import MODELS
 
 import torch
@@ -38,7 +39,7 @@ AT_MOST |= dict.fromkeys(COUNTS.split(), 10_000)  # of one question, solution or
 
 
 class _PerModel:
-    """A default that depends on the model: one number if it is an embedded one, else another."""
+    """A default that depends on the model: one value if it is an embedded one, else another."""
 
     def __new__(cls, tiny, real):
         value = super().__new__(cls, tiny)
@@ -46,7 +47,7 @@ class _PerModel:
         return value
 
     def __str__(self):  # what --help shows
-        return f"{self.for_tiny:g} embedded, {self.for_real:g} real"
+        return f"{self.for_tiny} embedded, {self.for_real} real"
 
 
 class _PerModelInt(_PerModel, int):
@@ -78,7 +79,7 @@ class RunArgs:
     """rows per forward and backward pass; must divide the rows of a step"""
     lora_rank: int = 16
     """rank of each LoRA adapter"""
-    four_bit: bool = torch.cuda.is_available()
+    four_bit: bool = per_model(tiny=False, real=torch.cuda.is_available())
     """load the base in 4-bit NF4; works on a CPU too, slowly"""
     rows_at_once: int | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
@@ -184,7 +185,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
             does not use the loader's rows.
         more: fields of GRPOConfig in which a paper differs.
     """
-    on_gpu = torch.cuda.is_available()
+    gpu = on_gpu(args.model)
     if rows % args.micro_batch:
         raise ValueError(f"rows {rows} must be a multiple of --micro-batch {args.micro_batch}")
     micro_batches = rows // args.micro_batch
@@ -209,8 +210,8 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": True,  # the idle adapter has no gradient
         "gradient_checkpointing": args.checkpointing == "on",
-        "bf16": on_gpu,
-        "use_cpu": not on_gpu,  # nor Apple's GPU, on which nothing here was ever tried
+        "bf16": gpu,
+        "use_cpu": not gpu,  # nor Apple's GPU, on which nothing here was ever tried
         "optim": "adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",
     }
     return GRPOConfig(**options | more)

@@ -1,7 +1,9 @@
-"""What this machine cannot run, in one sentence, before anything is loaded."""
+"""Where a model runs; and what this machine cannot run, in one sentence, before it is loaded."""
 
 import os
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
 from common.errors import UserError
@@ -12,14 +14,24 @@ import torch
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
+def on_gpu(model: str) -> bool:
+    """Whether this model, an argument --model, runs on a GPU: if there is one, and it is not an
+    embedded one. These run on the CPU, in float32, everywhere: all figures of theirs are of that,
+    and a GPU would wait for Python at each of their tokens.
+    """
+    return torch.cuda.is_available() and model not in MODELS
+
+
 def check_machine(model: str):
     """Raises UserError for what would otherwise fail minutes later, or run on the wrong device.
 
-    model: the argument --model; the embedded ones run on any CPU.
+    model: the argument --model.
     """
+    if model in MODELS:
+        return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if not torch.cuda.is_available():
-        if model not in MODELS and DRIVER.exists() and not hidden:
+    if not on_gpu(model):
+        if DRIVER.exists() and not hidden:
             raise UserError(
                 f"--model {model}: this machine has an NVIDIA driver that torch {torch.__version__}"
                 f" cannot use ({_reason()}), and would run in float32 on the CPU. To do that on "
@@ -37,6 +49,11 @@ def check_machine(model: str):
         raise UserError(
             "no C compiler was found (cc, gcc or clang), and Triton needs one for its kernels; "
             "install gcc, or set CC."
+        )
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise UserError(
+            f"Python {sys.version_info.major}.{sys.version_info.minor} has no Python.h, which "
+            f"Triton's kernels are compiled with; install python3-dev, or python3-devel."
         )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from common.args import divisors
 from common.errors import UserError
 from common.logprob import BLOCK_BYTES, rows_on_gpu
-from common.machine import check_machine
+from common.machine import check_machine, on_gpu
 from common.model import read_config
 from common.run import this_process
 from common.sampling import PREFILL_TOKENS
@@ -65,10 +65,10 @@ def check_memory(
             does not. Otherwise the latter is a warning, because activations are an estimate.
         SystemExit: at the end of a dry run.
     """
-    say = print if this_process().is_main_process else lambda *_: None
-    config, on_gpu = read_config(args.model), torch.cuda.is_available()
+    say = print if this_process(args.model).is_main_process else lambda *_: None
+    config, gpu = read_config(args.model), on_gpu(args.model)
     check_machine(args.model)
-    free, gpu_bytes = available()
+    free, gpu_bytes = available(gpu)
     turns = [(QUESTION_TOKENS + more, completion) for more, completion in turns]
 
     def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
@@ -76,8 +76,8 @@ def check_memory(
             config, turns, adapters=adapters, frozen_adapters=frozen_adapters,
             lora_rank=args.lora_rank, four_bit=args.four_bit, eight_bit_adam=args.eight_bit_adam,
             rows=rows, micro_batch=micro_batch * rows_per_item, checkpointing=checkpointing,
-            entry=2 if on_gpu else 4, gpu_bytes=gpu_bytes,
-            processes=this_process().num_processes,
+            entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
+            processes=this_process(args.model).num_processes,
         )  # fmt: skip
 
     if args.rows_at_once is None:
@@ -90,8 +90,9 @@ def check_memory(
     if args.dry_run:
         base, count = "base in 4-bit, " if args.four_bit else "", adapters + frozen_adapters
         say(f"{args.model}, {base}{count} adapter{'s' * (count > 1)}\n{table(now)}")
-        gpu = f"free on {torch.cuda.get_device_name()}" if on_gpu else ""
-        say(f"{gpu or 'memory of this machine, in use or not':<58}{in_words(free)}")
+        where = "memory of this machine, in use or not"
+        where = f"free on {torch.cuda.get_device_name()}" if gpu else where
+        say(f"{where:<58}{in_words(free)}")
     positions = getattr(config.get_text_config(), "max_position_embeddings", math.inf)
     longest = max(map(sum, turns))
     if longest > positions and args.model not in MODELS:
@@ -132,11 +133,11 @@ def in_words(size: int) -> str:
     return f"{size / GIB:8.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):8.2f} MiB"
 
 
-def available() -> tuple[int, int]:
-    """(free bytes, all bytes) of the GPU; without one, the machine's memory, and the GPU for which
+def available(gpu: bool) -> tuple[int, int]:
+    """(free bytes, all bytes) of the GPU; on the CPU, the machine's memory, and the GPU for which
     the log-prob would take blocks as large as it takes them on a CPU.
     """
-    if torch.cuda.is_available():
+    if gpu:
         return torch.cuda.mem_get_info()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 32 * BLOCK_BYTES
 
@@ -169,10 +170,10 @@ def estimate(
     }
     need["certain"] = sum(need.values())
 
-    # Sampling. The MLP takes more than in training, as LoRA computes in float32 outside of autocast
+    # Sampling: the KV cache, and a pass over a part of all prompts, bytes per token at 2 an entry
     longest, read = max(map(sum, turns)), min(PREFILL_TOKENS, max(prompt for prompt, _ in turns))
     need["kv_cache"] = rows * longest * 2 * layers * K * entry
-    prefill = rows * read * (12 * H + 16 * I) * entry // 2
+    prefill = rows * read * (12 * H + 8 * I) * entry // 2
     logits = rows * V * (entry + 3 * 4)  # and in float32: a copy, one over temperature, the softmax
     # growing the cache holds one layer's keys twice
     comes = need["kv_cache"] * (1 + 1 / (2 * layers)) + max(prefill, logits)
@@ -187,7 +188,10 @@ def estimate(
     block = min(scored, rows_on_gpu(V, gpu_bytes))
     need["gradients"] = 4 * sum(lora) * (1 if processes == 1 else 1 + adapters)
     need["kept"] = tokens * layers * (2 * H if checkpointing else of_layer) * entry // 2
-    need["layer"] = tokens * of_pass * entry // 2 + 3 * longest * tokens  # and masks
+    need["layer"] = tokens * of_pass * entry // 2
+    # attention's mask, of booleans; and as numbers, which every layer keeps that is not recomputed
+    need["layer"] += longest * tokens * (1 + entry)
+    need["kept"] += 0 if checkpointing else longest * tokens * entry * (layers - 1)
     need["layer"] += entry * max(i * o for i, o in linear) if four_bit else 0  # a weight out of NF4
     need["logprob"] = 2 * scored * H * entry + block * (6 * V + 4 * H)
     comes = need["gradients"] + need["kept"] + max(need["layer"], need["logprob"])

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 from common.errors import UserError
+from common.machine import on_gpu
 from common.tiny import MODELS
 
 import bitsandbytes.cextension
@@ -50,10 +51,10 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
         UserError: there is no such model, a part of it is broken or does not fit the others, or
             this GPU cannot hold or run it.
     """
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
+    gpu = on_gpu(name)
+    if gpu:
         check_gpu(four_bit)
-    compute_dtype = torch.bfloat16 if on_gpu else torch.float32
+    compute_dtype = torch.bfloat16 if gpu else torch.float32
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -66,7 +67,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             folder_or_id(name),
             dtype=compute_dtype,
             quantization_config=quantization if four_bit else None,
-            device_map={"": torch.cuda.current_device()} if on_gpu else None,
+            device_map={"": torch.cuda.current_device()} if gpu else None,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, by name
         )
@@ -234,6 +235,10 @@ def read_config(name: str):
         config.get_text_config().intermediate_size  # noqa: B018  what GPT-2 does not have
     except Exception as error:
         raise not_loaded(name, "config.json", error) from None
+    if config.get_text_config() is not config:
+        # "all-linear" would put adapters on what sees, too, and these never have a gradient
+        kind = f"{config.model_type} reads more than text"
+        raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
     return config
 
 

@@ -24,17 +24,20 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from common.card import write_cards
 from common.errors import UserError
 from common.folder import claim, release, write_whole
+from common.machine import on_gpu
 from common.report import draw_curves, read_lines, write_report
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
@@ -94,9 +97,13 @@ def terminated(*_):
     sys.exit(143)
 
 
-def this_process() -> PartialState:
-    """Which process this is, under torchrun or accelerate launch. Needs no trainer yet."""
-    return PartialState(cpu=not torch.cuda.is_available())
+def this_process(model: str) -> PartialState:
+    """Which process this is, under torchrun or accelerate launch. Needs no trainer yet.
+
+    model: decides at the first call where this process computes, see `machine.on_gpu`.
+    """
+    # NCCL would give up after ten minutes, and evaluations of two processes may differ by more
+    return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
 
 
 def mean(values: list) -> float:
@@ -114,22 +121,23 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     transformers.utils.logging.disable_progress_bar()
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     found, problem = None, None
-    if this_process().is_main_process:
+    this = this_process(args.model)
+    if this.is_main_process:
         try:
             found = claim(args.out, name, given)
-            same_processes(found[0])
+            same_processes(found[0], this.num_processes)
         except UserError as error:
             problem = error
     found, problem = broadcast_object_list([found, problem])
     if problem:
         raise problem
     folder, checkpoint, said = found
-    if this_process().is_main_process:
+    if this.is_main_process:
         with in_a_sentence(folder):
             write_whole(folder / "args.json", json.dumps(given, indent=1) + "\n")
             finished = checkpoint and checkpoint.name == f"checkpoint-{args.steps}"
             said += keep_script(Path(script), folder, bool(checkpoint), finished)
-            (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+            (folder / "versions.json").write_text(json.dumps(versions(args.model), indent=1) + "\n")
     run = Run(folder, name, checkpoint)
     questions = f"{len(train)} training and {len(held_out)} held-out questions"
     run.say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
@@ -167,11 +175,10 @@ def keep_script(script: Path, folder: Path, goes_on: bool, finished: bool) -> li
     return said
 
 
-def same_processes(folder: Path):
-    """Raises UserError if the run in this folder has had another number of processes: its random
+def same_processes(folder: Path, now: int):
+    """Raises UserError if the run in this folder has not had as many processes as now: its random
     numbers, its place in the data and what a script remembers are theirs.
     """
-    now = this_process().num_processes
     try:
         before = json.loads((folder / "versions.json").read_text())["processes"]
     except (OSError, ValueError, KeyError, TypeError):  # a start that came no further
@@ -205,6 +212,12 @@ def in_a_sentence(folder: Path):
         raise UserError(sentence) from None
 
 
+def memory_is_full(error: RuntimeError) -> bool:
+    """cuBLAS and NCCL have words of their own for a GPU's memory that is full."""
+    said = re.search("ALLOC_FAILED|out of memory", str(error))
+    return isinstance(error, torch.OutOfMemoryError) or said is not None
+
+
 def full(folder: Path) -> bool:
     """torch and safetensors say in words of their own that a file could not be written."""
     return shutil.disk_usage(folder).free < 1 << 20
@@ -213,7 +226,7 @@ def full(folder: Path) -> bool:
 LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-verify"
 
 
-def versions() -> dict:
+def versions(model: str) -> dict:
     command = ["git", "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     threads = torch.get_num_threads()
@@ -221,8 +234,8 @@ def versions() -> dict:
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in LIBRARIES.split()},
-        "processes": this_process().num_processes,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu,
+        "processes": this_process(model).num_processes,
+        "device": torch.cuda.get_device_name() if on_gpu(model) else cpu,
         "commit": commit.stdout.strip() or None,
     }
 
@@ -235,7 +248,7 @@ class Run(TrainerCallback):
         self.evaluations: list[dict] = []
         self.stop = 0  # the signal that asked for it
         self.spent = 0.0  # seconds before it was resumed
-        self.main = this_process().is_main_process
+        self.main = PartialState().is_main_process
         for row in self._rows("metrics.jsonl"):
             self.spent = row["seconds"]
             if any(key.startswith("eval/") for key in row):
@@ -271,7 +284,9 @@ class Run(TrainerCallback):
             try:
                 with in_a_sentence(self.folder):
                     trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not memory_is_full(error):
+                    raise
                 raise UserError(self._full(trainer)) from None
         with in_a_sentence(self.folder):
             self._finish(trainer)
@@ -373,9 +388,9 @@ class Run(TrainerCallback):
         """With random numbers of its own, so that more evaluations do not change the training, and
         the same ones each time, so that what has not changed is not measured to be different."""
         start = time.time()
-        cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(1_000_003 * (self.args.seed + 1) + this_process().process_index)
+            torch.manual_seed(1_000_003 * (self.args.seed + 1) + PartialState().process_index)
             result = {f"eval/{key}": value for key, value in self.evaluate().items()}
         self.evaluations.append({"step": step, **result})
         if result:

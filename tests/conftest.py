@@ -59,6 +59,12 @@ SMALL = {
 SCRIPTS = list(SMALL)
 
 
+def pytest_configure(config):
+    """`pytest -m gpu` is about a GPU; all else is about the CPU, also where there is one."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture
 def real_data() -> Path:
     if not (DATA / "gsm8k_test.jsonl").exists():

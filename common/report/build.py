@@ -2,7 +2,7 @@
 
 The page is page.html with the data put in. It needs no library and no network, and whatever a model
 wrote stays text. docs/report.md says how to read it. Recording rollouts and writing five pages took
-0.2 of the 206 CPU seconds of `python tango.py`.
+0.2 of the 153 CPU seconds of `python tango.py`.
 """
 
 import ast

@@ -310,6 +310,23 @@ def test_transformers_generate_gives_the_same_texts_in_parts_and_chunks(trainer,
     assert trainer.generate("generator", []) == []
 
 
+def test_adapters_compute_in_one_dtype_when_they_sample_and_when_they_are_scored(
+    trainer, monkeypatch
+):
+    """On a GPU bfloat16; PEFT's `generate` goes around accelerate's autocast."""
+    bfloat16 = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    monkeypatch.setattr(trainer.accelerator, "autocast", bfloat16)
+    layer = next(m for m in trainer.model.modules() if isinstance(m, Linear))
+    found = []
+    layer.lora_A["generator"].register_forward_hook(lambda _, __, out: found.append(out.dtype))
+    trainer.top_k = 1  # a filter, so that transformers' `generate` samples
+    rows = [trainer.train_dataset[0] for _ in range(4)]
+    batch = trainer.rollout("generator", rows)
+    sampled, found[:] = set(found), []
+    trainer.log_probs("generator", batch)
+    assert sampled == set(found) == {torch.bfloat16}
+
+
 def test_sampling_under_checkpointing_leaves_no_hooks_behind(trainer):
     """TRL adds one to the embedding at every call of `generate`; thousands of them cost more than
     the embedding."""

@@ -6,6 +6,8 @@ from common.errors import UserError
 import pytest
 import torch
 
+REAL = "Qwen/Qwen2.5-1.5B-Instruct"
+
 
 @pytest.fixture
 def gpus(monkeypatch):
@@ -26,15 +28,16 @@ def test_a_cpu_and_one_gpu_are_fine(gpus, monkeypatch, tmp_path):
     for count in (0, 1):
         gpus(count)
         machine.check_machine("tiny")
-        machine.check_machine("Qwen/Qwen2.5-1.5B-Instruct")
+        machine.check_machine(REAL)
 
 
 def test_several_gpus_and_one_process(gpus, monkeypatch):
     gpus(3)
     with pytest.raises(UserError, match="3 GPUs are visible.*CUDA_VISIBLE_DEVICES=0.*processes 3"):
-        machine.check_machine("tiny")
+        machine.check_machine(REAL)
+    machine.check_machine("tiny")  # on the CPU
     monkeypatch.setenv("WORLD_SIZE", "3")
-    machine.check_machine("tiny")
+    machine.check_machine(REAL)
 
 
 @pytest.mark.parametrize("cuda, reason", [("13.0", "built for CUDA 13.0"), (None, "for CPUs")])
@@ -43,14 +46,30 @@ def test_a_driver_that_torch_cannot_use(gpus, monkeypatch, tmp_path, cuda, reaso
     monkeypatch.setattr(machine, "DRIVER", tmp_path)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UserError, match=f"{reason}.*float32 on the CPU"):
-        machine.check_machine("Qwen/Qwen2.5-1.5B-Instruct")
+        machine.check_machine(REAL)
     machine.check_machine("tiny")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    machine.check_machine("Qwen/Qwen2.5-1.5B-Instruct")  # on purpose
+    machine.check_machine(REAL)  # on purpose
 
 
 def test_no_c_compiler(gpus, monkeypatch):
     gpus(1)
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="no C compiler.*gcc"):
-        machine.check_machine("tiny")
+        machine.check_machine(REAL)
+    machine.check_machine("tiny")
+
+
+def test_no_header_of_python(gpus, monkeypatch, tmp_path):
+    gpus(1)
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(UserError, match=r"has no Python\.h.*python3-dev"):
+        machine.check_machine(REAL)
+    (tmp_path / "Python.h").touch()
+    machine.check_machine(REAL)
+
+
+def test_only_real_models_run_on_a_gpu(gpus):
+    for count in (0, 1):
+        gpus(count)
+        assert [machine.on_gpu(name) for name in ("tiny", REAL)] == [False, count == 1]

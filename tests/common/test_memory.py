@@ -190,14 +190,15 @@ def bf16_model(kind: str, rank: int):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_activations_of_training(kind, checkpointing):
+@pytest.mark.parametrize("completion", [96, 608])  # long: attention's masks are a third of it
+def test_activations_of_training(kind, checkpointing, completion):
     config, model = bf16_model(kind, 8)
     base = model.get_base_model()
     if checkpointing:
         base.gradient_checkpointing_enable()
     model.enable_input_require_grads()
     model.train()
-    rows, prompt, completion = 2, 32, 96
+    rows, prompt = 2, 32
     ids = torch.ones(rows, prompt + completion, dtype=torch.long)
     mask = ids.clone()
     mask[0, :5] = 0  # padding: attention is given a mask
@@ -211,7 +212,7 @@ def test_activations_of_training(kind, checkpointing):
     step()  # gradients exist from here on
     change = {"rows": rows, "micro_batch": rows, "checkpointing": checkpointing}
     need = estimate(config, [(prompt, completion)], **ONE_ADAPTER | change)
-    assert need["kept"] + need["layer"] == pytest.approx(peak(step), rel=0.1)
+    assert need["kept"] + need["layer"] == pytest.approx(peak(step), rel=0.04)
 
 
 def test_peak_of_sampling():
@@ -229,7 +230,8 @@ def test_peak_of_sampling():
         prefill_chunk_size=64,
     )
     inputs = {"input_ids": ids, "attention_mask": mask, "generation_config": settings}
-    measured = peak(lambda: model.generate(**inputs))
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = peak(lambda: model.generate(**inputs))
     need = estimate(config, [(prompt, completion)], **ONE_ADAPTER, rows=rows, micro_batch=1)
     assert need["kv_cache"] < measured  # a lower bound that is exact
     assert need["sampling"] - need["certain"] == pytest.approx(measured, rel=0.25)
@@ -365,7 +367,7 @@ def test_the_embedded_model_on_this_machine(capsys):
     with pytest.raises(SystemExit) as end:
         check_memory(arguments("tiny", four_bit=False), [(64, 64)], adapters=2)
     assert end.value.code == 0 and "memory of this machine" in capsys.readouterr().out
-    assert GIB / 4 < available()[0] < 10_000 * GIB
+    assert GIB / 4 < available(gpu=False)[0] < 10_000 * GIB
 
 
 def test_the_table_holds_the_estimate():
@@ -387,7 +389,7 @@ def test_an_old_gpu_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     message = r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES="
     with pytest.raises(UserError, match=message):
-        load_model("tiny", ["player"], 4, True, seed=0)
+        load_model("some/model", ["player"], 4, True, seed=0)
 
 
 def test_bitsandbytes_without_its_library_is_refused_in_a_sentence(monkeypatch):
@@ -399,7 +401,7 @@ def test_bitsandbytes_without_its_library_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
     message = "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"
     with pytest.raises(UserError, match=message):
-        load_model("tiny", ["player"], 4, True, seed=0)
+        load_model("some/model", ["player"], 4, True, seed=0)
 
 
 @pytest.mark.parametrize("four_bit, hint", [(True, ""), (False, "--four-bit or ")])
@@ -419,7 +421,7 @@ def test_what_trl_is_told(tmp_path):
         args = fill_in(tango.Args(eight_bit_adam=eight_bit), rows=128)
         config = grpo_config(args, tmp_path, 128)
         assert config.optim == name
-        assert config.bf16 == torch.cuda.is_available() and not config.gradient_checkpointing
+        assert config.use_cpu and not config.bf16 and not config.gradient_checkpointing
     args.checkpointing = "on"
     assert grpo_config(args, tmp_path, 128).gradient_checkpointing
 

@@ -79,6 +79,24 @@ def test_a_config_of_which_no_decoder_can_be_made(folder, change, says):
         read_config(str(folder))
 
 
+def test_a_model_that_sees_is_refused(tmp_path):
+    """Adapters on its vision tower would never have a gradient."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    text = {"model_type": "gemma3_text", "vocab_size": 64, "head_dim": 16, **sizes}
+    whole = {
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": sizes | {"num_attention_heads": 2},
+    }
+    for values, reads in ((whole, False), (text, True)):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        if reads:
+            assert read_config(str(tmp_path)).vocab_size == 64
+            continue
+        with pytest.raises(UserError, match="its gemma3 reads more than text; take a model of"):
+            read_config(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["no/such-model", "", "x" * 5000])
 def test_a_model_that_is_nowhere(name):
     for read in (read_config, load_tokenizer):

@@ -94,6 +94,30 @@ def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, phase):
     assert f"a lower {lower}" in message and f"--out {tmp_path / 'run'}" in message
 
 
+@pytest.mark.parametrize("words", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "NCCL: out of memory"])
+def test_other_words_for_a_full_gpu(tmp_path, monkeypatch, words):
+    def full(*_, **__):
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(CoTrainer, "loss", full)
+    assert "memory is full" in refused("tango.py", *small("tango.py", tmp_path / "run"))
+    monkeypatch.setattr(CoTrainer, "loss", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_here("tango.py", *small("tango.py", tmp_path / "other"))
+
+
+def test_an_embedded_model_leaves_the_gpus_alone(finished, tmp_path, monkeypatch, brief):
+    """Two that are there, and answer to nothing: this torch was built without CUDA."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    # Trainer asks them when it saves
+    monkeypatch.setattr(torch.cuda.random, "get_rng_state", lambda: torch.zeros(1))
+    brief("tango.py", *small("tango.py", tmp_path / "run"))
+    same_weights(tmp_path / "run", finished("tango.py")[0])
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["device"].startswith("CPU")
+    assert json.loads((tmp_path / "run" / "args.json").read_text())["four_bit"] is False
+
+
 def test_arguments_that_change_the_run_may_not(copied):
     folder, whole = copied
     message = refused("tango.py", *small("tango.py", folder, "--lr", "0.5", "--steps", "7"))

@@ -86,7 +86,7 @@ def say_how_they_differ():
         assert {*expected} == {*reached}, player  # nobody else has a gradient
         most = max(g.abs().max().item() for g in expected.values())
         difference = max((expected[p] - reached[p]).abs().max().item() for p in expected)
-        if this_process().is_main_process:
+        if this_process("tiny").is_main_process:
             print(f"gradient of {player}: {difference / most:.1e} of {most:.1e}", flush=True)
     EXPECTED.clear()
     REACHED.clear()
@@ -97,7 +97,7 @@ def main(folder: Path, scripts: list[str]):
     torch.optim.AdamW.step = remember_what_reached
     gc.freeze()  # see conftest.py
     for script in scripts:
-        if this_process().is_main_process:
+        if this_process("tiny").is_main_process:
             print(f"=== {script}", flush=True)
         module = importlib.import_module(Path(script).stem)
         evaluated_once(module, most_tokens=2)
@@ -106,7 +106,7 @@ def main(folder: Path, scripts: list[str]):
         arguments = small(script, folder / Path(script).stem, *more.split())
         module.main(tyro.cli(module.Args, args=arguments))
         say_how_they_differ()
-    if this_process().is_main_process:
+    if this_process("tiny").is_main_process:
         print("=== the end", flush=True)
 
 
