@@ -285,6 +285,11 @@ EXPERIMENTS = {
             "prm": Variant("--verifier prm"),
             "genrm": Variant("--verifier genrm"),
             "genrm-cot": Variant("--verifier genrm-cot"),
+            # the same solutions, ranked by a verifier that has learnt nothing of them
+            **{
+                f"{kind}, not trained": Variant(f"--verifier {kind} --steps 48 --ver-steps 0")
+                for kind in ("dpo", "orm", "prm", "genrm", "genrm-cot")
+            },
             "dpo, generator goes on": Variant("--no-restart"),
             "dpo, in the loop": Variant("--verifier-in-loop"),
         },
