@@ -97,13 +97,15 @@ EXPERIMENTS = {
             "frozen verifier": Variant("--steps 60 --verifier frozen", RATES, HALF),
             "random step verdicts": Variant("--steps 60 --verifier frozen", RATES, COIN),
             "co-trained, no class weights": Variant("--steps 84", (1e-3,), NO_CLASS_WEIGHTS),
-            "co-trained, the paper's alpha": Variant("--steps 84", (1e-3,)),
+            "co-trained, the paper's alpha": Variant("--steps 84", (1e-3,), seeds=8),
             # the rate of the two before
-            "answer only, at 1e-3": Variant("--steps 60 --verifier none", (1e-3,)),
+            "answer only, at 1e-3": Variant("--steps 60 --verifier none", (1e-3,), seeds=8),
             # is it training along that helps there, or the verdicts, or any noise?
-            "frozen verifier, the paper's alpha": Variant("--steps 60 --verifier frozen", (1e-3,)),
+            "frozen verifier, the paper's alpha": Variant(
+                "--steps 60 --verifier frozen", (1e-3,), seeds=8
+            ),
             "random step verdicts, the paper's alpha": Variant(
-                "--steps 60 --verifier frozen", (1e-3,), COIN_ALONE
+                "--steps 60 --verifier frozen", (1e-3,), COIN_ALONE, seeds=8
             ),
         },
         TANGO,
