@@ -882,6 +882,22 @@ CLAIMS += [
         ("genrm-cot", "genrm-cot", "GenRM is better"),
     )
 ]
+RANK = "verifier/rank_agreement"
+CLAIMS += [
+    Claim(
+        f"vstar-{kind}-training{name}",
+        "vstar",
+        what.format(kind),
+        "-",
+        last(key),
+        (f"{kind}, not trained", kind),
+    )
+    for kind in ("dpo", "genrm-cot")
+    for name, what, key in (
+        ("", "best of 16 on the same solutions, {} not trained against trained", BEST),
+        ("-rank", "the same: right above wrong", RANK),
+    )
+]
 CLAIMS += [
     Claim(
         "vstar-vote",
@@ -917,7 +933,6 @@ CLAIMS += [
         ("dpo", "dpo, in the loop"),
     ),
 ]
-RANK = "verifier/rank_agreement"
 VSTAR = {
     "majority": "co/majority",
     "mean": "generator/accuracy",
@@ -929,18 +944,23 @@ PAGES["vstar"] = Page(
     """The papers: a verifier trained by DPO ranks better than an outcome head under LoRA, and one
     that writes better than both; to start from the first model in every iteration is part of the
     method, and a verifier in the loop brings nothing. All verifiers here rank the very same
-    solutions of a seed, but in the last two rows. *Untrained* is what the same verifier does before
-    training, with the solutions of the generator before training.""",
+    solutions of a seed, but in the last two rows; those that were *not trained*, too, which says
+    what is the kind of verifier and what its training.""",
     {
         "best of 16": (last(BEST), True),
         "best of 4": (last("co/best_of_4"), True),
-        "best of 16, untrained": (first(BEST), True),
         "right above wrong": (last(RANK), True),
-        "right above wrong, untrained": (first(RANK), True),
         **{title: (last(key), True) for title, key in VSTAR.items()},
     },
     {title: first(key) for title, key in VSTAR.items()},
-    [("accuracy of the generator's samples", "step", "generator/accuracy", ALL)],
+    [
+        (
+            "accuracy of the generator's samples",
+            "step",
+            "generator/accuracy",
+            ["dpo", "dpo, generator goes on", "dpo, in the loop"],
+        )
+    ],
 )
 
 # ------------------------------------------------------------------ self_rewarding

@@ -227,7 +227,8 @@ LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-v
 
 
 def versions(model: str) -> dict:
-    command = ["git", "rev-parse", "HEAD"]
+    # the commit; "-dirty" behind it where files have changed since
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     threads = torch.get_num_threads()
     cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
@@ -248,7 +249,7 @@ class Run(TrainerCallback):
         self.evaluations: list[dict] = []
         self.stop = 0  # the signal that asked for it
         self.spent = 0.0  # seconds before it was resumed
-        self.main = PartialState().is_main_process
+        self.main = PartialState().is_main_process  # that of `this_process`
         for row in self._rows("metrics.jsonl"):
             self.spent = row["seconds"]
             if any(key.startswith("eval/") for key in row):

@@ -10,8 +10,10 @@ REAL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 @pytest.fixture
-def gpus(monkeypatch):
+def gpus(monkeypatch, tmp_path):
     """gpus(2): as if so many were visible; 0: none."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda *_: str(tmp_path))
     for name in ("WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -62,10 +64,13 @@ def test_no_c_compiler(gpus, monkeypatch):
 
 def test_no_header_of_python(gpus, monkeypatch, tmp_path):
     gpus(1)
-    monkeypatch.setattr(machine.sysconfig, "get_path", lambda _: str(tmp_path))
+    (tmp_path / "Python.h").unlink()
     with pytest.raises(UserError, match=r"has no Python\.h.*python3-dev"):
         machine.check_machine(REAL)
-    (tmp_path / "Python.h").touch()
+    (tmp_path / "posix_prefix").mkdir()
+    (tmp_path / "posix_prefix" / "Python.h").touch()
+    schemes = {("include",): tmp_path, ("include", "posix_prefix"): tmp_path / "posix_prefix"}
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda *scheme: schemes[scheme])
     machine.check_machine(REAL)
 
 
