@@ -74,7 +74,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     micro_batch: int = per_model(tiny=16, real=4)
     """rows or pairs per forward and backward pass; must divide --questions"""
     lr: float = per_model(tiny=1e-3, real=2e-5)
-    """learning rate of both adapters, constant"""
+    """learning rate of the generator's adapter, constant"""
+    ver_lr: float = per_model(tiny=3e-4, real=2e-5)
+    """learning rate of the verifier's, constant"""
     iterations: int = 3
     """T, rounds of sampling (paper: 3)"""
     pool: int = per_model(tiny=192, real=1024)
@@ -213,7 +215,7 @@ class VStar(CoTrainer):
         self.pool = train[: cfg.pool]
         players = {
             "generator": Player([], cfg.lr, cfg.solution_tokens),
-            "verifier": Player([], cfg.lr, cfg.judgement_tokens),
+            "verifier": Player([], cfg.ver_lr, cfg.judgement_tokens),
         }
         super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
         self.rows_per_step = cfg.questions * self.accelerator.num_processes

@@ -48,6 +48,8 @@ class Experiment:
     """metrics kept of every step"""
     prepare: tuple[str, ...] = ()
     """a script and its arguments, run first; what it makes is made once"""
+    rate: str = "--lr"
+    """the argument by which the learning rates of the variants are given"""
 
 
 # A = (A_out + A_step) / 2 all along: at the paper's .1, falling, hardly anything is left to compare
@@ -82,6 +84,7 @@ TANGO = (
     "co/alpha",
 )
 RATES = (1e-3, 2e-3)  # half and twice as much were worse in single runs
+VERIFIER_RATES = (3e-4, 1e-3)
 SPIN_BASE = "runs/evidence/spin_base"
 
 EXPERIMENTS = {
@@ -282,11 +285,10 @@ EXPERIMENTS = {
         "--eval-questions 128 --show-every 0 --save-every 1000",
         "eval/co/best_of_16",
         {
-            "dpo": Variant(),
-            "orm": Variant("--verifier orm"),
-            "prm": Variant("--verifier prm"),
-            "genrm": Variant("--verifier genrm"),
-            "genrm-cot": Variant("--verifier genrm-cot"),
+            **{
+                kind: Variant(f"--verifier {kind}", VERIFIER_RATES)
+                for kind in ("dpo", "orm", "prm", "genrm", "genrm-cot")
+            },
             # the same solutions, ranked by a verifier that has learnt nothing of them
             **{
                 f"{kind}, not trained": Variant(f"--verifier {kind} --steps 48 --ver-steps 0")
@@ -296,6 +298,7 @@ EXPERIMENTS = {
             "dpo, in the loop": Variant("--verifier-in-loop"),
         },
         ("generator/accuracy", "co/right_solutions", "verifier/pair_accuracy"),
+        rate="--ver-lr",
     ),
     # what comes of a model's own scores; 24 steps on pairs in each of three rounds. On seed 11 half
     # of 3e-4 was slower, 5e-4 lost what it had gained, 1e-3 ruined the model
@@ -364,7 +367,7 @@ def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     place = f"{folder_name(variant)}-{rate}" if rate else folder_name(variant)
     folder = ROOT / "runs" / "evidence" / name / place / str(seed)
     options = f"{experiment.arguments} {chosen.arguments} --seed {seed}".split()
-    options += ["--lr", str(rate)] if rate else []
+    options += [experiment.rate, str(rate)] if rate else []
     module = experiment.script.removesuffix(".py")
     start = f"import sys, tyro, {module}; sys.path.append('benchmarks'); {chosen.patch or 'pass'}"
     start += f"; {module}.main(tyro.cli({module}.Args))"

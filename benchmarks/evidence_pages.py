@@ -21,7 +21,7 @@ from fits import name as model_name
 
 # ------------------------------------------------------------------ figures
 HEADLINES = """lucky-co-trained dsm-quality dsm-defects tango-speed tango-tokens
-tango-paper-alpha""".split()
+tango-paper-alpha tango-paper-alpha-frozen""".split()
 """Claims that the README shows: what was asked, and beside it what it cost."""
 NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
@@ -256,7 +256,7 @@ def page(name: str, picture: str) -> str:
             text += f"\n- {variant}: not run yet"
             continue
         changes = [
-            f"{chosen.arguments} --lr {rate_of(name, variant):g}"
+            f"{chosen.arguments} {EXPERIMENTS[name].rate} {rate_of(name, variant):g}"
             if chosen.rates
             else chosen.arguments
         ]
