@@ -294,6 +294,7 @@ EXPERIMENTS = {
                 f"{kind}, not trained": Variant(f"--verifier {kind} --steps 48 --ver-steps 0")
                 for kind in ("dpo", "orm", "prm", "genrm", "genrm-cot")
             },
+            "dpo, at 1e-3": Variant("--ver-lr 1e-3"),  # too high a rate, and what that does
             "dpo, generator goes on": Variant("--no-restart"),
             "dpo, in the loop": Variant("--verifier-in-loop"),
         },

@@ -916,6 +916,14 @@ CLAIMS += [
 ]
 CLAIMS += [
     Claim(
+        "vstar-dpo-rate",
+        "vstar",
+        "the same at three times dpo's rate: best of 16, not trained against trained",
+        "-",
+        last(BEST),
+        ("dpo, not trained", "dpo, at 1e-3"),
+    ),
+    Claim(
         "vstar-vote",
         "vstar",
         "best of 16 by dpo minus the majority's answer",

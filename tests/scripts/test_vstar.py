@@ -163,6 +163,11 @@ def real(tmp_path):
     return make
 
 
+def test_each_player_has_its_own_learning_rate(real):
+    rates = {name: player.lr for name, player in real().players.items()}
+    assert rates == {"generator": 1e-3, "verifier": 3e-4}
+
+
 def log_probs_by_hand(trainer, adapter, prompt, ids) -> list[float]:
     """Of each of the tokens, by a softmax in float64; adapter None: the base."""
     text = trainer.processing_class.apply_chat_template(
