@@ -1,5 +1,5 @@
 r"""AZR, Absolute Zero: one model sets itself programming puzzles and solves them (Zhao et al. 2025,
-arXiv:2505.03335); and the gate that decides whether that goes well (arXiv:2605.22217).
+arXiv:2505.03335); and a study of what keeps that from collapse (arXiv:2605.22217).
 
     python azr.py                                         the embedded model on a CPU, 5 minutes
     python azr.py --gate off --solver-pay vote            what execution is worth

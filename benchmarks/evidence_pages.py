@@ -21,7 +21,7 @@ from fits import name as model_name
 
 # ------------------------------------------------------------------ figures
 HEADLINES = """lucky-co-trained dsm-quality dsm-defects tango-speed tango-tokens
-tango-paper-alpha tango-paper-alpha-frozen""".split()
+tango-paper-alpha-rate tango-paper-alpha-frozen""".split()
 """Claims that the README shows: what was asked, and beside it what it cost."""
 NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
