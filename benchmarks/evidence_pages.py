@@ -241,7 +241,9 @@ def rates_table(name: str) -> str:
             cells.append(f"**{text}**" if own and rate == rate_of(name, variant) else text)
         rows.append([variant, *cells])
     seeds = ", ".join(map(str, SWEEP_SEEDS))
-    title = f"Learning rates, on seeds {seeds}: mean `{EXPERIMENTS[name].yardstick}` of a run, in %"
+    key = EXPERIMENTS[name].yardstick
+    what = f"the last `{key}`" if key.startswith("eval/") else f"mean `{key}` of a run"
+    title = f"Learning rates, on seeds {seeds}: {what}, in %"
     return f"{title}\n\n{markdown(['variant', *[f'{rate:g}' for rate in rates]], rows)}"
 
 
