@@ -68,7 +68,7 @@ def check_memory(
     say = print if this_process(args.model).is_main_process else lambda *_: None
     config, gpu = read_config(args.model), on_gpu(args.model)
     check_machine(args.model)
-    free, gpu_bytes = available(gpu)
+    where, free, gpu_bytes = available(gpu)
     turns = [(QUESTION_TOKENS + more, completion) for more, completion in turns]
 
     def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
@@ -90,8 +90,6 @@ def check_memory(
     if args.dry_run:
         base, count = "base in 4-bit, " if args.four_bit else "", adapters + frozen_adapters
         say(f"{args.model}, {base}{count} adapter{'s' * (count > 1)}\n{table(now)}")
-        where = "memory of this machine, in use or not"
-        where = f"free on {torch.cuda.get_device_name()}" if gpu else where
         say(f"{where:<58}{in_words(free)}")
     positions = getattr(config.get_text_config(), "max_position_embeddings", math.inf)
     longest = max(map(sum, turns))
@@ -133,13 +131,14 @@ def in_words(size: int) -> str:
     return f"{size / GIB:8.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):8.2f} MiB"
 
 
-def available(gpu: bool) -> tuple[int, int]:
-    """(free bytes, all bytes) of the GPU; on the CPU, the machine's memory, and the GPU for which
+def available(gpu: bool) -> tuple[str, int, int]:
+    """(what it is, free bytes, all bytes) of the GPU; on the CPU, the machine's memory, and the GPU for which
     the log-prob would take blocks as large as it takes them on a CPU.
     """
     if gpu:
-        return torch.cuda.mem_get_info()
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 32 * BLOCK_BYTES
+        return f"free on {torch.cuda.get_device_name()}", *torch.cuda.mem_get_info()
+    machine = "memory of this machine, in use or not"
+    return machine, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 32 * BLOCK_BYTES
 
 
 # ------------------------------------------------------------------ the estimate
