@@ -132,8 +132,8 @@ def in_words(size: int) -> str:
 
 
 def available(gpu: bool) -> tuple[str, int, int]:
-    """(what it is, free bytes, all bytes) of the GPU; on the CPU, the machine's memory, and the GPU for which
-    the log-prob would take blocks as large as it takes them on a CPU.
+    """(what it is, free bytes, all bytes) of the GPU; on the CPU, the machine's memory, and the GPU
+    for which the log-prob would take blocks as large as it takes them on a CPU.
     """
     if gpu:
         return f"free on {torch.cuda.get_device_name()}", *torch.cuda.mem_get_info()
