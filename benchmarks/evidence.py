@@ -84,7 +84,7 @@ TANGO = (
     "co/alpha",
 )
 RATES = (1e-3, 2e-3)  # half and twice as much were worse in single runs
-VERIFIER_RATES = (3e-4, 1e-3)
+VERIFIERS, VERIFIER_RATES = ("dpo", "orm", "prm", "genrm", "genrm-cot"), (3e-4, 1e-3)
 SPIN_BASE = "runs/evidence/spin_base"
 
 EXPERIMENTS = {
@@ -285,14 +285,11 @@ EXPERIMENTS = {
         "--eval-questions 128 --show-every 0 --save-every 1000",
         "eval/co/best_of_16",
         {
-            **{
-                kind: Variant(f"--verifier {kind}", VERIFIER_RATES)
-                for kind in ("dpo", "orm", "prm", "genrm", "genrm-cot")
-            },
+            **{kind: Variant(f"--verifier {kind}", VERIFIER_RATES) for kind in VERIFIERS},
             # the same solutions, ranked by a verifier that has learnt nothing of them
             **{
                 f"{kind}, not trained": Variant(f"--verifier {kind} --steps 48 --ver-steps 0")
-                for kind in ("dpo", "orm", "prm", "genrm", "genrm-cot")
+                for kind in VERIFIERS
             },
             "dpo, at 1e-3": Variant("--ver-lr 1e-3"),  # too high a rate, and what that does
             "dpo, generator goes on": Variant("--no-restart"),
