@@ -34,63 +34,62 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import group_advantage, step_return_to_go
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run
-from common.tasks.answers import is_correct, split_steps, step_ends
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps, parse_question, step_labels
 
 import torch
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 48
+    steps: Count = 48
     """optimiser steps, both players together (paper: 440, of which 300 are the generator's)"""
-    questions: int = 16
+    questions: Count = 16
     """P, questions per step and process (paper: 256)"""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """M, solutions of a question, or judgements of a solution (paper: 5)"""
-    lr: float = per_model(tiny=2e-3, real=2e-5)
+    lr: Weight = per_model(tiny=2e-3, real=2e-5)
     """learning rate of both adapters, constant (paper: 1e-6, all weights)"""
-    kl: float = 0.001
+    kl: Weight = 0.001
     """weight of the k3 penalty towards the base (paper: 0.001); 0 saves the reference pass"""
-    gen_steps: int = 3
+    gen_steps: CountOrZero = 3
     """N_g, generator steps per cycle (paper: 3)"""
-    ver_steps: int = 1
+    ver_steps: CountOrZero = 1
     """N_v, verifier steps per cycle (paper: 1)"""
-    ver_warmup: int = 4
+    ver_warmup: CountOrZero = 4
     """verifier steps before everything else (paper: 40 of 440)"""
-    alpha: float = 0.1
+    alpha: Share = 0.1
     """weight of the step advantage at the start (paper: 0.1); it falls to 0.001 by the end"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
     """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
-    solution_tokens: int = per_model(tiny=80, real=1024)
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution (released code: 2048)"""
-    judgement_tokens: int = per_model(tiny=112, real=1024)
+    judgement_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a judgement (released code: 4096)"""
+
+    def check(self):
+        if self.generator == "frozen" and self.verifier != "co-trained":
+            raise UserError(
+                f"--generator frozen with --verifier {self.verifier} leaves nobody to train."
+            )
+        if self.gen_steps + self.ver_steps == 0:
+            raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
 
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
 CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)
 
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
 VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
 other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
 in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
@@ -101,15 +100,10 @@ in exactly this form:
 <final_verification>\boxed{CORRECT}</final_verification>"""
 
 
-def solve_prompt(question: str) -> list[dict]:
-    return [{"role": "system", "content": SOLVE}, {"role": "user", "content": question}]
-
-
 def verify_prompt(question: str, solution: str) -> list[dict]:
     """The verifier is told how many steps to judge, and never sees the gold answer."""
     count = len(split_steps(solution))
-    user = f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps."
-    return [{"role": "system", "content": VERIFY}, {"role": "user", "content": user}]
+    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
 
 
 BOXED = r"\\box(?:ed)?\{(CORRECT|INCORRECT)\}"
@@ -256,14 +250,14 @@ def class_weights(labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 class Tango(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
 
-    def __init__(self, model, cfg: Args, **kwargs):
-        self.cfg, self.example = cfg, ""
-        M = cfg.group_size
-        players = {
-            "generator": Player([outcome_reward], cfg.lr, cfg.solution_tokens, M),
-            "verifier": Player([verdict_reward, format_reward], cfg.lr, cfg.judgement_tokens, M),
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        M, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
+        rewards = [verdict_reward, format_reward]
+        return {
+            "generator": Player([outcome_reward], args.lr, solution, M),
+            "verifier": Player(rewards, args.lr, judgement, M, reads=solution),
         }
-        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
 
     def step(self, rows):
         """rows: B, every question M times in a row."""
@@ -338,9 +332,9 @@ class Tango(CoTrainer):
     def weights_by_class(self, labels: list[bool]) -> torch.Tensor:
         """labels: of all processes' rows. The running counts start with the first batch."""
         now = torch.bincount(torch.tensor(labels).long(), minlength=2).float()  # (2,)
-        before = torch.tensor(self.memory.get("class_counts", now.tolist()))
+        before = torch.tensor(self.saved.get("class_counts", now.tolist()))
         counts = CLASS_EMA * before + (1 - CLASS_EMA) * now
-        self.memory["class_counts"] = counts.tolist()
+        self.saved["class_counts"] = counts.tolist()
         return class_weights(torch.tensor(labels), counts)
 
     # --- what is logged and shown; nothing below affects training
@@ -361,8 +355,6 @@ class Tango(CoTrainer):
         # what a generator that games its verifier lives on
         pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
-        question, judgement = rows[0]["question"], batch["judgements"][0]
-        self.example = f"--- {question}\n{batch['texts'][0]}\n--- the verifier\n{judgement}\n---"
 
     def report_credit(self, batch, outcome, alpha):
         """The two terms of eq. 7; outcome: (B,)."""
@@ -430,18 +422,14 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     solutions."""
     questions, n = [row["question"] for row in held_out], trainer.cfg.eval_samples
 
-    def solve(rows: list[dict], greedy: bool = False) -> tuple[list[str], list[bool]]:
-        prompts = [solve_prompt(row["question"]) for row in rows]
-        texts = trainer.generate_all("generator", prompts, greedy)
-        return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
-
     def judge(rows: list[dict], solutions: list[str], greedy: bool = False) -> list[str]:
         prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, solutions)]
         return trainer.generate_all("verifier", prompts, greedy)
 
     several = [row for row in held_out for _ in range(n)]
-    (samples, correct), (likeliest, of_those) = solve(several), solve(held_out, greedy=True)
-    trainer.memory.setdefault("base_solutions", samples[::n])  # step 0: the generator is the base
+    samples, correct = solve(trainer, "generator", held_out, n)
+    likeliest, of_those = solve(trainer, "generator", held_out, greedy=True)
+    trainer.saved.setdefault("base_solutions", samples[::n])  # step 0: the generator is the base
     result = {"generator/accuracy": mean(correct), "generator/greedy": mean(of_those)}
     if all(map(parse_question, questions)):  # embedded questions have gold step labels
         for suffix, texts in (("", samples), ("_greedy", likeliest)):
@@ -451,7 +439,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     if trainer.cfg.verifier == "none":
         return result
     # the verifier on the base's solutions
-    solutions = trainer.memory["base_solutions"]
+    solutions = trainer.saved["base_solutions"]
     right = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
     for suffix in ("", "_greedy"):
         judgements = judge(held_out, solutions, greedy=suffix != "")
@@ -486,37 +474,13 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    rows = args.questions * args.group_size
-    args = fill_in(args, rows)
-    if args.generator == "frozen" and args.verifier != "co-trained":
-        raise UserError(
-            f"--generator frozen with --verifier {args.verifier} leaves nobody to train."
-        )
-    if args.gen_steps + args.ver_steps == 0:
-        cycle = f"--gen-steps {args.gen_steps} and --ver-steps {args.ver_steps}"
-        raise UserError(f"{cycle}: a cycle needs a step of one of them.")
-    turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
-    check_memory(args, turns, adapters=2)
+def load(args: Args):
     wanted = args.steps * args.questions * 4  # enough for four processes
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    if args.steps <= args.ver_warmup and args.verifier == args.generator == "co-trained":
-        warmup = f"--ver-warmup {args.ver_warmup} takes all --steps {args.steps}"
-        run.say(f"note: {warmup}, the generator is never trained")
-    model, tokenizer = load_model(
-        args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed
-    )
-    trainer = Tango(
-        model,
-        args,
-        args=grpo_config(args, run.folder, rows, args.group_size),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(Tango, args, load, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

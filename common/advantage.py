@@ -51,20 +51,13 @@ def group_advantage(
     return centred.masked_fill(_is_flat(pool, missing), 0.0).reshape(rewards.shape)
 
 
-def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """RLOO: each reward minus the mean of the *others* of its group (Ahmadian et al. 2024, eq. 8).
-
-    Shapes and conventions are those of `group_advantage`; a value without others has no baseline
-    and gets 0.
-    """
-    pool = _pools(rewards, group_size)  # (P, n)
-    missing = pool.isnan()
-    count = (~missing).sum(1, keepdim=True)
-    values = pool.nan_to_num(0.0)
-    # r_i - (S - r_i) / (n - 1) = n / (n - 1) * (r_i - S / n)
-    others = (values.sum(1, keepdim=True) - values) / (count - 1).clamp(min=1)
-    result = (values - others).masked_fill(missing, 0.0)
-    return result.masked_fill(_is_flat(pool, missing), 0.0).reshape(rewards.shape)
+def named_group_advantage(rewards: torch.Tensor, groups: list) -> torch.Tensor:
+    """`group_advantage` of groups of any size and order: (B,) rewards, a key per row -> (B,)."""
+    A = torch.zeros_like(rewards)
+    for key in dict.fromkeys(groups):
+        rows = [i for i, group in enumerate(groups) if group == key]
+        A[rows] = group_advantage(rewards[rows], len(rows))
+    return A
 
 
 def return_to_go(values: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:

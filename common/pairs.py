@@ -25,10 +25,10 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 
 import random
 
-from common.sampling import blank_special_tokens
+from common.sampling import tokenize
+from common.scoring import padded_batch
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 
 def in_passes(items: list, first: int, count: int, key: str) -> list:
@@ -106,14 +106,4 @@ def completion_batch(prompts: list, completions: list[list[int]], tokenizer, dev
         prompts: B lists of messages, which are tokenised as for a rollout.
         completions: B lists of token ids.
     """
-    prompts = tokenizer.apply_chat_template(
-        blank_special_tokens(prompts, tokenizer), add_generation_prompt=True, return_dict=True
-    )["input_ids"]
-    batch = {}
-    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        ones = [torch.ones_like(row) for row in ids]
-        fill = tokenizer.pad_token_id
-        batch[f"{name}_ids"] = pad_sequence(ids, True, fill, padding_side=side).to(device)
-        batch[f"{name}_mask"] = pad_sequence(ones, True, 0, padding_side=side).to(device)
-    return batch
+    return padded_batch(tokenize(prompts, tokenizer), completions, tokenizer.pad_token_id, device)

@@ -1,4 +1,5 @@
-"""Reading what a model wrote: the boxed answer, whether it is right, the steps, where they end.
+"""Asking for a solution and reading what a model wrote: the boxed answer, whether it is right, the
+steps, where they end.
 
 Whatever it wrote, in time that grows with the length of the text and no faster: thousands of
 unclosed braces or tags are what a model that has come off the rails does write.
@@ -15,6 +16,36 @@ SECONDS = 3  # to read one answer; what takes longer is wrong
 BRACE = re.compile(r"\\boxed\{|[{}]")
 OPEN, CLOSE = "<step>", "</step>"
 CONTEXT = 8  # tokens, more than the bytes of one character
+
+
+# ------------------------------------------------------------------ asking
+SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
+the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
+tags. For example, for 15-(3*2):
+<step>First the bracket: 3*2 = 6.</step>
+<step>Then 15-6 = 9.</step>
+<answer>\boxed{9}</answer>"""
+
+
+def prompt(system: str, user: str) -> list[dict]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def solve_prompt(question: str) -> list[dict]:
+    return prompt(SOLVE, question)
+
+
+def solve(
+    trainer, player: str, rows: list[dict], samples: int = 1, greedy: bool = False
+) -> tuple[list[str], list[bool]]:
+    """Held-out questions, the same on all processes, answered `samples` times each, adjacent.
+
+    Returns:
+        The texts, and whether each one's answer is right.
+    """
+    several = [row for row in rows for _ in range(samples)]
+    texts = trainer.generate_all(player, [solve_prompt(r["question"]) for r in several], greedy)
+    return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, several)]
 
 
 # ------------------------------------------------------------------ answers
