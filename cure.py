@@ -37,23 +37,21 @@ tokens. The tables of who passes what are (N, t) and (N, N), on the CPU.
 """
 
 import math
-import os
 import re
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run, this_process
+from common.launch import launch
+from common.run import mean, plain_errors
 from common.sandbox import Sandbox, Status, same_output
+from common.tasks.answers import prompt
 from common.tasks.code import load_tasks
 
 import torch
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
@@ -64,34 +62,34 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     dataset: str = "tiny"
     """the embedded tasks, or a .jsonl file: MBPP's, or with question, test_input and test_output
     (lists of strings)"""
-    eval_questions: int = per_model(tiny=128, real=64)
+    eval_questions: Count = per_model(tiny=128, real=64)
     """held-out tasks"""
-    eval_samples: int = 16
+    eval_samples: Several = 16
     """programs per held-out task, and as many tests (paper: 16)"""
-    steps: int = 32
+    steps: Count = 32
     """optimiser steps, in each of which both roles are trained (paper: 350; 50 for Qwen3-4B)"""
-    questions: int = 8
+    questions: Count = 8
     """P, tasks per step and process (released code: 100)"""
-    group_size: int = 16
+    group_size: GroupSize = 16
     """N, programs of a task, and as many tests (paper: 16)"""
-    lr: float = per_model(tiny=5e-4, real=2e-5)
+    lr: Weight = per_model(tiny=5e-4, real=2e-5)
     """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
-    kl: float = 0.01
+    kl: Weight = 0.01
     """weight of the k3 penalty towards the base (paper: 0.01); 0 saves the reference pass, and
     rows without advantage"""
     tester_reward: Literal["precision", "simple"] = "precision"
     """ablation: 1 if all correct programs pass the test, else 0"""
     short_tests: bool = False
     """the transform for long reasoning: among good tests, the shorter ones are better (sec. 3.4)"""
-    own_tests: int = 8
+    own_tests: Count = 8
     """t, at most this many of a task's own tests are run (released code: 8)"""
-    program_tokens: int = per_model(tiny=64, real=1024)
+    program_tokens: Tokens = per_model(tiny=64, real=1024)
     """length limit of a program (released code: 10000, trained on the first 8000)"""
-    test_tokens: int = per_model(tiny=96, real=1024)
+    test_tokens: Tokens = per_model(tiny=96, real=1024)
     """length limit of a test (released code: the same)"""
-    time_limit: float = 1.0
+    time_limit: Seconds = 1.0
     """CPU seconds of one run of a program (released code: 1, by the clock)"""
-    tolerance: float | None = None
+    tolerance: Weight | None = None
     """numbers this close are equal, relative to the larger or to 1 (released code: equal words)"""
     unsafe_sandbox: bool = False
     """run model-written code even where a layer of the sandbox is missing on this machine"""
@@ -119,13 +117,11 @@ the output
 
 
 def code_prompt(question: str) -> list[dict]:
-    user = f"Task: {question}\nWrite a program."
-    return [{"role": "system", "content": CODE}, {"role": "user", "content": user}]
+    return prompt(CODE, f"Task: {question}\nWrite a program.")
 
 
 def test_prompt(question: str) -> list[dict]:
-    user = f"Task: {question}\nWrite a test."
-    return [{"role": "system", "content": TEST}, {"role": "user", "content": user}]
+    return prompt(TEST, f"Task: {question}\nWrite a test.")
 
 
 def parse_program(text: str) -> str | None:
@@ -177,8 +173,8 @@ def coder_rewards(passes_own: torch.Tensor) -> torch.Tensor:
 
 def tester_rewards(
     passes_own: torch.Tensor, passes_unit: torch.Tensor, kind: str = "precision"
-) -> torch.Tensor | None:
-    """Eq. 4 over the correct programs; None if no program is correct.
+) -> torch.Tensor:
+    """Eq. 4 over the correct programs; NaN, no reward, if no program is correct.
 
     Args:
         passes_own: (N, t) bool, who passes which of the task's own tests.
@@ -190,7 +186,7 @@ def tester_rewards(
     """
     correct = passes_own.all(1)  # (N,): I_j
     if not correct.any():
-        return None
+        return torch.full((passes_unit.shape[1],), torch.nan, dtype=torch.double)
     good = passes_unit[correct].all(0)  # (M,): every correct program passes test k
     if kind == "simple":
         return good.double()
@@ -202,27 +198,14 @@ def tester_rewards(
 
 
 # ------------------------------------------------------------------ the paper's mathematics
-def normalised(rewards: torch.Tensor) -> torch.Tensor | None:
-    """A = (r - mean) / std over one group, (N,) -> (N,); None if all rewards are equal.
+def normalised(rewards: torch.Tensor) -> torch.Tensor:
+    """A = (r - mean) / std over one group, (N,) -> (N,); 0 if all rewards are equal, or NaN.
 
     The standard deviation is the population's, without an epsilon.
     """
-    if rewards.max() == rewards.min():
-        return None
+    if not rewards.max() > rewards.min():
+        return torch.zeros_like(rewards)
     return (rewards - rewards.mean()) / rewards.std(correction=0)
-
-
-def coder_advantages(passes_own: torch.Tensor) -> torch.Tensor | None:
-    """(N, t) bool -> (N,), None if all programs of the task are equally good."""
-    return normalised(coder_rewards(passes_own))
-
-
-def tester_advantages(
-    passes_own: torch.Tensor, passes_unit: torch.Tensor, kind: str = "precision"
-) -> torch.Tensor | None:
-    """(N, t), (N, M) -> (M,), None if no program is correct or all tests are equally good."""
-    rewards = tester_rewards(passes_own, passes_unit, kind)
-    return None if rewards is None else normalised(rewards)
 
 
 def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -232,8 +215,10 @@ def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.
     longest as much as a bad one. Where the median is their shortest or longest length the
     advantages stay as they are.
     """
-    # rhat = T - l where r > 0, else T - l_max;  T median, l_max maximum of l where r > 0
     good, lengths = advantages > 0, lengths.double()
+    if not good.any():
+        return advantages
+    # rhat = T - l where r > 0, else T - l_max;  T median, l_max maximum of l where r > 0
     middle, longest = lengths[good].quantile(0.5), lengths[good].max()
     shaped = torch.where(good, middle - lengths, middle - longest)
     # then scaled to equal positive and negative mass, and to a standard deviation of 1
@@ -248,72 +233,74 @@ def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.
 class Cure(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
 
-    def __init__(self, model, cfg: Args, sandbox: Sandbox, **kwargs):
-        self.cfg, self.sandbox, self.example = cfg, sandbox, ""
-        self.runs = {}  # (program, input) -> result, of this step or evaluation
-        # without reward functions: `step` pays them when their programs have been run
-        players = {
-            "coder": Player([], cfg.lr, cfg.program_tokens, cfg.group_size, adapter="policy"),
-            "tester": Player([], cfg.lr, cfg.test_tokens, cfg.group_size, adapter="policy"),
+    def __init__(self, *inputs, sandbox: Sandbox):
+        super().__init__(*inputs)
+        self.sandbox = sandbox
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        """Without reward functions: `step` rewards them when their programs have been run."""
+        N = args.group_size
+        return {
+            "coder": Player([], args.lr, args.program_tokens, N, adapter="policy"),
+            "tester": Player([], args.lr, args.test_tokens, N, adapter="policy"),
         }
-        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
 
     def step(self, rows):
         """rows: B, every task N times in a row."""
-        N, kind = self.cfg.group_size, self.cfg.tester_reward
-        self.runs.clear()
+        N, kind, runs = self.cfg.group_size, self.cfg.tester_reward, {}
 
-        # CODER: N programs per task, paid by the task's own tests
+        # CODER: N programs per task, rewarded by the task's own tests
         coder = self.rollout("coder", rows)
         programs = grouped([parse_program(text) for text in coder["texts"]], N)
         own = [own_tests(row, self.cfg.own_tests) for row in rows[::N]]
-        passes_own = self.run_tables(programs, own)  # (N, t) for each of P tasks
-        self.pay(coder, per_row([coder_rewards(own) for own in passes_own], N))
-        A = [coder_advantages(own) for own in passes_own]
-        coder["advantages"] = per_row(A, N).to(coder["rewards"])  # (B,)
+        passes_own = self.run_tables(programs, own, runs)  # (N, t) for each of P tasks
+        rewards = [coder_rewards(own) for own in passes_own]  # (N,) each
+        self.set_rewards(coder, torch.cat(rewards))
+        # the paper's own normalisation in the place of GRPO's
+        coder["advantages"] = torch.cat([*map(normalised, rewards)]).to(coder["rewards"])  # (B,)
 
-        # TESTER: N tests per task, paid by what they tell of these programs
-        asked = [{"prompt": test_prompt(row["question"])} for row in rows]
-        tester = self.rollout("tester", asked)
+        # TESTER: N tests per task, rewarded by what they tell of these programs
+        tester = self.rollout("tester", [{"prompt": test_prompt(row["question"])} for row in rows])
         tests = grouped([parse_test(text) for text in tester["texts"]], N)
-        passes_unit = self.run_tables(programs, tests)  # (N, N) for each of P tasks
-        tables = [
-            (own, unreadable_is_worst(own, unit, written))
+        passes_unit = self.run_tables(programs, tests, runs)  # (N, N) for each of P tasks
+        rewards = [
+            tester_rewards(own, unreadable_is_worst(own, unit, written), kind)
             for own, unit, written in zip(passes_own, passes_unit, tests)
-        ]
-        self.pay(tester, per_row([tester_rewards(own, unit, kind) for own, unit in tables], N))
-        A = [tester_advantages(own, unit, kind) for own, unit in tables]
+        ]  # (N,) each
+        self.set_rewards(tester, torch.cat(rewards))
+        A = [*map(normalised, rewards)]
         if self.cfg.short_tests:
             lengths = tester["completion_mask"].sum(1).cpu().reshape(-1, N)  # (P, N)
-            A = [a if a is None else shorter_is_better(a, length) for a, length in zip(A, lengths)]
-        tester["advantages"] = per_row(A, N).to(tester["rewards"])  # (B,)
+            A = [*map(shorter_is_better, A, lengths)]
+        tester["advantages"] = torch.cat(A).to(tester["rewards"])  # (B,)
 
         self.report_tables(programs, tests, passes_own, passes_unit)
-        self.report_rows(rows, coder, tester, passes_own, passes_unit)
+        self.report_rows(coder, tester, passes_own, passes_unit)
         # Two updates of one adapter. Both were sampled before the first, so the tests are one
         # update old, as in the released code; neither loss has a weight for that.
         return [coder, tester]
 
-    def run_tables(self, programs: list[list], tests: list[list]) -> list[torch.Tensor]:
+    def run_tables(self, programs: list[list], tests: list[list], runs: dict) -> list[torch.Tensor]:
         """For every task the table (N, t) of who passes what. What cannot be read passes nothing.
 
-        A pair that occurs twice is run once: samples repeat, and a generated input may be one of
-        the task's own.
+        runs: (program, input) -> result, which grows. A pair that occurs twice is run once: samples
+            repeat, and a generated input may be one of the task's own.
         """
         pairs = {}  # in order, each once
         for some_programs, some_tests in zip(programs, tests):
             for program, test in product(some_programs, some_tests):
                 if program is not None and test is not None:
                     pairs[program, test[0]] = None
-        new = [pair for pair in pairs if pair not in self.runs]
+        new = [pair for pair in pairs if pair not in runs]
         sources, inputs = [program for program, _ in new], [given for _, given in new]
         limits = {"time_limit": self.cfg.time_limit, "output_limit": OUTPUT_LIMIT}
-        self.runs.update(zip(new, self.sandbox.run(sources, inputs, **limits)))
+        runs.update(zip(new, self.sandbox.run(sources, inputs, **limits)))
 
         def passes(program, test) -> bool:
             if program is None or test is None:
                 return False
-            result = self.runs[program, test[0]]
+            result = runs[program, test[0]]
             ended = result.status is Status.OK
             return ended and same_output(result.output, test[1], self.cfg.tolerance)
 
@@ -322,10 +309,10 @@ class Cure(CoTrainer):
             for some_programs, some_tests in zip(programs, tests)
         ]
 
-    def run_all(self, programs: list[list], tests: list[list]) -> list[torch.Tensor]:
+    def run_all(self, programs: list[list], tests: list[list], runs: dict) -> list[torch.Tensor]:
         """`run_tables` for tasks that are the same on all processes; each runs its share."""
         return self.in_parallel(
-            lambda share: self.run_tables([p for p, _ in share], [t for _, t in share]),
+            lambda share: self.run_tables([p for p, _ in share], [t for _, t in share], runs),
             list(zip(programs, tests)),
         )
 
@@ -347,19 +334,13 @@ class Cure(CoTrainer):
         for name in ("p01", "p00"):
             self.log_mean(f"tester/{name}", [hit for of_task in pairs for hit in of_task[name]])
 
-    def report_rows(self, rows, coder, tester, passes_own, passes_unit):
+    def report_rows(self, coder, tester, passes_own, passes_unit):
         """The table of a task goes with the first row of its group."""
         N = self.cfg.group_size
         for batch in (coder, tester):
             for note, own, unit in zip(batch["notes"][::N], passes_own, passes_unit):
                 passes = torch.cat([own, unit], 1).int().tolist()
                 note["table"] = {"passes": passes, "own": own.shape[1]}
-        program, test = coder["texts"][0], tester["texts"][0]
-        share, worth = coder["rewards"][0], tester["rewards"][0]
-        self.example = (
-            f"--- {rows[0]['question']}\n{program}\n--- passes {share:.0%} of the task's tests\n"
-            f"--- the tester\n{test}\n--- reward {worth:.2f}\n---"
-        )
 
 
 def unreadable_is_worst(
@@ -370,11 +351,6 @@ def unreadable_is_worst(
     """
     unreadable = torch.tensor([test is None for test in tests])  # (M,)
     return torch.where(unreadable, ~passes_own.all(1)[:, None], passes_unit)
-
-
-def per_row(groups: list[torch.Tensor | None], size: int) -> torch.Tensor:
-    """P tensors (N,) -> (B,), one after the other; 0 for a group that teaches nothing (None)."""
-    return torch.cat([torch.zeros(size) if group is None else group for group in groups])
 
 
 def grouped(values: list, size: int) -> list[list]:
@@ -431,15 +407,16 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     programs = grouped([parse_program(text) for text in texts], n)
     texts = trainer.generate_all("tester", [test_prompt(question) for question in questions])
     tests = grouped([parse_test(text) for text in texts], n)
-    base = trainer.memory.setdefault("base_programs", programs)  # step 0: the coder is the base
+    base = trainer.saved.setdefault("base_programs", programs)  # step 0: the coder is the base
     references = [[row["reference"] or None] for row in held_out]
     own = [own_tests(row, trainer.cfg.own_tests) for row in held_out]
 
     # who passes what, (N, t) and (N, M) for every task
-    trainer.runs.clear()
-    passes_own, passes_unit = trainer.run_all(programs, own), trainer.run_all(programs, tests)
-    base_own, base_unit = trainer.run_all(base, own), trainer.run_all(base, tests)
-    ref_own, ref_unit = trainer.run_all(references, own), trainer.run_all(references, tests)
+    runs = {}
+    (passes_own, passes_unit), (base_own, base_unit), (ref_own, ref_unit) = (
+        [trainer.run_all(written, against, runs) for against in (own, tests)]
+        for written in (programs, base, references)
+    )
     good = oracle(ref_own, ref_unit, base_own, base_unit)  # task -> (M,)
 
     values = {
@@ -479,7 +456,7 @@ def oracle(ref_own, ref_unit, base_own, base_unit) -> dict[int, torch.Tensor]:
     without one that passes the task's own tests, those that all correct programs of the base pass.
 
     Both are the same in every evaluation, so that what counts as right does not depend on the coder
-    of now. A task that has neither is left out: by an empty oracle all its tests would be wrong.
+    of now. A task that has neither is left out: by an empty oracle all its tests would be right.
     """
     good = {}
     for i in range(len(ref_own)):
@@ -498,29 +475,16 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
+def load(args: Args):
+    wanted = args.steps * args.questions * 4  # enough for four processes
+    return load_tasks(args.dataset, wanted, args.eval_questions, args.seed)
+
+
 def main(args: Args):
-    rows = args.questions * args.group_size
-    args = fill_in(args, rows)
-    check_memory(args, [(0, args.program_tokens), (0, args.test_tokens)], adapters=1)
-    wanted = args.steps * args.questions * 4
-    train, held_out = load_tasks(args.dataset, wanted, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(args.model, ["policy"], args.lora_rank, args.four_bit, args.seed)
-    # beta2 as in the released code; and the one adapter is trained in every update
-    differing = {"adam_beta2": 0.95, "ddp_find_unused_parameters": False}
-    config = grpo_config(args, run.folder, rows, args.group_size, **differing)
-    data = [{"prompt": code_prompt(row["question"]), **row} for row in train]
-    workers = max(1, os.cpu_count() // this_process(args.model).num_processes)
-    with Sandbox(workers, args.unsafe_sandbox) as sandbox:
-        trainer = Cure(
-            model,
-            args,
-            sandbox,
-            args=config,
-            train_dataset=Dataset.from_list(data),
-            processing_class=tokenizer,
-        )
-        run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    config = {"adam_beta2": 0.95}  # as in the released code
+    with Sandbox(unsafe=args.unsafe_sandbox) as sandbox:
+        N, more = args.group_size, {"config": config, "sandbox": sandbox}
+        launch(Cure, args, load, evaluate, CURVES, code_prompt, N, **more)
 
 
 if __name__ == "__main__":

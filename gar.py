@@ -51,21 +51,19 @@ from pathlib import Path
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run
-from common.tasks.answers import is_correct
+from common.launch import launch
+from common.pairs import completion_batch
+from common.run import mean, plain_errors, say
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions, read_jsonl
 from common.tasks.references import check_references
 from common.tiny.tasks import gold_steps
 
 import torch
 import tyro
-from datasets import Dataset
-from torch.nn.utils.rnn import pad_sequence
 
 
 # ------------------------------------------------------------------ arguments
@@ -74,58 +72,57 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     dataset: str = "tiny"
     """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, a solution"""
-    steps: int = 24
+    steps: Count = 24
     """optimiser steps, each of both players (paper: 400)"""
-    questions: int = 16
+    questions: Count = 16
     """P, questions per step and process (paper: 192, questions or solutions)"""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """G, solutions of a question, and M, judgements of a slice (paper: not said)"""
-    lr: float = per_model(tiny=1e-3, real=2e-5)
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of both adapters, constant (paper: 1e-6 to 5e-7, all weights)"""
-    kl: float = 0.0
+    kl: Weight = 0.0
     """weight of the k3 penalty towards the base (paper: not said)"""
     discriminator: Literal["co-trained", "frozen", "none"] = "co-trained"
     """ablation, rows 7, 4 and 2 of table 4: one that RL never trains, or none (plain GRPO)"""
     reward: Literal["both", "alignment", "adversarial"] = "both"
     """ablation, rows 7, 5 and 6 of table 4: the discriminator's reward"""
-    slice_tokens: int = per_model(tiny=18, real=320)
+    slice_tokens: Tokens = per_model(tiny=18, real=320)
     """L, longest slice (paper: 320; longer ones nearly always hold an error)"""
-    min_slice_tokens: int = per_model(tiny=6, real=48)
+    min_slice_tokens: Tokens = per_model(tiny=6, real=48)
     """a cue word ends a slice only once it is as long as this (paper: not said)"""
-    solution_tokens: int = per_model(tiny=80, real=1024)
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution"""
-    judgement_tokens: int = per_model(tiny=64, real=128)
+    judgement_tokens: Tokens = per_model(tiny=64, real=128)
     """K, length limit of a judgement, which is to cut its rationale only (paper: 128)"""
     sft_labels: str | None = None
     """stage 1 first: a .jsonl file with question, slice, label (YES or NO), and optionally analysis
     and rationale"""
-    silent_share: float = 0.5
+    silent_share: Share = 0.5
     """stop with an explanation when a larger share of a step's judgements has no verdict"""
+
+    def check(self):
+        if self.discriminator == "co-trained" and self.questions < 2:
+            raise UserError(
+                "--questions 1 leaves no room for a generated and a reference slice; take 2 or "
+                "more."
+            )
+        if self.min_slice_tokens > self.slice_tokens:
+            least, most = self.min_slice_tokens, self.slice_tokens
+            sizes = f"--min-slice-tokens {least}, --slice-tokens {most}"
+            raise UserError(f"{sizes}: no cue word would ever end a slice.")
 
 
 LAMBDA_MATCH, LAMBDA_SLICES, LAMBDA_REAL, LAMBDA_AGREE = 1.0, 1.0, 1.0, 0.5  # l1 to l4, sec. 4.1
 
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
 JUDGE = """You are given a problem and a part of somebody's reasoning about it. Analyse very briefly
 whether this part is sound, checking it sentence by sentence. Then give your verdict, **YES** if it
 is sound or **NO** if it is not, and last a short reason."""
 
 
-def solve_prompt(question: str) -> list[dict]:
-    return [{"role": "system", "content": SOLVE}, {"role": "user", "content": question}]
-
-
 def judge_prompt(question: str, part: str) -> list[dict]:
     """The discriminator sees neither the answer nor where the slice comes from."""
-    user = f"Problem: {question}\nReasoning:\n{part.rstrip()}\nIs it sound?"
-    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": user}]
+    return prompt(JUDGE, f"Problem: {question}\nReasoning:\n{part.rstrip()}\nIs it sound?")
 
 
 def parse_verdict(text: str) -> int | None:
@@ -250,14 +247,26 @@ def judgement_reward(completions, reference, right, kind, **_) -> list[float]:
 class Gar(CoTrainer):
     """`step` is the loop above. CoTrainer samples, scores, computes the loss and updates."""
 
-    def __init__(self, model, cfg: Args, **kwargs):
-        self.cfg, self.example = cfg, ""
-        G = cfg.group_size
-        players = {
-            "reasoner": Player([match_reward], cfg.lr, cfg.solution_tokens, G),
-            "discriminator": Player([judgement_reward], cfg.lr, cfg.judgement_tokens, G),
+    def __init__(self, *inputs, labels: list[dict]):
+        super().__init__(*inputs)
+        self.labels = labels
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        G, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
+        return {
+            "reasoner": Player([match_reward], args.lr, solution, G),
+            "discriminator": Player(
+                [judgement_reward], args.lr, judgement, G, reads=args.slice_tokens
+            ),
         }
-        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
+
+    def train(self, resume_from_checkpoint=None):
+        """Stage 1, if there are labels for it, and then the loop."""
+        if self.labels and resume_from_checkpoint is None:
+            last = discriminator_sft(self, self.labels)
+            say(f"stage 1: {len(self.labels)} labels, last loss {last:.3f}")
+        return super().train(resume_from_checkpoint=resume_from_checkpoint)
 
     def step(self, rows):
         """rows: B, every question G times in a row."""
@@ -280,7 +289,7 @@ class Gar(CoTrainer):
             scores[part["row"]].append(mean([v == 1 for v in part["verdicts"]]))
         # R_m + R_s comes before the group normalisation: R_s breaks ties, and it rules where the
         # answers of a group are all correct or all wrong
-        self.pay(batch, reasoner_reward(R_m, scores))
+        self.set_rewards(batch, reasoner_reward(R_m, scores))
         self.report_reasoner(rows, batch, generated, scores)
         return [judgements, batch] if judgements else [batch]
 
@@ -359,9 +368,8 @@ class Gar(CoTrainer):
             parts = [part["text"] for part in generated if part["row"] == i]
             note |= {"parts": parts, "verdicts": scores[i]}
             note["gold"] = are_sound(rows[i]["question"], parts)
-        if shown := [part for part in generated if "judgement" in part]:
-            question, part, judgement = (shown[0][key] for key in ("question", "text", "judgement"))
-            self.example = f"--- {question}\n{part}--- the discriminator\n{judgement}\n---"
+            said = [p["judgement"] for p in generated if p["row"] == i and "judgement" in p]
+            note |= {"judgement": said[0]} if said else {}
 
     def report_discriminator(self, chosen, batch):
         """Per kind of slice, because the two rewards pull apart on slices of correct solutions."""
@@ -414,10 +422,9 @@ def discriminator_sft(trainer: Gar, labels: list[dict]) -> float:
     model.train()
     with trainer.playing("discriminator"):  # in the backward pass, too, which may recompute
         for start in range(0, len(rows), cfg.micro_batch):
-            batch = sft_batch(rows[start : start + cfg.micro_batch], trainer.processing_class)
-            batch = {key: value.to(model.device) for key, value in batch.items()}
+            batch = sft_batch(rows[start : start + cfg.micro_batch], trainer)
             mask = batch["completion_mask"]  # (b, T)
-            logp = trainer.log_probs("discriminator", batch, model)  # (b, T)
+            logp = trainer.score(batch)[0]  # (b, T)
             loss = -(logp * mask).sum() / mask.sum()
             loss.backward()
             optimizer.step()
@@ -425,24 +432,19 @@ def discriminator_sft(trainer: Gar, labels: list[dict]) -> float:
     return loss.item()
 
 
-def sft_batch(rows: list[dict], tokenizer) -> dict:
-    """Prompts, padded on the left, and what the discriminator is to write, padded on the right."""
-    prompts, completions = [], []
-    for row in rows:
-        prompt = tokenizer.apply_chat_template(
-            judge_prompt(row["question"], row["slice"]),
-            add_generation_prompt=True,
-            return_dict=True,
-        )
-        text = f"{row.get('analysis') or ''}**{row['label']}**{row.get('rationale') or ''}"
-        completion = tokenizer(text, add_special_tokens=False)["input_ids"]
-        prompts.append(torch.tensor(prompt["input_ids"]))
-        completions.append(torch.tensor([*completion, tokenizer.eos_token_id]))
-    batch, pad_id = {}, tokenizer.pad_token_id
-    for name, ids, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
-        batch[f"{name}_ids"] = pad_sequence(ids, True, pad_id, side)
-        batch[f"{name}_mask"] = pad_sequence([torch.ones_like(i) for i in ids], True, 0, side)
-    return batch
+def sft_batch(rows: list[dict], trainer: Gar) -> dict:
+    """What the discriminator is asked, and what it is to write."""
+    tokenizer = trainer.processing_class
+    texts = [
+        f"{row.get('analysis') or ''}**{row['label']}**{row.get('rationale') or ''}" for row in rows
+    ]
+    ids = [
+        [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        for text in texts
+    ]
+    prompts = [judge_prompt(row["question"], row["slice"]) for row in rows]
+    batch = completion_batch(prompts, ids, tokenizer, trainer.accelerator.device)
+    return batch | {"player": "discriminator"}
 
 
 def read_labels(path: str) -> list[dict]:
@@ -464,16 +466,9 @@ def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
     step of the slice is correct), P(YES | one is not).
     """
 
-    def solve(n: int, greedy: bool) -> tuple[list[str], list[bool]]:
-        """n solutions of each question, adjacent."""
-        several = [row for row in held_out for _ in range(n)]
-        prompts = [solve_prompt(row["question"]) for row in several]
-        texts = trainer.generate_all("reasoner", prompts, greedy)
-        return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, several)]
-
     n = trainer.cfg.eval_samples
-    texts, exact = solve(n, greedy=False)
-    greedy = solve(1, greedy=True)[1]
+    texts, exact = solve(trainer, "reasoner", held_out, n)
+    _, greedy = solve(trainer, "reasoner", held_out, greedy=True)
     result = {"reasoner/greedy": mean(greedy), "reasoner/accuracy": mean(exact)}
     if trainer.cfg.discriminator == "none":
         return result
@@ -516,49 +511,22 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    rows = args.questions * args.group_size
-    args = fill_in(args, rows)
-    if args.discriminator == "co-trained" and args.questions < 2:
-        raise UserError(
-            "--questions 1 leaves no room for a generated and a reference slice; take 2 or more."
-        )
-    if args.min_slice_tokens > args.slice_tokens:
-        sizes = f"--min-slice-tokens {args.min_slice_tokens}, --slice-tokens {args.slice_tokens}"
-        raise UserError(f"{sizes}: no cue word would ever end a slice.")
-    labels = read_labels(args.sft_labels) if args.sft_labels else []
-    turns = [(0, args.solution_tokens), (args.slice_tokens, args.judgement_tokens)]
-    check_memory(args, turns, adapters=2)
-    wanted = args.steps * args.questions * 4
+def load(args: Args):
+    wanted = args.steps * args.questions * 4  # enough for four processes
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
     check_references(train + held_out, is_correct, args.dataset)
-    run = start_run(args, __file__, train, held_out)
     missing = sum(not row["reference"] for row in train)
     if missing and args.discriminator == "co-trained":
         share = f"{missing} of {len(train)} questions have no reference solution"
-        run.say(f"{share}; the discriminator does not see theirs.")
+        say(f"{share}; the discriminator does not see theirs.")
         if missing == len(train):
-            raise UserError(
-                f"--dataset {args.dataset}: no question has a reference solution; "
-                f"take --discriminator frozen."
-            )
-    model, tokenizer = load_model(
-        args.model, ["reasoner", "discriminator"], args.lora_rank, args.four_bit, args.seed
-    )
-    trainer = Gar(
-        model,
-        args,
-        args=grpo_config(args, run.folder, rows, args.group_size),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    if labels and run.checkpoint is None:
-        run.say(
-            f"stage 1: {len(labels)} labels, last loss {discriminator_sft(trainer, labels):.3f}"
-        )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+            raise UserError(f"--dataset {args.dataset}: {share}; take --discriminator frozen.")
+    return train, held_out
+
+
+def main(args: Args):
+    labels = read_labels(args.sft_labels) if args.sft_labels else []
+    launch(Gar, args, load, evaluate, CURVES, solve_prompt, args.group_size, labels=labels)
 
 
 if __name__ == "__main__":

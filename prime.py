@@ -42,77 +42,87 @@ Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import leave_one_out, return_to_go, whiten
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.advantage import return_to_go, whiten
+from common.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Scale,
+    Share,
+    Tokens,
+    Weight,
+    per_model,
+)
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run
-from common.scoring import SCORED, take_rows, without_checkpointing
-from common.tasks.answers import is_correct
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.sampling import without_checkpointing
+from common.scoring import SCORED, take_rows
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
 
 import torch
 import torch.nn.functional as F
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 30
+    steps: Count = 30
     """optimiser steps, each of both players"""
-    questions: int = 16
+    questions: Count = 16
     """P, questions per step and process (paper: 256)"""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """K, responses to a question (paper: 4)"""
-    lr: float = per_model(tiny=5e-4, real=1e-5)
+    lr: Weight = per_model(tiny=5e-4, real=1e-5)
     """learning rate of the policy's adapter, constant and half of the PRM's (paper: 5e-7, all
     weights)"""
-    prm_lr: float = per_model(tiny=1e-3, real=2e-5)
+    prm_lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the PRM's adapter (paper: 1e-6, twice the policy's)"""
-    kl: float = 0.0
+    kl: Weight = 0.0
     """weight of the policy's k3 penalty towards the base (paper: 0)"""
-    beta: float = 0.05
+    beta: Scale = 0.05
     """scale of the log-ratio in the PRM's loss (paper: 0.05)"""
     process_reward: bool = True
     """ablation: without it, leave-one-out on the outcome only, the paper's baseline"""
     prm_update: Literal["after", "before", "none"] = "after"
     """update the PRM after it has scored the batch ("single forward" in the paper), before
     ("double forward"), or not after --prm-warmup: then it is offline"""
-    prm_warmup: int = 0
+    prm_warmup: CountOrZero = 0
     """first steps in which only the PRM is trained, on the untrained policy's responses (paper: 0,
     and an ablation with a PRM trained on other data)"""
     prm_reference: Literal["base", "policy"] = "base"
     """what the PRM is compared with: the frozen base, or the current policy (appendix B.1)"""
-    keep_low: float | None = None
+    keep_low: Share | None = None
     """groups with a lower accuracy are not trained on; by default 1 / K, one right response
     (released script: 0.2, which is the same at its K of 4)"""
-    keep_high: float | None = None
+    keep_high: Share | None = None
     """groups with a higher accuracy are not trained on; by default 1 - 1 / K, one wrong response
     (released script: 0.8, which is the same at its K of 4)"""
-    max_refills: int = 6
+    max_refills: Count = 6
     """rounds of sampling per step, at most"""
-    solution_tokens: int = per_model(tiny=80, real=1024)
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a response (released script: 3072)"""
+
+    def check(self):
+        low, high = keep_bounds(self)
+        if low > high:
+            raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group is kept.")
+        if self.prm_warmup >= self.steps:
+            least = f"--steps {self.steps}"
+            raise UserError(f"--prm-warmup {self.prm_warmup} must be less than {least}.")
+        if self.prm_update == "none" and self.prm_warmup == 0 and self.process_reward:
+            raise UserError(
+                "--prm-update none needs --prm-warmup: a PRM that was never trained gives no "
+                "process reward, which is --no-process-reward."
+            )
 
 
 PRM_MAX_GRAD_NORM = 10.0  # the released script's
-
-# ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return [{"role": "system", "content": SOLVE}, {"role": "user", "content": question}]
 
 
 # ------------------------------------------------------------------ rewards, called by TRL
@@ -175,54 +185,79 @@ def prime_advantages(log_ratio, outcome, mask, group_size: int, noise: float = 0
     return whiten(R, mask)
 
 
-def keep_bounds(cfg: Args) -> tuple[float, float]:
+def leave_one_out(rewards, group_size: int) -> torch.Tensor:
+    """RLOO: each reward minus the mean of the *others* of its group (Ahmadian et al. 2024, eq. 8).
+
+    (B,), NaN = missing -> (B,); exactly 0 where missing, alone, or where all are equal.
+    """
+    pool = rewards.reshape(-1, group_size)  # (P, K)
+    missing = pool.isnan()
+    count = (~missing).sum(1, keepdim=True)
+    values = pool.nan_to_num(0.0)
+    others = (values.sum(1, keepdim=True) - values) / (count - 1).clamp(min=1)  # (P, K)
+    # the float mean of equal numbers need not equal them
+    flat = pool.nan_to_num(-torch.inf).amax(1) <= pool.nan_to_num(torch.inf).amin(1)  # (P,)
+    return (values - others).masked_fill(missing | flat[:, None], 0.0).reshape(rewards.shape)
+
+
+def keep_bounds(args: Args) -> tuple[float, float]:
     """Lowest and highest accuracy of a group that is trained on; by default of all groups but those
     that are all right or all wrong.
     """
-    K = cfg.group_size
-    low = 1 / K if cfg.keep_low is None else cfg.keep_low
-    return low, 1 - 1 / K if cfg.keep_high is None else cfg.keep_high
+    K = args.group_size
+    low = 1 / K if args.keep_low is None else args.keep_low
+    return low, 1 - 1 / K if args.keep_high is None else args.keep_high
 
 
 # ------------------------------------------------------------------ the trainer
 class Prime(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the policy's loss and updates."""
 
-    def __init__(self, model, cfg: Args, **kwargs):
-        self.cfg, self.example = cfg, ""
-        T, K = cfg.solution_tokens, cfg.group_size
-        players = {
-            "policy": Player([outcome_reward], cfg.lr, T, K),
-            "prm": Player([], cfg.prm_lr, T, K, max_grad_norm=PRM_MAX_GRAD_NORM),  # only scores
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        T, K = args.solution_tokens, args.group_size
+        return {
+            "policy": Player([outcome_reward], args.lr, T, K),
+            "prm": Player([], args.prm_lr, T, K, max_grad_norm=PRM_MAX_GRAD_NORM),  # only scores
         }
-        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
 
     def step(self, rows):
         """rows: B, every question K times in a row; the filter adds questions of its own."""
-        cfg, K = self.cfg, self.cfg.group_size
-        batch = self.fill_batch(rows[::K])
+        cfg = self.cfg
+        batch = self.fill_batch(rows[:: cfg.group_size])
         self.report_policy(batch)
-        signals = [batch["rewards"], batch["completion_mask"]]  # outcomes (B,), (B, T)
-        noise = self.noise_floor(batch) if cfg.process_reward else 0.0
-        if cfg.process_reward:
-            prm_batch = self.prm_batch(batch)
-            if self.state.global_step < cfg.prm_warmup:
-                return [prm_batch]  # the policy is not trained yet
-            if cfg.prm_update == "before":
-                self.update(prm_batch)
-            # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-            d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
-            if cfg.prm_update == "none":
-                self.report_prm(d, *signals)
-            signals.append(d)
-        # normalised and whitened over all rows
-        batch["advantages"] = self.over_all_processes(
-            lambda outcome, mask, d=None: prime_advantages(d, outcome, mask, K, noise), *signals
-        )  # (B, T)
-        self.report_credit(batch)
-        if cfg.process_reward and cfg.prm_update == "after":
+        if not cfg.process_reward:
+            self.set_advantages(batch, None, 0.0)
+            return [batch]
+        noise, prm_batch = self.noise_floor(batch), self.prm_batch(batch)
+        if self.state.global_step < cfg.prm_warmup:
+            return [prm_batch]  # the policy is not trained yet
+        if cfg.prm_update == "before":
+            self.update(prm_batch)
+        # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
+        d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
+        self.set_advantages(batch, d, noise)
+        if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
+        if cfg.prm_update == "none":
+            self.report_prm(d, batch["rewards"], batch["completion_mask"])
         return [batch]
+
+    def set_advantages(self, batch, d, noise: float):
+        """d: (B, T), None = outcome only. Normalised and whitened over the rows of all processes;
+        components: the advantages without the process reward, and what it changes.
+        """
+        K, signals = self.cfg.group_size, (batch["rewards"], batch["completion_mask"])
+        alone = self.over_all_processes(
+            lambda outcome, mask: prime_advantages(None, outcome, mask, K), *signals
+        )  # (B, T)
+        batch["advantages"] = alone
+        if d is not None:
+            batch["advantages"] = self.over_all_processes(
+                lambda outcome, mask, d: prime_advantages(d, outcome, mask, K, noise), *signals, d
+            )  # (B, T)
+            rest = batch["advantages"] - alone
+            batch["components"] = {"outcome alone": alone, "process reward": rest}
 
     # --- the PRM
     def prm_batch(self, batch) -> dict:
@@ -233,7 +268,7 @@ class Prime(CoTrainer):
             **{key: batch[key] for key in SCORED},  # prompt and completion, ids and masks
             "outcome": batch["rewards"],  # (B,)
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
-            "rows": torch.tensor(len(batch["rewards"])),  # B
+            "rows": torch.tensor(sum(self.gather([len(batch["rewards"])]))),  # B of all processes
         }
 
     def noise_floor(self, batch) -> float:
@@ -243,24 +278,27 @@ class Prime(CoTrainer):
         The base scores the rows twice, the second time with one more padding token in front, which
         changes nothing but how numbers are rounded.
         """
-        if "noise" not in self.memory:
-            model, largest = self.accelerator.unwrap_model(self.model), 0.0
-            rows = torch.arange(len(batch["rewards"]))
-            for part in rows.split(self.args.per_device_train_batch_size):
-                part = take_rows({key: batch[key] for key in SCORED}, part)
-                longer = {k: F.pad(v, (int("prompt" in k), 0)) for k, v in part.items()}
-                with torch.no_grad(), self.playing(None), without_checkpointing(model):
-                    d = self.score(model, longer)[0] - self.score(model, part)[0]  # (b, t)
-                largest = max(largest, return_to_go(d, part["completion_mask"]).abs().max().item())
-            self.memory["noise"] = max(self.gather([largest]))
-        return self.memory["noise"]
+        if "noise" not in self.saved:
+            largest, rows = 0.0, torch.arange(len(batch["rewards"]))
+            with torch.no_grad(), self.playing(None), without_checkpointing(self.model):
+                for part in rows.split(self.cfg.micro_batch):
+                    part = take_rows({key: batch[key] for key in (*SCORED, "player")}, part)
+                    longer = {
+                        k: v if k == "player" else F.pad(v, (int("prompt" in k), 0))
+                        for k, v in part.items()
+                    }
+                    d = self.score(longer)[0] - self.score(part)[0]  # (b, t)
+                    returns = return_to_go(d, part["completion_mask"])
+                    largest = max(largest, returns.abs().max().item())
+            self.saved["noise"] = max(self.gather([largest]))
+        return self.saved["noise"]
 
-    def loss(self, model, batch):
+    def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
         if batch["player"] != "prm":
-            return super().loss(model, batch)
+            return super().loss(batch)
         outcome, mask = batch["outcome"], batch["completion_mask"]  # (b,), (b, T)
-        log_ratio = self.log_probs("prm", batch, model) - batch["reference_logps"]  # (b, T)
+        log_ratio = self.score(batch)[0] - batch["reference_logps"]  # (b, T)
         self.report_prm(log_ratio, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
         return prm_loss(log_ratio, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]
@@ -274,8 +312,8 @@ class Prime(CoTrainer):
         """
         cfg, K, (low, high) = self.cfg, self.cfg.group_size, keep_bounds(self.cfg)
         mine = {"waiting": [], "drawn": 0}
-        if "filter" in self.memory:  # an entry per process
-            [mine] = self.my_share(self.memory["filter"])
+        if "filter" in self.saved:  # an entry per process
+            [mine] = self.my_share(self.saved["filter"])
         waiting, drawn = mine["waiting"] + questions, mine["drawn"]
         accuracies, kept, tokens = [], [], 0
         for _ in range(cfg.max_refills):
@@ -304,7 +342,7 @@ class Prime(CoTrainer):
             )
         count = min(cfg.questions, fewest)
         waiting += [question for question, _ in kept[count:]]
-        self.memory["filter"] = self.gather([{"waiting": waiting, "drawn": drawn}])
+        self.saved["filter"] = self.gather([{"waiting": waiting, "drawn": drawn}])
         batch = self.concat([group for _, group in kept[:count]])
         trained_tokens = batch["completion_mask"].sum()
         batch["num_items_in_batch"] = self.accelerator.reduce(trained_tokens, "sum")
@@ -321,18 +359,6 @@ class Prime(CoTrainer):
     def report_policy(self, batch):
         for note, text in zip(batch["notes"], batch["texts"]):
             note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
-        best = int(batch["rewards"].argmax())
-        self.example = f"--- {batch['notes'][best]['prompt']}\n{batch['texts'][best]}\n---"
-
-    def report_credit(self, batch):
-        """What the process reward changes: the advantages without it, and the rest."""
-        if not self.cfg.process_reward:
-            return
-        signals, K = (batch["rewards"], batch["completion_mask"]), self.cfg.group_size
-        without = lambda outcome, mask: prime_advantages(None, outcome, mask, K)  # noqa: E731
-        alone = self.over_all_processes(without, *signals)  # (B, T)
-        rest = batch["advantages"] - alone
-        batch["components"] = {"outcome alone": alone, "process reward": rest}
 
     def report_prm(self, log_ratio, outcome, mask):
         """From its loss, and where it has none any more, from its scores."""
@@ -344,8 +370,8 @@ class Prime(CoTrainer):
         groups, tokens = (sum(column) for column in zip(*counts))
         teach = len(counts) * min(self.cfg.questions, *[kept for kept, _ in counts])
         sampled = len(accuracies) * len(counts)  # groups, of all processes
-        samples = self.memory.get("samples", 0) + sampled * self.cfg.group_size
-        self.memory["samples"] = samples
+        samples = self.saved.get("samples", 0) + sampled * self.cfg.group_size
+        self.saved["samples"] = samples
         self.log_mean("policy/accuracy", accuracies)  # before the filter
         self.log_mean("co/groups_kept", groups / sampled)
         self.log_mean("co/tokens_per_kept_group", tokens / max(1, teach))
@@ -364,16 +390,9 @@ def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
     numbers every time.
     """
 
-    def accuracy(samples: int, greedy: bool) -> float:
-        rows = [row for row in held_out for _ in range(samples)]
-        prompts = [solve_prompt(row["question"]) for row in rows]
-        texts = trainer.generate_all("policy", prompts, greedy)
-        return mean([is_correct(text, row["answer"]) for text, row in zip(texts, rows)])
-
-    return {
-        "policy/accuracy": accuracy(trainer.cfg.eval_samples, greedy=False),
-        "policy/greedy": accuracy(1, greedy=True),
-    }
+    _, right = solve(trainer, "policy", held_out, trainer.cfg.eval_samples)
+    _, greedy = solve(trainer, "policy", held_out, greedy=True)
+    return {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}
 
 
 # ------------------------------------------------------------------ main
@@ -384,36 +403,13 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    rows = args.questions * args.group_size
-    args = fill_in(args, rows)
-    low, high = keep_bounds(args)
-    if low > high:
-        raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group would be kept.")
-    if args.prm_warmup >= args.steps:
-        raise UserError(f"--prm-warmup {args.prm_warmup} must be less than --steps {args.steps}.")
-    if args.prm_update == "none" and args.prm_warmup == 0 and args.process_reward:
-        raise UserError(
-            "--prm-update none needs --prm-warmup: a PRM that was never trained gives no process "
-            "reward, which is --no-process-reward."
-        )
-    check_memory(args, [(0, args.solution_tokens)], adapters=2)
+def load(args: Args):
     wanted = args.steps * args.questions * 8  # the filter takes more than the loader's
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(
-        args.model, ["policy", "prm"], args.lora_rank, args.four_bit, args.seed
-    )
-    trainer = Prime(
-        model,
-        args,
-        args=grpo_config(args, run.folder, rows, args.group_size),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(Prime, args, load, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

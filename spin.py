@@ -41,11 +41,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.adapters import copy_adapter
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
+from common.launch import launch
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -53,15 +52,14 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors, start_run
-from common.tasks.answers import is_correct
+from common.run import mean, plain_errors, say
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
 
 import torch
 import torch.nn.functional as F
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
@@ -70,23 +68,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     dataset: str = "tiny"
     """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, the human answer"""
-    steps: int = 64
+    steps: Count = 64
     """optimiser steps of all iterations together"""
-    questions: int = 32
+    questions: Count = 32
     """pairs per step and process (paper: 64)"""
-    micro_batch: int = per_model(tiny=16, real=4)
-    """pairs per forward and backward pass; must divide --questions"""
-    lr: float = per_model(tiny=1e-3, real=2e-5)
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """pairs per forward and backward pass"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate at the end of the warm-up (paper: 5e-7, all weights)"""
-    save_every: int = 16
+    save_every: Count = 16
     """steps between checkpoints"""
-    show_every: int = 16
+    show_every: CountOrZero = 16
     """steps between samples shown; 0 = never"""
-    iterations: int = 4
+    iterations: Count = 4
     """T, outer iterations; must divide --steps"""
-    beta: float = 0.1
+    beta: Scale = 0.1
     """lambda, scale of the log-ratios (paper: 0.1)"""
-    last_beta: float = 5.0
+    last_beta: Scale = 5.0
     """lambda in the last iteration, also if it is the only one (paper: 5.0 in its fourth)"""
     opponent: Literal["previous", "sft", "none"] = "previous"
     """who writes y': the previous iterate; the first model for ever (DPO against its completions,
@@ -94,29 +92,24 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps"""
     mix_previous: bool = True
     """train on the previous iteration's pairs, too"""
-    opponent_temperature: float = 1.0
+    opponent_temperature: Weight = 1.0
     """sampling temperature of the opponent; 0 = greedy"""
-    solution_tokens: int = per_model(tiny=80, real=512)
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
     """length limit of a completion (paper: 2048; released generation: 256)"""
+
+    def check(self):
+        if self.steps % self.iterations:
+            raise UserError(
+                f"--steps {self.steps} is not a multiple of --iterations {self.iterations}."
+            )
 
 
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
 AT_ONCE = 128  # prompts that the opponent answers at a time
 
+
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return [{"role": "system", "content": SOLVE}, {"role": "user", "content": question}]
-
-
 def human_ids(row: dict, tokenizer) -> list[int]:
     """The human answer as the model would have written it, with an end token."""
     ids = tokenizer(row["reference"], add_special_tokens=False).input_ids
@@ -158,36 +151,42 @@ def learning_rate_at(step: int, length: int) -> float:
 class Spin(CoTrainer):
     """`step` and `start_iteration` are algorithm 1, `loss` is eq. 4.7."""
 
-    def __init__(self, model, cfg: Args, **kwargs):
-        self.cfg, self.example = cfg, ""
-        tokens, temperature = cfg.solution_tokens, cfg.opponent_temperature
-        players = {
-            "player": Player([], cfg.lr, tokens),
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        copy_adapter(self.model, "player", "ref")  # the first opponent
+        self.train_rows = self.with_human_answers(self.train_rows, "training")
+        self.held_out = self.with_human_answers(self.held_out, "held out")
+        self.length = self.cfg.steps // self.cfg.iterations  # optimiser steps per iteration
+        self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        tokens, temperature = args.solution_tokens, args.opponent_temperature
+        return {
+            "player": Player([], args.lr, tokens),
             # the frozen opponent: as it is scored, always at temperature 1, and as it writes
             "opponent": Player([], 0.0, tokens, adapter="ref"),
             "writer": Player([], 0.0, tokens, temperature=temperature, adapter="ref"),
         }
-        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.length = cfg.steps // cfg.iterations  # optimiser steps per iteration
-        self.pairs_per_step = cfg.questions * self.accelerator.num_processes
 
     def step(self, rows):
-        """rows: the data loader's, of which nothing is used: pairs are made once per iteration."""
+        """rows: not used, pairs are made once per iteration."""
         t, done = divmod(self.state.global_step, self.length)  # iteration, steps of it so far
-        if self.memory.get("iteration") != t:
+        if self.saved.get("iteration") != t:
             self.start_iteration(t)
-        pairs = self.memory["pairs"] + self.memory["previous_pairs"]
+        pairs = self.saved["pairs"] + self.saved["previous_pairs"]
         n = self.pairs_per_step
         pairs = in_passes(pairs, first=done * n, count=n, key=f"{t}")  # the same on all processes
-        self.taken = self.my_share(pairs)  # B
+        mine = self.my_share(pairs)  # B
         batch = pair_batch(
             "player",
-            [solve_prompt(pair["question"]) for pair in self.taken],
-            [(pair["real"], pair["generated"]) for pair in self.taken],
+            [solve_prompt(pair["question"]) for pair in mine],
+            [(pair["real"], pair["generated"]) for pair in mine],
             self.processing_class,
             self.accelerator.device,
         )
         batch["human_tokens"] = torch.tensor(sum(len(pair["real"]) for pair in pairs))
+        batch["notes"] = [{"player": "player", "prompt": pair["question"]} for pair in mine]
         return [batch]
 
     def start_iteration(self, t: int):
@@ -195,7 +194,7 @@ class Spin(CoTrainer):
         if self.cfg.opponent == "previous":
             copy_adapter(self.model, "player", "ref")
         rows = self.prompts()
-        before, new = self.memory.get("pairs", []), self.in_parallel(self.make_pairs, rows)
+        before, new = self.saved.get("pairs", []), self.in_parallel(self.make_pairs, rows)
         if self.cfg.opponent != "none":
             self.report_opponent(rows, new)
             if all(pair["real"] == pair["generated"] for pair in new):
@@ -203,10 +202,10 @@ class Spin(CoTrainer):
                     f"iteration {t}: every completion of the opponent equals the human answer, so "
                     f"that nothing is left to learn."
                 )
-        self.memory["iteration"], self.memory["pairs"] = t, new
-        self.memory["previous_pairs"] = before if self.cfg.mix_previous else []
+        self.saved["iteration"], self.saved["pairs"] = t, new
+        self.saved["previous_pairs"] = before if self.cfg.mix_previous else []
         # AdamW's moments; the schedule starts afresh in learning_rate_at
-        getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
+        self.own_optimizer().state.clear()
 
     def prompts(self) -> list[dict]:
         """The same in every iteration, only the completions are new; as many as make one pass over
@@ -214,7 +213,24 @@ class Spin(CoTrainer):
         """
         count = self.length * self.pairs_per_step
         count = count // 2 if self.cfg.mix_previous else count
-        return [self.train_dataset[i] for i in range(min(count, len(self.train_dataset)))]
+        return self.train_rows[:count]
+
+    def with_human_answers(self, rows: list[dict], part: str) -> list[dict]:
+        """Rows with a human answer that fits; the others are counted and reported, never cut."""
+        where, limit = f"--dataset {self.cfg.dataset}, {part}", self.cfg.solution_tokens
+        answered = [row for row in rows if row["reference"].strip()]
+        fitting = [r for r in answered if len(human_ids(r, self.processing_class)) <= limit]
+        missing, long = len(rows) - len(answered), len(answered) - len(fitting)
+        if missing or long:
+            say(
+                f"{where}: {missing} of {len(rows)} have no human answer, {long} are longer than "
+                f"--solution-tokens {limit}; left out."
+            )
+        if not fitting:
+            raise UserError(
+                f"{where}: no question has a human answer of at most --solution-tokens {limit}."
+            )
+        return fitting
 
     def make_pairs(self, rows: list[dict]) -> list[dict]:
         """A pair (y, y') of token ids for each row."""
@@ -230,23 +246,22 @@ class Spin(CoTrainer):
             for row, y, y_ in zip(rows, real, generated)
         ]
 
-    def loss(self, model, batch):
+    def loss(self, batch):
         """b pairs' share in the mean over all pairs of the step."""
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
-        logp, entropy = self.score(model, both)  # (2b, T), of the player
+        logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
         self.log_mean("player/entropy", entropy.sum() / both["completion_mask"].sum())
         self.log_mean("player/logp_human", real)
         if self.cfg.opponent == "none":
-            # - log p(y) per token; DDP averages gradients, the tokens are those of all processes
-            return -real.sum() / batch["human_tokens"] * self.accelerator.num_processes
-        with torch.no_grad():  # through the same model: equal roundings, so that ln 2 is exact
-            ref_logp = self.log_probs("opponent", both, model)  # (2b, T)
+            return -real.sum() / batch["human_tokens"]  # - log p(y) per token
+        with torch.no_grad(), self.playing("opponent"):  # in equal parts, so that ln 2 is exact
+            ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
         beta = self.scale()
         loss, r_real, r_generated = spin_loss(real, ref_real, generated, ref_generated, beta)
         self.report_pairs(batch, both, loss, r_real, r_generated, beta * (logp - ref_logp))
-        return loss * (len(real) / self.cfg.questions)
+        return loss * (len(real) / self.pairs_per_step)
 
     def scale(self) -> float:
         """lambda: larger, and so the step smaller, in the last iteration."""
@@ -271,8 +286,6 @@ class Spin(CoTrainer):
         self.log_mean("opponent/equal_to_human", equal)
         self.log_mean("opponent/completions/mean_length", [len(row) for row in ids])
         self.log_mean("opponent/completions/clipped_ratio", cut)
-        question, human = rows[0]["question"], rows[0]["reference"]
-        self.example = f"--- {question}\n{texts[0]}\n--- a human\n{human}\n---"
 
     def report_pairs(self, batch, both, loss, r_real, r_generated, token_rewards):
         """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
@@ -285,8 +298,8 @@ class Spin(CoTrainer):
         if 0 not in batch["row"]:
             return  # one micro-batch of the step is shown
         notes = [
-            {"player": who, "prompt": self.taken[i]["question"], "credit": "share of the reward"}
-            for i in batch["row"].tolist()
+            {**note, "player": who, "credit": "share of the reward"}
+            for note in batch["notes"]
             for who in ("human", "opponent")
         ]
         for note, reward in zip(notes, token_rewards.sum(1).tolist()):
@@ -297,12 +310,6 @@ class Spin(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
     """The player's completions for held-out questions, and its log-likelihood of human answers."""
-    prompts = [solve_prompt(row["question"]) for row in held_out]
-
-    def accuracy(n: int, greedy: bool) -> float:
-        several = [prompt for prompt in prompts for _ in range(n)]
-        texts = trainer.generate_all("player", several, greedy)
-        return mean([is_correct(text, held_out[i // n]["answer"]) for i, text in enumerate(texts)])
 
     def logp_human(rows: list[dict]) -> list[float]:
         if not rows:
@@ -316,9 +323,11 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
         )
         return trainer.log_probs("player", batch).sum(1).tolist()
 
+    _, greedy = solve(trainer, "player", held_out, greedy=True)
+    _, right = solve(trainer, "player", held_out, trainer.cfg.eval_samples)
     return {
-        "player/greedy": accuracy(1, greedy=True),
-        "player/accuracy": accuracy(trainer.cfg.eval_samples, greedy=False),
+        "player/greedy": mean(greedy),
+        "player/accuracy": mean(right),
         "player/logp_human": mean(trainer.in_parallel(logp_human, held_out)),
     }
 
@@ -331,56 +340,15 @@ CURVES = {
 }
 
 
-def with_human_answers(rows: list[dict], tokenizer, limit: int, where: str, say) -> list[dict]:
-    """Rows with a human answer that fits; the others are counted and reported, never cut."""
-    answered = [row for row in rows if row["reference"].strip()]
-    fitting = [row for row in answered if len(human_ids(row, tokenizer)) <= limit]
-    missing, long = len(rows) - len(answered), len(answered) - len(fitting)
-    if missing or long:
-        say(
-            f"{where}: {missing} of {len(rows)} have no human answer, {long} are longer than "
-            f"--solution-tokens {limit}; left out."
-        )
-    if not fitting:
-        raise UserError(
-            f"{where}: no question has a human answer of at most --solution-tokens {limit}."
-        )
-    return fitting
+def load(args: Args):
+    wanted = args.steps // args.iterations * args.questions * 2
+    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    check_references(train + held_out, is_correct, args.dataset)
+    return train, held_out
 
 
 def main(args: Args):
-    args = fill_in(args, rows=args.questions)
-    if args.questions % 2:
-        raise UserError(
-            f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos."
-        )
-    if args.steps % args.iterations:
-        raise UserError(
-            f"--steps {args.steps} is not a multiple of --iterations {args.iterations}."
-        )
-    limit = args.solution_tokens
-    check_memory(args, [(0, limit)], adapters=1, frozen_adapters=1, rows_per_item=2)
-    wanted = args.steps // args.iterations * args.questions
-    train, held_out = load_questions(args.dataset, wanted * 2, args.eval_questions, args.seed)
-    check_references(train + held_out, is_correct, args.dataset)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(
-        args.model, ["player", "ref"], args.lora_rank, args.four_bit, args.seed
-    )
-    copy_adapter(model, "player", "ref")
-    where = f"--dataset {args.dataset}"
-    train = with_human_answers(train, tokenizer, limit, f"{where}, training", run.say)
-    held_out = with_human_answers(held_out, tokenizer, limit, f"{where}, held out", run.say)
-    trainer = Spin(
-        model,
-        args,
-        args=grpo_config(args, run.folder, rows=args.questions),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    launch(Spin, args, load, evaluate, CURVES)
 
 
 if __name__ == "__main__":

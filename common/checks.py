@@ -132,8 +132,8 @@ def check_gold(name: str, rows: list[dict]):
         text = row["prompt"][-1]["content"].replace(question, "")
         word = rf"(?<![\w.]){re.escape(answer)}(?![\w.]|\.\d)"
         shown.append(bool(answer) and re.search(word, text) is not None)
-        reference = row.get("reference") or ""
-        if len(reference) > 20 and reference in text:
+        reference = row.get("reference")
+        if isinstance(reference, str) and len(reference) > 20 and reference in text:
             warn_once(f"the {name}'s prompt shows the row's reference solution")
             return
     if len({str(row.get("answer")) for row in rows}) >= 4 and all(shown):

@@ -10,9 +10,9 @@ A loss on pairs overrides `CoTrainer.loss`, for a batch of pairs has no advantag
 log-ratios to a frozen player, say:
 
     both = as_completions(batch)                                 # 2b rows
-    logp = self.log_probs(batch["player"], both, model)          # (2b, T), with a gradient
-    with torch.no_grad():
-        ref = self.log_probs("reference", both, model)           # (2b, T)
+    logp = self.score(both)[0]                                   # (2b, T), with a gradient
+    with torch.no_grad(), self.playing("reference"):
+        ref = self.score(both)[0]                                # (2b, T)
     chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
     return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
 
@@ -84,6 +84,7 @@ def as_completions(batch: dict) -> dict:
     """
     T = batch["completion_mask"].shape[1]  # micro-batches trim this mask, not (B, 2, T)
     return {
+        "player": batch["player"],
         "prompt_ids": batch["prompt_ids"].repeat_interleave(2, 0),  # (2B, P)
         "prompt_mask": batch["prompt_mask"].repeat_interleave(2, 0),
         "completion_ids": batch["pair_ids"][..., :T].flatten(0, 1),  # (2B, T)

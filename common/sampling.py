@@ -1,5 +1,5 @@
-"""Prompts to token ids, and their completions: by transformers' `generate`, or by `sample` for small
-models on a CPU, where most of what `generate` costs is overhead.
+"""Prompts to token ids, and their completions: by transformers' `generate`, or by `sample` for
+small models on a CPU, where most of what `generate` costs is overhead.
 
 What `sample` does differently, all of it exact: a prompt that several rows share (the rows of a
 group) is run once and its cache copied; rows that have ended are dropped; the cache is written in
