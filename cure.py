@@ -47,7 +47,7 @@ from common.cotrainer import CoTrainer, Player
 from common.launch import launch
 from common.run import mean, plain_errors
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import prompt
+from common.tasks.answers import grouped, prompt
 from common.tasks.code import load_tasks
 
 import torch
@@ -351,11 +351,6 @@ def unreadable_is_worst(
     """
     unreadable = torch.tensor([test is None for test in tests])  # (M,)
     return torch.where(unreadable, ~passes_own.all(1)[:, None], passes_unit)
-
-
-def grouped(values: list, size: int) -> list[list]:
-    """B values of adjacent groups -> a list per group."""
-    return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def own_tests(row: dict, most: int) -> list[tuple[str, str]]:

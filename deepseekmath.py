@@ -39,52 +39,51 @@ import random
 import re
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, CountOrZero, GroupSize, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run
-from common.tasks.answers import boxed, equations_hold, is_correct, split_steps
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, split_steps
 from common.tasks.math import load_questions
 from common.tiny.tasks import faulty_steps
 
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 48
+    steps: Count = 48
     """optimiser steps of all phases together (paper: not given)"""
-    questions: int = 16
+    questions: Count = 16
     """P, questions or solutions per step and process (paper: not given)"""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """M, completions that are compared with each other (paper: not given)"""
-    lr: float = per_model(tiny=2e-3, real=2e-5)
+    lr: Weight = per_model(tiny=2e-3, real=2e-5)
     """learning rate of both adapters, constant (paper: not given)"""
-    kl: float = 0.001
+    kl: Weight = 0.001
     """weight of the k3 penalty towards the base (paper: not given); 0 saves the reference pass"""
-    verifier_steps: int = 6
+    verifier_steps: CountOrZero = 6
     """verifier steps, at the start and again in every round"""
-    meta_steps: int = 6
+    meta_steps: CountOrZero = 6
     """meta-verifier steps, once, after the verifier's first"""
-    generator_steps: int = 6
+    generator_steps: CountOrZero = 6
     """generator steps in every round, after the verifier's"""
-    eval_every: int = 24
+    eval_every: CountOrZero = 24
     """steps between evaluations on held-out questions; 0 = only first and last"""
-    eval_questions: int = per_model(tiny=96, real=128)
+    eval_questions: Count = per_model(tiny=96, real=128)
     """held-out questions"""
-    solutions: int = per_model(tiny=128, real=256)
+    solutions: Count = per_model(tiny=128, real=256)
     """solutions that are labelled before the first step and before every round but the first"""
-    analyses: int = 4
+    analyses: Several = 4
     """n, analyses of a solution that is labelled by votes (paper: not given)"""
-    votes: int = 3
+    votes: Several = 3
     """m, meta-verifications of an analysis that finds fault (paper: not given)"""
-    least_valid: int = per_model(tiny=1, real=2)
+    least_valid: Several = per_model(tiny=1, real=2)
     """k, valid analyses that a label below 1 needs (paper: not given)"""
     labels: Literal["votes", "truth"] = "votes"
     """ablation: after the first round, too, the truth"""
@@ -92,10 +91,19 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: R_meta = 1 in the verifier's reward"""
     self_reward: bool = True
     """ablation: the generator is paid R_Y alone"""
-    solution_tokens: int = per_model(tiny=160, real=1536)
+    solution_tokens: Tokens = per_model(tiny=160, real=1536)
     """length limit of a solution with its self-evaluation (released code: 128k)"""
-    analysis_tokens: int = per_model(tiny=112, real=1024)
+    analysis_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of an analysis and of a meta-verification (released code: 64k)"""
+
+    def check(self):
+        if self.verifier_steps + self.generator_steps == 0:
+            raise UserError(
+                "--verifier-steps 0 and --generator-steps 0: a round needs a step of one of them."
+            )
+        if self.least_valid > self.analyses:
+            most = f"must be at most --analyses {self.analyses}"
+            raise UserError(f"--least-valid {self.least_valid} {most}: no label below 1 gets it.")
 
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
@@ -127,10 +135,6 @@ if all of them are faulty, 0.5 if some of them are, and 0 if none is."""
 CORRECT = """You are given a problem, your solution, and the numbers of the steps that you found
 faulty. Write the solution again without these faults, in the same form: every step in its own
 <step> </step> tags, then the answer."""
-
-
-def prompt(system: str, user: str) -> list[dict]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def solve_prompt(question: str) -> list[dict]:
@@ -231,6 +235,32 @@ def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
     return score, faulty if known or right or faulty else None
 
 
+NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
+EQUATION = re.compile(  # not what begins or goes on before or behind it, as in x^2+3=7 or 1/5=20%
+    rf"(?<![\w.*/+=)\]}}^%!√-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\w*/+^%!-])",
+    re.ASCII,
+)
+
+
+def equations_hold(step: str) -> bool:
+    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains. An
+    equation that may be a part of something else is passed over.
+
+    A result of d decimals may be rounded: it may be off by half a unit of the last one.
+    """
+    step = re.sub(r"^\s*[-*•]\s+", "", step)  # an item of a list
+    plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
+    for a, op, b, c in EQUATION.findall(plain):
+        a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
+        if op == "/" and b == 0:
+            return False
+        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[op]
+        slack = Fraction(1, 2 * 10 ** len(c.partition(".")[2]))
+        if abs(value - claimed) > (slack if op == "/" or "." in c else 0):
+            return False
+    return True
+
+
 def meta_truth(defects: tuple[int, ...], faulty: list[int]) -> float:
     """ms: 0 if none of the claimed defects is one, 0.5 if some are not, else 1.
 
@@ -296,30 +326,34 @@ def auto_label(scores: list[float], votes: list[list[bool]], k: int) -> float | 
 class DeepSeekMath(CoTrainer):
     """`step` is the loop of section 2. CoTrainer samples, scores, computes the loss and updates.
 
-    The labelled solutions are in `memory`, the same on all processes. A labelled solution is
+    The labelled solutions are in `saved`, the same on all processes. A labelled solution is
     {question, solution, label, truth, faulty, round}; truth and faulty are for the first round, the
     meta-verifier's lessons and the metrics.
     """
 
-    def __init__(self, model, cfg: Args, train: list[dict], **kwargs):
-        self.cfg, self.train_rows, self.example = cfg, train, ""
-        M = cfg.group_size
-        # without reward functions: `step` pays when verifier and meta-verifier have spoken
-        players = {
-            "verifier": Player([], cfg.lr, cfg.analysis_tokens, M),
-            "meta": Player([], cfg.lr, cfg.analysis_tokens, M, adapter="verifier"),
-            "generator": Player([], cfg.lr, cfg.solution_tokens, M),
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.saved = {"labelled": [], "rounds": 0}
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        """Without reward functions: `step` rewards them when verifier and meta-verifier have
+        spoken.
+        """
+        M, solution, analysis = args.group_size, args.solution_tokens, args.analysis_tokens
+        return {
+            "generator": Player([], args.lr, solution, M),
+            "verifier": Player([], args.lr, analysis, M, reads=solution),
+            "meta": Player([], args.lr, analysis, M, reads=solution, adapter="verifier"),
         }
-        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.memory = {"labelled": [], "rounds": 0}
 
     def step(self, rows):
         """rows: B, every question M times in a row; only the generator's steps use them."""
         phase, current = phase_at(self.state.global_step, self.cfg)
         if phase == "generator":
             return [self.generator_step(rows)]
-        while self.memory["rounds"] <= current:
-            self.label_solutions(self.memory["rounds"])
+        while self.saved["rounds"] <= current:
+            self.label_solutions(self.saved["rounds"])
         if phase == "meta":
             return [self.meta_step()]
         met = self.state.global_step >= self.cfg.verifier_steps + self.cfg.meta_steps
@@ -328,7 +362,7 @@ class DeepSeekMath(CoTrainer):
     # --- labels
     def label_solutions(self, number: int):
         """A round's new solutions, by the generator as it is now, and their labels."""
-        cfg, pool = self.cfg, self.memory["labelled"]
+        cfg, pool = self.cfg, self.saved["labelled"]
         first = number * cfg.solutions
         some = range(first, first + cfg.solutions)
         questions = [self.train_rows[i % len(self.train_rows)] for i in some]
@@ -342,7 +376,7 @@ class DeepSeekMath(CoTrainer):
                 f"--solution-tokens {cfg.solution_tokens}."
             )
         pool += kept
-        self.memory["rounds"] = number + 1
+        self.saved["rounds"] = number + 1
         self.report_labels(new, kept)
 
     def solved(self, questions: list[dict]) -> list[dict]:
@@ -399,7 +433,7 @@ class DeepSeekMath(CoTrainer):
     # --- the three kinds of steps
     def verifier_step(self, with_meta: bool) -> dict:
         M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
-        drawn = self.draw(self.memory["labelled"], rng)
+        drawn = self.draw(self.saved["labelled"], rng)
         rows = [{**row, "prompt": grade_prompt(row)} for row in drawn for _ in range(M)]  # B
         batch = self.rollout("verifier", rows)
         counts = [len(split_steps(row["solution"])) for row in rows]
@@ -410,13 +444,13 @@ class DeepSeekMath(CoTrainer):
             verifier_reward(True, row["label"], a.score, q) if a else 0.0
             for row, a, q in zip(rows, found, quality)
         ]
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         self.report_analyses(rows, batch, found, quality)
         return batch
 
     def meta_step(self) -> dict:
         M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
-        known = [row for row in self.memory["labelled"] if row["faulty"] is not None]
+        known = [row for row in self.saved["labelled"] if row["faulty"] is not None]
         if not known:
             raise UserError(
                 f"--meta-steps {self.cfg.meta_steps}: of no labelled solution is it known which "
@@ -446,7 +480,7 @@ class DeepSeekMath(CoTrainer):
             0.0 if ms is None else verifier_reward(True, row["ms"], ms, 1.0)
             for row, ms in zip(rows, said)
         ]
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         self.report_meta(rows, batch, said)
         return batch
 
@@ -466,7 +500,7 @@ class DeepSeekMath(CoTrainer):
         for i in fine:
             s = judged[i].score if judged[i] else 0.0  # R_Y
             rewards[i] = generator_reward(True, s, own[i].score, quality[i], self.cfg.self_reward)
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         self.report_solutions(rows, batch, solved, own, judged)
         return batch
 
@@ -493,7 +527,6 @@ class DeepSeekMath(CoTrainer):
         for note, row, a in zip(batch["notes"], rows, found):
             note |= {"label": row["label"], "truth": row["truth"], "defects": row["faulty"]}
             note["claimed"] = a and list(a.defects)
-        self.example = f"--- {batch['notes'][0]['prompt']}\n{batch['texts'][0]}\n---"
 
     def report_meta(self, rows, batch, said):
         self.log_mean("meta/accuracy", [ms == row["ms"] for row, ms in zip(rows, said)])
@@ -511,7 +544,6 @@ class DeepSeekMath(CoTrainer):
         for i, (note, a, (score, faulty)) in enumerate(zip(batch["notes"], own, truths)):
             note |= {"truth": score, "defects": faulty, "claimed": a and list(a.defects)}
             note["verifier's score"] = judged[i].score if judged.get(i) else None
-        self.example = f"--- {batch['notes'][0]['prompt']}\n{batch['texts'][0]}\n---"
 
 
 def phase_at(step: int, cfg: Args) -> tuple[str, int]:
@@ -585,7 +617,7 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
     right = [truth_of(row, solution)[0] > 0 for row, solution in zip(held_out, again)]
     result["generator/refined"] = mean(right)
     # step 0: the generator is the base
-    base = trainer.memory.setdefault("base_solutions", [solution for solution, _ in first])
+    base = trainer.saved.setdefault("base_solutions", [solution for solution, _ in first])
     result |= evaluate_verifier(trainer, held_out, base)
     # of n solutions of a question the best by mean score; the first quarter of questions
     some = n * max(1, len(held_out) // 4)
@@ -639,38 +671,13 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    rows = args.questions * args.group_size
-    args = fill_in(args, rows)
-    if args.verifier_steps + args.generator_steps == 0:
-        raise UserError(
-            "--verifier-steps 0 and --generator-steps 0: a round needs a step of one of them."
-        )
-    if args.least_valid > args.analyses:
-        most = f"must be at most --analyses {args.analyses}"
-        raise UserError(f"--least-valid {args.least_valid} {most}: no label below 1 could get it.")
-    solution, analysis = args.solution_tokens, args.analysis_tokens
-    check_memory(args, [(0, solution), (solution, analysis)], adapters=2)
+def load(args: Args):
     wanted = max(args.steps * args.questions * 4, args.solutions)
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    alone = args.verifier_steps + args.meta_steps + args.verifier_steps
-    if args.steps <= alone and args.generator_steps:
-        run.say(f"note: the verifier has all --steps {args.steps}, the generator is never trained")
-    model, tokenizer = load_model(
-        args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed
-    )
-    trainer = DeepSeekMath(
-        model,
-        args,
-        train,
-        args=grpo_config(args, run.folder, rows, args.group_size),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(DeepSeekMath, args, load, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

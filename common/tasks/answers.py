@@ -8,7 +8,6 @@ unclosed braces or tags are what a model that has come off the rails does write.
 import bisect
 import re
 import threading
-from fractions import Fraction
 
 from math_verify import parse, verify
 
@@ -33,6 +32,11 @@ def prompt(system: str, user: str) -> list[dict]:
 
 def solve_prompt(question: str) -> list[dict]:
     return prompt(SOLVE, question)
+
+
+def grouped(values: list, size: int) -> list[list]:
+    """B values of adjacent groups -> a list per group."""
+    return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def solve(
@@ -143,30 +147,3 @@ def _ends_in(pieces: list[str]) -> list[int]:
         position += len(piece)
     ends = [end + len(CLOSE) for _, end in _steps("".join(pieces))]
     return [bisect.bisect_right(starts, end - 1) - 1 for end in ends]
-
-
-# ------------------------------------------------------------------ a step on its own
-NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
-EQUATION = re.compile(  # not what begins or goes on before or behind it, as in x^2+3=7 or 1/5=20%
-    rf"(?<![\w.*/+=)\]}}^%!√-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\w*/+^%!-])",
-    re.ASCII,
-)
-
-
-def equations_hold(step: str) -> bool:
-    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains. An
-    equation that may be a part of something else is passed over.
-
-    A result of d decimals may be rounded: it may be off by half a unit of the last one.
-    """
-    step = re.sub(r"^\s*[-*•]\s+", "", step)  # an item of a list
-    plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
-    for a, op, b, c in EQUATION.findall(plain):
-        a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
-        if op == "/" and b == 0:
-            return False
-        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[op]
-        slack = Fraction(1, 2 * 10 ** len(c.partition(".")[2]))
-        if abs(value - claimed) > (slack if op == "/" or "." in c else 0):
-            return False
-    return True
