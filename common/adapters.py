@@ -6,7 +6,7 @@ overrides TRL is here, but for `training_step`:
 
     _get_train_sampler                       a resumed run continues in a later pass over the data
     create_optimizer                         one AdamW, a parameter group per adapter
-    log                                      Trainer's own loss and rate are left out
+    log                                      Trainer's own loss, norm and rate are left out
     _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
     create_model_card                        none
 
@@ -210,10 +210,11 @@ class AdapterTrainer(GRPOTrainer):
         return {a: group["lr"] for a, group in zip(adapters, groups)}[adapter]
 
     def log(self, logs: dict, start_time: float | None = None):
-        """Trainer's loss and rate are of its own optimiser step, which has nothing to do; `update`
-        logs each player's.
+        """Trainer's loss, norm and rate are of its own optimiser step, which has nothing to do;
+        `update` logs each player's.
         """
-        ours = {key: x for key, x in logs.items() if key not in ("loss", "learning_rate")}
+        theirs = ("loss", "grad_norm", "learning_rate")
+        ours = {key: x for key, x in logs.items() if key not in theirs}
         super().log(ours, start_time)
 
     def create_model_card(self, *_, **__):
