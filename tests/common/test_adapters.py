@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.errors import ScriptError, UserError
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_a_player_that_does_not_exist(tmp_path, call):
         "generate": lambda: trainer.generate("dan", [row["prompt"]]),
         "log_probs": lambda: trainer.log_probs("dan", batch),
     }
-    with pytest.raises(ValueError, match="no player 'dan'; there are ann, bob, cat"):
+    with pytest.raises(ScriptError, match="no player 'dan'; there are ann, bob, cat"):
         calls[call]()
     assert state(trainer) == before
 
@@ -90,7 +90,7 @@ def test_a_player_that_does_not_exist(tmp_path, call):
 )
 def test_names_that_metrics_would_mix_up(tmp_path, players, says):
     made = {name: Player([], 1e-3, 8, 4, adapter=adapter) for name, adapter in players.items()}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ScriptError, match=says):
         make_players(tmp_path, made)
 
 
@@ -100,7 +100,7 @@ def test_names_that_metrics_would_mix_up(tmp_path, players, says):
     + [[one_reward, one_reward], [lambda **_: [1.0], lambda **_: [2.0]]],
 )
 def test_reward_functions_are_logged_by_their_names(tmp_path, rewards):
-    with pytest.raises(ValueError, match="rewards of 'ann' must be a list of functions with names"):
+    with pytest.raises(ScriptError, match="rewards of 'ann' must be a list of functions with names"):
         make_players(tmp_path, {"ann": Player(rewards, 1e-3, 8, 4)})
 
 
@@ -109,14 +109,14 @@ def test_one_adapter_has_one_rate_and_one_norm(tmp_path, what):
     players = {"ann": Player([], 1e-3, 8, 4, adapter="it")}
     players["bob"] = dataclasses.replace(players["ann"], max_tokens=12, **what)
     (name,) = what
-    with pytest.raises(ValueError, match=f"'ann' and 'bob' play with one adapter.*one {name}"):
+    with pytest.raises(ScriptError, match=f"'ann' and 'bob' play with one adapter.*one {name}"):
         make_players(tmp_path, players)
 
 
 @pytest.mark.parametrize("what", [{"group_size": 0}, {"max_tokens": 0}, {"lr": -1e-3}])
 def test_sizes_of_a_player(tmp_path, what):
     player = dataclasses.replace(Player([], 1e-3, 8, 4), **what)
-    with pytest.raises(ValueError, match="'ann': group_size .* must be at least 1, lr .* least 0"):
+    with pytest.raises(ScriptError, match="'ann': group_size .* must be at least 1, lr .* least 0"):
         make_players(tmp_path, {"ann": player})
 
 
@@ -138,7 +138,7 @@ def test_sizes_of_a_player(tmp_path, what):
     ],
 )
 def test_fields_of_trls_config_that_would_be_ignored(tmp_path, field, says):
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ScriptError, match=says):
         make_players(tmp_path, {"ann": Player([], 1e-3, 8, 4)}, **field)
 
 
