@@ -6,7 +6,7 @@ overrides TRL is here, but for `training_step`:
 
     _get_train_sampler                       a resumed run continues in a later pass over the data
     create_optimizer                         one AdamW, a parameter group per adapter
-    log                                      Trainer's own loss and rate are left out
+    log                                      Trainer's own loss, norm and rate are left out
     _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
     create_model_card                        none
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.checks import check_players, check_saved, warn_once
-from common.errors import UserError
+from common.errors import ScriptError, UserError
 from common.folder import seal
 
 import torch
@@ -84,7 +84,7 @@ class AdapterTrainer(GRPOTrainer):
             train_rows, held_out: the data as they were loaded.
         """
         if "saved" in vars(self):
-            raise ValueError("set self.saved after super().__init__, which makes it")
+            raise ScriptError("set self.saved after super().__init__, which makes it")
         check_players(players)
         _check_config(config)
         self.players, self.cfg, self.kl = players, cfg, getattr(cfg, "kl", 0.0)
@@ -132,7 +132,7 @@ class AdapterTrainer(GRPOTrainer):
         for player in self.players.values():
             if player.adapter == name:
                 return player
-        raise ValueError(f"there is no player {name!r}; there are {', '.join(self.players)}")
+        raise ScriptError(f"there is no player {name!r}; there are {', '.join(self.players)}")
 
     def parameters_of(self, adapter: str) -> list[torch.Tensor]:
         # ...q_proj.lora_A.generator.weight
@@ -147,7 +147,7 @@ class AdapterTrainer(GRPOTrainer):
         values: a number, a list or a tensor; nothing is logged if no process has any.
         """
         if "/" not in name or name.startswith("eval/"):
-            raise ValueError(
+            raise ScriptError(
                 f"log_mean: {name!r} must begin with a player's name or with co, and a slash; "
                 f"eval/ is for held-out figures"
             )
@@ -210,10 +210,11 @@ class AdapterTrainer(GRPOTrainer):
         return {a: group["lr"] for a, group in zip(adapters, groups)}[adapter]
 
     def log(self, logs: dict, start_time: float | None = None):
-        """Trainer's loss and rate are of its own optimiser step, which has nothing to do; `update`
-        logs each player's.
+        """Trainer's loss, norm and rate are of its own optimiser step, which has nothing to do;
+        `update` logs each player's.
         """
-        ours = {key: x for key, x in logs.items() if key not in ("loss", "learning_rate")}
+        theirs = ("loss", "grad_norm", "learning_rate")
+        ours = {key: x for key, x in logs.items() if key not in theirs}
         super().log(ours, start_time)
 
     def create_model_card(self, *_, **__):
@@ -280,17 +281,17 @@ NEEDED = {"max_grad_norm": 0.0, "gradient_accumulation_steps": 1, "steps_per_gen
 
 
 def _check_config(config: GRPOConfig):
-    """Raises ValueError for what GRPOTrainer would heed and this trainer does not."""
+    """Raises ScriptError for what GRPOTrainer would heed and this trainer does not."""
     usual = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     for name in [*OF_PLAYERS, *WITHOUT_EFFECT.split()]:
         if getattr(config, name, None) not in (usual.get(name), NEEDED.get(name)):
             where = "sampling, loss and advantages are not TRL's; `kl` is an argument of the script"
             if name in OF_PLAYERS:
                 where = f"it belongs to each Player, as {OF_PLAYERS[name]}"
-            raise ValueError(f"GRPOConfig({name}=...) would have no effect: {where}")
+            raise ScriptError(f"GRPOConfig({name}=...) would have no effect: {where}")
     for name, value in NEEDED.items():
         if getattr(config, name) != value:
-            raise ValueError(f"GRPOConfig({name}=...) must be {value}: `update` makes the parts")
+            raise ScriptError(f"GRPOConfig({name}=...) must be {value}: `update` makes the parts")
 
 
 def no_reward(completions, **_) -> list[float]:

@@ -194,7 +194,8 @@ def check_concat(batches: list[dict], players: list):
         if len({getattr(player, what) for player in players}) != 1:
             found = ", ".join(f"{n}: {getattr(p, what)}" for n, p in zip(names, players))
             raise ScriptError(f"concat: batches must be of one {what}; got {found}")
-    keys = [batch.keys() - {"rewarded", "components"} for batch in batches]
+    own = {"rewarded", "components", "rewards_of_advantages"}  # of some batches only
+    keys = [batch.keys() - own for batch in batches]
     if odd := set.union(*(keys[0] ^ other for other in keys)):
         hint = ""
         if "advantages" in odd:

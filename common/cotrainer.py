@@ -315,9 +315,7 @@ class CoTrainer(AdapterTrainer):
         joined = {"player": players[0].adapter}
         joined["num_items_in_batch"] = sum(batch["num_items_in_batch"] for batch in batches)
         joined["trained"] = [flag for batch in batches for flag in batch["trained"]]
-        for key in batches[0]:
-            if key in joined or key in ("components", "rewarded"):
-                continue
+        for key in set.intersection(*map(set, batches)) - {*joined, "components", "rewarded"}:
             values = [batch[key] for batch in batches]
             if key == "advantages":
                 values = [

@@ -9,7 +9,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import ScriptError, UserError
 from common.machine import on_gpu
 from common.tiny import MODELS
 
@@ -206,7 +206,7 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     for adapter in {*adapters} & ({"base_model", "model"} | parts):
         # PEFT would take the wrong weights for its own when it saves or copies an adapter
-        raise ValueError(f"an adapter cannot be called {adapter!r}: a part of the model is")
+        raise ScriptError(f"an adapter cannot be called {adapter!r}: a part of the model is")
     torch.manual_seed(seed)
     lora = LoraConfig(
         r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
