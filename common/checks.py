@@ -140,12 +140,6 @@ def check_gold(name: str, rows: list[dict]):
         warn_once(f"every prompt of the {name} shows its row's gold answer")
 
 
-def check_known(name: str, function: str, rewards: torch.Tensor):
-    """rewards: those that are not NaN, of a whole rollout."""
-    if not len(rewards):
-        warn_once(f"{function} returned no reward for any of the {name}'s completions")
-
-
 def check_rewards(batch: dict, rewards, groups: list | None):
     """What `set_rewards` is given."""
     if not isinstance(batch, dict) or "player" not in batch:
@@ -204,12 +198,6 @@ def check_concat(batches: list[dict], players: list):
         raise ScriptError(f"concat: not every batch has {', '.join(sorted(odd))}{hint}")
     for batch in batches:
         check_unchanged(batch)
-
-
-def mark_trained(batch: dict):
-    """Copies of a batch, and what concat makes of it, share its flags."""
-    for flag in batch.setdefault("trained", [[False]]):
-        flag[0] = True
 
 
 def check_step(trainer, batches):
