@@ -11,6 +11,8 @@ import re
 from contextlib import contextmanager
 
 from common.errors import ScriptError
+from common.tiny import ENDINGS
+from common.tiny.tasks import parse_question
 
 import torch
 from accelerate import PartialState
@@ -91,6 +93,17 @@ def check_prompts(name: str, prompts: list):
                 f"a prompt of the {name} ends with a message of the {messages[-1]['role']}; the "
                 f"last one must be the user's, which the {name} answers"
             )
+
+
+def check_embedded(model: str, name: str, prompts: list):
+    """Whether an embedded model has been taught to answer any of these; it ignores instructions."""
+    endings = "|".join(ENDINGS.get(model, ()))
+    texts = [prompt[-1]["content"].strip() for prompt in prompts]
+    if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
+        warn_once(
+            f"the embedded model has not been taught to answer what the {name} is asked "
+            f"({texts[0][-40:]!r}); docs/your-own-script.md lists what it understands"
+        )
 
 
 def check_rollout(trainer, name: str, rows: list[dict], group_size: int):

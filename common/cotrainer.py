@@ -209,6 +209,7 @@ class CoTrainer(AdapterTrainer):
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
         """(token ids of each prompt, those of its completion, with its end token)."""
         player, completions = self.player_named(name), []
+        checks.check_embedded(self.cfg.model, name, prompts)
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
