@@ -163,7 +163,7 @@ class Spin(CoTrainer):
     def players(args: Args) -> dict[str, Player]:
         tokens, temperature = args.solution_tokens, args.opponent_temperature
         return {
-            "player": Player([], args.lr, tokens),
+            "player": Player([], args.lr, tokens, rows=2),
             # the frozen opponent: as it is scored, always at temperature 1, and as it writes
             "opponent": Player([], 0.0, tokens, adapter="ref"),
             "writer": Player([], 0.0, tokens, temperature=temperature, adapter="ref"),
