@@ -158,6 +158,11 @@ class Spin(CoTrainer):
         self.held_out = self.with_human_answers(self.held_out, "held out")
         self.length = self.cfg.steps // self.cfg.iterations  # optimiser steps per iteration
         self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
+        if len(self.train_rows) < self.pairs_per_step:
+            raise UserError(
+                f"--dataset {self.cfg.dataset}: {len(self.train_rows)} training questions are too "
+                f"few for one step, see --questions {self.cfg.questions}."
+            )
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
