@@ -54,6 +54,8 @@ class Player:
     """its gradient is clipped to this norm; 0 = not clipped"""
     reads: int = 0
     """tokens of other players' texts in its prompt, at most: for the estimate of memory"""
+    rows: int = 1
+    """rows of a forward pass per unit of --micro-batch, 2 for pairs: for the same estimate"""
 
 
 class AdapterTrainer(GRPOTrainer):
