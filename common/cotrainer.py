@@ -139,6 +139,7 @@ class CoTrainer(AdapterTrainer):
         self.log_mean(f"{name}/learning_rate", self.learning_rate_of(player.adapter))
         if not math.isfinite(norm):
             raise self.diverged(name, f"grad_norm is {norm}")
+        checks.check_learning(self, batch, norm)
         optimizer = self.own_optimizer()
         if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
             optimizer.step()
