@@ -10,6 +10,7 @@ import gc
 import importlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,6 +85,25 @@ def pytest_collection_finish():
     through it took a third of a second each time.
     """
     gc.freeze()
+
+
+# ------------------------------------------------------------------ tables in tests/data
+def rows(text: str) -> list[list[str]]:
+    """Lines of cells between bars; indented lines belong to the last cell of the line above."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("    "):
+            found[-1][-1] += "\n" + line[4:]
+        elif " | " in line:
+            found.append(re.split(r" \|(?: |$)", line, maxsplit=2))
+    return found
+
+
+def table(name: str) -> dict[str, list[list[str]]]:
+    """Section -> its rows, of a file in tests/data."""
+    text = (ROOT / "tests" / "data" / name).read_text()
+    parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
+    return {title: rows(part) for title, part in zip(parts[1::2], parts[2::2])}
 
 
 # ------------------------------------------------------------------ runs of a script
