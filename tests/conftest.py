@@ -88,22 +88,20 @@ def pytest_collection_finish():
 
 
 # ------------------------------------------------------------------ tables in tests/data
-def rows(text: str) -> list[list[str]]:
-    """Lines of cells between bars; indented lines belong to the last cell of the line above."""
-    found = []
-    for line in text.splitlines():
-        if line.startswith("    "):
-            found[-1][-1] += "\n" + line[4:]
-        elif " | " in line:
-            found.append(re.split(r" \|(?: |$)", line, maxsplit=2))
-    return found
-
-
 def table(name: str) -> dict[str, list[list[str]]]:
-    """Section -> its rows, of a file in tests/data."""
-    text = (ROOT / "tests" / "data" / name).read_text()
-    parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
-    return {title: rows(part) for title, part in zip(parts[1::2], parts[2::2])}
+    """Section -> its rows, of a file in tests/data. A row is up to three cells between bars, - for
+    none; indented lines belong to the last cell of the line above.
+    """
+    text, found = (ROOT / "tests" / "data" / name).read_text(), {}
+    for line in text[text.index("\n== ") :].splitlines():
+        if line.startswith("== "):
+            rows = found[line[3:]] = []
+        elif line.startswith("    "):
+            rows[-1][-1] += "\n" + line[4:]
+        elif line:
+            cells = re.split(r" \|(?: |$)", line, maxsplit=2)
+            rows.append(["" if cell == "-" else cell for cell in cells])
+    return found
 
 
 # ------------------------------------------------------------------ runs of a script

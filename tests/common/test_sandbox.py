@@ -233,9 +233,9 @@ def test_large_output_arrives_whole(sandbox):
 
 # ------------------------------------------------------------------ stdin, stdout: as in a shell
 SHELL = table("right_programs.txt")["right programs"]
-SHELL += [["-", "# -*- coding: latin-1 -*-\nprint(len('\u00e9'))"], ["-", "\ufeffprint(1)"]]
-SHELL += [["-", "print(1)\r\nprint(2)\r\n"]]
-STDIN = [b"" if typed == "-" else eval(f"b'{typed}'") for typed, _ in SHELL]
+SHELL += [["", "# -*- coding: latin-1 -*-\nprint(len('\u00e9'))"], ["", "\ufeffprint(1)"]]
+SHELL += [["", "print(1)\r\nprint(2)\r\n"]]
+STDIN = [eval(f"b'{typed}'") for typed, _ in SHELL]
 
 
 @pytest.fixture(scope="module")
