@@ -50,7 +50,6 @@ def rows_of_both(trainer, batch: dict) -> dict:
 
 def update_both_ways(trainer, batch: dict):
     """First what one process would do, of which nothing remains but `expected`."""
-    trainer.player_named(batch["player"]).max_grad_norm = 0.0  # not clipped
     whole, metrics = rows_of_both(trainer, batch), dict(trainer._sums)
     parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
     with trainer.playing(batch["player"]):
