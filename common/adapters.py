@@ -96,6 +96,7 @@ class AdapterTrainer(GRPOTrainer):
         self.player = ""  # whose batch was trained last
         self.sampled_tokens = 0  # by all players, since the step began
         self.trained_adapters = set()
+        self.idle = {}  # player -> its latest updates in a row without a gradient
         self._sums = {}  # metric -> (sum, count) of this process and step
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
         config.beta = 0.0

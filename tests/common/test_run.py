@@ -8,7 +8,6 @@ import shutil
 import traceback
 from types import SimpleNamespace
 
-from common.cotrainer import CoTrainer
 from common.errors import ScriptError
 from common.run import Run, plain_errors
 
@@ -262,7 +261,9 @@ def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, monkeypatch):
 
 def test_a_mistake_of_the_script_is_shown_with_its_line(tmp_path, capsys):
     """Not the line of a library, nor of `main`."""
-    script = "def step(batch):\n    raise ScriptError('no rows')\n\ndef main():\n    step(0)\nmain()"
+    script = (
+        "def step(batch):\n    raise ScriptError('no rows')\n\ndef main():\n    step(0)\nmain()"
+    )
     compiled = compile(script, str(tmp_path / "fork.py"), "exec")
     (tmp_path / "fork.py").write_text(script)
     with pytest.raises(SystemExit) as ended, plain_errors():
