@@ -45,6 +45,8 @@ def rows_of_both(trainer, batch: dict) -> dict:
             whole[key] = torch.cat(scoring.padded(parts, left=key.startswith("prompt")))
         elif isinstance(value, torch.Tensor):  # of the whole step already
             whole[key] = value
+        elif key == "notes":
+            whole[key] = trainer.gather(value)
     return whole
 
 
