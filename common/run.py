@@ -445,6 +445,7 @@ class Run(TrainerCallback):
         ignore_keys: Trainer's, for predictions, which there are none of.
         """
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
+        trainer.control.should_evaluate = False  # or Trainer does it again where its data end
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
             torch.manual_seed(1_000_003 * (self.args.seed + 1) + PartialState().process_index)
