@@ -25,22 +25,18 @@ def launch(
     config: dict | None = None,
     **more,
 ):
-    """Train to the end, or to Ctrl-C.
+    """Train to the end, or to Ctrl-C, and return the trainer.
 
     Args:
         Trainer: the script's CoTrainer.
         load: args -> (training rows, held-out rows).
-        evaluate: (trainer, held-out rows) -> metrics; at step 0, every --eval-every steps, and at
-            the end.
+        evaluate: (trainer, held-out rows) -> metrics; at step 0, every --eval-every steps, at the
+            end.
         curves: title of a panel of the report -> its metrics.
-        prompt: a training row's question -> the messages that the row gets as its prompt; `step`
-            then gets --questions rows, each group_size times in a row. Without it `step` gets
-            nothing that it could use: its rows come from elsewhere.
+        prompt: a training row's question -> its messages; `step` then gets --questions rows, each
+            group_size times in a row. Without it `step` gets no rows that it could use.
         config: fields of GRPOConfig in which the paper differs.
         more: what the Trainer takes besides.
-
-    Returns:
-        The trainer, when the run is finished.
     """
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)

@@ -100,7 +100,9 @@ def test_names_that_metrics_would_mix_up(tmp_path, players, says):
     + [[one_reward, one_reward], [lambda **_: [1.0], lambda **_: [2.0]]],
 )
 def test_reward_functions_are_logged_by_their_names(tmp_path, rewards):
-    with pytest.raises(ScriptError, match="rewards of 'ann' must be a list of functions with names"):
+    with pytest.raises(
+        ScriptError, match="rewards of 'ann' must be a list of functions with names"
+    ):
         make_players(tmp_path, {"ann": Player(rewards, 1e-3, 8, 4)})
 
 
