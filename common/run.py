@@ -456,6 +456,7 @@ class Run(TrainerCallback):
         # trackers file what begins with eval_ under eval/, all else under train/
         logs = {f"eval_{key}": value for key, value in found.items()}
         trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+        trainer.control.should_evaluate = False  # Trainer asks again when it leaves its loop
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
