@@ -41,6 +41,7 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import gold_steps, parse_question, step_labels
 
 import torch
@@ -107,8 +108,8 @@ def verify_prompt(question: str, solution: str) -> list[dict]:
 
 
 BOXED = r"\\box(?:ed)?\{(CORRECT|INCORRECT)\}"
+VERDICTS = ("CORRECT", "INCORRECT")
 SECTION = re.compile(r"<step_verification>(.*?)</step_verification>", re.DOTALL)
-FINAL = re.compile(rf"<final_verification>\s*{BOXED}\.?\s*</final_verification>", re.IGNORECASE)
 
 
 def parse_judgement(text: str) -> tuple[list[bool], bool | None]:
@@ -120,11 +121,13 @@ def parse_judgement(text: str) -> tuple[list[bool], bool | None]:
     """
     section = SECTION.search(text)
     # a verdict that a step quotes is none: the final one comes after the steps, a step's at its end
-    final = FINAL.search(text, section.end() if section else 0)
+    _, opened, final = text[section.end() if section else 0 :].rpartition("<final_verification>")
+    final, closed, _ = final.partition("</final_verification>")
+    verdict = read_verdict(final, VERDICTS) if opened and closed else None
     steps = split_steps(section[1]) if section else []
-    found = [re.search(rf"{BOXED}\.?\s*$", step, re.IGNORECASE) for step in steps]
-    verdicts = [verdict[1].upper() == "CORRECT" for verdict in found if verdict]
-    return verdicts, final[1].upper() == "CORRECT" if final else None
+    verdicts = [read_verdict(step, VERDICTS) for step in steps]
+    final = None if verdict is None else verdict == "CORRECT"
+    return [v == "CORRECT" for v in verdicts if v], final
 
 
 def solution_format(text: str) -> float:
