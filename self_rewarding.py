@@ -68,6 +68,7 @@ from common.pairs import (
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
+from common.tasks.verdicts import read_score
 
 import torch
 import torch.nn.functional as F
@@ -136,11 +137,6 @@ both, by your own calculation, each in its own <step> </step> tags that end in \
 of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
 
 
-# read, too, is what others make of it: **Score:** $\boxed{ 1.0 }$.
-POINTS = r"\$?\\boxed\{ *(0(?:\.0)?|0?\.5|1(?:\.0)?) *\}\$?\.?\s*"
-SCORE_LINE = re.compile(rf"(?:^|\n) *(?:\*\*)?Score:? ?(?:\*\*)?:? *{POINTS}\Z")
-
-
 def score_prompt(question: str, solution: str) -> list[dict]:
     return prompt(SCORE, f"Problem: {question}\nSolution:\n{solution}\nGrade it.")
 
@@ -156,8 +152,7 @@ def parse_score(text: str) -> float | None:
     >>> parse_score("Defects: none\nScore: \\boxed{1}"), parse_score("Score: \\boxed{9}")
     (1.0, None)
     """
-    found = SCORE_LINE.search(text)
-    return float(found[1]) if found else None
+    return read_score(text, (0, 0.5, 1))
 
 
 def parse_choice(text: str) -> int | None:
