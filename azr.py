@@ -39,27 +39,36 @@ Shapes: N rows of each kind and role, B = 6 * N rows of a step, n answers for a 
 """
 
 import ast
-import os
 import random
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from common.advantage import whiten
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import (
+    Bounds,
+    Count,
+    CountOrZero,
+    RunArgs,
+    Seconds,
+    Several,
+    Share,
+    Tokens,
+    Weight,
+    per_model,
+)
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run, this_process
+from common.launch import launch
+from common.run import mean, plain_errors
 from common.sandbox import Sandbox
+from common.tasks.answers import grouped, prompt
 from common.tasks.functions import call_all, load_functions, read_arguments, read_value, same_value
 
 import torch
 import tyro
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
@@ -70,46 +79,53 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     dataset: str = "tiny"
     """the embedded functions; or a .jsonl file or hub data set with program and inputs, or MBPP's
     columns"""
-    steps: int = 32
+    steps: Count = 32
     """optimiser steps, each on both roles and all kinds (paper: 500)"""
-    questions: int = 16
+    questions: Count = 16
     """N, rows of each kind and role per step and process (paper: 64)"""
-    lr: float = per_model(tiny=1e-3, real=2e-5)
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
     kinds: Literal["all", "deduction", "no-induction"] = "all"
     """ablation: the kinds of tasks"""
     train_proposer: bool = True
     """ablation: the solver only; the proposer still plays"""
-    references: int = per_model(tiny=2, real=6)
+    references: CountOrZero = per_model(tiny=2, real=6)
     """programs that a proposer is shown, to write another one (paper: 6); ablation: 0"""
-    difficulty_samples: int = per_model(tiny=4, real=8)
+    difficulty_samples: Several = per_model(tiny=4, real=8)
     """n, answers that a task's rate is measured with (paper: 8)"""
     paper_extremes: bool = False
     """pay the proposer 0 at the rates 0 and 1, as eq. 4 says, and not -0.5 as the released code"""
-    inputs: int = per_model(tiny=6, real=10)
+    inputs: Annotated[int, Bounds(2, 100)] = per_model(tiny=6, real=10)
     """inputs of an induction task, half of them hidden from the solver (paper: 10)"""
     gate: Literal["execution", "syntax", "off", "leak"] = "execution"
     """what joins a buffer: what runs, what Python can parse, what has its parts, or what runs and
     now and then (--leak) what does not"""
-    leak: float = 0.2
+    leak: Share = 0.2
     """with --gate leak, the chance of a proposal that does not run"""
     proposer_pay: Literal["grounded", "own", "vote", "rzero"] = "grounded"
     """what the rate is measured against: execution, an answer of the model itself, or its majority;
     rzero: the same, with R-Zero's reward for rates near one half"""
     solver_pay: Literal["grounded", "vote"] = "grounded"
     """what the solver is paid for: being right, or agreeing with n other answers"""
-    seed_tasks: int = 64
+    seed_tasks: Count = 64
     """tasks of each kind at the start (paper: 256)"""
-    pool_size: int = 16_384
+    pool_size: Count = 16_384
     """most tasks of a kind (released code: 16,384)"""
-    proposal_tokens: int = per_model(tiny=96, real=1024)
+    proposal_tokens: Tokens = per_model(tiny=96, real=1024)
     """length limit of a proposal (paper: 8096)"""
-    answer_tokens: int = per_model(tiny=96, real=1024)
+    answer_tokens: Tokens = per_model(tiny=96, real=1024)
     """length limit of an answer (paper: 8096)"""
-    time_limit: float = 1.0
+    time_limit: Seconds = 1.0
     """CPU seconds of one run of a program (released code: 10, by the clock)"""
     unsafe_sandbox: bool = False
     """run model-written code even where a layer of the sandbox is missing on this machine"""
+
+    def check(self):
+        if self.seed_tasks > self.pool_size:
+            seeds = f"--seed-tasks {self.seed_tasks}"
+            raise UserError(f"{seeds} must be at most --pool-size {self.pool_size}.")
+        if self.questions < 2:
+            raise UserError("--questions 1: advantages compare two rows of a kind and role.")
 
 
 KINDS = ("deduction", "abduction", "induction")
@@ -165,7 +181,7 @@ def solve_prompt(task: dict) -> list[dict]:
         pairs = list(zip(task["inputs"], task["outputs"]))[: shown(task)]
         examples = "".join(f"{given}->{returned}\n" for given, returned in pairs)
         user = f"Examples:\n{examples}Message: {task['message']}\nWrite the program."
-    return [{"role": "system", "content": SOLVE[task["kind"]]}, {"role": "user", "content": user}]
+    return prompt(SOLVE[task["kind"]], user)
 
 
 def propose_prompt(kind: str, references: list[dict], inputs: int) -> list[dict]:
@@ -175,8 +191,7 @@ def propose_prompt(kind: str, references: list[dict], inputs: int) -> list[dict]
     else:
         parts = [f"{fenced(t['program'])}\n```input\n{t['inputs'][0]}\n```\n" for t in references]
         user = f"{''.join(parts)}Propose a program and its input."
-    system = PROPOSE[kind].format(inputs=inputs)
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return prompt(PROPOSE[kind].format(inputs=inputs), user)
 
 
 def shown(task: dict) -> int:
@@ -325,24 +340,39 @@ def task_role_advantages(rewards: torch.Tensor, group: torch.Tensor) -> torch.Te
 class Azr(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates.
 
-    The buffers are in `memory`, the same on all processes: kind -> tasks, oldest first, and how
+    The buffers are in `saved`, the same on all processes: kind -> tasks, oldest first, and how
     many of them joined in the last step. A task is {kind, program, inputs, outputs, message, runs};
     one whose program does not run has the outputs that the model itself expects.
     """
 
-    def __init__(
-        self, model, cfg: Args, sandbox: Sandbox, seeds: dict[str, list], held_out, **kwargs
-    ):
-        self.cfg, self.sandbox, self.example = cfg, sandbox, ""
-        self.never = {bare(task["program"]) for task in held_out}  # what may not join a buffer
-        self.kinds = {"all": KINDS, "deduction": KINDS[:1], "no-induction": KINDS[:2]}[cfg.kinds]
-        # without reward functions: `step` pays when the programs have been run
-        players = {
-            "proposer": Player([], cfg.lr, cfg.proposal_tokens, group_size=1, adapter="agent"),
-            "solver": Player([], cfg.lr, cfg.answer_tokens, group_size=1, adapter="agent"),
+    def __init__(self, *inputs, sandbox: Sandbox):
+        super().__init__(*inputs)
+        self.sandbox, self.kinds = sandbox, kinds_of(self.cfg)
+        found = [seed_tasks(rows, sandbox, self.cfg) for rows in (self.train_rows, self.held_out)]
+        # a program near the time limit may run in one process and not in another
+        seeds, held_out = broadcast_object_list(found)
+        # what may not join a buffer, whatever its comments or spaces
+        self.never = {bare(task["program"]) for tasks in held_out.values() for task in tasks}
+        for kind, tasks in seeds.items():
+            seeds[kind] = [task for task in tasks if bare(task["program"]) not in self.never]
+        if not all(seeds[kind] and held_out[kind] for kind in self.kinds):
+            raise UserError(
+                f"--dataset {self.cfg.dataset}: no program of its training or held-out part makes "
+                f"a task of every kind; they must define f, run, and have two inputs."
+            )
+        # as many questions as asked for, equally many of each kind
+        self.held_out = [t for kind in self.kinds for t in held_out[kind][:: len(self.kinds)]]
+        self.saved = {"buffers": seeds, "new": dict.fromkeys(self.kinds, 0)}
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        """Without reward functions: `step` rewards them when the programs have been run."""
+        shared = {"group_size": 1, "adapter": "agent"}
+        proposal, reads = args.proposal_tokens, args.references * args.proposal_tokens
+        return {
+            "proposer": Player([], args.lr, proposal, reads=reads, **shared),
+            "solver": Player([], args.lr, args.answer_tokens, reads=proposal, **shared),
         }
-        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.memory = {"buffers": seeds, "new": dict.fromkeys(self.kinds, 0)}
 
     def step(self, rows):
         """The loader's rows are not used. Tasks and references come from the buffers as the last
@@ -352,7 +382,6 @@ class Azr(CoTrainer):
         proposals = self.propose(references)
         solutions = self.solve(tasks)
         batch = self.concat([proposals, solutions])
-        batch["player"] = "agent"
         of = [KINDS.index(kind) for kind, _ in references]
         of += [3 + KINDS.index(task["kind"]) for task in tasks]
         group = torch.tensor(of).to(batch["rewards"])  # (B,): role and kind of each row
@@ -367,7 +396,7 @@ class Azr(CoTrainer):
         """(kind, references) of 3 N proposals, and 3 N tasks to solve: the ones that joined in the
         last step, and others at random.
         """
-        cfg, buffers = self.cfg, self.memory["buffers"]
+        cfg, buffers = self.cfg, self.saved["buffers"]
         rng = random.Random(f"{cfg.seed} {self.state.global_step}")
         count = cfg.questions * self.accelerator.num_processes  # everyone's; each takes its share
         references, tasks = [], []
@@ -378,7 +407,7 @@ class Azr(CoTrainer):
             else:
                 some = min(cfg.references, len(buffers[kind]))
                 references += [(kind, rng.sample(buffers[kind], some)) for _ in range(count)]
-            newest = buffers[kind][len(buffers[kind]) - self.memory["new"][kind] :][-count:]
+            newest = buffers[kind][len(buffers[kind]) - self.saved["new"][kind] :][-count:]
             tasks += newest + rng.choices(buffers[kind], k=count - len(newest))
         return self.my_share(references), self.my_share(tasks)
 
@@ -407,7 +436,7 @@ class Azr(CoTrainer):
                 extremes = 0.0 if cfg.paper_extremes else -0.5
                 formed = task is not None
                 rewards[i] = proposer_reward(i in valid, formed, rate.get(i, 0.0), extremes)
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         self.join(list(valid.values()))
         self.report_proposals(batch, references, tasks, valid, rate)
         return batch
@@ -468,7 +497,7 @@ class Azr(CoTrainer):
                 for answer, some in zip(answers, said)
             ]
         rewards = [solver_reward(answer is not None, p) for answer, p in zip(answers, paid)]
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         self.report_solutions(batch, tasks, answers, right, paid)
         return batch
 
@@ -508,10 +537,10 @@ class Azr(CoTrainer):
         fresh = [task for task in tasks if bare(task["program"]) not in self.never]
         tasks = self.gather([{k: v for k, v in task.items() if k != "own"} for task in fresh])
         for kind in self.kinds:
-            buffer, new = self.memory["buffers"][kind], [t for t in tasks if t["kind"] == kind]
+            buffer, new = self.saved["buffers"][kind], [t for t in tasks if t["kind"] == kind]
             buffer += new
             del buffer[: max(0, len(buffer) - self.cfg.pool_size)]
-            self.memory["new"][kind] = min(len(new), len(buffer))
+            self.saved["new"][kind] = min(len(new), len(buffer))
 
     # --- what is logged and shown; nothing below affects training
     def report_proposals(self, batch, references, tasks, valid, rate):
@@ -521,7 +550,7 @@ class Azr(CoTrainer):
         self.log_mean("proposer/rate", list(rate.values()))
         self.log_mean("proposer/too_easy", [r == 1 for r in rate.values()])
         self.log_mean("proposer/too_hard", [r == 0 for r in rate.values()])
-        everything = [task for kind in self.kinds for task in self.memory["buffers"][kind]]
+        everything = [task for kind in self.kinds for task in self.saved["buffers"][kind]]
         self.log_mean("co/tasks", len(everything))
         self.log_mean("co/tasks_that_run", [task["runs"] for task in everything])
         for i, note in enumerate(batch["notes"]):
@@ -529,7 +558,6 @@ class Azr(CoTrainer):
             note["runs"], note["rate"] = runs[i], rate.get(i)
             if i in valid:
                 note["outputs"] = valid[i]["outputs"]
-        self.example = f"--- proposed\n{batch['texts'][0]}\n---"
 
     def report_solutions(self, batch, tasks, answers, right, paid):
         truly = [hit and task["runs"] for hit, task in zip(right, tasks)]
@@ -541,13 +569,6 @@ class Azr(CoTrainer):
         self.log_mean("co/paid_minus_true", mean(paid) - mean(truly))
         for note, task, answer, hit in zip(batch["notes"], tasks, answers, truly):
             note |= {"kind": task["kind"], "answer": answer, "right": hit}
-        question, answer = batch["notes"][0]["prompt"], batch["texts"][0]
-        self.example += f" {question}\n{answer}\n---"
-
-
-def grouped(values: list, size: int) -> list[list]:
-    """B values of adjacent groups -> a list per group."""
-    return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 # ------------------------------------------------------------------ evaluation
@@ -578,7 +599,7 @@ def evaluate(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
     runs = trainer.in_parallel(lambda share: [None not in trainer.run(c) for c in share], calls)
     fine = [t is not None and is_well_formed(t) and ran for t, ran in zip(tasks, runs)]
     result["proposer/valid"] = mean(fine)
-    buffers = [trainer.memory["buffers"][kind] for kind in trainer.kinds]
+    buffers = [trainer.saved["buffers"][kind] for kind in trainer.kinds]
     known = {task["program"] for some in (held_out, *buffers) for task in some}
     written = [task["program"] for task in tasks if task and task["kind"] != "induction"]
     result["proposer/new"] = mean([program not in known for program in written])
@@ -591,6 +612,10 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
     "proposer": ["proposer/valid", "proposer/rate", "proposer/too_easy", "proposer/too_hard"],
     "against the truth": ["co/paid_minus_true", "co/tasks_that_run"],
 }
+
+
+def kinds_of(args: Args) -> tuple[str, ...]:
+    return {"all": KINDS, "deduction": KINDS[:1], "no-induction": KINDS[:2]}[args.kinds]
 
 
 def seed_tasks(rows: list[dict], sandbox: Sandbox, args: Args) -> dict[str, list]:
@@ -613,54 +638,15 @@ def seed_tasks(rows: list[dict], sandbox: Sandbox, args: Args) -> dict[str, list
     return tasks
 
 
-def main(args: Args):
-    kinds = {"all": 3, "deduction": 1, "no-induction": 2}[args.kinds]
-    rows = 2 * kinds * args.questions
-    args = fill_in(args, rows)
-    if args.seed_tasks > args.pool_size:
-        seeds = f"--seed-tasks {args.seed_tasks}"
-        raise UserError(f"{seeds} must be at most --pool-size {args.pool_size}.")
-    processes = this_process(args.model).num_processes
-    if args.questions * processes < 2:
-        raise UserError("--questions 1: advantages compare at least two rows of a kind and role.")
-    proposal = args.proposal_tokens
-    turns = [(args.references * proposal, proposal), (proposal, args.answer_tokens)]
-    check_memory(args, turns, adapters=1)
-    train, held_out = load_functions(
+def load(args: Args):
+    return load_functions(
         args.dataset, args.seed_tasks, args.eval_questions, args.inputs, args.seed
     )
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(args.model, ["agent"], args.lora_rank, args.four_bit, args.seed)
-    differing = {"ddp_find_unused_parameters": False}  # the one adapter is trained in every update
-    unused = [{"prompt": [{"role": "user", "content": ""}]}] * rows * processes
-    workers = max(1, os.cpu_count() // processes)
-    with Sandbox(workers, args.unsafe_sandbox) as sandbox:
-        found = [seed_tasks(some, sandbox, args) for some in (train, held_out)]
-        # a program near the time limit may run in one process and not in another
-        seeds, asked = broadcast_object_list(found)
-        # nor may a held-out one be learnt from that has other comments or spaces
-        never = {bare(task["program"]) for some in asked.values() for task in some}
-        for kind, some in seeds.items():
-            seeds[kind] = [task for task in some if bare(task["program"]) not in never]
-        wanted = KINDS[:kinds]
-        if not all(seeds[kind] and asked[kind] for kind in wanted):
-            raise UserError(
-                f"--dataset {args.dataset}: no program of its training or held-out part makes a "
-                f"task of every kind; they must define f, run, and have two inputs."
-            )
-        # as many questions as asked for, all kinds alike
-        asked = [task for kind in wanted for task in asked[kind][:: len(wanted)]]
-        trainer = Azr(
-            model,
-            args,
-            sandbox,
-            seeds,
-            asked,
-            args=grpo_config(args, run.folder, rows, **differing),
-            train_dataset=Dataset.from_list(unused),  # Trainer needs rows to loop over
-            processing_class=tokenizer,
-        )
-        run.train(trainer, lambda: evaluate(trainer, asked), args, CURVES)
+
+
+def main(args: Args):
+    with Sandbox(unsafe=args.unsafe_sandbox) as sandbox:
+        launch(Azr, args, load, evaluate, CURVES, sandbox=sandbox)
 
 
 if __name__ == "__main__":

@@ -45,37 +45,35 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import whiten
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run, this_process
-from common.tasks.answers import boxed, is_correct
-from common.tasks.math import are_new, load_questions
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_questions
 from common.tiny.tasks import parse_question
 
 import torch
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 48
+    steps: Count = 48
     """optimiser steps, each on all three roles (paper: 300)"""
-    questions: int = 32
+    questions: Count = 32
     """N, rows of each role per step and process (paper: 128)"""
-    lr: float = per_model(tiny=1e-3, real=2e-5)
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
-    reference_share: float = 0.5
+    reference_share: Share = 0.5
     """share of proposals that start from a question of the pool (paper: 0, 0.5 or 1)"""
-    seed_questions: int = 256
+    seed_questions: Count = 256
     """questions in the pool at the start, without answers (paper: 967; 16 of its own in "zero")"""
-    pool_size: int = 10_000
+    pool_size: Count = 10_000
     """most questions in one pool, most pairs in the other (released code: 10,000 questions)"""
-    difficulty_samples: int = 5
+    difficulty_samples: Several = 5
     """answers that a question's difficulty is measured with (paper: 5)"""
     judge_reward: Literal["format", "agreement"] = "format"
     """what the judge is paid for: its format (paper), or also for agreeing with gold answers to
@@ -90,12 +88,22 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation of table 6: without it all questions join the pool and are paid for difficulty"""
     format_reward: bool = True
     """ablation of table 6: without it all format terms are 0"""
-    solution_tokens: int = per_model(tiny=80, real=1024)
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution, and of a proposal (paper: 8192)"""
-    judgement_tokens: int = per_model(tiny=96, real=1024)
+    judgement_tokens: Tokens = per_model(tiny=96, real=1024)
     """length limit of a judgement (paper: 8192)"""
-    silent_share: float = 0.5
+    silent_share: Share = 0.5
     """the run stops when in three steps in a row more than this share of judgements has no score"""
+
+    def check(self):
+        if not (self.train_proposer or self.train_solver or self.train_judge):
+            parts = "--no-train-proposer, --no-train-solver and --no-train-judge"
+            raise UserError(f"{parts} leave nobody to train.")
+        if self.questions < 2:
+            raise UserError("--questions 1: rewards are compared within a role; take 2 or more.")
+        if self.seed_questions >= self.pool_size:
+            seeds = f"--seed-questions {self.seed_questions}"
+            raise UserError(f"{seeds} must be less than --pool-size {self.pool_size}.")
 
 
 QUALITY_GATE = 0.7  # a score of 8 or more (paper sec. 4.1)
@@ -105,13 +113,6 @@ PATIENCE = 3  # hopeless steps in a row that end the run
 WHITEN_EPS = 1e-4  # under the root: std is at least a hundredth, so rounding noise stays noise
 
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
 PROPOSE = """Write one new problem that is hard but can be solved by reasoning alone:
 self-contained, with one right answer that does not depend on taste, trivia or today's world. If
 there is a reference problem, keep its kind of reasoning, make it harder and change what it is
@@ -126,14 +127,6 @@ JUDGE_QUESTION = """Score a question from 1 to 10. First think inside of <think>
 3: it cannot be solved, is unsafe, leaves everything open, or is no question. 4 to 7: it is
 ambiguous or lacks a condition. 8 to 10: it is clear, sound and can be solved as it stands. Then
 write the number alone inside of one pair of <score> </score> tags."""
-
-
-def prompt(system: str, user: str) -> list[dict]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return prompt(SOLVE, question)
 
 
 def propose_prompt(reference: str | None) -> list[dict]:
@@ -261,27 +254,50 @@ def add_questions(pool: list[str], new: list[str], seeds: int, size: int, never:
     del pool[seeds : seeds + max(0, len(pool) - size)]
 
 
+def are_new(questions: list[str], pool: list[str], n: int = 10) -> list[bool]:
+    """Whether less than half of a question's n-grams, runs of n words or symbols, are in the pool.
+
+    With n = 10, 99 % of embedded questions drawn afresh are new to a pool of 2,000, and 93 % of
+    the hard ones. The words of a shorter question are its one n-gram.
+    """
+    words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in questions + pool]
+    grams = [{tuple(w[i : i + n]) for i in range(max(1, len(w) - n + 1))} for w in words]
+    known = set().union(*grams[len(questions) :])
+    return [2 * len(own & known) < len(own) for own in grams[: len(questions)]]
+
+
 # ------------------------------------------------------------------ the trainer
-ROLES = ("proposer", "solver", "judge")
-
-
 class Mae(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates.
 
-    Both pools are in `memory`, the same on all processes.
+    Both pools are in `saved`, the same on all processes.
     """
 
-    def __init__(self, model, cfg: Args, seeds: list[str], gold: list[dict], held_out, **kwargs):
-        self.cfg, self.gold, self.example, self.trouble = cfg, gold, "", ""
-        self.never = {row["question"] for row in held_out}  # what may not join the pool
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        cfg = self.cfg
+        # the seeds come without their answers; copies among them are dropped
+        rows, self.gold = (
+            self.train_rows[: cfg.seed_questions],
+            self.train_rows[cfg.seed_questions :],
+        )
+        if cfg.judge_reward == "agreement" and not self.gold:
+            missing = "all questions are seeds, none is left for --judge-reward agreement"
+            raise UserError(f"--dataset {cfg.dataset}: {missing}.")
+        seeds = list(dict.fromkeys(row["question"] for row in rows))
         self.gate = QUALITY_GATE if cfg.quality_gate else 0.0
-        solution, judgement = cfg.solution_tokens, cfg.judgement_tokens
-        players = {
-            role: Player([format_reward], cfg.lr, limit, group_size=1, adapter="agent")
-            for role, limit in zip(ROLES, (solution, solution, judgement))
+        self.trouble = ""  # why the run ends early
+        self.saved = {"questions": seeds, "seeds": len(seeds), "pairs": [], "hopeless_steps": 0}
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        shared = {"group_size": 1, "adapter": "agent"}
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        return {
+            "proposer": Player([format_reward], args.lr, solution, **shared),
+            "solver": Player([format_reward], args.lr, solution, **shared),
+            "judge": Player([format_reward], args.lr, judgement, reads=solution, **shared),
         }
-        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.memory = {"questions": seeds, "seeds": len(seeds), "pairs": [], "hopeless_steps": 0}
 
     def step(self, rows):
         """The loader's rows are not used: all roles get theirs from the pools, as the last step
@@ -289,29 +305,27 @@ class Mae(CoTrainer):
         """
         cfg = self.cfg
         references, questions, pairs = self.draw()
-        self.judgements = []  # of this step, those that only make rewards
-        batches = [self.propose(references)]
+        batch, judgements = self.propose(references)
+        batches = [batch]
         if questions:
-            batches.append(self.solve(questions))
+            batch, more = self.solve(questions)
+            batches, judgements = [*batches, batch], judgements + more
         if pairs:
             batches.append(self.judge(pairs))
-        self.stop_if_hopeless()
+        self.stop_if_hopeless(judgements)
 
         batch = self.concat(batches)
-        batch["player"] = "agent"  # in the metrics, even where only the proposer has played
-        roles = [ROLES.index(note["player"]) for note in batch["notes"]]
-        part = torch.tensor(roles).to(batch["rewards"])  # (B,), each row's role
         # A = (r - mean) / std within each role, over the rows of all processes
-        A = self.over_all_processes(part_whiten, batch["rewards"], part)  # (B,)
-        trained = torch.tensor([cfg.train_proposer, cfg.train_solver, cfg.train_judge])
-        batch["advantages"] = A * trained[roles].to(A)
+        A = self.over_all_processes(part_whiten, batch["rewards"], batch["rollout"])  # (B,)
+        trained = torch.tensor([getattr(cfg, f"train_{b['player']}") for b in batches])
+        batch["advantages"] = A * trained.to(A)[batch["rollout"]]
         return [batch]
 
     def draw(self) -> tuple[list, list, list]:
         """N references (None: propose without one), N questions, N pairs; questions and pairs are
         empty while their pool is.
         """
-        cfg, D, S = self.cfg, self.memory["questions"], self.memory["pairs"]
+        cfg, D, S = self.cfg, self.saved["questions"], self.saved["pairs"]
         rng = random.Random(f"{cfg.seed} {self.state.global_step}")
         count = cfg.questions * self.accelerator.num_processes  # everyone's; each takes its share
         references = draw_references(rng, D, cfg.reference_share, count)
@@ -325,20 +339,21 @@ class Mae(CoTrainer):
             rng.shuffle(pairs)
         return self.my_share(references), self.my_share(questions), self.my_share(pairs)
 
-    def propose(self, references: list[str | None]) -> dict:
+    def propose(self, references: list[str | None]) -> tuple[dict, list[str]]:
+        """The batch, and the judgements that made its rewards."""
         cfg, n = self.cfg, self.cfg.difficulty_samples
         prompts = [propose_prompt(reference) for reference in references]
         batch = self.rollout("proposer", [{"prompt": p, "tag": "question"} for p in prompts])
         questions = [proposed_question(text) for text in batch["texts"]]
         written = [i for i, question in enumerate(questions) if question]
         # quality = V(q)
-        V, _ = self.values([judge_question_prompt(questions[i]) for i in written])
+        V, of_questions = self.values([judge_question_prompt(questions[i]) for i in written])
         quality = dict(zip(written, V))
         # difficulty = 1 - mean of V(a, q) over n answers; sampled where it counts, above the gate
         good = [i for i in written if quality[i] >= self.gate]
         tried = [questions[i] for i in good for _ in range(n)]
         answers = self.generate("solver", [solve_prompt(question) for question in tried])
-        V, _ = self.values(map(judge_answer_prompt, tried, map(shown_answer, answers)))
+        V, of_answers = self.values(map(judge_answer_prompt, tried, map(shown_answer, answers)))
         difficulty = dict.fromkeys(written, 0.0)
         difficulty |= {i: 1 - mean(V[k * n : (k + 1) * n]) for k, i in enumerate(good)}
         # r = (quality + difficulty + format) / 3; no question, no reward
@@ -346,14 +361,15 @@ class Mae(CoTrainer):
         rewards = torch.zeros(len(questions))
         for i in written:
             rewards[i] = proposer_reward(quality[i], difficulty[i], formats[i], self.gate)
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         new = self.gather([questions[i] for i in good])
-        seeds = self.memory["seeds"]
-        add_questions(self.memory["questions"], new, seeds, cfg.pool_size, self.never)
+        seeds = self.saved["seeds"]
+        add_questions(self.saved["questions"], new, seeds, cfg.pool_size, self.held_out_questions)
         self.report_proposals(batch, quality, difficulty, good)
-        return batch
+        return batch, of_questions + of_answers
 
-    def solve(self, questions: list[str]) -> dict:
+    def solve(self, questions: list[str]) -> tuple[dict, list[str]]:
+        """The batch, and the judgements that made its rewards."""
         cfg = self.cfg
         prompts = [solve_prompt(question) for question in questions]
         batch = self.rollout("solver", [{"prompt": p, "tag": "answer"} for p in prompts])
@@ -361,13 +377,13 @@ class Mae(CoTrainer):
         V, judgements = self.values(map(judge_answer_prompt, questions, answers))
         # r = (V(a, q) + format) / 2
         formats = batch["rewards"] * cfg.format_reward  # (N,)
-        self.pay(batch, (torch.tensor(V).to(formats) + formats) / 2)
+        self.set_rewards(batch, (torch.tensor(V).to(formats) + formats) / 2)
         pairs = [{"question": q, "answer": a, "right": None} for q, a in zip(questions, answers)]
         if cfg.judge_reward == "agreement":
             pairs = self.pairs_with_gold()
-        self.memory["pairs"] = (self.memory["pairs"] + self.gather(pairs))[-cfg.pool_size :]
+        self.saved["pairs"] = (self.saved["pairs"] + self.gather(pairs))[-cfg.pool_size :]
         self.report_solutions(batch, V, judgements)
-        return batch
+        return batch, judgements
 
     def judge(self, pairs: list[dict]) -> dict:
         prompts = [judge_answer_prompt(pair["question"], pair["answer"]) for pair in pairs]
@@ -379,7 +395,7 @@ class Mae(CoTrainer):
             agreement = [0.0 if v is None else 1 - abs(v - p["right"]) for v, p in zip(V, pairs)]
             rewards = (rewards + torch.tensor(agreement).to(rewards)) / 2
             self.report_agreement(batch, pairs, agreement)
-        self.pay(batch, rewards)
+        self.set_rewards(batch, rewards)
         return batch
 
     def values(self, prompts) -> tuple[list[float], list[str]]:
@@ -387,7 +403,6 @@ class Mae(CoTrainer):
         trained on.
         """
         texts = self.generate("judge", list(prompts))
-        self.judgements += texts
         V = [judge_score(text) for text in texts]
         return [NEUTRAL if v is None else v for v in V], texts
 
@@ -403,20 +418,20 @@ class Mae(CoTrainer):
             for row, text, r in zip(rows, texts, right)
         ]
 
-    def stop_if_hopeless(self):
+    def stop_if_hopeless(self, judgements: list[str]):
         """Without scores all rewards are neutral, without questions there is nothing to solve.
         After PATIENCE such steps in a row this one is the last; main() says why.
         """
-        silent = mean(self.gather([judge_score(text) is None for text in self.judgements]))
+        silent = mean(self.gather([judge_score(text) is None for text in judgements]))
         self.log_mean("judge/unparsable", silent)
         trouble = ""
-        if not self.memory["questions"]:
+        if not self.saved["questions"]:
             trouble = "the pool was empty: no --seed-questions, no proposal of quality 0.7"
         if silent > self.cfg.silent_share:
             limit = f"--judgement-tokens {self.cfg.judgement_tokens}"
             trouble = f"{silent:.0%} of the judgements had no <score> within {limit}"
-        self.memory["hopeless_steps"] = self.memory["hopeless_steps"] + 1 if trouble else 0
-        if self.memory["hopeless_steps"] >= PATIENCE:
+        self.saved["hopeless_steps"] = self.saved["hopeless_steps"] + 1 if trouble else 0
+        if self.saved["hopeless_steps"] >= PATIENCE:
             self.trouble = f"step {self.state.global_step + 1}: {trouble}"
             self.state.max_steps = self.state.global_step + 1
 
@@ -428,15 +443,12 @@ class Mae(CoTrainer):
         self.log_mean("proposer/quality", list(quality.values()))
         self.log_mean("proposer/difficulty", [difficulty[i] for i in good])
         self.log_mean("proposer/accepted", len(good) / len(batch["notes"]))
-        self.log_mean("co/questions", len(self.memory["questions"]))
-        self.example = f"--- proposed\n{batch['texts'][0]}\n---"
+        self.log_mean("co/questions", len(self.saved["questions"]))
 
     def report_solutions(self, batch, V, judgements):
         for note, v, judgement in zip(batch["notes"], V, judgements):
             note["rewards"]["judged"], note["judgement"] = v, judgement
         self.log_mean("solver/judged", V)
-        question, solution = batch["notes"][0]["prompt"], batch["texts"][0]
-        self.example += f" {question}\n{solution}\n--- the judge\n{judgements[0]}\n---"
 
     def report_agreement(self, batch, pairs, agreement):
         for note, pair, a in zip(batch["notes"], pairs, agreement):
@@ -474,37 +486,34 @@ def evaluate(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
     every time.
     """
     n = trainer.cfg.eval_samples
-    prompts = [solve_prompt(row["question"]) for row in held_out]
-
-    def right(texts: list[str], samples: int = 1) -> list[bool]:
-        rows = [row for row in held_out for _ in range(samples)]
-        return [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
 
     def judged(texts: list[str], greedy: bool = False) -> list[float | None]:
         answers = [(row["question"], shown_answer(text)) for row, text in zip(held_out, texts)]
         asked = [judge_answer_prompt(*answer) for answer in answers]
         return [judge_score(text) for text in trainer.generate_all("judge", asked, greedy)]
 
-    texts = trainer.generate_all("solver", [prompt for prompt in prompts for _ in range(n)])
+    texts, right = solve(trainer, "solver", held_out, n)
     first = texts[::n]
-    base = trainer.memory.setdefault("base_solutions", first)  # step 0: the solver is the base
+    base = trainer.saved.setdefault("base_solutions", first)  # step 0: the solver is the base
+    base_right = [is_correct(text, row["answer"]) for text, row in zip(base, held_out)]
     V, V_base = judged(first), judged(base)
     opinion = mean([NEUTRAL if v is None else v for v in V])
     # proposals, with references as in training
-    D, share = trainer.memory["questions"], trainer.cfg.reference_share
+    D, share = trainer.saved["questions"], trainer.cfg.reference_share
     references = draw_references(random.Random(0), D, share, len(held_out[::4]))
     proposals = trainer.generate_all("proposer", [propose_prompt(r) for r in references])
 
+    _, greedy = solve(trainer, "solver", held_out, greedy=True)
     result = {
-        "solver/greedy": mean(right(trainer.generate_all("solver", prompts, greedy=True))),
-        "solver/accuracy": mean(right(texts, n)),
+        "solver/greedy": mean(greedy),
+        "solver/accuracy": mean(right),
         "solver/judged": opinion,
-        "co/flattery": opinion - mean(right(first)),
+        "co/flattery": opinion - mean(right[::n]),
         "judge/unparsable": mean([v is None for v in V + V_base]),
     }
-    for key, value in against_gold(V_base, right(base)).items():
+    for key, value in against_gold(V_base, base_right).items():
         result[f"judge/{key}"] = value
-    for key, value in against_gold(judged(base, greedy=True), right(base)).items():
+    for key, value in against_gold(judged(base, greedy=True), base_right).items():
         result[f"judge/{key}_greedy"] = value
     questions = [proposed_question(text) for text in proposals]
     well_formed = [q != "" and tag_format(t, "question") == 1 for q, t in zip(questions, proposals)]
@@ -524,45 +533,17 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    rows = 3 * args.questions
-    args = fill_in(args, rows)
-    if not (args.train_proposer or args.train_solver or args.train_judge):
-        parts = "--no-train-proposer, --no-train-solver and --no-train-judge"
-        raise UserError(f"{parts} leave nobody to train.")
-    if args.questions % 2:
-        raise UserError(f"--questions {args.questions} must be even.")
-    if args.seed_questions >= args.pool_size:
-        seeds = f"--seed-questions {args.seed_questions}"
-        raise UserError(f"{seeds} must be less than --pool-size {args.pool_size}.")
-    turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
-    check_memory(args, turns, adapters=1)
+def load(args: Args):
     wanted = args.seed_questions + GOLD_QUESTIONS * (args.judge_reward == "agreement")
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    # the seeds go without their answers; copies among them are dropped
-    seeds = list(dict.fromkeys(row["question"] for row in train[: args.seed_questions]))
-    gold = train[args.seed_questions :]
-    if args.judge_reward == "agreement" and not gold:
-        missing = "all questions are seeds, none is left for --judge-reward agreement"
-        raise UserError(f"--dataset {args.dataset}: {missing}.")
-    model, tokenizer = load_model(args.model, ["agent"], args.lora_rank, args.four_bit, args.seed)
-    unused = [{"prompt": propose_prompt(None)}] * rows * this_process(args.model).num_processes
-    trainer = Mae(
-        model,
-        args,
-        seeds,
-        gold,
-        held_out,
-        args=grpo_config(args, run.folder, rows),
-        train_dataset=Dataset.from_list(unused),  # Trainer needs rows to loop over
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    trainer = launch(Mae, args, load, evaluate, CURVES)
     if trainer.trouble:
         raise UserError(
             f"{trainer.trouble} for {PATIENCE} steps in a row. The run ends; its checkpoint is in "
-            f"{run.folder}."
+            f"{trainer.args.output_dir}."
         )
 
 

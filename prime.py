@@ -7,32 +7,33 @@ r"""PRIME: train a policy on token rewards from a reward model that learns onlin
 
 The loop (algorithm 1)
     repeat
-      sample K responses per question; keep groups with right and wrong ones (in the released
-      script an accuracy in [0.2, 0.8], at K = 4); further questions until P groups are there
-
-    PRM      d_t = log pi_prm(y_t) - log pi_ref(y_t)
-             loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome             eq. 2
-    POLICY   d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
-             minus leave-one-out baselines, added 1:1, then whitened as released            eq. 5
-             loss in common/cotrainer.py, `CoTrainer.loss`                                  eq. 6
+      FILTER = `fill_batch`
+        sample K responses per question, keep the groups with right and wrong ones, sample further
+        questions until there are P groups
+      PRM = `prm_batch` and `loss`
+        d_t = log pi_prm(y_t) - log pi_ref(y_t)
+        loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome                 eq. 2
+      POLICY = `credit`; its loss is `CoTrainer.loss` in common/cotrainer.py
+        d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
+        minus leave-one-out baselines, added 1:1, then whitened as released             eq. 5, 6
 
 The PRM is a language model that never sees a step label: trained to tell correct responses from
-wrong ones by its log-ratio to a reference, it spreads that judgement over the tokens. Policy, PRM
-and reference start as the same model, so the first process rewards are 0.
+wrong ones by its log-ratio to a reference, it spreads that judgement over the tokens.
 
 What we changed and it matters (the full list is in docs/prime.md)
     1. Policy and PRM are LoRA adapters on one base, and the base is the reference; the paper has
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
-    3. The released code divides process rewards by the largest return-to-go on a device; here it
-       is that of the whole batch. While this is no larger than rounding can make it, which is
-       measured in the first step, process rewards are 0: at the start PRM and reference are equal.
-    4. One update of each player per batch; four in the paper, and in the released code later
-       quarters are scored by a PRM that has already been updated.
-    5. Scoring is a forward pass of its own; the released code scores in the PRM's training pass.
-    6. The released code samples until the batch is full; here, after `--max-refills` rounds, the
-       step runs on the groups there are.
+    3. Process rewards are divided by the largest return-to-go of the batch; the released code takes
+       that of each device. PRM and reference start equal, so d is rounding noise at first: process
+       rewards stay 0 until d exceeds the noise measured in step 1.
+    4. One update of each player per batch. The paper has four; in the released code minibatches 2
+       to 4 are scored by an already updated PRM.
+    5. The PRM scores in a separate forward pass; the released code takes the scores from its
+       training pass.
+    6. If `--max-refills` rounds of sampling do not fill the batch, the step trains on the groups
+       there are; the released code samples until it is full.
     7. An offline PRM (--prm-warmup 15 --prm-update none) learns from the untrained policy's
        responses; the paper's was trained on 500,000 others.
 
@@ -42,77 +43,88 @@ Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import leave_one_out, return_to_go, whiten
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.advantage import return_to_go, whiten
+from common.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Scale,
+    Share,
+    Tokens,
+    Weight,
+    per_model,
+)
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
-from common.run import mean, plain_errors, start_run
-from common.scoring import SCORED, take_rows, without_checkpointing
-from common.tasks.answers import is_correct
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.sampling import without_checkpointing
+from common.scoring import SCORED, take_rows
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
 
 import torch
 import torch.nn.functional as F
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 30
+    steps: Count = 30
     """optimiser steps, each of both players"""
-    questions: int = 16
+    questions: Count = 16
     """P, questions per step and process (paper: 256)"""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """K, responses to a question (paper: 4)"""
-    lr: float = per_model(tiny=5e-4, real=1e-5)
+    lr: Weight = per_model(tiny=5e-4, real=1e-5)
     """learning rate of the policy's adapter, constant and half of the PRM's (paper: 5e-7, all
     weights)"""
-    prm_lr: float = per_model(tiny=1e-3, real=2e-5)
+    prm_lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the PRM's adapter (paper: 1e-6, twice the policy's)"""
-    kl: float = 0.0
+    kl: Weight = 0.0
     """weight of the policy's k3 penalty towards the base (paper: 0)"""
-    beta: float = 0.05
+    beta: Scale = 0.05
     """scale of the log-ratio in the PRM's loss (paper: 0.05)"""
     process_reward: bool = True
     """ablation: without it, leave-one-out on the outcome only, the paper's baseline"""
     prm_update: Literal["after", "before", "none"] = "after"
     """update the PRM after it has scored the batch ("single forward" in the paper), before
-    ("double forward"), or not after --prm-warmup: then it is offline"""
-    prm_warmup: int = 0
+    ("double forward"), or never once --prm-warmup is over, which makes it offline"""
+    prm_warmup: CountOrZero = 0
     """first steps in which only the PRM is trained, on the untrained policy's responses (paper: 0,
     and an ablation with a PRM trained on other data)"""
     prm_reference: Literal["base", "policy"] = "base"
     """what the PRM is compared with: the frozen base, or the current policy (appendix B.1)"""
-    keep_low: float | None = None
+    keep_low: Share | None = None
     """groups with a lower accuracy are not trained on; by default 1 / K, one right response
     (released script: 0.2, which is the same at its K of 4)"""
-    keep_high: float | None = None
+    keep_high: Share | None = None
     """groups with a higher accuracy are not trained on; by default 1 - 1 / K, one wrong response
     (released script: 0.8, which is the same at its K of 4)"""
-    max_refills: int = 6
+    max_refills: Count = 6
     """rounds of sampling per step, at most"""
-    solution_tokens: int = per_model(tiny=80, real=1024)
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a response (released script: 3072)"""
+
+    def check(self):
+        low, high = keep_bounds(self)
+        if low > high:
+            raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group is kept.")
+        if self.prm_warmup >= self.steps:
+            raise UserError(
+                f"--prm-warmup {self.prm_warmup} must be less than --steps {self.steps}."
+            )
+        if self.prm_update == "none" and self.prm_warmup == 0 and self.process_reward:
+            raise UserError(
+                "--prm-update none needs --prm-warmup: a PRM that was never trained gives no "
+                "process reward, which is --no-process-reward."
+            )
 
 
 PRM_MAX_GRAD_NORM = 10.0  # the released script's
-
-# ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return [{"role": "system", "content": SOLVE}, {"role": "user", "content": question}]
 
 
 # ------------------------------------------------------------------ rewards, called by TRL
@@ -122,11 +134,11 @@ def outcome_reward(completions, answer, **_) -> list[float]:
 
 
 # ------------------------------------------------------------------ the paper's mathematics
-def prm_loss(log_ratio, outcome, mask, beta: float = 0.05) -> torch.Tensor:
+def prm_loss(d, outcome, mask, beta: float = 0.05) -> torch.Tensor:
     """Eq. 2, a scalar: how badly the PRM's log-ratio tells correct responses from wrong ones.
 
     Args:
-        log_ratio: (B, T) log pi_prm - log pi_ref, with gradient.
+        d: (B, T) log pi_prm - log pi_ref, with gradient.
         outcome: (B,) in [0, 1], used as it is.
         mask: (B, T) of 0/1.
 
@@ -137,92 +149,107 @@ def prm_loss(log_ratio, outcome, mask, beta: float = 0.05) -> torch.Tensor:
         low, high = outcome.min().item(), outcome.max().item()
         raise ValueError(f"outcome must lie in [0, 1], got {low} to {high}")
     # z = beta * sum_t d_t, a SUM and no mean;  -o log sigmoid(z) - (1 - o) log sigmoid(-z)
-    z = beta * (log_ratio * mask).sum(1)  # (B,)
+    z = beta * (d * mask).sum(1)  # (B,)
     return F.binary_cross_entropy_with_logits(z, outcome.to(z.dtype))  # ln 2 at z = 0
 
 
-def prime_advantages(log_ratio, outcome, mask, group_size: int, noise: float = 0.0) -> torch.Tensor:
+def prime_advantages(d, outcome, mask, group_size: int, noise: float = 0.0) -> tuple:
     """The policy's per-token advantages, eq. 5 as the released code computes it.
 
     Args:
-        log_ratio: (B, T) log pi_prm - log pi_ref, without beta, which cancels; None = outcome only.
+        d: (B, T) log pi_prm - log pi_ref, without beta, which cancels; 0: outcome rewards only.
         outcome: (B,) in [0, 1].
         mask: (B, T) of 0/1.
         group_size: K, at least 2.
-        noise: nats; where no return-to-go of log_ratio is larger there is no process reward.
+        noise: nats; if no return-to-go of d is larger, there is no process reward.
 
     Returns:
-        (B, T), 0 outside the mask.
+        A, and what A would be without process rewards, for the report; (B, T), 0 outside the mask.
     """
-    if group_size < 2:
-        raise ValueError(
-            f"group_size must be at least 2 for a leave-one-out baseline, got {group_size}"
-        )
     K = group_size
-    # outcome: o_i - mean of the others' o, the same at every token: its return-to-go from the last
-    R = leave_one_out(outcome, K)[:, None] * mask  # (B, T)
-    if log_ratio is not None:
-        d = log_ratio * mask  # (B, T)
-        # p = d / max |return-to-go|: process returns lie in [-1, 1], as outcomes do
-        largest = return_to_go(d, mask).abs().max()
-        p = d / (largest + 1e-6) * (largest > noise)  # (B, T)
-        # c_it = p_it K / (K - 1) - (sum over the group of its responses' token means) / (K - 1)
-        token_mean = p.sum(1) / mask.sum(1).clamp(min=1)  # (B,)
-        S = token_mean.reshape(-1, K).sum(1).repeat_interleave(K)[:, None]  # (B, 1)
-        R = R + return_to_go((p * K - S) / (K - 1), mask)
-    # one whitening over all valid tokens of the batch: per stream or per group would change their
-    # ratio
-    return whiten(R, mask)
+    # outcome: o_i - mean of the others' o. Given at the last token, so every token's return is this
+    R_outcome = leave_one_out(outcome, K)[:, None] * mask  # (B, T)
+    # p = d / max |return-to-go of d|: process returns lie in [-1, 1], as outcomes do
+    d = d * mask  # (B, T)
+    largest = return_to_go(d, mask).abs().max()
+    p = d / (largest + 1e-6) * (largest > noise)  # (B, T)
+    # c_it = p_it K / (K - 1) - (sum over the group of its responses' token means) / (K - 1)
+    token_mean = p.sum(1) / mask.sum(1).clamp(min=1)  # (B,)
+    S = token_mean.reshape(-1, K).sum(1).repeat_interleave(K)[:, None]  # (B, 1)
+    R_process = return_to_go((p * K - S) / (K - 1), mask)  # (B, T)
+    # A = whiten(R_outcome + R_process), over all valid tokens of the batch. Whitening the two
+    # separately would change their ratio.
+    return whiten(R_outcome + R_process, mask), whiten(R_outcome, mask)
 
 
-def keep_bounds(cfg: Args) -> tuple[float, float]:
-    """Lowest and highest accuracy of a group that is trained on; by default of all groups but those
-    that are all right or all wrong.
+def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """RLOO (Ahmadian et al. 2024, eq. 8), (B,) -> (B,): minus the mean of the others of the group.
+
+    >>> leave_one_out(torch.tensor([1.0, 0, 0, 0]), 4)
+    tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
     """
-    K = cfg.group_size
-    low = 1 / K if cfg.keep_low is None else cfg.keep_low
-    return low, 1 - 1 / K if cfg.keep_high is None else cfg.keep_high
+    pool = rewards.reshape(-1, group_size)  # (P, K)
+    others = (pool.sum(1, keepdim=True) - pool) / (group_size - 1)  # (P, K)
+    return (pool - others).reshape(rewards.shape)
+
+
+def keep_bounds(args: Args) -> tuple[float, float]:
+    """Lowest and highest accuracy of a group that is trained on; by default all groups are but
+    those that are all right or all wrong.
+    """
+    K = args.group_size
+    low = 1 / K if args.keep_low is None else args.keep_low
+    high = 1 - 1 / K if args.keep_high is None else args.keep_high
+    return low, high
 
 
 # ------------------------------------------------------------------ the trainer
 class Prime(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the policy's loss and updates."""
 
-    def __init__(self, model, cfg: Args, **kwargs):
-        self.cfg, self.example = cfg, ""
-        T, K = cfg.solution_tokens, cfg.group_size
-        players = {
-            "policy": Player([outcome_reward], cfg.lr, T, K),
-            "prm": Player([], cfg.prm_lr, T, K, max_grad_norm=PRM_MAX_GRAD_NORM),  # only scores
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        T, K = args.solution_tokens, args.group_size
+        return {
+            "policy": Player([outcome_reward], args.lr, T, K),
+            "prm": Player([], args.prm_lr, T, K, max_grad_norm=PRM_MAX_GRAD_NORM),  # only scores
         }
-        super().__init__(model, players, kl=cfg.kl, rows_at_once=cfg.rows_at_once, **kwargs)
 
     def step(self, rows):
-        """rows: B, every question K times in a row; the filter adds questions of its own."""
-        cfg, K = self.cfg, self.cfg.group_size
-        batch = self.fill_batch(rows[::K])
-        self.report_policy(batch)
-        signals = [batch["rewards"], batch["completion_mask"]]  # outcomes (B,), (B, T)
-        noise = self.noise_floor(batch) if cfg.process_reward else 0.0
-        if cfg.process_reward:
-            prm_batch = self.prm_batch(batch)
-            if self.state.global_step < cfg.prm_warmup:
-                return [prm_batch]  # the policy is not trained yet
-            if cfg.prm_update == "before":
-                self.update(prm_batch)
-            # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-            d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
-            if cfg.prm_update == "none":
-                self.report_prm(d, *signals)
-            signals.append(d)
-        # normalised and whitened over all rows
-        batch["advantages"] = self.over_all_processes(
-            lambda outcome, mask, d=None: prime_advantages(d, outcome, mask, K, noise), *signals
-        )  # (B, T)
-        self.report_credit(batch)
-        if cfg.process_reward and cfg.prm_update == "after":
+        """rows: B, every question K times in a row; the filter adds further questions."""
+        cfg = self.cfg
+        batch = self.fill_batch(rows[:: cfg.group_size])
+        if not cfg.process_reward:
+            d = torch.zeros_like(batch["completion_mask"])
+            self.credit(batch, d, noise=0.0)
+            return [batch]
+        prm_batch, noise = self.prm_batch(batch), self.rounding_noise(batch)
+        if self.state.global_step < cfg.prm_warmup:
+            return [prm_batch]  # the policy is not trained yet
+        if cfg.prm_update == "before":
+            self.update(prm_batch)
+        # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
+        d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
+        self.credit(batch, d, noise)
+        if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
+        if cfg.prm_update == "none":
+            self.report_prm(d, batch["rewards"], batch["completion_mask"])
         return [batch]
+
+    def credit(self, batch, d, noise: float):
+        """The policy's advantages; d: (B, T). Normalised and whitened over all processes' rows."""
+        K = self.cfg.group_size
+
+        def both(d, outcome, mask):
+            return torch.stack(prime_advantages(d, outcome, mask, K, noise), 2)  # (B, T, 2)
+
+        columns = d, batch["rewards"], batch["completion_mask"]
+        A, alone = self.over_all_processes(both, *columns).unbind(2)  # (B, T) each
+        batch["advantages"] = A
+        batch["components"] = {"outcome alone": alone, "process reward": A - alone}
+        for note, text in zip(batch["notes"], batch["texts"]):
+            note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
 
     # --- the PRM
     def prm_batch(self, batch) -> dict:
@@ -233,129 +260,119 @@ class Prime(CoTrainer):
             **{key: batch[key] for key in SCORED},  # prompt and completion, ids and masks
             "outcome": batch["rewards"],  # (B,)
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
-            "rows": torch.tensor(len(batch["rewards"])),  # B
+            "rows": torch.tensor(sum(self.gather([len(batch["rewards"])]))),  # B of all processes
         }
 
-    def noise_floor(self, batch) -> float:
-        """The largest return-to-go, in nats, that rounding alone gives d, measured in the first
-        step and kept; in bfloat16 it is far larger than in float32.
-
-        The base scores the rows twice, the second time with one more padding token in front, which
-        changes nothing but how numbers are rounded.
-        """
-        if "noise" not in self.memory:
-            model, largest = self.accelerator.unwrap_model(self.model), 0.0
-            rows = torch.arange(len(batch["rewards"]))
-            for part in rows.split(self.args.per_device_train_batch_size):
-                part = take_rows({key: batch[key] for key in SCORED}, part)
-                longer = {k: F.pad(v, (int("prompt" in k), 0)) for k, v in part.items()}
-                with torch.no_grad(), self.playing(None), without_checkpointing(model):
-                    d = self.score(model, longer)[0] - self.score(model, part)[0]  # (b, t)
-                largest = max(largest, return_to_go(d, part["completion_mask"]).abs().max().item())
-            self.memory["noise"] = max(self.gather([largest]))
-        return self.memory["noise"]
-
-    def loss(self, model, batch):
+    def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
         if batch["player"] != "prm":
-            return super().loss(model, batch)
+            return super().loss(batch)
         outcome, mask = batch["outcome"], batch["completion_mask"]  # (b,), (b, T)
-        log_ratio = self.log_probs("prm", batch, model) - batch["reference_logps"]  # (b, T)
-        self.report_prm(log_ratio, outcome, mask)
+        d = self.score(batch)[0] - batch["reference_logps"]  # (b, T)
+        self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
-        return prm_loss(log_ratio, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]
+        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]
+
+    def rounding_noise(self, batch) -> float:
+        """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
+        than in float32. Measured in the first step and kept.
+
+        The base scores the same rows twice, the second time with one more padding token in front,
+        which changes nothing but how numbers are rounded.
+        """
+        if "noise" in self.saved:
+            return self.saved["noise"]
+        largest = 0.0
+        with torch.no_grad(), self.playing(None), without_checkpointing(self.model):
+            for rows in torch.arange(len(batch["rewards"])).split(self.cfg.micro_batch):
+                part = take_rows(batch, rows)
+                prompt = {key: F.pad(part[key], (1, 0)) for key in ("prompt_ids", "prompt_mask")}
+                d = self.score(part | prompt)[0] - self.score(part)[0]  # (b, t)
+                returns = return_to_go(d, part["completion_mask"])
+                largest = max(largest, returns.abs().max().item())
+        self.saved["noise"] = max(self.gather([largest]))
+        return self.saved["noise"]
 
     # --- the filter
     def fill_batch(self, questions: list[dict]) -> dict:
         """P groups of K responses with an accuracy within `keep_bounds`; fewer, if max_refills
         rounds of sampling do not bring as many.
-
-        A group beyond P gives its question back; its responses would be stale by the next step.
         """
-        cfg, K, (low, high) = self.cfg, self.cfg.group_size, keep_bounds(self.cfg)
-        mine = {"waiting": [], "drawn": 0}
-        if "filter" in self.memory:  # an entry per process
-            [mine] = self.my_share(self.memory["filter"])
-        waiting, drawn = mine["waiting"] + questions, mine["drawn"]
-        accuracies, kept, tokens = [], [], 0
+        cfg, P, K = self.cfg, self.cfg.questions, self.cfg.group_size
+        low, high = keep_bounds(cfg)
+        queue = self.load_queue(questions)
+        kept, accuracies, tokens = [], [], 0  # kept: (question, its group of a batch)
         for _ in range(cfg.max_refills):
-            while len(waiting) < cfg.questions:
-                drawn += 1
-                waiting.append(self.further_question(drawn))
-            tried, waiting = waiting[: cfg.questions], waiting[cfg.questions :]
+            tried = self.next_questions(queue)
             batch = self.rollout("policy", [row for row in tried for _ in range(K)])
-            accuracy = batch["rewards"].reshape(-1, K).mean(1)  # (P,)
+            accuracy = batch["rewards"].reshape(P, K).mean(1)  # (P,)
             keep = (accuracy > low - 1e-6) & (accuracy < high + 1e-6)  # (P,), thirds are rounded
             kept += [(tried[g], rows_of(batch, g, K)) for g in keep.nonzero().flatten().tolist()]
             accuracies += accuracy.tolist()
             tokens += int(batch["completion_mask"].sum())
             # all processes sample as many rounds, and train on as many groups
-            counts = self.gather([(len(kept), tokens)])
-            fewest = min(groups for groups, _ in counts)
-            if fewest >= cfg.questions:
+            count = min(P, *self.gather([len(kept)]))
+            if count == P:
                 break
-        self.report_filter(accuracies, counts)
-        if fewest == 0:
+        if count == 0:
             raise UserError(
                 f"step {self.state.global_step}: in {cfg.max_refills} rounds no group of {K} had "
                 f"an accuracy between --keep-low {low:g} and --keep-high {high:g}; "
                 f"the accuracy is {mean(accuracies):.2f}. Take harder or easier questions, wider "
                 f"bounds, or a larger --group-size."
             )
-        count = min(cfg.questions, fewest)
-        waiting += [question for question, _ in kept[count:]]
-        self.memory["filter"] = self.gather([{"waiting": waiting, "drawn": drawn}])
+        self.report_filter(accuracies, len(kept), count, tokens)
+        # the other groups give their questions back: by the next step their responses are stale
+        queue["waiting"] += [question for question, _ in kept[count:]]
+        self.saved["filter"] = self.gather([queue])
         batch = self.concat([group for _, group in kept[:count]])
         trained_tokens = batch["completion_mask"].sum()
         batch["num_items_in_batch"] = self.accelerator.reduce(trained_tokens, "sum")
         return batch
 
-    def further_question(self, n: int) -> dict:
-        """The n-th question, from 1, that the loader did not bring: from the end of the data set,
-        each process from its own part. The loader shuffles all of it, so some come twice.
+    def load_queue(self, questions: list[dict]) -> dict:
+        """waiting: the questions that come next, last the loader's; drawn: how many further ones
+        this process has asked for so far.
         """
-        part = self.my_share(range(len(self.train_dataset)))
-        return self.train_dataset[part[-n % len(part)]]
+        if "filter" not in self.saved:
+            return {"waiting": questions, "drawn": 0}
+        [mine] = self.my_share(self.saved["filter"])  # an entry per process
+        return {"waiting": mine["waiting"] + questions, "drawn": mine["drawn"]}
+
+    def next_questions(self, queue: dict) -> list[dict]:
+        """P questions that wait. Further ones come from the end of the data set, for each process
+        from its own part; the loader shuffles all of it, so some come twice.
+        """
+        P, part = self.cfg.questions, self.my_share(range(len(self.train_dataset)))
+        while len(queue["waiting"]) < P:
+            queue["drawn"] += 1
+            queue["waiting"].append(self.train_dataset[part[-queue["drawn"] % len(part)]])
+        tried, queue["waiting"] = queue["waiting"][:P], queue["waiting"][P:]
+        return tried
 
     # --- what is logged and shown; nothing below affects training
-    def report_policy(self, batch):
-        for note, text in zip(batch["notes"], batch["texts"]):
-            note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
-        best = int(batch["rewards"].argmax())
-        self.example = f"--- {batch['notes'][best]['prompt']}\n{batch['texts'][best]}\n---"
-
-    def report_credit(self, batch):
-        """What the process reward changes: the advantages without it, and the rest."""
-        if not self.cfg.process_reward:
-            return
-        signals, K = (batch["rewards"], batch["completion_mask"]), self.cfg.group_size
-        without = lambda outcome, mask: prime_advantages(None, outcome, mask, K)  # noqa: E731
-        alone = self.over_all_processes(without, *signals)  # (B, T)
-        rest = batch["advantages"] - alone
-        batch["components"] = {"outcome alone": alone, "process reward": rest}
-
-    def report_prm(self, log_ratio, outcome, mask):
-        """From its loss, and where it has none any more, from its scores."""
-        says_correct = (log_ratio * mask).sum(1) > 0  # (b,)
+    def report_prm(self, d, outcome, mask):
+        """Called from the loss; once the PRM is frozen, from scoring."""
+        says_correct = (d * mask).sum(1) > 0  # (b,)
         self.log_mean("prm/accuracy", says_correct == (outcome > 0.5))
 
-    def report_filter(self, accuracies: list[float], counts: list[tuple[int, int]]):
-        """counts: of each process, the groups that it has kept and the tokens it has sampled."""
-        groups, tokens = (sum(column) for column in zip(*counts))
-        teach = len(counts) * min(self.cfg.questions, *[kept for kept, _ in counts])
-        sampled = len(accuracies) * len(counts)  # groups, of all processes
-        samples = self.memory.get("samples", 0) + sampled * self.cfg.group_size
-        self.memory["samples"] = samples
+    def report_filter(self, accuracies: list[float], kept: int, trained: int, tokens: int):
+        """Of this process: the groups' accuracies, how many were kept and trained on, and the
+        sampled tokens.
+        """
+        samples = len(accuracies) * self.cfg.group_size * self.accelerator.num_processes
+        self.saved["samples"] = self.saved.get("samples", 0) + samples
         self.log_mean("policy/accuracy", accuracies)  # before the filter
-        self.log_mean("co/groups_kept", groups / sampled)
-        self.log_mean("co/tokens_per_kept_group", tokens / max(1, teach))
-        self.log_mean("co/samples", samples)
+        self.log_mean("co/groups_kept", kept / len(accuracies))
+        self.log_mean("co/tokens_per_kept_group", tokens / trained)
+        self.log_mean("co/samples", self.saved["samples"])
 
 
 def rows_of(batch: dict, group: int, size: int) -> dict:
     """One group of a batch: its rows of every tensor and list."""
     rows, whole = slice(group * size, (group + 1) * size), ("player", "num_items_in_batch")
-    return {key: value if key in whole else value[rows] for key, value in batch.items()}
+    part = {key: value if key in whole else value[rows] for key, value in batch.items()}
+    return part | {"trained": [[False]]}  # CoTrainer's mark, a list of another length
 
 
 # ------------------------------------------------------------------ evaluation
@@ -363,17 +380,9 @@ def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
     """The policy on held-out questions. Sampling comes first, so that it meets the same random
     numbers every time.
     """
-
-    def accuracy(samples: int, greedy: bool) -> float:
-        rows = [row for row in held_out for _ in range(samples)]
-        prompts = [solve_prompt(row["question"]) for row in rows]
-        texts = trainer.generate_all("policy", prompts, greedy)
-        return mean([is_correct(text, row["answer"]) for text, row in zip(texts, rows)])
-
-    return {
-        "policy/accuracy": accuracy(trainer.cfg.eval_samples, greedy=False),
-        "policy/greedy": accuracy(1, greedy=True),
-    }
+    _, right = solve(trainer, "policy", held_out, trainer.cfg.eval_samples)
+    _, greedy = solve(trainer, "policy", held_out, greedy=True)
+    return {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}
 
 
 # ------------------------------------------------------------------ main
@@ -384,36 +393,13 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    rows = args.questions * args.group_size
-    args = fill_in(args, rows)
-    low, high = keep_bounds(args)
-    if low > high:
-        raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group would be kept.")
-    if args.prm_warmup >= args.steps:
-        raise UserError(f"--prm-warmup {args.prm_warmup} must be less than --steps {args.steps}.")
-    if args.prm_update == "none" and args.prm_warmup == 0 and args.process_reward:
-        raise UserError(
-            "--prm-update none needs --prm-warmup: a PRM that was never trained gives no process "
-            "reward, which is --no-process-reward."
-        )
-    check_memory(args, [(0, args.solution_tokens)], adapters=2)
+def load(args: Args):
     wanted = args.steps * args.questions * 8  # the filter takes more than the loader's
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(
-        args.model, ["policy", "prm"], args.lora_rank, args.four_bit, args.seed
-    )
-    trainer = Prime(
-        model,
-        args,
-        args=grpo_config(args, run.folder, rows, args.group_size),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(Prime, args, load, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

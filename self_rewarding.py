@@ -41,14 +41,23 @@ Shapes: B pairs or judgements, b of them in a micro-batch, T completion tokens, 
 import random
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from common.adapters import copy_adapter
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import (
+    Bounds,
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Several,
+    Tokens,
+    Weight,
+    per_model,
+)
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
+from common.launch import launch
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -56,60 +65,65 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors, start_run, this_process
-from common.tasks.answers import boxed, is_correct
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
+from common.tasks.verdicts import read_score
 
 import torch
 import torch.nn.functional as F
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 72
+    steps: Count = 72
     """optimiser steps of all rounds; must be a multiple of --iterations"""
-    questions: int = 32
+    questions: Count = 32
     """pairs, or judgements, per step and process"""
-    micro_batch: int = per_model(tiny=16, real=4)
-    """pairs or judgements per forward and backward pass; must divide --questions"""
-    lr: float = per_model(tiny=3e-4, real=5e-6)
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """pairs or judgements per forward and backward pass"""
+    lr: Weight = per_model(tiny=3e-4, real=5e-6)
     """learning rate of the adapter, constant (paper: 1e-6 falling to 1e-7)"""
-    iterations: int = 3
+    iterations: Count = 3
     """rounds (paper: 2, which make M_2 and M_3)"""
-    beta: float = 0.1
+    beta: Scale = 0.1
     """scale of the log-ratios (paper: 0.1)"""
-    pool: int = per_model(tiny=192, real=1024)
+    pool: Count = per_model(tiny=192, real=1024)
     """questions that are answered in every round"""
-    samples: int = 4
+    samples: Annotated[int, Bounds(2, 10_000)] = 4
     """N, answers of each (paper: 4)"""
-    readings: int = 3
+    readings: Several = 3
     """judgements whose mean is an answer's score (paper: 3)"""
     train_judge: Literal["none", "self-taught"] = "none"
     """whether the judge is trained, at the beginning of every round (the paper: no)"""
-    judge_steps: int = 8
+    judge_steps: Count = 8
     """of --train-judge self-taught: so many of each round's steps are the judge's, and so many less
     are left for pairs"""
-    eval_every: int = 24
+    eval_every: CountOrZero = 24
     """steps between evaluations on held-out questions; 0 = only first and last"""
-    eval_questions: int = per_model(tiny=128, real=128)
+    eval_questions: Count = per_model(tiny=128, real=128)
     """held-out questions"""
-    solution_tokens: int = per_model(tiny=80, real=512)
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
     """length limit of an answer"""
-    judgement_tokens: int = per_model(tiny=176, real=768)
+    judgement_tokens: Tokens = per_model(tiny=176, real=768)
     """length limit of a judgement"""
+
+    def check(self):
+        if self.steps % self.iterations:
+            raise UserError(
+                f"--steps {self.steps} must be a multiple of --iterations {self.iterations}."
+            )
+        length = self.steps // self.iterations
+        if self.train_judge != "none" and not 0 < self.judge_steps < length:
+            raise UserError(
+                f"--judge-steps {self.judge_steps} must leave some of a round's {length} steps to "
+                f"the solver."
+            )
 
 
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
 SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
 calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}.
 Then add up the score: half a point if the answer is right, and another half if every step is. End
@@ -121,19 +135,6 @@ COMPARE = r"""You are given a problem and two solutions, one of which is better.
 both, by your own calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or
 \boxed{INCORRECT}; a step that the problem does not ask for is INCORRECT, too. End with the number
 of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
-
-
-# read, too, is what others make of it: **Score:** $\boxed{ 1.0 }$.
-POINTS = r"\$?\\boxed\{ *(0(?:\.0)?|0?\.5|1(?:\.0)?) *\}\$?\.?\s*"
-SCORE_LINE = re.compile(rf"(?:^|\n) *(?:\*\*)?Score:? ?(?:\*\*)?:? *{POINTS}\Z")
-
-
-def prompt(system: str, user: str) -> list[dict]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return prompt(SOLVE, question)
 
 
 def score_prompt(question: str, solution: str) -> list[dict]:
@@ -151,8 +152,7 @@ def parse_score(text: str) -> float | None:
     >>> parse_score("Defects: none\nScore: \\boxed{1}"), parse_score("Score: \\boxed{9}")
     (1.0, None)
     """
-    found = SCORE_LINE.search(text)
-    return float(found[1]) if found else None
+    return read_score(text, (0, 0.5, 1))
 
 
 def parse_choice(text: str) -> int | None:
@@ -227,34 +227,37 @@ def round_at(step: int, cfg: Args) -> tuple[int, bool]:
 class SelfRewarding(CoTrainer):
     """`step` is the loop of section 2, `loss` has both losses.
 
-    `memory` holds the pairs and the judgements that the round trains on, the same on all processes.
+    `saved` holds the pairs and the judgements that the round trains on, the same on all processes.
     """
 
-    def __init__(self, model, cfg: Args, train: list[dict], **kwargs):
-        self.cfg, self.train_rows, self.example = cfg, train, ""
-        players = {
-            "solver": Player([], cfg.lr, cfg.solution_tokens, adapter="agent"),
-            "judge": Player([], cfg.lr, cfg.judgement_tokens, adapter="agent"),
-            "previous": Player([], 0.0, cfg.solution_tokens),  # M_t, frozen during its round
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
+        self.saved = {"paired": -1, "pairs": [], "taught": -1, "judgements": []}
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        return {
+            "solver": Player([], args.lr, solution, adapter="agent", rows=2),
+            "judge": Player([], args.lr, judgement, reads=2 * solution, adapter="agent"),
+            "previous": Player([], 0.0, solution),  # M_t, frozen during its round
         }
-        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.memory = {"paired": -1, "pairs": [], "taught": -1, "judgements": []}
-        self.rows_per_step = cfg.questions * self.accelerator.num_processes
 
     def step(self, rows):
-        """rows: the data loader's, of which nothing is used: data are made once per round."""
+        """rows: not used, data are made once per round."""
         now = self.state.global_step
         t, judging = round_at(now, self.cfg)
         if judging:
-            if self.memory["taught"] < t:
+            if self.saved["taught"] < t:
                 self.start_judging(t)
             some = in_passes(
-                self.memory["judgements"], now * self.rows_per_step, self.rows_per_step, "j"
+                self.saved["judgements"], now * self.rows_per_step, self.rows_per_step, "j"
             )
             return [self.judgement_batch(some)]
-        if self.memory["paired"] < t:
+        if self.saved["paired"] < t:
             self.start_round(t)
-        some = in_passes(self.memory["pairs"], now * self.rows_per_step, self.rows_per_step, "p")
+        some = in_passes(self.saved["pairs"], now * self.rows_per_step, self.rows_per_step, "p")
         return [self.preference_batch(self.my_share(some))]
 
     # --- data
@@ -285,12 +288,12 @@ class SelfRewarding(CoTrainer):
                 f"--judgement-tokens {self.cfg.judgement_tokens} or --pool {self.cfg.pool} may be "
                 f"too small."
             )
-        self.memory |= {"paired": t, "pairs": pairs}
+        self.saved |= {"paired": t, "pairs": pairs}
 
     def start_afresh(self):
         """The reference is the model as it is now, and Adam knows nothing."""
         copy_adapter(self.model, "agent", "previous")
-        getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
+        self.own_optimizer().state.clear()
 
     def pool(self, t: int) -> list[dict]:
         """The questions of a round: new ones, as long as there are any."""
@@ -356,7 +359,7 @@ class SelfRewarding(CoTrainer):
                 f"{self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too small."
             )
         rng.shuffle(kept)
-        self.memory |= {"taught": t, "judgements": kept}
+        self.saved |= {"taught": t, "judgements": kept}
 
     def compare(self, rows: list[dict]) -> list[dict]:
         """Each row's prompt, answered: ids, and the choice."""
@@ -369,43 +372,52 @@ class SelfRewarding(CoTrainer):
 
     # --- batches
     def preference_batch(self, pairs: list[dict]) -> dict:
-        self.taken = pairs
-        return pair_batch(
+        batch = pair_batch(
             "solver",
             [solve_prompt(pair["question"]) for pair in pairs],
             [(pair["chosen"]["ids"], pair["rejected"]["ids"]) for pair in pairs],
             self.processing_class,
             self.accelerator.device,
         )
+        batch["notes"] = [
+            {
+                "player": "solver",
+                "prompt": pair["question"],
+                "scores": pair["scores"],
+                "right": [pair[who]["right"] for who in ("chosen", "rejected")],
+            }
+            for pair in pairs
+        ]
+        return batch
 
     def judgement_batch(self, everyones: list[dict]) -> dict:
-        self.taken = self.my_share(everyones)
-        prompts, ids = [row["prompt"] for row in self.taken], [row["ids"] for row in self.taken]
+        mine = self.my_share(everyones)
+        prompts, ids = [row["prompt"] for row in mine], [row["ids"] for row in mine]
         batch = completion_batch(prompts, ids, self.processing_class, self.accelerator.device)
         batch["row"] = torch.arange(len(ids), device=self.accelerator.device)
         batch["tokens"] = torch.tensor(sum(len(row["ids"]) for row in everyones))
+        batch["notes"] = [{"player": "judge", "prompt": p[-1]["content"]} for p in prompts]
         return batch | {"player": "judge"}
 
     # --- losses
-    def loss(self, model, batch):
+    def loss(self, batch):
         """The share of a micro-batch: of pairs, a mean over the pairs of the step; of judgements, a
         mean over their tokens.
         """
         if batch["player"] == "judge":
-            logp = self.score(model, batch)[0]  # (b, T)
+            logp = self.score(batch)[0]  # (b, T)
             self.log_mean("judge/logp", logp.sum(1))
             self.report_judgements(batch, logp)
-            # - log M(j) per token; DDP averages gradients, the tokens are those of all processes
-            return -logp.sum() / batch["tokens"] * self.accelerator.num_processes
+            return -logp.sum() / batch["tokens"]  # - log M(j) per token
         both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
-        logp = self.score(model, both)[0]  # (2b, T), under M
-        with torch.no_grad():  # through the same model: equal roundings, ln 2 at a round's start
-            ref = self.log_probs("previous", both, model)  # (2b, T), under M_t
+        logp = self.score(both)[0]  # (2b, T), under M
+        with torch.no_grad(), self.playing("previous"):  # in equal parts: ln 2 at a round's start
+            ref = self.score(both)[0]  # (2b, T), under M_t
         log_ratio = logp - ref  # (2b, T), log of M / M_t token by token, 0 behind the end
         chosen, rejected = chosen_and_rejected(log_ratio.sum(1))  # (b,) each
         losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
         self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
-        return losses.sum() / self.cfg.questions
+        return losses.sum() / self.rows_per_step
 
     # --- what is logged and shown; nothing below affects training
     def report_round(self, answers, readings, pairs):
@@ -421,32 +433,30 @@ class SelfRewarding(CoTrainer):
         self.log_mean("co/pairs_one_right", len(told) / len(pairs))
         if told:
             self.log_mean("co/pairs_right_way", [p["chosen"]["right"] for p in told])
-        best, worst = pairs[0]["chosen"]["text"], pairs[0]["rejected"]["text"]
-        self.example = f"--- {pairs[0]['question']}\n{best}\n--- rejected\n{worst}\n---"
 
     def report_pairs(self, batch, both, log_ratio, losses, margin):
         self.log_mean("solver/pair_loss", losses)
         self.log_mean("solver/margin", margin)
         if 0 not in batch["row"]:
             return  # one micro-batch of the step is shown
-        notes = []
-        for i, m in zip(batch["row"].tolist(), margin.tolist()):
-            pair = self.taken[i]
-            for who, score in zip(("chosen", "rejected"), pair["scores"]):
-                right = "right" if pair[who]["right"] else "wrong"
-                notes.append({"player": f"solver, {who}, {right}", "prompt": pair["question"]})
-                notes[-1] |= {"rewards": {"own score": score, "margin": m}}
-                notes[-1]["credit"] = "log-ratio"
+        notes = [
+            {
+                "player": f"solver, {who}, {'right' if right else 'wrong'}",
+                "prompt": note["prompt"],
+                "rewards": {"own score": score, "margin": m},
+                "credit": "log-ratio",
+            }
+            for note, m in zip(batch["notes"], margin.tolist())
+            for who, score, right in zip(("chosen", "rejected"), note["scores"], note["right"])
+        ]
         self.record(both | {"advantages": log_ratio.detach(), "notes": notes})
 
     def report_judgements(self, batch, logp):
         if 0 in batch["row"]:
             notes = [
-                {"player": "judge", "prompt": self.taken[i]["prompt"][-1]["content"]}
-                for i in batch["row"].tolist()
+                {**note, "rewards": {"log-likelihood": total}, "credit": "log-probability"}
+                for note, total in zip(batch["notes"], logp.sum(1).tolist())
             ]
-            for note, total in zip(notes, logp.sum(1).tolist()):
-                note |= {"rewards": {"log-likelihood": total}, "credit": "log-probability"}
             self.record(batch | {"advantages": logp.detach(), "notes": notes})
 
 
@@ -457,9 +467,8 @@ def evaluate(trainer: SelfRewarding, held_out: list[dict]) -> dict[str, float]:
     which stay the same in all evaluations.
     """
     n = trainer.cfg.eval_samples
-    greedy = [solve_prompt(row["question"]) for row in held_out]
-    texts = trainer.generate_all("solver", greedy, greedy=True)
-    result = {"solver/greedy": mean([is_correct(t, r["answer"]) for t, r in zip(texts, held_out)])}
+    _, greedy = solve(trainer, "solver", held_out, greedy=True)
+    result = {"solver/greedy": mean(greedy)}
     answers = trainer.in_parallel(trainer.answers, [row for row in held_out for _ in range(n)])
     result["solver/accuracy"] = mean([a["right"] for a in answers])
     result["solver/length"] = mean([len(a["ids"]) for a in answers])
@@ -476,7 +485,7 @@ def evaluate(trainer: SelfRewarding, held_out: list[dict]) -> dict[str, float]:
         result["judge/own_pairs"] = mean([ranked(means[a], means[b]) for a, b in told])
     # step 0: the solver is the first model
     some = [[answers[a] | {"ids": []}, answers[b] | {"ids": []}] for a, b in told]
-    bank = trainer.memory.setdefault("bank", some)
+    bank = trainer.saved.setdefault("bank", some)
     return result | evaluate_judge(trainer, bank)
 
 
@@ -531,43 +540,13 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
-def main(args: Args):
-    args = fill_in(args, rows=args.questions)
-    if args.questions % 2:
-        raise UserError(
-            f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos."
-        )
-    if args.steps % args.iterations:
-        raise UserError(
-            f"--steps {args.steps} must be a multiple of --iterations {args.iterations}."
-        )
-    length = args.steps // args.iterations
-    if args.train_judge != "none" and not 0 < args.judge_steps < length:
-        raise UserError(
-            f"--judge-steps {args.judge_steps} must leave some of a round's {length} steps to the "
-            f"solver, and be at least 1."
-        )
-    if args.samples < 2:
-        raise UserError(f"--samples {args.samples}: of one answer there is no best and no worst.")
-    turns = [(0, args.solution_tokens), (2 * args.solution_tokens, args.judgement_tokens)]
-    check_memory(args, turns, adapters=1, frozen_adapters=1, rows_per_item=2)
+def load(args: Args):
     asked = args.pool * args.iterations
-    train, held_out = load_questions(args.dataset, asked, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(
-        args.model, ["agent", "previous"], args.lora_rank, args.four_bit, args.seed
-    )
-    processes = this_process(args.model).num_processes
-    unused = [{"prompt": solve_prompt("")}] * args.questions * processes
-    trainer = SelfRewarding(
-        model,
-        args,
-        train,
-        args=grpo_config(args, run.folder, rows=args.questions),
-        train_dataset=Dataset.from_list(unused),  # Trainer needs rows to loop over
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    return load_questions(args.dataset, asked, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(SelfRewarding, args, load, evaluate, CURVES)
 
 
 if __name__ == "__main__":

@@ -7,30 +7,31 @@ iterate (Chen et al. 2024, arXiv:2401.01335).
 
 The loop (algorithm 1)
     for t = 0 .. iterations - 1
-      opponent <- frozen copy of the player
-      y' ~ opponent(. | x), one for every prompt x that has a human answer y
-      repeat   take pairs (y, y') of this iteration and of the previous one
-               h = lambda * [ (log p(y) - log p_opp(y)) - (log p(y') - log p_opp(y')) ]
-               loss = mean of log(1 + e^-h)                                               eq. 4.7
+      OPPONENT = `start_iteration`
+        opponent <- frozen copy of the player
+        y' ~ opponent(. | x), one for every prompt x that has a human answer y
+      PLAYER = `step` and `loss`, until the iteration is over
+        take pairs (y, y') of this iteration and of the previous one
+        h = lambda * [ (log p(y) - log p_opp(y)) - (log p(y') - log p_opp(y')) ]
+        loss = mean of log(1 + e^-h)                                                     eq. 4.7
 
-No reward model, no preference labels, nothing but the data of supervised fine-tuning. The
-opponent's own best response is the player (eq. 4.1-4.6), so its update is a copy of weights. At the
-first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
+There is no reward model and no preference label, only the data of supervised fine-tuning. The
+opponent's best response is the player itself (eq. 4.1-4.6), so its update is a copy of weights. At
+the first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
 
 What we changed and it matters (the full list is in docs/spin.md)
     1. Player and opponent are LoRA adapters on one base; the opponent's is called "ref". The
-       released code, given adapters that are not merged, takes the base as the opponent for ever.
+       released code, given adapters that are not merged, keeps the base as the opponent.
     2. The previous iteration's pairs are mixed in, as in the paper's experiments; algorithm 1 has
        the current ones only. They are scored against the new opponent, which did not write them.
-    3. The opponent samples at temperature 1, which is what the theory asks for; the released code
-       leaves it open.
-    4. One chat template generates and trains, and a completion cut at the length limit keeps its
-       cut. The released code has two templates, and appends an end token that was never written;
-       either tells which answer is the human's without a look at what it says.
-    5. AdamW instead of RMSProp, with LoRA's learning rate and, as there, new moments in every
-       iteration; 32 pairs a step instead of 64.
-    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; in the
-       first iteration, with nothing to mix in, two.
+    3. The opponent samples at temperature 1, as the theory asks; the released code leaves it open.
+    4. One chat template generates and trains, and a completion cut at the length limit gets no end
+       token. The released code has two templates and always appends an end token; both tell the
+       human's answer from the opponent's whatever they say.
+    5. AdamW instead of RMSProp, with LoRA's learning rate; 32 pairs a step instead of 64. As in the
+       released code every iteration starts with a new optimiser.
+    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; two in
+       the first iteration, which has nothing to mix in.
     7. Questions with checkable answers, and a system prompt of our own. The paper's first model was
        fine-tuned on the human answers before; ours need not have been.
 
@@ -41,11 +42,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.adapters import copy_adapter
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
+from common.launch import launch
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -53,15 +53,14 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors, start_run
-from common.tasks.answers import is_correct
+from common.run import mean, plain_errors, say
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
 
 import torch
 import torch.nn.functional as F
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
@@ -70,55 +69,49 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     dataset: str = "tiny"
     """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, the human answer"""
-    steps: int = 64
+    steps: Count = 64
     """optimiser steps of all iterations together"""
-    questions: int = 32
+    questions: Count = 32
     """pairs per step and process (paper: 64)"""
-    micro_batch: int = per_model(tiny=16, real=4)
-    """pairs per forward and backward pass; must divide --questions"""
-    lr: float = per_model(tiny=1e-3, real=2e-5)
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """pairs per forward and backward pass"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate at the end of the warm-up (paper: 5e-7, all weights)"""
-    save_every: int = 16
+    save_every: Count = 16
     """steps between checkpoints"""
-    show_every: int = 16
+    show_every: CountOrZero = 16
     """steps between samples shown; 0 = never"""
-    iterations: int = 4
+    iterations: Count = 4
     """T, outer iterations; must divide --steps"""
-    beta: float = 0.1
+    beta: Scale = 0.1
     """lambda, scale of the log-ratios (paper: 0.1)"""
-    last_beta: float = 5.0
-    """lambda in the last iteration, also if it is the only one (paper: 5.0 in its fourth)"""
+    last_beta: Scale = 5.0
+    """lambda in the last iteration, even if it is the only one (paper: 5.0 in its fourth)"""
     opponent: Literal["previous", "sft", "none"] = "previous"
-    """who writes y': the previous iterate; the first model for ever (DPO against its completions,
-    drawn anew in every iteration); nobody, which is continued SFT on the human answers for as many
-    steps"""
+    """who writes y': the previous iterate; the first model in every iteration (DPO against its
+    completions, sampled again each time); nobody, which is continued SFT on the human answers"""
     mix_previous: bool = True
-    """train on the previous iteration's pairs, too"""
-    opponent_temperature: float = 1.0
+    """train on the previous iteration's pairs as well"""
+    opponent_temperature: Weight = 1.0
     """sampling temperature of the opponent; 0 = greedy"""
-    solution_tokens: int = per_model(tiny=80, real=512)
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
     """length limit of a completion (paper: 2048; released generation: 256)"""
+
+    def check(self):
+        if self.steps % self.iterations:
+            raise UserError(
+                f"--steps {self.steps} is not a multiple of --iterations {self.iterations}."
+            )
 
 
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
 AT_ONCE = 128  # prompts that the opponent answers at a time
 
+
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return [{"role": "system", "content": SOLVE}, {"role": "user", "content": question}]
-
-
 def human_ids(row: dict, tokenizer) -> list[int]:
-    """The human answer as the model would have written it, with an end token."""
+    """The human answer as the model would have written it: with an end token."""
     ids = tokenizer(row["reference"], add_special_tokens=False).input_ids
     return ids + [tokenizer.eos_token_id]
 
@@ -158,63 +151,81 @@ def learning_rate_at(step: int, length: int) -> float:
 class Spin(CoTrainer):
     """`step` and `start_iteration` are algorithm 1, `loss` is eq. 4.7."""
 
-    def __init__(self, model, cfg: Args, **kwargs):
-        self.cfg, self.example = cfg, ""
-        tokens, temperature = cfg.solution_tokens, cfg.opponent_temperature
-        players = {
-            "player": Player([], cfg.lr, tokens),
-            # the frozen opponent: as it is scored, always at temperature 1, and as it writes
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        copy_adapter(self.model, "player", "ref")  # the first opponent
+        self.train_rows = self.with_human_answers(self.train_rows)
+        self.held_out = self.with_human_answers(self.held_out)
+        self.length = self.cfg.steps // self.cfg.iterations  # optimiser steps per iteration
+        self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
+        if len(self.train_rows) < self.pairs_per_step:
+            raise UserError(
+                f"--dataset {self.cfg.dataset}: {len(self.train_rows)} training questions are too "
+                f"few for one step, see --questions {self.cfg.questions}."
+            )
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        tokens, temperature = args.solution_tokens, args.opponent_temperature
+        return {
+            "player": Player([], args.lr, tokens, rows=2),
+            # the frozen opponent, once as it is scored, at temperature 1, and once as it writes
             "opponent": Player([], 0.0, tokens, adapter="ref"),
             "writer": Player([], 0.0, tokens, temperature=temperature, adapter="ref"),
         }
-        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.length = cfg.steps // cfg.iterations  # optimiser steps per iteration
-        self.pairs_per_step = cfg.questions * self.accelerator.num_processes
 
     def step(self, rows):
-        """rows: the data loader's, of which nothing is used: pairs are made once per iteration."""
+        """rows: not used, pairs are made once per iteration."""
         t, done = divmod(self.state.global_step, self.length)  # iteration, steps of it so far
-        if self.memory.get("iteration") != t:
+        if self.saved.get("iteration") != t:
             self.start_iteration(t)
-        pairs = self.memory["pairs"] + self.memory["previous_pairs"]
-        n = self.pairs_per_step
-        pairs = in_passes(pairs, first=done * n, count=n, key=f"{t}")  # the same on all processes
-        self.taken = self.my_share(pairs)  # B
+        everything, n = self.saved["pairs"] + self.saved["previous_pairs"], self.pairs_per_step
+        pairs = in_passes(everything, first=done * n, count=n, key=f"{t}")  # of all processes
+        mine = self.my_share(pairs)  # B
         batch = pair_batch(
             "player",
-            [solve_prompt(pair["question"]) for pair in self.taken],
-            [(pair["real"], pair["generated"]) for pair in self.taken],
+            [solve_prompt(pair["question"]) for pair in mine],
+            [(pair["real"], pair["generated"]) for pair in mine],
             self.processing_class,
             self.accelerator.device,
         )
         batch["human_tokens"] = torch.tensor(sum(len(pair["real"]) for pair in pairs))
+        batch["notes"] = [{"player": "player", "prompt": pair["question"]} for pair in mine]
         return [batch]
 
     def start_iteration(self, t: int):
-        """Freeze the opponent, let it answer every prompt once, start the optimiser afresh."""
+        """Freeze the opponent, let it answer every prompt once, start with a new optimiser."""
         if self.cfg.opponent == "previous":
             copy_adapter(self.model, "player", "ref")
-        rows = self.prompts()
-        before, new = self.memory.get("pairs", []), self.in_parallel(self.make_pairs, rows)
+        rows, previous = self.prompts(), self.saved.get("pairs", [])
+        pairs = self.in_parallel(self.make_pairs, rows)
         if self.cfg.opponent != "none":
-            self.report_opponent(rows, new)
-            if all(pair["real"] == pair["generated"] for pair in new):
+            self.report_opponent(rows, pairs)
+            if all(pair["real"] == pair["generated"] for pair in pairs):
                 raise UserError(
                     f"iteration {t}: every completion of the opponent equals the human answer, so "
                     f"that nothing is left to learn."
                 )
-        self.memory["iteration"], self.memory["pairs"] = t, new
-        self.memory["previous_pairs"] = before if self.cfg.mix_previous else []
-        # AdamW's moments; the schedule starts afresh in learning_rate_at
-        getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
+        self.saved |= {"iteration": t, "pairs": pairs}
+        self.saved["previous_pairs"] = previous if self.cfg.mix_previous else []
+        self.own_optimizer().state.clear()  # AdamW's moments; for the rate see learning_rate_at
 
     def prompts(self) -> list[dict]:
-        """The same in every iteration, only the completions are new; as many as make one pass over
-        the mixed pairs.
-        """
+        """The same in every iteration; as many as make one pass over the mixed pairs."""
         count = self.length * self.pairs_per_step
-        count = count // 2 if self.cfg.mix_previous else count
-        return [self.train_dataset[i] for i in range(min(count, len(self.train_dataset)))]
+        return self.train_rows[: count // 2 if self.cfg.mix_previous else count]
+
+    def with_human_answers(self, rows: list[dict]) -> list[dict]:
+        """Rows with a human answer that fits; a human answer is never cut."""
+        limit = self.cfg.solution_tokens
+        fitting = [row for row in rows if row["reference"].strip()]
+        fitting = [row for row in fitting if len(human_ids(row, self.processing_class)) <= limit]
+        problem = f"no human answer of at most --solution-tokens {limit}"
+        if not fitting:
+            raise UserError(f"--dataset {self.cfg.dataset}: {problem}.")
+        if len(fitting) < len(rows):
+            say(f"left out: {len(rows) - len(fitting)} of {len(rows)} questions have {problem}")
+        return fitting
 
     def make_pairs(self, rows: list[dict]) -> list[dict]:
         """A pair (y, y') of token ids for each row."""
@@ -223,30 +234,29 @@ class Spin(CoTrainer):
         if self.cfg.opponent != "none":
             prompts = [solve_prompt(row["question"]) for row in rows]
             parts = [prompts[i : i + AT_ONCE] for i in range(0, len(prompts), AT_ONCE)]
-            # as sampled: one cut at the length limit has no end token, and gets none
+            # as sampled: a completion cut at the length limit has no end token, and gets none
             generated = [ids for part in parts for ids in self.generate_ids("writer", part)]
         return [
             {"question": row["question"], "real": y, "generated": y_}
             for row, y, y_ in zip(rows, real, generated)
         ]
 
-    def loss(self, model, batch):
-        """b pairs' share in the mean over all pairs of the step."""
+    def loss(self, batch):
+        """What b pairs contribute to the mean over all pairs of the step."""
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
-        logp, entropy = self.score(model, both)  # (2b, T), of the player
+        logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
         self.log_mean("player/entropy", entropy.sum() / both["completion_mask"].sum())
         self.log_mean("player/logp_human", real)
         if self.cfg.opponent == "none":
-            # - log p(y) per token; DDP averages gradients, the tokens are those of all processes
-            return -real.sum() / batch["human_tokens"] * self.accelerator.num_processes
-        with torch.no_grad():  # through the same model: equal roundings, so that ln 2 is exact
-            ref_logp = self.log_probs("opponent", both, model)  # (2b, T)
+            return -real.sum() / batch["human_tokens"]  # - log p(y) per token
+        with torch.no_grad(), self.playing("opponent"):  # the same rows at a time: ln 2 is exact
+            ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
         beta = self.scale()
         loss, r_real, r_generated = spin_loss(real, ref_real, generated, ref_generated, beta)
         self.report_pairs(batch, both, loss, r_real, r_generated, beta * (logp - ref_logp))
-        return loss * (len(real) / self.cfg.questions)
+        return loss * (len(real) / self.pairs_per_step)
 
     def scale(self) -> float:
         """lambda: larger, and so the step smaller, in the last iteration."""
@@ -267,26 +277,24 @@ class Spin(CoTrainer):
         right = [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
         equal = [pair["real"] == pair["generated"] for pair in pairs]
         cut = [row[-1] not in self.eos_token_ids for row in ids]
-        self.log_mean("opponent/accuracy", right)  # SPIN knows no reward
+        self.log_mean("opponent/accuracy", right)  # only a measure: SPIN has no reward
         self.log_mean("opponent/equal_to_human", equal)
         self.log_mean("opponent/completions/mean_length", [len(row) for row in ids])
         self.log_mean("opponent/completions/clipped_ratio", cut)
-        question, human = rows[0]["question"], rows[0]["reference"]
-        self.example = f"--- {question}\n{texts[0]}\n--- a human\n{human}\n---"
 
     def report_pairs(self, batch, both, loss, r_real, r_generated, token_rewards):
         """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
         self.log_mean("player/spin_loss", loss)
         period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
-        if self.state.global_step % period > 0:  # else player and opponent are equal, rewards 0
+        if self.state.global_step % period > 0:  # else player and opponent are equal: rewards are 0
             self.log_mean("player/reward_human", r_real)
             self.log_mean("player/reward_generated", r_generated)
             self.log_mean("player/pair_accuracy", r_real > r_generated)
         if 0 not in batch["row"]:
-            return  # one micro-batch of the step is shown
+            return  # the report shows one micro-batch of the step
         notes = [
-            {"player": who, "prompt": self.taken[i]["question"], "credit": "share of the reward"}
-            for i in batch["row"].tolist()
+            {**note, "player": who, "credit": "share of the reward"}
+            for note in batch["notes"]
             for who in ("human", "opponent")
         ]
         for note, reward in zip(notes, token_rewards.sum(1).tolist()):
@@ -297,12 +305,6 @@ class Spin(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
     """The player's completions for held-out questions, and its log-likelihood of human answers."""
-    prompts = [solve_prompt(row["question"]) for row in held_out]
-
-    def accuracy(n: int, greedy: bool) -> float:
-        several = [prompt for prompt in prompts for _ in range(n)]
-        texts = trainer.generate_all("player", several, greedy)
-        return mean([is_correct(text, held_out[i // n]["answer"]) for i, text in enumerate(texts)])
 
     def logp_human(rows: list[dict]) -> list[float]:
         if not rows:
@@ -316,9 +318,11 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
         )
         return trainer.log_probs("player", batch).sum(1).tolist()
 
+    _, greedy = solve(trainer, "player", held_out, greedy=True)
+    _, right = solve(trainer, "player", held_out, trainer.cfg.eval_samples)
     return {
-        "player/greedy": accuracy(1, greedy=True),
-        "player/accuracy": accuracy(trainer.cfg.eval_samples, greedy=False),
+        "player/greedy": mean(greedy),
+        "player/accuracy": mean(right),
         "player/logp_human": mean(trainer.in_parallel(logp_human, held_out)),
     }
 
@@ -331,56 +335,15 @@ CURVES = {
 }
 
 
-def with_human_answers(rows: list[dict], tokenizer, limit: int, where: str, say) -> list[dict]:
-    """Rows with a human answer that fits; the others are counted and reported, never cut."""
-    answered = [row for row in rows if row["reference"].strip()]
-    fitting = [row for row in answered if len(human_ids(row, tokenizer)) <= limit]
-    missing, long = len(rows) - len(answered), len(answered) - len(fitting)
-    if missing or long:
-        say(
-            f"{where}: {missing} of {len(rows)} have no human answer, {long} are longer than "
-            f"--solution-tokens {limit}; left out."
-        )
-    if not fitting:
-        raise UserError(
-            f"{where}: no question has a human answer of at most --solution-tokens {limit}."
-        )
-    return fitting
+def load(args: Args):
+    wanted = args.steps // args.iterations * args.questions * 2
+    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    check_references(train + held_out, is_correct, args.dataset)
+    return train, held_out
 
 
 def main(args: Args):
-    args = fill_in(args, rows=args.questions)
-    if args.questions % 2:
-        raise UserError(
-            f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos."
-        )
-    if args.steps % args.iterations:
-        raise UserError(
-            f"--steps {args.steps} is not a multiple of --iterations {args.iterations}."
-        )
-    limit = args.solution_tokens
-    check_memory(args, [(0, limit)], adapters=1, frozen_adapters=1, rows_per_item=2)
-    wanted = args.steps // args.iterations * args.questions
-    train, held_out = load_questions(args.dataset, wanted * 2, args.eval_questions, args.seed)
-    check_references(train + held_out, is_correct, args.dataset)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(
-        args.model, ["player", "ref"], args.lora_rank, args.four_bit, args.seed
-    )
-    copy_adapter(model, "player", "ref")
-    where = f"--dataset {args.dataset}"
-    train = with_human_answers(train, tokenizer, limit, f"{where}, training", run.say)
-    held_out = with_human_answers(held_out, tokenizer, limit, f"{where}, held out", run.say)
-    trainer = Spin(
-        model,
-        args,
-        args=grpo_config(args, run.folder, rows=args.questions),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    launch(Spin, args, load, evaluate, CURVES)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.args import RunArgs, fill_in, grpo_config, per_model
+from common.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.memory import check_memory
-from common.model import load_model
+from common.launch import launch
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -51,64 +50,76 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors, start_run, this_process
+from common.run import mean, plain_errors
 from common.sampling import special_tokens
-from common.tasks.answers import boxed, is_correct, split_steps
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
 from common.tasks.math import load_questions
 
 import torch
 import torch.nn.functional as F
 import tyro
-from datasets import Dataset
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: int = 96
+    steps: Count = 96
     """optimiser steps, the generator's in all iterations and then the verifier's"""
-    ver_steps: int = 48
+    ver_steps: CountOrZero = 48
     """of these the verifier's; the others must be a multiple of --iterations"""
-    questions: int = 32
+    questions: Count = 32
     """solutions, or pairs of them, per step and process"""
-    micro_batch: int = per_model(tiny=16, real=4)
-    """rows or pairs per forward and backward pass; must divide --questions"""
-    lr: float = per_model(tiny=1e-3, real=2e-5)
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """rows or pairs per forward and backward pass"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the generator's adapter, constant"""
-    ver_lr: float = per_model(tiny=3e-4, real=2e-5)
+    ver_lr: Weight = per_model(tiny=3e-4, real=2e-5)
     """learning rate of the verifier's, constant"""
-    iterations: int = 3
+    iterations: Count = 3
     """T, rounds of sampling (paper: 3)"""
-    pool: int = per_model(tiny=192, real=1024)
+    pool: Count = per_model(tiny=192, real=1024)
     """questions that are sampled from in every iteration (paper: all of GSM8K)"""
-    samples: int = per_model(tiny=8, real=16)
+    samples: Several = per_model(tiny=8, real=16)
     """k, solutions of each (paper: 16)"""
     restart: bool = True
     """every iteration starts from the first model; ablation: it goes on from the last one"""
     verifier: Literal["dpo", "orm", "prm", "genrm", "genrm-cot"] = "dpo"
     """what the verifier is, and how it is trained; without --verifier-in-loop the generator is the
     same with all of them"""
-    beta: float = 0.1
+    beta: Scale = 0.1
     """of --verifier dpo, scale of the log-ratios"""
-    step_samples: int = 4
+    step_samples: Several = 4
     """of --verifier prm, completions from the end of a step (Math-Shepherd: 8)"""
     step_labels: Literal["hard", "soft"] = "hard"
     """of --verifier prm: one of them is right, or the share of them that are"""
     aggregate: Literal["min", "prod", "last"] = "min"
     """of --verifier prm: a solution's score from those of its steps (Math-Shepherd: min)"""
-    rationales: int = 4
+    rationales: Several = 4
     """K, of --verifier genrm-cot, rationales a score is the mean of (paper: 32)"""
     verifier_in_loop: bool = False
     """ablation: the verifier is trained in every iteration, and D_gen takes the half of the right
     solutions that it likes best"""
-    eval_every: int = 0
+    eval_every: CountOrZero = 0
     """steps between evaluations on held-out questions; 0 = only first and last"""
-    candidates: int = 16
+    candidates: Several = 16
     """N, solutions of each held-out question that are ranked (paper: 128)"""
-    solution_tokens: int = per_model(tiny=80, real=512)
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
     """length limit of a solution"""
-    judgement_tokens: int = per_model(tiny=112, real=512)
+    judgement_tokens: Tokens = per_model(tiny=112, real=512)
     """of --verifier genrm-cot, length limit of a rationale"""
+
+    def check(self):
+        own = self.steps - self.ver_steps
+        if own < 0 or own % self.iterations:
+            raise UserError(
+                f"--steps {self.steps} without --ver-steps {self.ver_steps} leaves the generator "
+                f"{own}, which is not a multiple of --iterations {self.iterations}."
+            )
+        if self.verifier_in_loop and (self.ver_steps % self.iterations or not self.ver_steps):
+            raise UserError(
+                f"--ver-steps {self.ver_steps} must be a multiple of --iterations "
+                f"{self.iterations} above 0, as --verifier-in-loop needs it."
+            )
 
 
 LAMBDA = 0.25  # weight of the solutions in genrm's loss (arXiv:2408.15240: 1/4 on GSM8K)
@@ -119,13 +130,6 @@ VERDICTS = (r"\boxed{CORRECT}", r"\boxed{INCORRECT}")
 CLOSING = OPENING.replace("<", "</")
 
 # ------------------------------------------------------------------ prompts and parsing
-SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
-the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
-
 VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
 other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
 in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
@@ -136,14 +140,6 @@ in exactly this form:
 <final_verification>\boxed{CORRECT}</final_verification>"""
 
 ASK = "You are given a problem and a solution. Is its answer right? Say Yes or No, nothing else."
-
-
-def prompt(system: str, user: str) -> list[dict]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def solve_prompt(question: str) -> list[dict]:
-    return prompt(SOLVE, question)
 
 
 def ask_prompt(question: str, solution: str) -> list[dict]:
@@ -206,37 +202,38 @@ def best_of_k(correct: list[bool], k: int) -> float:
 class VStar(CoTrainer):
     """`step` is algorithm 1, `loss` has all losses.
 
-    `memory` holds D_gen and D_ver, rows {question, solution, right, iteration}, and what the
+    `saved` holds D_gen and D_ver, rows {question, solution, right, iteration}, and what the
     verifier is taught, the same on all processes.
     """
 
-    def __init__(self, model, cfg: Args, train: list[dict], **kwargs):
-        self.cfg, self.example = cfg, ""
-        self.pool = train[: cfg.pool]
-        players = {
-            "generator": Player([], cfg.lr, cfg.solution_tokens),
-            "verifier": Player([], cfg.ver_lr, cfg.judgement_tokens),
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.pool = self.train_rows[: self.cfg.pool]
+        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
+        self.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        return {
+            "generator": Player([], args.lr, solution),
+            "verifier": Player([], args.ver_lr, judgement, reads=solution, rows=2),
         }
-        super().__init__(model, players, rows_at_once=cfg.rows_at_once, **kwargs)
-        self.rows_per_step = cfg.questions * self.accelerator.num_processes
-        self.memory = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
 
     def step(self, rows):
-        """rows: the data loader's, of which nothing is used: data are made once per iteration."""
+        """rows: not used, data are made once per iteration."""
         now = self.state.global_step
         name, t = player_at(now, self.cfg)
-        if self.memory["iteration"] < t:
+        if self.saved["iteration"] < t:
             self.start_iteration(t)
         if name == "generator":
-            some = in_passes(
-                self.memory["D_gen"], now * self.rows_per_step, self.rows_per_step, "G"
-            )
+            some = in_passes(self.saved["D_gen"], now * self.rows_per_step, self.rows_per_step, "G")
             texts = [(solve_prompt(row["question"]), row["solution"], 1.0) for row in some]
             return [self.text_batch("generator", texts)]
-        if self.memory["taught"] < t:
+        if self.saved["taught"] < t:
             self.start_verifier(t)
         first, count = now * self.rows_per_step, self.rows_per_step
-        return [self.lesson(in_passes(self.memory["lessons"], first, count, "V"))]
+        return [self.lesson(in_passes(self.saved["lessons"], first, count, "V"))]
 
     # --- data
     def start_iteration(self, t: int):
@@ -248,18 +245,18 @@ class VStar(CoTrainer):
         right = [row for row in new if row["right"]]
         if cfg.verifier_in_loop and t > 0:
             right = self.better_half(right)
-        known = {(row["question"], row["solution"]) for row in self.memory["D_gen"]}
+        known = {(row["question"], row["solution"]) for row in self.saved["D_gen"]}
         for row in right:  # a solution is learnt once, however often it is written
             if (row["question"], row["solution"]) not in known:
                 known.add((row["question"], row["solution"]))
-                self.memory["D_gen"].append(row)
-        if not self.memory["D_gen"]:
+                self.saved["D_gen"].append(row)
+        if not self.saved["D_gen"]:
             raise UserError(
                 f"iteration {t}: {len(new)} of {len(asked)} solutions have steps and a box, and "
                 f"none is right; --samples {cfg.samples} or --pool {cfg.pool} may be larger."
             )
-        self.memory["D_ver"] += new
-        self.memory["iteration"] = t
+        self.saved["D_ver"] += new
+        self.saved["iteration"] = t
         if cfg.restart:
             self.restart("generator")
         self.report_solutions(solutions)
@@ -290,9 +287,8 @@ class VStar(CoTrainer):
 
     def restart(self, name: str):
         """The adapter is the base again: its B are zero, and Adam knows nothing of it."""
-        state = getattr(self.optimizer, "optimizer", self.optimizer).state
-        named = dict(self.accelerator.unwrap_model(self.model).named_parameters())
-        for key, p in named.items():
+        state = self.own_optimizer().state
+        for key, p in self.model.named_parameters():
             if f".{name}." in key:
                 state.pop(p, None)
                 if "lora_B" in key:
@@ -301,7 +297,7 @@ class VStar(CoTrainer):
     def start_verifier(self, t: int):
         """What the verifier is taught, from all solutions so far, right and wrong ones alike."""
         rng = random.Random(f"{self.cfg.seed} {t}")
-        of = {z: [row for row in self.memory["D_ver"] if row["right"] is z] for z in (True, False)}
+        of = {z: [row for row in self.saved["D_ver"] if row["right"] is z] for z in (True, False)}
         if not (of[True] and of[False]):
             one = "right" if of[True] else "wrong"
             raise UserError(f"all solutions are {one}: there is nothing to tell apart.")
@@ -320,17 +316,17 @@ class VStar(CoTrainer):
             if self.cfg.verifier == "genrm-cot":
                 nothing = f"no rationale within --judgement-tokens {self.cfg.judgement_tokens}"
             raise UserError(f"--verifier {self.cfg.verifier}: {nothing} to learn from.")
-        self.memory["lessons"], self.memory["taught"] = lessons, t
+        self.saved["lessons"], self.saved["taught"] = lessons, t
 
     def preferences(self, rng: random.Random) -> list[dict]:
         """Pairs of a right and a wrong solution of one question, as many as right ones."""
         wrong = {}
-        for row in self.memory["D_ver"]:
+        for row in self.saved["D_ver"]:
             if not row["right"]:
                 wrong.setdefault(row["question"], []).append(row["solution"])
         return [
             row | {"rejected": rng.choice(wrong[row["question"]])}
-            for row in self.memory["D_ver"]
+            for row in self.saved["D_ver"]
             if row["right"] and row["question"] in wrong
         ]
 
@@ -392,7 +388,7 @@ class VStar(CoTrainer):
             pairs = [self.both_verdicts(row.get("part", row["solution"])) for row in mine]
         batch = pair_batch("verifier", prompts, pairs, self.processing_class, device)
         batch["z"] = torch.tensor([row["z"] if kind != "dpo" else 1.0 for row in mine]).to(device)
-        self.taken = mine
+        batch["notes"] = [{"player": "verifier", "prompt": row["question"]} for row in mine]
         return batch
 
     def judged_text(self, row: dict) -> tuple[list, str, float]:
@@ -416,7 +412,7 @@ class VStar(CoTrainer):
         prompts, ids, weights = zip(*self.my_share(rows))
         tokenizer, device = self.processing_class, self.accelerator.device
         batch = completion_batch(list(prompts), list(ids), tokenizer, device)
-        self.taken = [{"question": p[-1]["content"]} for p in prompts]
+        batch["notes"] = [{"player": player, "prompt": p[-1]["content"]} for p in prompts]
         row, weight = torch.arange(len(ids)), torch.tensor(weights)
         return batch | {"player": player, "row": row.to(device), "weight": weight.to(device)}
 
@@ -433,23 +429,22 @@ class VStar(CoTrainer):
         return ids + good, ids + bad
 
     # --- losses
-    def loss(self, model, batch):
+    def loss(self, batch):
         """The share of a micro-batch: of pairs, a mean over the pairs of the step; of texts, the
         weighted mean over their tokens.
         """
         if "weight" in batch:
-            logp, entropy = self.score(model, batch)  # (b, T)
+            logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
             self.log_mean(f"{batch['player']}/logp", likelihood)
             self.report_texts(batch, logp)
-            # - mean over tokens; DDP averages gradients, the tokens are those of all processes
-            return -(likelihood * batch["weight"]).sum() * self.accelerator.num_processes
+            return -(likelihood * batch["weight"]).sum()  # - mean over tokens
         both = as_completions(batch)  # 2b rows: right or good, wrong or bad, ...
-        logp = self.score(model, both)[0]  # (2b, T)
+        logp = self.score(both)[0]  # (2b, T)
         first, second = chosen_and_rejected(logp.sum(1))  # (b,) each
         if self.cfg.verifier == "dpo":
-            with torch.no_grad():  # G_sft is the base
-                ref = self.log_probs(None, both, model)  # (2b, T)
+            with torch.no_grad(), self.playing(None):  # G_sft is the base
+                ref = self.score(both)[0]  # (2b, T)
             ref_first, ref_second = chosen_and_rejected(ref.sum(1))
             losses = dpo_loss(first, ref_first, second, ref_second, self.cfg.beta)  # (b,)
             margin = (first - ref_first) - (second - ref_second)
@@ -458,7 +453,7 @@ class VStar(CoTrainer):
             margin = first - second  # (b,)
             losses = verdict_loss(margin, batch["z"])
         self.report_pairs(batch, both, logp, losses, margin)
-        return losses.sum() / self.cfg.questions
+        return losses.sum() / self.rows_per_step
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
@@ -519,20 +514,15 @@ class VStar(CoTrainer):
     # --- what is logged and shown; nothing below affects training
     def report_solutions(self, solutions: list[dict]):
         self.log_mean("generator/accuracy", [row["right"] for row in solutions])
-        self.log_mean("co/right_solutions", len(self.memory["D_gen"]))
-        self.log_mean("co/all_solutions", len(self.memory["D_ver"]))
-        first = solutions[0]
-        verdict = "right" if first["right"] else "wrong"
-        self.example = f"--- {first['question']}\n{first['solution']}\n--- {verdict}"
+        self.log_mean("co/right_solutions", len(self.saved["D_gen"]))
+        self.log_mean("co/all_solutions", len(self.saved["D_ver"]))
 
     def report_texts(self, batch, logp):
         if 0 in batch["row"]:  # one micro-batch of the step is shown
             notes = [
-                {"player": batch["player"], "prompt": self.taken[i]["question"]}
-                for i in batch["row"].tolist()
+                {**note, "rewards": {"log-likelihood": total}, "credit": "log-probability"}
+                for note, total in zip(batch["notes"], logp.sum(1).tolist())
             ]
-            for note, total in zip(notes, logp.sum(1).tolist()):
-                note |= {"rewards": {"log-likelihood": total}, "credit": "log-probability"}
             self.record(batch | {"advantages": logp.detach(), "notes": notes})
 
     def report_pairs(self, batch, both, logp, losses, margin):
@@ -543,8 +533,8 @@ class VStar(CoTrainer):
         if 0 in batch["row"]:
             whose = ("right", "wrong") if self.cfg.verifier == "dpo" else (GOOD, BAD)
             notes = [
-                {"player": who, "prompt": self.taken[i]["question"], "z": z[j].item()}
-                for j, i in enumerate(batch["row"].tolist())
+                {**note, "player": who, "z": label}
+                for note, label in zip(batch["notes"], z.tolist())
                 for who in whose
             ]
             for note, value in zip(notes, margin.repeat_interleave(2).tolist()):
@@ -572,11 +562,8 @@ def evaluate(trainer: VStar, held_out: list[dict]) -> dict[str, float]:
     """
     N = trainer.cfg.candidates
     several = [row for row in held_out for _ in range(N)]
-    greedy = [solve_prompt(row["question"]) for row in held_out]
-    texts = trainer.generate_all("generator", greedy, greedy=True)
-    result = {
-        "generator/greedy": mean([is_correct(t, r["answer"]) for t, r in zip(texts, held_out)])
-    }
+    _, greedy = solve(trainer, "generator", held_out, greedy=True)
+    result = {"generator/greedy": mean(greedy)}
     solutions = trainer.in_parallel(trainer.attempts, several)
     scores = trainer.in_parallel(trainer.scores, solutions)
     right, voted, ranked, pairs = [], [], [], []
@@ -609,41 +596,12 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
 }
 
 
+def load(args: Args):
+    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed)
+
+
 def main(args: Args):
-    args = fill_in(args, rows=args.questions)
-    if args.questions % 2:
-        raise UserError(
-            f"--questions {args.questions} must be even: GRPOTrainer's loader gives them in twos."
-        )
-    own = args.steps - args.ver_steps
-    if own < 0 or own % args.iterations:
-        raise UserError(
-            f"--steps {args.steps} without --ver-steps {args.ver_steps} leaves the generator "
-            f"{own}, which is not a multiple of --iterations {args.iterations}."
-        )
-    if args.verifier_in_loop and (args.ver_steps % args.iterations or not args.ver_steps):
-        raise UserError(
-            f"--ver-steps {args.ver_steps} must be a multiple of --iterations {args.iterations} "
-            "above 0, as --verifier-in-loop needs it."
-        )
-    turns = [(0, args.solution_tokens), (args.solution_tokens, args.judgement_tokens)]
-    check_memory(args, turns, adapters=2, rows_per_item=2)
-    train, held_out = load_questions(args.dataset, args.pool, args.eval_questions, args.seed)
-    run = start_run(args, __file__, train, held_out)
-    model, tokenizer = load_model(
-        args.model, ["generator", "verifier"], args.lora_rank, args.four_bit, args.seed
-    )
-    processes = this_process(args.model).num_processes
-    unused = [{"prompt": solve_prompt("")}] * args.questions * processes
-    trainer = VStar(
-        model,
-        args,
-        train,
-        args=grpo_config(args, run.folder, rows=args.questions),
-        train_dataset=Dataset.from_list(unused),  # Trainer needs rows to loop over
-        processing_class=tokenizer,
-    )
-    run.train(trainer, lambda: evaluate(trainer, held_out), args, CURVES)
+    launch(VStar, args, load, evaluate, CURVES)
 
 
 if __name__ == "__main__":

@@ -1,134 +1,410 @@
 """What a script hands to CoTrainer, held against what can be trained on. Each of these mistakes
-once gave a plausible run with wrong gradients; all raise a ValueError that says what is wrong.
+once gave a plausible run with wrong gradients, or an error that did not name it.
+
+What is certainly wrong raises a ScriptError. What nearly certainly is prints a warning, once a run.
+docs/your-own-script.md lists what cannot be known, and where it shows.
 """
 
+import json
+import math
+import re
+from contextlib import contextmanager
+
+from common.errors import ScriptError
+from common.tiny import ENDINGS
+from common.tiny.tasks import parse_question
+
 import torch
+from accelerate import PartialState
 
 TWICE = (
     "at a second update its samples are not the player's own any more, and the loss has no ratio "
     "that would say so"
 )
+ROLES = ("system", "user", "assistant", "tool")
+WARNED = set()  # sentences of this process
 
 
+def warn_once(sentence: str):
+    if sentence not in WARNED and PartialState().is_main_process:
+        WARNED.add(sentence)
+        print(f"warning: {sentence}", flush=True)
+
+
+# ------------------------------------------------------------------ players
 def check_players(players: dict):
     """name -> Player. Metrics begin with a player's name, and those of a batch of several with
     their adapter's; an adapter has one learning rate and one clipping norm.
     """
     for name, player in players.items():
-        for other in players:
+        for other, its in players.items():
             for what in ("lr", "max_grad_norm"):
-                mine, its = getattr(player, what), getattr(players[other], what)
-                if player.adapter == players[other].adapter and mine != its:
-                    raise ValueError(
+                one, two = getattr(player, what), getattr(its, what)
+                if player.adapter == its.adapter and one != two:
+                    raise ScriptError(
                         f"{name!r} and {other!r} play with one adapter, which has one {what}; "
-                        f"got {mine} and {its}"
+                        f"got {one} and {two}"
                     )
-    for name, player in players.items():
         functions = player.rewards if isinstance(player.rewards, list | tuple) else [None]
         names = [getattr(function, "__name__", None) for function in functions]
         if None in names or len(set(names)) < len(names):
-            raise ValueError(
+            raise ScriptError(
                 f"the rewards of {name!r} must be a list of functions with names of their own, by "
                 f"which they are logged; got {player.rewards!r:.80}"
             )
         if name in ("co", "eval") or "/" in name:
-            raise ValueError(f"a player cannot be called {name!r}: other metrics begin with it")
-        if player.adapter in players and players[player.adapter].adapter != player.adapter:
-            other = (
-                f"the player {player.adapter!r}, who plays with {players[player.adapter].adapter!r}"
+            raise ScriptError(f"a player cannot be called {name!r}: other metrics begin with it")
+        if player.group_size < 1 or player.max_tokens < 1 or player.lr < 0:
+            raise ScriptError(
+                f"{name!r}: group_size {player.group_size} and max_tokens {player.max_tokens} must "
+                f"be at least 1, lr {player.lr} at least 0"
             )
-            raise ValueError(
-                f"{name!r} plays with the adapter {player.adapter!r}, the name of {other}"
+        owner = players.get(player.adapter, player)
+        if owner.adapter != player.adapter:
+            raise ScriptError(
+                f"{name!r} plays with the adapter {player.adapter!r}, the name of the player "
+                f"{player.adapter!r}, who plays with {owner.adapter!r}"
             )
 
 
+# ------------------------------------------------------------------ rollouts
 def check_prompts(name: str, prompts: list):
-    """Of a rollout or of `generate`: messages, and at least one."""
+    """Of a rollout or of `generate`: messages, of which the last is not the player's own."""
     if not prompts:
-        raise ValueError(f"no rows for the {name}: there is nothing to sample")
+        raise ScriptError(f"no rows for the {name}: there is nothing to sample")
     for prompt in prompts:
-        messages = prompt if isinstance(prompt, list) else [None]
+        messages = prompt if isinstance(prompt, list) and prompt else [None]
         if not all(
             isinstance(m, dict) and "role" in m and isinstance(m.get("content"), str)
-            for m in messages or [None]
+            for m in messages
         ):
             example = '[{"role": "user", "content": "..."}]'
-            raise ValueError(
+            raise ScriptError(
                 f"a prompt of the {name} must be messages, as {example}; got {prompt!r:.80}"
+            )
+        for message in messages:
+            if message["role"] not in ROLES:
+                raise ScriptError(
+                    f"a prompt of the {name} has the role {message['role']!r}, which chat "
+                    f"templates leave out or misread; it can be {', '.join(ROLES)}"
+                )
+        if messages[-1]["role"] in ("assistant", "system"):
+            raise ScriptError(
+                f"a prompt of the {name} ends with a message of the {messages[-1]['role']}; the "
+                f"last one must be the user's, which the {name} answers"
             )
 
 
-def check_groups(name: str, prompts: list, group_size: int):
-    """The rows of a rollout: adjacent groups, each of one prompt."""
-    if len(prompts) % group_size:
-        raise ValueError(
-            f"{len(prompts)} rows for the {name} are not a multiple of its group of {group_size}"
+def check_embedded(model: str, name: str, prompts: list):
+    """Whether an embedded model has been taught to answer any of these; it ignores instructions."""
+    endings = "|".join(ENDINGS.get(model, ()))
+    texts = [prompt[-1]["content"].strip() for prompt in prompts]
+    if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
+        warn_once(
+            f"the embedded model has not been taught to answer what the {name} is asked "
+            f"({texts[0][-40:]!r}); docs/your-own-script.md lists what it understands"
         )
-    for first in range(0, len(prompts), group_size):
+
+
+def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
+    """Prompts, groups, and questions that training must not see."""
+    prompts = [row.get("prompt") for row in rows]
+    check_prompts(name, prompts)
+    if len(rows) % group_size:
+        raise ScriptError(
+            f"{len(rows)} rows for the {name} are not a multiple of its group of {group_size}"
+        )
+    for first in range(0, len(rows), group_size):
         group = prompts[first : first + group_size]
         if any(prompt != group[0] for prompt in group):
             last = first + group_size - 1
-            raise ValueError(
+            raise ScriptError(
                 f"rows {first} to {last} for the {name} are a group, whose rewards are compared "
                 f"with each other, but their prompts differ; repeat each row {group_size} times in "
-                f"a row, or give the player its group_size"
+                f"a row, give the player its group_size, or group_size=1 and "
+                f"set_rewards(batch, rewards, groups=[a key of each row])"
             )
+    columns = {tuple(sorted(row)) for row in rows}
+    if len(columns) > 1:
+        odd = set.symmetric_difference(*map(set, list(columns)[:2]))
+        raise ScriptError(f"rows for the {name} differ in their columns: {', '.join(sorted(odd))}")
+    seen = [row["question"] for row in rows if row.get("question") in trainer.held_out_questions]
+    if seen:
+        raise ScriptError(
+            f"rollout trains the {name} on a held-out question ({seen[0]!r:.60}); take "
+            f"self.train_rows, or `generate` if nothing is to be trained"
+        )
+    check_gold(name, rows)
 
 
-def check_step(trainer, batches, needs_advantages: bool):
+def check_gold(name: str, rows: list[dict]):
+    """Whether each prompt shows the gold answer where the question does not, or the reference."""
+    shown = []
+    for row in rows:
+        question, answer = str(row.get("question", "")), str(row.get("answer", ""))
+        text = row["prompt"][-1]["content"].replace(question, "")
+        word = rf"(?<![\w.]){re.escape(answer)}(?![\w.]|\.\d)"
+        shown.append(bool(answer) and re.search(word, text) is not None)
+        reference = row.get("reference")
+        if isinstance(reference, str) and len(reference) > 20 and reference in text:
+            warn_once(f"the {name}'s prompt shows the row's reference solution")
+            return
+    if len({str(row.get("answer")) for row in rows}) >= 4 and all(shown):
+        warn_once(f"every prompt of the {name} shows its row's gold answer")
+
+
+def check_rewards(batch: dict, rewards, groups: list | None):
+    """What `set_rewards` is given."""
+    if not isinstance(batch, dict) or "player" not in batch:
+        raise ScriptError(f"set_rewards: the first argument must be a batch; got {batch!r:.60}")
+    name = batch["player"]
+    if "rollout" in batch:
+        raise ScriptError(
+            "set_rewards: concat has joined several rollouts in this batch; set the rewards of "
+            "each one before"
+        )
+    if batch.get("rewarded"):
+        raise ScriptError(
+            f"set_rewards: the {name}'s batch has its rewards already; the second ones would take "
+            f"their place. Set the sum once"
+        )
+    try:
+        rewards = torch.as_tensor(rewards)
+    except (TypeError, ValueError, RuntimeError):
+        raise ScriptError(
+            f"set_rewards: rewards must be numbers, NaN where nobody judged; got {rewards!r:.80}"
+        ) from None
+    wanted = batch["rewards"].shape
+    if rewards.shape != wanted:
+        raise ScriptError(
+            f"set_rewards: the {name}'s rewards must be ({wanted[0]},), one per row; got "
+            f"{tuple(rewards.shape)}"
+        )
+    if rewards.is_floating_point() and rewards.isinf().any():
+        raise ScriptError(f"set_rewards: a reward of the {name} is infinite")
+    if groups is not None and len(groups) != len(rewards):
+        raise ScriptError(
+            f"set_rewards: groups must have a key for each of the {len(rewards)} rows; got "
+            f"{len(groups)}"
+        )
+    if groups is not None and len(set(groups)) == len(groups):
+        raise ScriptError("set_rewards: every row is a group of its own; nothing is compared")
+
+
+# ------------------------------------------------------------------ batches
+def check_concat(batches: list[dict], players: list):
+    """players: of each batch."""
+    if len({id(batch) for batch in batches}) < len(batches):
+        raise ScriptError(f"concat: one batch is among them twice: {TWICE}")
+    names = [batch["player"] for batch in batches]
+    for what in ("adapter", "temperature", "max_grad_norm"):
+        if len({getattr(player, what) for player in players}) != 1:
+            found = ", ".join(f"{n}: {getattr(p, what)}" for n, p in zip(names, players))
+            raise ScriptError(f"concat: batches must be of one {what}; got {found}")
+    own = {"rewarded", "components", "rewards_of_advantages"}  # of some batches only
+    keys = [batch.keys() - own for batch in batches]
+    if odd := set.union(*(keys[0] ^ other for other in keys)):
+        hint = ""
+        if "advantages" in odd:
+            without = [n for n, k in zip(names, keys) if "advantages" not in k]
+            hint = f": {_no_advantages(without[0])}"
+        raise ScriptError(f"concat: not every batch has {', '.join(sorted(odd))}{hint}")
+    for batch in batches:
+        check_unchanged(batch)
+
+
+def check_step(trainer, batches):
     """What `step` returned."""
     if not isinstance(batches, list) or not batches:
-        raise ValueError(f"step must return a list of at least one batch; got {batches!r:.60}")
-    if len({id(batch) for batch in batches}) < len(batches):
-        raise ValueError(f"step must return a batch once: {TWICE}")
+        raise ScriptError(f"step must return a list of at least one batch; got {batches!r:.60}")
+    flags = []
     for batch in batches:
-        check_batch(trainer, batch, needs_advantages)
-    rows, micro = len(batches[-1]["completion_mask"]), trainer.args.per_device_train_batch_size
-    if rows > micro * trainer.args.steps_per_generation:
-        parts = f"{trainer.args.steps_per_generation} micro-batches of {micro}"
-        raise ValueError(
-            f"the last batch of a step has {rows} rows, more than {parts} hold; give the run a "
-            f"larger step, or return some of the rows in a batch before it"
-        )
+        check_batch(trainer, batch)
+        flags += map(id, batch.get("trained", []))
+    if len({id(batch) for batch in batches}) < len(batches) or len(set(flags)) < len(flags):
+        raise ScriptError(f"step returned a batch twice, or a part beside its whole: {TWICE}")
 
 
-def check_batch(trainer, batch, needs_advantages: bool):
+def check_batch(trainer, batch):
     """A batch that is going to be trained on."""
     if not isinstance(batch, dict) or "player" not in batch:
-        raise ValueError("step must return batches that rollout or concat made: one has no player")
+        raise ScriptError("step must return batches that rollout or concat made: one has no player")
     name, A, mask = batch["player"], batch.get("advantages"), batch["completion_mask"]
-    trainer._player(name)
-    if batch.get("trained"):
-        raise ValueError(f"a batch of the {name} has been trained on already: {TWICE}")
-    if A is None and needs_advantages:
-        raise ValueError(
-            f"the {name}'s batch has no advantages: a player without reward functions has none "
-            f"before pay(batch, rewards), or until you write batch['advantages']"
-        )
+    adapter = trainer.player_named(name).adapter
+    for writer in {note["player"] for note in batch.get("notes", [])} & trainer.players.keys():
+        if trainer.players[writer].adapter != adapter:
+            raise ScriptError(
+                f"the {name} cannot be trained on what the {writer} has written: its samples are "
+                f"not the {name}'s own"
+            )
+    if any(flag[0] for flag in batch.get("trained", [])):
+        raise ScriptError(f"a batch of the {name} has been trained on already: {TWICE}")
+    own_loss = type(trainer).loss.__qualname__ != "CoTrainer.loss"  # it may do without
+    if A is None and not own_loss:
+        raise ScriptError(_no_advantages(name))
     if A is not None:
         _check_advantages(name, A, mask)
+        check_unchanged(batch)
     if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
-        raise ValueError(
+        raise ScriptError(
             "completion_mask must be ones, at least one, and then zeros: it says where a "
             "completion ends; advantages of 0 leave tokens out of the loss"
         )
     for key in ("texts", "notes"):
         if len(batch.get(key, mask)) != len(mask):
-            raise ValueError(
+            raise ScriptError(
                 f"the {name}'s batch has {len(mask)} rows and {len(batch[key])} {key}; to leave "
                 f"rows out, give them advantages of 0"
             )
 
 
+def _no_advantages(name: str) -> str:
+    return (
+        f"the {name}'s batch has no advantages. A player without reward functions has none before "
+        f"set_rewards(batch, rewards); with groups of one row they come from groups=..., or you "
+        f"write batch['advantages']"
+    )
+
+
+def check_unchanged(batch: dict):
+    """Rewards that were written over after the advantages had been made of them."""
+    made_of = batch.get("rewards_of_advantages")
+    if made_of is not None and not torch.equal(batch["rewards"].nan_to_num(), made_of.nan_to_num()):
+        raise ScriptError(
+            f"batch['rewards'] of the {batch['player']} has changed, and the advantages are still "
+            f"those of the rewards before; use set_rewards(batch, rewards)"
+        )
+
+
 def _check_advantages(name: str, A, mask: torch.Tensor):
     if not isinstance(A, torch.Tensor) or not A.is_floating_point():
         kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
-        raise ValueError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
+        raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
     if A.shape not in (mask.shape, mask.shape[:1]):
         wanted = f"{tuple(mask.shape[:1])} or {tuple(mask.shape)}"
-        raise ValueError(f"advantages must be (B,) or (B, T), here {wanted}; got {tuple(A.shape)}")
+        raise ScriptError(f"advantages must be (B,) or (B, T), here {wanted}; got {tuple(A.shape)}")
     if A.requires_grad:
-        raise ValueError(f"the {name}'s advantages have a gradient, which they must not: detach()")
+        raise ScriptError(f"the {name}'s advantages have a gradient, which they must not: detach()")
     if not A.isfinite().all():
         row = int((~A.isfinite()).nonzero()[0, 0])
-        raise ValueError(f"the {name}'s advantages must be finite; they are not in row {row}")
+        raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
+
+
+# ------------------------------------------------------------------ nothing to learn from
+IDLE = 3  # updates in a row without a gradient
+
+
+def check_learning(trainer, batch: dict, norm: float):
+    """After an update: had its player nothing to learn from several times in a row, or has it next
+    to nothing at the start of the run?
+    """
+    name, rewards = batch["player"], batch.get("rewards", torch.tensor([]))
+    trainer.idle[name] = 0 if norm > 0 else trainer.idle.get(name, 0) + 1
+    if trainer.idle[name] == IDLE:
+        what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
+        warn_once(f"{what}. {_what_helps(batch)}")
+    values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
+    if trainer.state.global_step == 0 and counts.sum() >= 16:
+        share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
+        if share >= 0.95:
+            what = (
+                f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn from"
+            )
+            warn_once(f"{what}. {_what_helps(batch)}")
+
+
+def _what_helps(batch: dict) -> str:
+    if "texts" not in batch:
+        return ""
+    lengths = batch["completion_mask"].sum(1)
+    at_limit = (lengths == lengths.max()).float().mean().item()
+    cut = f"{at_limit:.0%} of its completions are as long as the longest"
+    longer = f"a longer limit ({cut}), " if at_limit > 0.5 else ""
+    helps = f"{longer}a model that follows the instructions, or a warm-up on the format"
+    return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
+
+
+def check_same_player(names: list[str]):
+    """names: whom each process is training."""
+    if len(set(names)) > 1:
+        raise ScriptError(f"all processes must train one player together; got {', '.join(names)}")
+
+
+# ------------------------------------------------------------------ what a checkpoint keeps
+@contextmanager
+def first_step(trainer):
+    """Around the first `step` of a process: what it leaves behind is held against what a checkpoint
+    keeps, before the first checkpoint shows it.
+    """
+    if "checked_state" in vars(trainer):
+        yield
+        return
+    trainer.checked_state = True
+    before = _own_state(trainer)
+    yield
+    for name, value in _own_state(trainer).items():
+        if name not in before or before[name] != value:
+            warn_once(
+                f"self.{name} was set or changed in the first step; a resumed run would not have "
+                f"it. What a checkpoint keeps is self.saved"
+            )
+    check_saved(trainer.saved)
+
+
+def _own_state(trainer) -> dict[str, str]:
+    """The attributes that the script has given its trainer, as text where they are plain."""
+    names = vars(trainer).keys() - trainer.inherited - {"checked_state", "inherited"}
+    plain = (int, float, str, bool, list, dict, set, tuple, type(None))
+    values = {name: vars(trainer)[name] for name in names}
+    return {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
+
+
+def check_saved(saved):
+    """`saved` must come back from a checkpoint as it went in."""
+    if not isinstance(saved, dict):
+        raise ScriptError(f"self.saved must be a dict; got {type(saved).__name__}")
+    for key, value in saved.items():
+        try:
+            back = json.loads(json.dumps({key: value}))
+        except (TypeError, ValueError):
+            raise ScriptError(
+                f"self.saved[{key!r}] cannot be kept in a checkpoint, which is JSON: numbers, "
+                f"texts, lists and dicts; of a tensor take .tolist()"
+            ) from None
+        if back != _as_lists({key: value}):
+            raise ScriptError(
+                f"self.saved[{key!r}] comes back from a checkpoint as something else: JSON has no "
+                f"keys but texts"
+            )
+
+
+def _as_lists(value):
+    """Tuples come back as lists, which does not matter; keys that are numbers as texts, which
+    does.
+    """
+    if isinstance(value, list | tuple):
+        return [_as_lists(item) for item in value]
+    return {k: _as_lists(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def check_evaluation(result):
+    """What `evaluate` returned."""
+    if not isinstance(result, dict):
+        raise ScriptError(f"evaluate must return a dict, metric -> number; got {result!r:.60}")
+    for key, value in result.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(key, str) or not number or not math.isfinite(value):
+            raise ScriptError(
+                f"evaluate: {key!r} must be a finite number; got {value!r:.60}. What nobody could "
+                f"measure is left out"
+            )
+
+
+def check_rows(rows: list[dict], what: str):
+    """Rows of a data set: dicts with the same columns."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ScriptError(f"the {what} rows must be a list of dicts; got {rows!r:.60}")
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            raise ScriptError(f"{what} row {number} differs from row 0 in its columns: {odd}")

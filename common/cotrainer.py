@@ -1,41 +1,50 @@
 """CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base.
 
-A script writes `step(rows)`, one optimiser step of its paper, and returns the batches to train on,
-in order. Each batch remembers its player, so the right adapter is trained. The verbs it is written
-with:
+A script writes `players(args)` and `step(rows)`, one optimiser step of its paper, which returns the
+batches to train on, in order. The verbs it is written with:
     rollout(player, rows)            sample and reward completions -> batch, with group advantages
     generate(player, prompts)        sample without training -> texts (generate_ids: token ids)
-    update(batch)                    one optimiser step at once, before `step` goes on
-    pay(batch, rewards)              rewards known only later: sets them, and the group advantages
+    set_rewards(batch, rewards)      rewards known only later: sets them and the group advantages
     concat(batches)                  several rollouts of one adapter as one batch
+    update(batch)                    one optimiser step at once, before `step` continues
     log_probs(player, batch)         (B, T) of any player; None is the base
+    playing(player), score(batch)    the same with gradients, inside of a script's own loss
     log_mean(name, values)           a metric, averaged over all processes
     over_all_processes(fn, columns)  this process's rows of fn(everyone's rows)
     generate_all, in_parallel        work shared between processes, results to all: for evaluation
     my_share(items)                  this process's part of a list that is the same everywhere
 
-A batch is a dict: player, prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B,
-T), advantages (B,) or (B, T), num_items_in_batch (tokens of all processes), with a KL term
-base_logps (B, T); for the script rewards (B,), texts and notes (B each); for the report, where
-advantages are a sum, components {name: (B,) or (B, T)}. `memory`, a dict, holds what must survive a
-checkpoint.
+A batch is a dict
+    player                                the name of who is trained on it           rollout
+    prompt_ids, prompt_mask               (B, P), padded on the left                 rollout
+    completion_ids, completion_mask       (B, T), padded on the right                rollout
+    num_items_in_batch                    tokens of the batch on all processes       rollout
+    base_logps                            (B, T), only with a KL term                rollout
+    texts, notes                          B strings; B dicts for the report          rollout
+    rewards                               (B,), NaN where nobody judged              set_rewards
+    advantages                            (B,) or (B, T)                             set_rewards
+    rollout                               (B,) which of concat's batches a row is of concat
+    components                            {name: (B,) or (B, T)}: a sum's terms      the script
+    trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
-The loss is `CoTrainer.loss`. How players share a trainer is in common/adapters.py; the rest is
-TRL's: data loader, reward calls, gradient accumulation, schedule, logging, checkpoints, several
-processes. docs/how-grpotrainer-works.md lists every override.
+`saved`, a dict, holds what a checkpoint keeps of the script's own state. How players share a
+trainer is in common/adapters.py; the rest is TRL's: data loader, reward calls, schedule, logging,
+checkpoints, several processes. docs/how-grpotrainer-works.md lists every override.
 
 Shapes: B rows, P prompt tokens, T completion tokens.
 """
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import scoring
+from common import checks, scoring
 from common.adapters import AdapterTrainer, Player  # noqa: F401  Player: for scripts
-from common.advantage import group_advantage
-from common.checks import check_batch, check_groups, check_prompts, check_step
+from common.advantage import group_advantage, named_group_advantage
+from common.logprob import NonFiniteError
 from common.recording import record
+from common.sampling import complete, tokenize, without_checkpointing
 
 import torch
 
@@ -48,6 +57,11 @@ class CoTrainer(AdapterTrainer):
     `loss` has another term with a gradient there, such as an entropy bonus, sets this."""
 
     # ------------------------------------------------------------------ one optimiser step
+    @staticmethod
+    def players(args) -> dict[str, Player]:
+        """THE SCRIPT WRITES THIS: name -> Player. Metrics begin with these names."""
+        raise NotImplementedError
+
     def step(self, rows: list[dict]) -> list[dict]:
         """THE SCRIPT WRITES THIS: one optimiser step -> the batches to train on, in order.
 
@@ -55,23 +69,25 @@ class CoTrainer(AdapterTrainer):
         """
         raise NotImplementedError
 
-    def _prepare_inputs(self, rows):
-        """Called for every micro-batch; at the first one of a step, the step is played."""
-        if self._step % self.args.steps_per_generation == 0:
-            self.sampled_tokens = 0
+    def training_step(self, model, rows, num_items_in_batch=None):
+        """Trainer calls this once per optimiser step. The gradients that Trainer knows of stay
+        None, so its own optimiser step does nothing: every batch is trained by `update`.
+        """
+        start, self.sampled_tokens = time.perf_counter(), 0
+        model.train()
+        with checks.first_step(self):
             batches = self.step(rows)
-            check_step(self, batches, self._needs_advantages())
-            *first, last = batches
-            self.log_mean("co/sampled_tokens", sum(self.gather([self.sampled_tokens])))
-            for batch in first:
-                self.update(batch)  # at once
-            self._become(last["player"])  # for good: Trainer asks for its loss after this
-            parts, last["trained"] = self.micro_batches(last), True
-            unused = self.args.steps_per_generation - len(parts)
-            self._buffered_inputs = [{}] * unused + parts  # DDP exchanges gradients at the last one
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+            checks.check_step(self, batches)
+        for batch in batches:
+            self.update(batch)
+        self.player = batches[-1]["player"]  # the step's line names it
+        world = self.accelerator.num_processes
+        self.log_mean("co/sampled_tokens", self.sampled_tokens * world)  # a sum, as a mean
+        self.gather_metrics()
+        self._metrics["train"]["step_time"] = [time.perf_counter() - start]
+        return torch.zeros((), device=self.accelerator.device)
 
-    def loss(self, model, batch: dict) -> torch.Tensor:
+    def loss(self, batch: dict) -> torch.Tensor:
         """The share of a micro-batch in
 
             loss     = sum over all tokens t of a step (-A_t ratio_t + kl k3_t) / their number
@@ -80,9 +96,10 @@ class CoTrainer(AdapterTrainer):
 
         There is one update per batch of rollouts, so PPO's clip would never act. A script whose
         paper has another loss overrides this; `batch["player"]` says whose micro-batch it is.
-        Rows whose advantages are all zero are left out of it, see `all_rows`.
+        Rows whose advantages are all zero are left out of it, see `all_rows`. The shares of all
+        micro-batches and processes add up to the loss, and so do their gradients.
         """
-        logp, entropy = self.score(model, batch)  # (b, T)
+        logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch["completion_mask"], batch["advantages"]  # (b, T), (b,) or (b, T)
         A = A[:, None] if A.dim() == 1 else A
         ratio = (logp - logp.detach()).exp()  # (b, T)
@@ -93,58 +110,52 @@ class CoTrainer(AdapterTrainer):
             loss = loss + self.kl * k3
             self.log_mean(f"{batch['player']}/kl", (k3 * mask).sum() / mask.sum())
         self.log_mean(f"{batch['player']}/entropy", (entropy * mask).sum() / mask.sum())
-        # DDP averages the gradients of the processes; the tokens are those of all of them together
-        return (loss * mask).sum() / batch["num_items_in_batch"] * self.accelerator.num_processes
+        return (loss * mask).sum() / batch["num_items_in_batch"]
 
     def update(self, batch: dict):
-        """One optimiser step of the batch's player, at once, outside of Trainer's own step.
-
-        Gradients are taken with autograd.grad, because backward() would fire DDP's hooks, which
-        would take this adapter to be part of Trainer's own backward pass. All other adapters have
-        no gradient (None), so AdamW leaves them alone, momentum included.
+        """One optimiser step of the batch's player: loss and gradient micro-batch by micro-batch,
+        the sum over all processes, clipping, AdamW.
         """
-        check_batch(self, batch, self._needs_advantages())
-        batch["trained"] = True  # see checks.TWICE
-        with self.playing(batch["player"]):
-            parts, player = self.micro_batches(batch), self._player()
-            if self.flat:
-                return
-            model = self.accelerator.unwrap_model(self.model)
-            parameters = self._parameters_of(player.adapter)
+        checks.check_batch(self, batch)
+        for flag in batch.setdefault("trained", [[False]]):  # shared by copies, see checks.TWICE
+            flag[0] = True
+        self.record(batch)
+        name, player = batch["player"], self.player_named(batch["player"])
+        self.trained_adapters.add(player.adapter)
+        parameters = self.parameters_of(player.adapter)
+        live = scoring.live_rows(batch, self.kl or self.all_rows)  # (B,)
+        sharing = not self.args.gradient_checkpointing
+        parts = scoring.in_parts(batch, live, self.cfg.micro_batch, sharing)
+        total = 0.0
+        with self.playing(name):
             for part in parts:
-                loss = self._compute_loss(model, part)
+                loss = self.loss(part)
+                total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g
-                # log_mean averages over the parts, whose losses are shares of a sum
-                self.log_mean(f"{batch['player']}/loss", loss * len(parts))
-            for p in parameters:
-                p.grad = self.accelerator.reduce(p.grad, "mean")
-            most = player.max_grad_norm or math.inf  # 0: not clipped, as Trainer has it
-            norm = torch.nn.utils.clip_grad_norm_(parameters, most).item()
-            self._finite("grad_norm", norm)
-            self.log_mean(f"{batch['player']}/grad_norm", norm)
-            # not accelerate's wrapper, which would wait for its turn
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        self.add_up_gradients(name, parameters)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm or math.inf).item()
+        self.log_mean(f"{name}/loss", total * self.accelerator.num_processes)  # a sum, as a mean
+        self.log_mean(f"{name}/grad_norm", norm)
+        self.log_mean(f"{name}/learning_rate", self.learning_rate_of(player.adapter))
+        if not math.isfinite(norm):
+            raise self.diverged(name, f"grad_norm is {norm}")
+        checks.check_learning(self, batch, norm)
+        optimizer = self.own_optimizer()
+        if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
 
-    def micro_batches(self, batch: dict) -> list[dict]:
-        """The batch in parts of at most --micro-batch rows; a few rows are recorded on the way."""
-        self.record(batch)
-        live = scoring.live_rows(batch, self.kl or self.all_rows)  # (B,)
-        # all processes need as many parts: DDP and metrics wait for each other in every one
-        batches, counts = zip(*self.gather([((batch["player"], len(live)), int(live.sum()))]))
-        if len(set(batches)) > 1:
-            got = ", ".join(f"{count} rows of the {player}" for player, count in batches)
-            raise ValueError(f"all processes must train one player on as many rows; got {got}")
-        self.flat = max(counts) == 0  # then not even momentum may move the adapter
-        size = self.args.per_device_train_batch_size
-        sharing = not self.args.gradient_checkpointing
-        return scoring.micro_batches(batch, live, max(1, *counts), size, sharing)
-
-    def _needs_advantages(self) -> bool:
-        """A script's own loss may do without, as those on pairs do."""
-        return type(self).loss is CoTrainer.loss
+    def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
+        """Over the processes, in one collective call. One without live rows adds zeros."""
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        if self.accelerator.num_processes > 1:
+            checks.check_same_player(self.gather([name]))
+            flat = torch.cat([p.grad.flatten() for p in parameters])
+            flat = self.accelerator.reduce(flat, "sum")
+            for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+                p.grad = g.view_as(p)
 
     def record(self, batch: dict):
         """A few rows of the batch go to rollouts.jsonl, for the report."""
@@ -152,12 +163,7 @@ class CoTrainer(AdapterTrainer):
             file = Path(self.args.output_dir) / "rollouts.jsonl"
             record(batch, file, self.state.global_step + 1, self.processing_class)
 
-    def _compute_loss(self, model, batch):
-        if not batch:  # a micro-batch that is not needed: a zero that backward accepts
-            return 0.0 * self._parameters_of(self._player().adapter)[0].sum()
-        return self.loss(model, batch)
-
-    # ------------------------------------------------------------------ the verbs
+    # ------------------------------------------------------------------ the verbs: sampling
     def rollout(self, name: str, rows: list[dict]) -> dict:
         """A completion per row, its rewards, and the advantages of its group; without advantages if
         the player has no reward functions.
@@ -170,35 +176,76 @@ class CoTrainer(AdapterTrainer):
             A batch, see the top of this file. rewards (B,) is the sum over the reward functions;
             notes say what the report shows of each row, and a script may add to them.
         """
-        G, prompts = self._player(name).group_size, [row.get("prompt") for row in rows]
-        check_prompts(name, prompts)
-        check_groups(name, prompts, G)
-        with self.playing(name), self._metrics_named(name):
-            batch = self._generate_and_score_completions(rows)
-            if self.kl:
-                batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
-        first = self.accelerator.process_index * len(rows)
-        rewards = self._rewards_per_func[
-            first : first + len(rows)
-        ]  # (B, functions), NaN: not judged
-        R = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)  # (B,)
-        functions = [f.__name__ for f in self._player(name).rewards]
-        batch |= {"player": name, "texts": self._texts, "rewards": R}
-        if functions:
-            batch["advantages"] = group_advantage(R, G)  # (B,)
-        else:
-            del batch["advantages"]  # TRL's, all zero; `pay` sets them
+        player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
+        checks.check_rollout(self, name, rows, player.group_size)
+        prompt_ids, ids = self.sample(name, prompts)
+        device, pad_id = self.accelerator.device, self.processing_class.pad_token_id
+        batch = {"player": name, **scoring.padded_batch(prompt_ids, ids, pad_id, device)}
+        tokens = sum(self.gather([sum(map(len, ids))]))
+        batch["num_items_in_batch"] = torch.tensor(tokens, device=device)
+        batch["texts"] = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        if self.kl:
+            batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
+        batch["trained"] = [[False]]  # shared by copies and by what concat makes of it
+        functions = [function.__name__ for function in player.rewards]
+        each = self.call_rewards(name, rows, prompts, batch["texts"], ids)  # (B, functions)
         batch["notes"] = [
             {
                 "player": name,
-                "prompt": row["prompt"][-1]["content"],
-                "rewards": {k: r for k, r in zip(functions, paid) if r == r},
+                "prompt": prompt[-1]["content"],
+                "rewards": {k: r for k, r in zip(functions, rewards) if r == r},
             }
-            for row, paid in zip(rows, rewards.tolist())
+            for prompt, rewards in zip(prompts, each.tolist())
         ]
+        R = each.nansum(1).masked_fill(each.isnan().all(1), torch.nan)  # (B,), NaN: not judged
+        batch["rewards"] = R
+        if functions:
+            batch["advantages"] = group_advantage(R, player.group_size)  # (B,)
+            batch["rewards_of_advantages"] = R.clone()
+            self.log_rewards(name, "reward", R, [i // player.group_size for i in range(len(R))])
+        cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
+        self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
+        self.log_mean(f"{name}/completions/clipped_ratio", cut)
         return batch
 
-    @torch.no_grad()
+    def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
+        """(token ids of each prompt, those of its completion, with its end token)."""
+        player, completions = self.player_named(name), []
+        checks.check_embedded(self.cfg.model, name, prompts)
+        prompt_ids = tokenize(prompts, self.processing_class)
+        if begun:
+            prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
+        temperature, n = 0.0 if greedy else player.temperature, self.cfg.rows_at_once or 256
+        ends, pad_id = self.eos_token_ids, self.processing_class.pad_token_id
+        # autocast, as in scoring: else LoRA would compute in float32 here, and only here
+        with self.playing(name), self.accelerator.autocast():
+            for part in (prompt_ids[i : i + n] for i in range(0, len(prompt_ids), n)):
+                completions += complete(
+                    self.model, part, player.max_tokens, temperature, ends, pad_id
+                )
+        self.sampled_tokens += sum(map(len, completions))
+        return prompt_ids, completions
+
+    def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
+        """(B, functions) of this process, NaN where one does not judge; called by TRL."""
+        functions = self.player_named(name).rewards
+        if not functions:
+            return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
+        self.reward_funcs, self.reward_func_names = functions, [f.__name__ for f in functions]
+        self.reward_processing_classes = [None] * len(functions)
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        everyones = self._calculate_rewards(rows, prompts, completions, ids)
+        for metric, values in self._pending_metrics.items():  # TRL's log_metric
+            self.log_mean(f"{name}/{metric}", values)
+        self._pending_metrics.clear()
+        each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
+        for k, function in enumerate(self.reward_func_names):
+            known = each[:, k][~each[:, k].isnan()]
+            if not len(known):
+                checks.warn_once(f"{function} gave none of the {name}'s completions a reward")
+            self.log_mean(f"{name}/rewards/{function}/mean", known)
+        return each
+
     def generate_ids(
         self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
     ) -> list[list[int]]:
@@ -208,66 +255,71 @@ class CoTrainer(AdapterTrainer):
         """
         if not prompts:
             return []
-        check_prompts(name, prompts)
-        with self.playing(name):
-            if greedy:
-                self._set_sampling(self._player().max_tokens, 0.0)
-            ids, *rest = self._tokenize_prompts(prompts)
-            if begun:
-                ids = [prompt + list(start) for prompt, start in zip(ids, begun, strict=True)]
-            return self._generate_single_turn(ids, *rest, 1)[0]
+        checks.check_prompts(name, prompts)
+        return self.sample(name, prompts, greedy, begun)[1]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """One completion per prompt, as text; nothing is trained on them."""
         ids = self.generate_ids(name, prompts, greedy)
         return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
 
-    def pay(self, batch: dict, rewards):
-        """Rewards that are known only after the rollout, because somebody judged, ran or counted:
-        (B,); NaN where nobody did, which makes the row's advantage 0.
+    # ------------------------------------------------------------------ the verbs: batches
+    def set_rewards(self, batch: dict, rewards, groups: list | None = None):
+        """Rewards that are known only after the rollout, because somebody judged, ran or counted.
 
         Sets the batch's rewards and group advantages, and says so in notes and metrics.
+
+        Args:
+            rewards: (B,); NaN where nobody judged, which makes the row's advantage 0.
+            groups: a key per row; rows with the same key are compared with each other, whatever
+                their prompts and wherever they are. By default the player's groups of adjacent
+                rows; with groups of one there are no advantages, and the script writes them.
         """
+        checks.check_rewards(batch, rewards, groups)
         rewards = torch.as_tensor(rewards).to(batch["rewards"])  # (B,)
-        if rewards.shape != batch["rewards"].shape:
-            rows, paid = len(batch["rewards"]), tuple(rewards.shape)
-            raise ValueError(f"pay: rewards must be ({rows},), one per row; got {paid}")
-        name, G = batch["player"], self._player(batch["player"]).group_size
-        batch |= {"rewards": rewards, "advantages": group_advantage(rewards, G)}
+        name, G = batch["player"], self.player_named(batch["player"]).group_size
+        batch |= {"rewards": rewards, "rewards_of_advantages": rewards.clone(), "rewarded": True}
+        if groups is not None:
+            batch["advantages"] = named_group_advantage(rewards, groups)  # (B,)
+        elif G > 1:
+            batch["advantages"] = group_advantage(rewards, G)  # (B,)
+            groups = [i // G for i in range(len(rewards))]
         for note, reward in zip(batch["notes"], rewards.tolist()):
             note["rewards"]["total"] = reward
-        known = ~rewards.isnan()  # NaN: not judged
-        self.log_mean(f"{name}/total_reward", rewards[known])
-        if G > 1:  # in the place of what `rollout` has logged of the reward functions alone
-            most = rewards.masked_fill(~known, -math.inf).reshape(-1, G).amax(1)  # (P,)
-            least = rewards.masked_fill(~known, math.inf).reshape(-1, G).amin(1)  # (P,)
-            self.log_mean(f"{name}/frac_reward_zero_std", most <= least)
+        # in the place of what `rollout` has logged of the reward functions alone
+        self._sums.pop(f"{name}/frac_reward_zero_std", None)
+        self.log_rewards(name, "total_reward", rewards, groups)
+
+    def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
+        """The mean, and the share of groups whose rewards are all equal, which teach nothing."""
+        self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
+        if groups is not None and len(set(groups)) < len(groups):
+            different = {}
+            for group, reward in zip(groups, rewards.tolist()):
+                different.setdefault(group, set()).update({reward} if reward == reward else ())
+            flat = [len(values) < 2 for values in different.values()]
+            self.log_mean(f"{name}/frac_reward_zero_std", flat)
 
     def concat(self, batches: list[dict]) -> dict:
-        """Several rollouts of ONE adapter as one batch, for one update on all of them.
+        """Several rollouts of ONE adapter as one batch, for one update on all of them. Its player
+        is called as the adapter.
 
         Prompts are padded on the left, completions on the right; advantages become (B, T), and
-        components, which only the report shows, are to be set on the whole.
+        components, which only the report shows, are to be set on the whole. "rollout" (B,) says
+        which of the batches each row comes from.
         """
-        players = [self._player(batch["player"]) for batch in batches]
-        for what in ("adapter", "temperature"):
-            if len({getattr(player, what) for player in players}) != 1:
-                found = ", ".join(
-                    f"{b['player']}: {getattr(p, what)}" for b, p in zip(batches, players)
-                )
-                raise ValueError(f"concat: batches must be of one {what}; got {found}")
-        if odd := set.union(*(batches[0].keys() ^ batch.keys() for batch in batches)):
-            raise ValueError(f"concat: not every batch has {', '.join(sorted(odd))}")
-        names = {batch["player"] for batch in batches}
-        joined = {"player": names.pop() if len(names) == 1 else players[0].adapter}
+        players = [self.player_named(batch["player"]) for batch in batches]
+        checks.check_concat(batches, players)
+        joined = {"player": players[0].adapter}
         joined["num_items_in_batch"] = sum(batch["num_items_in_batch"] for batch in batches)
-        for batch in batches:
-            if batch["advantages"].dim() == 1:
-                batch["advantages"] = batch["advantages"][:, None] * batch["completion_mask"]
-        for key in batches[0]:
-            if key in joined or key == "components":
-                continue
+        joined["trained"] = [flag for batch in batches for flag in batch["trained"]]
+        for key in set.intersection(*map(set, batches)) - {*joined, "components", "rewarded"}:
             values = [batch[key] for batch in batches]
+            if key == "advantages":
+                values = [
+                    A if A.dim() == 2 else A[:, None] * batch["completion_mask"]
+                    for A, batch in zip(values, batches)
+                ]
             if isinstance(values[0], list):  # texts, notes
                 joined[key] = [value for part in values for value in part]
             else:
@@ -275,28 +327,38 @@ class CoTrainer(AdapterTrainer):
                 joined[key] = torch.cat(
                     scoring.padded(values, left=key.startswith("prompt"), fill=fill)
                 )
+        rows = torch.tensor([len(batch["rewards"]) for batch in batches])
+        of = torch.arange(len(batches)).repeat_interleave(rows)
+        joined["rollout"] = of.to(joined["rewards"].device)  # (B,)
         return joined
 
-    def log_probs(self, name: str | None, batch: dict, model=None) -> torch.Tensor:
-        """(B, T) log-probs of the batch's completions under a player, or under the base for None.
-
-        model: the one that `loss` was given, for log-probs with a gradient. Without it they have
-        none, and are computed micro-batch by micro-batch.
+    # ------------------------------------------------------------------ the verbs: log-probs
+    def score(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of the completions under who is `playing`, and entropies, both (B, T), at the
+        temperature at which the batch's player samples (1 if it decodes greedily).
         """
-        rolled_out = batch.get("player", self.player)  # the base is scored at its temperature
-        with self.playing(rolled_out), self.playing(name):
-            if model is not None:
-                return self.score(model, batch)[0]
-            model = self.accelerator.unwrap_model(self.model)
-            scored = {key: batch[key] for key in scoring.SCORED}
-            logps = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
-            parts = scoring.like_with_like(batch).split(self.args.per_device_train_batch_size)
-            with torch.no_grad(), scoring.without_checkpointing(model):
-                for rows in parts:
-                    part = self.score(model, scoring.take_rows(scored, rows))[0]  # (b, t)
-                    logps[rows, : part.shape[1]] = part.to(logps.dtype)
-            return logps
+        temperature = self.player_named(batch["player"]).temperature or 1.0
+        try:
+            with self.accelerator.autocast():
+                return scoring.score(self.model.get_base_model(), batch, temperature)
+        except NonFiniteError:
+            raise self.diverged(self.model.active_adapter, "hidden states are not finite") from None
 
+    @torch.no_grad()
+    def log_probs(self, name: str | None, batch: dict) -> torch.Tensor:
+        """(B, T) log-probs of the batch's completions under a player, or under the base for None;
+        without a gradient, micro-batch by micro-batch.
+        """
+        scored = {key: batch[key] for key in scoring.SCORED}
+        scored["player"] = batch.get("player", name)
+        logps = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        with self.playing(name), without_checkpointing(self.model):
+            for rows in scoring.like_with_like(batch).split(self.cfg.micro_batch):
+                part = self.score(scoring.take_rows(scored, rows))[0]  # (b, t)
+                logps[rows, : part.shape[1]] = part.to(logps.dtype)
+        return logps
+
+    # ------------------------------------------------------------------ the verbs: processes
     def over_all_processes(self, fn: Callable, *columns):
         """This process's rows of fn(everyone's rows): for whatever must see the whole batch.
 
@@ -316,7 +378,7 @@ class CoTrainer(AdapterTrainer):
         mine = fn(*whole)[first : first + len(columns[0])]
         if isinstance(mine, torch.Tensor):
             width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
-            mine = (mine[:, :width] if mine.dim() == 2 else mine).to(self.accelerator.device)
+            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
         return mine
 
     def my_share(self, items: list) -> list:

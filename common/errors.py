@@ -1,5 +1,11 @@
-"""`UserError`: something the user can put right."""
+"""The two errors that end in a sentence instead of a stack trace; `run.plain_errors` shows them."""
 
 
 class UserError(Exception):
-    """Scripts print its sentence and end with exit code 2, without a stack trace."""
+    """Something that the user can put right: an argument, a file, the machine."""
+
+
+class ScriptError(ValueError):
+    """A mistake in a script, such as advantages of the wrong shape. It is shown with the line of
+    the script that made it.
+    """

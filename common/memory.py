@@ -15,17 +15,19 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-from common.args import divisors
 from common.errors import UserError
 from common.logprob import BLOCK_BYTES, rows_on_gpu
 from common.machine import check_machine, on_gpu
 from common.model import read_config
-from common.run import this_process
+from common.run import say
 from common.sampling import PREFILL_TOKENS
 from common.tiny import MODELS
 
 import torch
+from accelerate import PartialState
 from transformers import AutoModelForCausalLM
 
 GIB = 1 << 30
@@ -45,72 +47,96 @@ TABLE = {
 }
 
 
-def check_memory(
-    args, turns: list[tuple[int, int]], adapters: int, frozen_adapters=0, rows_per_item=1
-):
-    """Does this run fit? Called before anything is loaded; --dry-run prints the table and ends.
+@dataclass
+class Plan:
+    """What a run will need, and what follows from it. Nothing is decided in `show`."""
 
-    Sets `args.rows_at_once` and `args.checkpointing` where they were left to it: as many rows as
-    fit, at most MOST_ROWS, and no checkpointing if the activations fit without.
+    rows_at_once: int
+    """--rows-at-once, or as many as fit, at most MOST_ROWS"""
+    checkpointing: Literal["on", "off"]
+    """--checkpointing, or for "auto" off where the activations fit without"""
+    need: dict[str, int]
+    """bytes by purpose, from `estimate`"""
+    free: int
+    where: str
+    """whose bytes are free"""
+    adapters: int
+    warnings: list[str]
+    fitting: str
+    """what would fit instead, "" where everything does"""
 
-    Args:
-        args: the script's, filled in.
-        turns: for everything that is sampled, in tokens: what its prompt holds besides instructions
-            and question, and its longest completion.
-        adapters, frozen_adapters: LoRA adapters that are trained, and those that are not.
-        rows_per_item: rows of a forward pass per unit of --micro-batch (2 for pairs).
+    def show(self, args):
+        """Says what does not fit; with --dry-run prints the table, and the run ends.
 
-    Raises:
-        UserError: weights, adapters and Adam's moments alone do not fit; or, in a dry run, the peak
-            does not. Otherwise the latter is a warning, because activations are an estimate.
-        SystemExit: at the end of a dry run.
+        Raises:
+            UserError: weights, adapters and Adam's moments alone do not fit; or, in a dry run, the
+                peak does not. Otherwise the latter is a warning, because activations are an
+                estimate.
+            SystemExit: at the end of a dry run.
+        """
+        if args.dry_run:
+            base = "base in 4-bit, " if args.four_bit else ""
+            say(f"{args.model}, {base}{self.adapters} adapter{'s' * (self.adapters > 1)}")
+            say("\n".join(f"{text:<58}{_size(self.need[key])}" for key, text in TABLE.items()))
+            say(f"{self.where:<58}{_size(self.free)}")
+        for warning in self.warnings:
+            say(f"warning: --model {args.model} {warning}")
+        if self.fitting:
+            peak, free = self.need["peak"] / GIB, self.free / GIB
+            sentence = f"about {peak:.1f} GiB are needed, and there are {free:.1f} GiB."
+            sentence = f"--model {args.model}: {sentence} {self.fitting}"
+            if args.dry_run or self.need["certain"] > self.free:
+                raise UserError(sentence)
+            say(f"warning: {sentence}")
+        if args.dry_run:
+            sys.exit(0)
+
+
+def plan_memory(args, players: dict) -> Plan:
+    """Does this run fit? Reads the model's config only.
+
+    players: name -> Player, from `with_adapters`. A player's prompt holds instructions and question
+        (QUESTION_TOKENS), and what it reads of others' texts.
     """
-    say = print if this_process(args.model).is_main_process else lambda *_: None
     config, gpu = read_config(args.model), on_gpu(args.model)
     check_machine(args.model)
     where, free, gpu_bytes = available(gpu)
-    turns = [(QUESTION_TOKENS + more, completion) for more, completion in turns]
+    turns = [(QUESTION_TOKENS + player.reads, player.max_tokens) for player in players.values()]
+    trained = {player.adapter: player.lr > 0 for player in players.values()}
+    per_unit = max(player.rows for player in players.values())
 
     def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
         return estimate(
-            config, turns, adapters=adapters, frozen_adapters=frozen_adapters,
+            config, turns, adapters=sum(trained.values()),
+            frozen_adapters=len(trained) - sum(trained.values()),
             lora_rank=args.lora_rank, four_bit=args.four_bit, eight_bit_adam=args.eight_bit_adam,
-            rows=rows, micro_batch=micro_batch * rows_per_item, checkpointing=checkpointing,
+            rows=rows, micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
             entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
-            processes=this_process(args.model).num_processes,
+            processes=PartialState().num_processes,
         )  # fmt: skip
 
-    if args.rows_at_once is None:
-        fitting = (n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free)
-        args.rows_at_once = next(fitting, 1)
-    if args.checkpointing == "auto":
+    rows, checkpointing = args.rows_at_once, args.checkpointing
+    if rows is None:
+        rows = next((n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free), 1)
+    if checkpointing == "auto":
         fits = need(1, args.micro_batch, checkpointing=False)["training"] <= free
-        args.checkpointing = "off" if fits else "on"
-    now = need(args.rows_at_once, args.micro_batch, args.checkpointing == "on")
-    if args.dry_run:
-        base, count = "base in 4-bit, " if args.four_bit else "", adapters + frozen_adapters
-        say(f"{args.model}, {base}{count} adapter{'s' * (count > 1)}\n{table(now)}")
-        say(f"{where:<58}{in_words(free)}")
+        checkpointing = "off" if fits else "on"
+    now = need(rows, args.micro_batch, checkpointing == "on")
     positions = getattr(config.get_text_config(), "max_position_embeddings", math.inf)
-    longest = max(map(sum, turns))
+    longest, warnings = max(map(sum, turns)), []
     if longest > positions and args.model not in MODELS:
         more = f"a prompt with its completion may have {longest:,} here"
-        say(f"warning: --model {args.model} has seen at most {positions:,} tokens, and {more}")
+        warnings.append(f"has seen at most {positions:,} tokens, and {more}")
+    fitting = ""
     if now["peak"] > free:
-        both = f"{now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
-        fitting = advice(need, free, args.rows_at_once, args.micro_batch, args.four_bit)
-        if args.dry_run or now["certain"] > free:
-            raise UserError(f"--model {args.model}: about {both} {fitting}")
-        say(f"warning: --model {args.model}: about {both} {fitting}")
-    if args.dry_run:
-        sys.exit(0)
+        fitting = advice(need, free, rows, args.micro_batch, args.four_bit)
+    return Plan(rows, checkpointing, now, free, where, len(trained), warnings, fitting)
 
 
 def advice(need: Callable, free: int, rows: int, micro_batch: int, four_bit: bool) -> str:
-    """Which --rows-at-once and --micro-batch fit; the latter must go on dividing the batch."""
+    """Which --rows-at-once and --micro-batch fit."""
     fitting = next((n for n in halves(rows) if need(n, 1)["sampling"] <= free), 0)
-    sizes = divisors(micro_batch)[::-1]
-    fitting_size = next((n for n in sizes if need(1, n)["training"] <= free), 0)
+    fitting_size = next((n for n in halves(micro_batch) if need(1, n)["training"] <= free), 0)
     if not fitting or not fitting_size:
         smaller = f"{'' if four_bit else '--four-bit, '}a smaller model or shorter completions"
         return f"Not even one row at a time fits: take {smaller}."
@@ -123,11 +149,7 @@ def halves(n: int) -> list[int]:
     return [n >> i for i in range(n.bit_length())]
 
 
-def table(need: dict[str, int]) -> str:
-    return "\n".join(f"{text:<58}{in_words(need[key])}" for key, text in TABLE.items())
-
-
-def in_words(size: int) -> str:
+def _size(size: int) -> str:
     return f"{size / GIB:8.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):8.2f} MiB"
 
 
@@ -156,7 +178,7 @@ def estimate(
         checkpointing: activations are recomputed in the backward pass, layer by layer.
         entry: bytes per entry of weights and activations: 2 on a GPU, 4 on a CPU.
         gpu_bytes: the GPU's memory, from which the log-prob takes the size of its blocks.
-        processes: of several, each has DDP's buckets, which hold the gradients of all adapters.
+        processes: of several, each adds up gradients in copies of them, and has DDP's buckets.
     """
     linear, other, q_norm = shapes(config)
     H, I, layers, A, K, V = sizes(config.get_text_config())
@@ -185,7 +207,7 @@ def estimate(
     of_pass = 15 * H + 6 * I + (of_layer if checkpointing else 0)
     tokens, scored = micro_batch * longest, micro_batch * max(length for _, length in turns)
     block = min(scored, rows_on_gpu(V, gpu_bytes))
-    need["gradients"] = 4 * sum(lora) * (1 if processes == 1 else 1 + adapters)
+    need["gradients"] = 4 * sum(lora) * (1 if processes == 1 else 4)
     need["kept"] = tokens * layers * (2 * H if checkpointing else of_layer) * entry // 2
     need["layer"] = tokens * of_pass * entry // 2
     # attention's mask, of booleans; and as numbers, which every layer keeps that is not recomputed

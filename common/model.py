@@ -9,7 +9,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import ScriptError, UserError
 from common.machine import on_gpu
 from common.tiny import MODELS
 
@@ -28,6 +28,14 @@ from transformers import (
 EMBEDDED = {name: Path(__file__).parent / "tiny" / folder for name, folder in MODELS.items()}
 TINY = EMBEDDED["tiny"]
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+UNSUPPORTED_HEADS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
+"""Settings of a config that change the logits after the head, which common/logprob.py does not."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -206,7 +214,7 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     for adapter in {*adapters} & ({"base_model", "model"} | parts):
         # PEFT would take the wrong weights for its own when it saves or copies an adapter
-        raise ValueError(f"an adapter cannot be called {adapter!r}: a part of the model is")
+        raise ScriptError(f"an adapter cannot be called {adapter!r}: a part of the model is")
     torch.manual_seed(seed)
     lora = LoraConfig(
         r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -226,7 +234,8 @@ def read_config(name: str):
     """The model's transformers config, without its weights.
 
     Raises:
-        UserError: there is none, or no dense decoder can be made of it.
+        UserError: there is none, no dense decoder can be made of it, or its logits are not those
+            of a linear head alone.
     """
     try:
         config = AutoConfig.from_pretrained(folder_or_id(name), trust_remote_code=False)
@@ -239,6 +248,9 @@ def read_config(name: str):
         # "all-linear" would put adapters on what sees, too, and these never have a gradient
         kind = f"{config.model_type} reads more than text"
         raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
+    for setting in UNSUPPORTED_HEADS:
+        if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
+            raise UserError(f"--model {name}: heads with {setting} are not supported.")
     return config
 
 

@@ -10,9 +10,9 @@ A loss on pairs overrides `CoTrainer.loss`, for a batch of pairs has no advantag
 log-ratios to a frozen player, say:
 
     both = as_completions(batch)                                 # 2b rows
-    logp = self.log_probs(batch["player"], both, model)          # (2b, T), with a gradient
-    with torch.no_grad():
-        ref = self.log_probs("reference", both, model)           # (2b, T)
+    logp = self.score(both)[0]                                   # (2b, T), with a gradient
+    with torch.no_grad(), self.playing("reference"):
+        ref = self.score(both)[0]                                # (2b, T)
     chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
     return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
 
@@ -25,10 +25,10 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 
 import random
 
-from common.sampling import blank_special_tokens
+from common.sampling import tokenize
+from common.scoring import padded_batch
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 
 def in_passes(items: list, first: int, count: int, key: str) -> list:
@@ -84,6 +84,7 @@ def as_completions(batch: dict) -> dict:
     """
     T = batch["completion_mask"].shape[1]  # micro-batches trim this mask, not (B, 2, T)
     return {
+        "player": batch["player"],
         "prompt_ids": batch["prompt_ids"].repeat_interleave(2, 0),  # (2B, P)
         "prompt_mask": batch["prompt_mask"].repeat_interleave(2, 0),
         "completion_ids": batch["pair_ids"][..., :T].flatten(0, 1),  # (2B, T)
@@ -106,14 +107,4 @@ def completion_batch(prompts: list, completions: list[list[int]], tokenizer, dev
         prompts: B lists of messages, which are tokenised as for a rollout.
         completions: B lists of token ids.
     """
-    prompts = tokenizer.apply_chat_template(
-        blank_special_tokens(prompts, tokenizer), add_generation_prompt=True, return_dict=True
-    )["input_ids"]
-    batch = {}
-    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        ones = [torch.ones_like(row) for row in ids]
-        fill = tokenizer.pad_token_id
-        batch[f"{name}_ids"] = pad_sequence(ids, True, fill, padding_side=side).to(device)
-        batch[f"{name}_mask"] = pad_sequence(ones, True, 0, padding_side=side).to(device)
-    return batch
+    return padded_batch(tokenize(prompts, tokenizer), completions, tokenizer.pad_token_id, device)

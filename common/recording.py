@@ -1,4 +1,5 @@
-"""rollouts.jsonl: a few rows of every update, each token with its advantage. See docs/report.md."""
+"""rollouts.jsonl: a few rows of every update, each token with its advantage (docs/report.md); and
+reading such files."""
 
 import itertools
 import json
@@ -73,3 +74,17 @@ def token_texts(token_ids: list[int], tokenizer) -> list[str]:
     known = [len(os.path.commonprefix([prefix, text])) for prefix in prefixes]
     ends = [*itertools.accumulate(known, max), len(text)]
     return [text[start:end] for start, end in zip([0, *ends], ends)]
+
+
+def read_lines(path: Path, is_right=lambda row: True) -> tuple[list[dict], int]:
+    """(objects with a step in a JSONL file, number of lines that are something else or cut off)."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines, rows = [line for line in text.split("\n") if line.strip()], []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and is_right(row):
+            rows.append(row)
+    return rows, len(lines) - len(rows)

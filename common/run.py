@@ -10,13 +10,14 @@
         report.html       all of it to look at, made at every evaluation
         curves.png        all players over time
         generator/ ...    the trained adapters, as PEFT saves them, each with a model card
-        checkpoint-N/     adapters, optimiser, random numbers, memory
+        checkpoint-N/     adapters, optimiser, random numbers, what the script keeps
 
-With its folder and the same arguments (`--out FOLDER`), a run goes on where it stopped.
+With its folder and the same arguments (`--out FOLDER`), a run resumes where it stopped.
 """
 
 import atexit
 import dataclasses
+import difflib
 import errno
 import importlib.metadata
 import inspect
@@ -30,15 +31,18 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from common.card import write_cards
-from common.errors import UserError
+from common.checks import check_evaluation
+from common.errors import ScriptError, UserError
 from common.folder import claim, release, write_whole
 from common.machine import on_gpu
-from common.report import draw_curves, read_lines, write_report
+from common.recording import read_lines
+from common.report import draw_curves, write_report
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
@@ -54,62 +58,100 @@ LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, e
 """Errors of a machine that is full, which a user can put right."""
 
 
+# ------------------------------------------------------------------ around everything
 @contextmanager
 def plain_errors():
-    """What a user can put right ends in one sentence and exit code 2, not in a stack trace.
-
-    Around a script's `main`. Several processes leave their group together.
+    """What a user can put right ends in one sentence and exit code 2, not in a stack trace; around
+    a script's `main`. Several processes leave their group together.
     """
     code = None
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminated)  # until training has a handler of its own
+        signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        code = 2
+        code = _say_error(str(error))
+    except ScriptError as error:
+        code = _say_error(f"{_line_of_the_script(error)}{error}.")
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        print(f"error: the system says: {error.strerror}.", file=sys.stderr, flush=True)
-        code = 2
+        code = _say_error(f"the system says: {error.strerror}.")
     except KeyboardInterrupt:  # before training, or for the second time
         print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
         code = 130
     except SystemExit as ended:
         code = ended.code
     finally:
-        release()
         several = torch.distributed.is_initialized()
+        release()
         if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
-    if several:  # torch's threads still abort a run now and then when all is written: do not wait
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code or 0)
+    if several:
+        _leave_at_once(code or 0)
     if code is not None:
         sys.exit(code)
 
 
-def terminated(*_):
+def _say_error(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _line_of_the_script(error: ScriptError) -> str:
+    """ "fork.py, line 120 (self.update(batch)): ", or "" where no line of the script's own led to
+    the error.
+    """
+    libraries = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(libraries) and frame.name not in ("main", "<module>")
+    ]
+    if not frames or "conftest" in frames[-1].filename:
+        return ""
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno} ({frames[-1].line}): "
+
+
+def _terminated(*_):
     print("terminated; what was saved is safe", file=sys.stderr, flush=True)
     sys.exit(143)
 
 
-def this_process(model: str) -> PartialState:
-    """Which process this is, under torchrun or accelerate launch. Needs no trainer yet.
+def _leave_at_once(code: int):
+    """torch's threads still abort a run now and then when all is written: do not wait for them."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
-    model: decides at the first call where this process computes, see `machine.on_gpu`.
+
+def begin(model: str) -> PartialState:
+    """Which process this is, under torchrun or accelerate launch, and on which device it computes:
+    once, before everything that asks for `PartialState()`.
     """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     # NCCL would give up after ten minutes, and evaluations of two processes may differ by more
     return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
+
+
+def say(text: str):
+    """A line of the run's own, by the main process."""
+    if PartialState().is_main_process:
+        try:
+            tqdm.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.train
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  to the end
+            signal.raise_signal(signal.SIGPIPE)
 
 
 def mean(values: list) -> float:
     return sum(values) / max(1, len(values))
 
 
+# ------------------------------------------------------------------ the run's folder
 def start_run(args, script: str, train: list, held_out: list) -> "Run":
     """Make the run's folder, or find it again, and write down what is going to be run.
 
@@ -117,11 +159,9 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
         UserError: see `folder.claim`; all processes raise it.
     """
     name = Path(script).stem
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     found, problem = None, None
-    this = this_process(args.model)
+    this = PartialState()
     if this.is_main_process:
         try:
             found = claim(args.out, name, given)
@@ -138,22 +178,21 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
             finished = checkpoint and checkpoint.name == f"checkpoint-{args.steps}"
             said += keep_script(Path(script), folder, bool(checkpoint), finished)
             (folder / "versions.json").write_text(json.dumps(versions(args.model), indent=1) + "\n")
-    run = Run(folder, name, checkpoint)
     questions = f"{len(train)} training and {len(held_out)} held-out questions"
-    run.say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
+    say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
     for line in said:
-        run.say(line)
+        say(line)
     if checkpoint:
-        run.say(f"goes on from {checkpoint.name}")
+        say(f"resumes from {checkpoint.name}")
     if args.model in MODELS and args.dataset not in LEVELS:
-        run.say(
+        say(
             "warning: the embedded models know nothing but their own arithmetic; other questions "
             "need another --model"
         )
-    return run
+    return Run(folder, name, checkpoint, args)
 
 
-def keep_script(script: Path, folder: Path, goes_on: bool, finished: bool) -> list[str]:
+def keep_script(script: Path, folder: Path, resumed: bool, finished: bool) -> list[str]:
     """A copy of the script in the run's folder. One that has changed since does not take the place
     of what has made the run's figures.
 
@@ -161,7 +200,7 @@ def keep_script(script: Path, folder: Path, goes_on: bool, finished: bool) -> li
         What the user should know.
     """
     copy, said = folder / script.name, []
-    if goes_on and copy.exists() and copy.read_bytes() != script.read_bytes():
+    if resumed and copy.exists() and copy.read_bytes() != script.read_bytes():
         if finished:
             return [f"note: {script.name} is not what it was in this run; {copy} stays as it was"]
         older = next(
@@ -186,7 +225,7 @@ def same_processes(folder: Path, now: int):
     if before != now:
         raise UserError(
             f"--out {folder}: its run has {before} process{'es' * (before != 1)}, this one {now}; "
-            f"go on with as many, or choose another folder."
+            f"resume it with as many, or choose another folder."
         )
 
 
@@ -198,11 +237,13 @@ def in_a_sentence(folder: Path):
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        safe = f"Its checkpoints are safe: go on with the same command and --out {folder}."
+        safe = f"Its checkpoints are safe: resume with the same command and --out {folder}."
         code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
-        elif code in LIMITS or full(folder) or "(os error " in str(error):  # safetensors' words
+        elif (
+            code in LIMITS or disk_is_full(folder) or "(os error " in str(error)
+        ):  # safetensors' words
             reason = getattr(error, "strerror", None) or str(error).removeprefix("I/O error: ")
             sentence = f"{folder}: something could not be written ({reason}). {safe}"
         elif name and Path(name).is_relative_to(folder):
@@ -212,13 +253,7 @@ def in_a_sentence(folder: Path):
         raise UserError(sentence) from None
 
 
-def memory_is_full(error: RuntimeError) -> bool:
-    """cuBLAS and NCCL have words of their own for a GPU's memory that is full."""
-    said = re.search("ALLOC_FAILED|out of memory", str(error))
-    return isinstance(error, torch.OutOfMemoryError) or said is not None
-
-
-def full(folder: Path) -> bool:
+def disk_is_full(folder: Path) -> bool:
     """torch and safetensors say in words of their own that a file could not be written."""
     return shutil.disk_usage(folder).free < 1 << 20
 
@@ -235,69 +270,91 @@ def versions(model: str) -> dict:
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in LIBRARIES.split()},
-        "processes": this_process(model).num_processes,
+        "processes": PartialState().num_processes,
         "device": torch.cuda.get_device_name() if on_gpu(model) else cpu,
         "commit": commit.stdout.strip() or None,
     }
 
 
+# ------------------------------------------------------------------ what a run shows
 class Run(TrainerCallback):
-    """What is alike in all scripts around the loop: lines, evaluation, samples, Ctrl-C."""
+    """What all scripts have around the loop: lines, evaluation, samples, Ctrl-C."""
 
-    def __init__(self, folder: Path, name: str, checkpoint: Path | None):
-        self.folder, self.name, self.checkpoint = folder, name, checkpoint
+    def __init__(self, folder: Path, name: str, checkpoint: Path | None, args):
+        self.folder, self.name, self.checkpoint, self.args = folder, name, checkpoint, args
+        self.main, self.processes = PartialState().is_main_process, PartialState().num_processes
         self.evaluations: list[dict] = []
-        self.stop = 0  # the signal that asked for it
+        self.stop, self.asked = 0, 0.0  # the signal that asked for it, and when
         self.spent = 0.0  # seconds before it was resumed
-        self.main = PartialState().is_main_process  # that of `this_process`
+        self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
         for row in self._rows("metrics.jsonl"):
             self.spent = row["seconds"]
             if any(key.startswith("eval/") for key in row):
                 self.evaluations.append(row)
+        self.started = time.time() - self.spent
 
-    def train(self, trainer, evaluate, args, curves: dict[str, list[str]]):
+    def train(self, trainer, evaluate, curves: dict[str, list[str]]):
         """Train to the end or to Ctrl-C.
 
         Args:
-            evaluate: () -> metrics, called at step 0, every `eval_every` steps, and at the end.
+            evaluate: (trainer, held-out rows) -> metrics.
             curves: title of a panel -> its metrics; the first one of each is on the step's line.
         """
-        self.trainer, self.evaluate, self.args, self.curves = trainer, evaluate, args, curves
+        self.trainer, self.evaluate, self.curves = trainer, evaluate, curves
         if self.main:  # for the report, which is first written at the evaluation before step 1
             about = inspect.getmodule(type(trainer)).__doc__ or ""
             about = {"script": self.name, "about": about, "curves": curves}
             (self.folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
-        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
+        trainer.evaluate = self._evaluate  # Trainer calls it after a step's line, if it is due
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            if sign == signal.SIGPIPE or signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
                 signal.signal(sign, self._interrupted)
-        if len(trainer._get_train_sampler()) == 0:  # Trainer would end, and call it a success
-            raise UserError(
-                f"--dataset {args.dataset}: {len(trainer.train_dataset)} training questions are "
-                f"too few for one step, see --questions {args.questions}."
-            )
-        self.started = time.time() - self.spent
-        if self.checkpoint and self.checkpoint.name == f"checkpoint-{args.steps}":
-            self.say(f"this run is finished: {args.steps} steps")  # Trainer would do one more
+        self._check_questions(len(trainer._get_train_sampler()))
+        if self.checkpoint and self.checkpoint.name == f"checkpoint-{self.args.steps}":
+            say(f"this run is finished: {self.args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
         else:
             try:
                 with in_a_sentence(self.folder):
                     trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
             except RuntimeError as error:
-                if not memory_is_full(error):
+                # cuBLAS and NCCL have words of their own for a GPU's memory that is full
+                if not re.search("ALLOC_FAILED|out of memory", str(error)):
                     raise
-                raise UserError(self._full(trainer)) from None
+                raise UserError(self._full_memory(trainer.state.global_step)) from None
         with in_a_sentence(self.folder):
-            self._finish(trainer)
+            self._finish()
 
-    def _finish(self, trainer):
+    def _full_memory(self, step: int) -> str:
+        args = self.args
+        lower = f"--rows-at-once {args.rows_at_once} or --micro-batch {args.micro_batch}"
+        checkpointing = " or --checkpointing on" if args.checkpointing == "off" else ""
+        return (
+            f"the GPU's memory is full at step {step}. The run keeps its checkpoints: resume with "
+            f"the same command, --out {self.folder} and a lower {lower}{checkpointing}."
+        )
+
+    def _check_questions(self, rows: int):
+        """rows: of one pass over the data, as `step` gets them."""
+        dataset, questions = f"--dataset {self.args.dataset}", len(self.trainer.train_dataset)
+        steps = rows // (self.trainer.args.train_batch_size * self.processes)
+        if not steps:  # Trainer would end, and call it a success
+            raise UserError(
+                f"{dataset}: {questions} training questions are too few for one step, see "
+                f"--questions {self.args.questions}."
+            )
+        if self.trainer.train_rows and 1 < steps < self.args.steps:
+            say(f"note: {dataset}: after {steps} steps its {questions} questions come again")
+
+    def _finish(self):
+        trainer = self.trainer
         if self.main:
             write_report(self.folder)
         if self.stop:
-            again = f"go on with the same command and --out {self.folder}"
-            self.say(f"stopped at step {trainer.state.global_step}; {again}")
+            again = f"resume with the same command and --out {self.folder}"
+            say(f"stopped at step {trainer.state.global_step}; {again}")
             sys.exit(128 + self.stop)
         if self.main:
             trainer.model.save_pretrained(self.folder)
@@ -306,52 +363,47 @@ class Run(TrainerCallback):
             write_cards(self.folder, self.name, adapters, self.evaluations)
             draw_curves(self.folder, self.curves)
             self.table()
+            self._notes()
 
-    def _full(self, trainer) -> str:
-        smaller = f"a lower --micro-batch (now {self.args.micro_batch})"
-        if self.args.checkpointing == "off":
-            smaller += " or --checkpointing on"
-        if trainer.sampling:
-            smaller = f"a lower --rows-at-once (now {self.args.rows_at_once})"
-        return (
-            f"the GPU's memory is full, at step {trainer.state.global_step} while "
-            f"{'sampling' if trainer.sampling else 'training'}. The run keeps its checkpoints: go "
-            f"on with the same command, --out {self.folder} and {smaller}."
-        )
+    def _notes(self):
+        """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
+        rows, _ = read_lines(self.folder / "metrics.jsonl")
+        known = {key.removeprefix("eval/") for row in rows for key in row}
+        for key in itertools.chain(*self.curves.values()):
+            if key not in known:
+                similar = difflib.get_close_matches(key, known, 1)
+                hint = f"; is it {similar[0]}?" if similar else ""
+                say(f"note: curves name {key}, which was never logged{hint}")
+        adapters = {p.adapter for p in self.trainer.players.values() if p.lr > 0}
+        if not self.checkpoint:
+            for adapter in sorted(adapters - self.trainer.trained_adapters):
+                say(f"note: the {adapter} was never trained in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
         hidden = not self.main or not sys.stderr.isatty()
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden)
-        self.since = time.time()
-        self.first = state.global_step
+        self.first, self.since = state.global_step, time.time()
         if self.main:  # not before: by now the checkpoint has been loaded
             self._forget_what_came_later()
         if state.global_step == 0:
-            self._evaluate(0)
-
-    def on_log(self, args, state, control, logs=None, **_):
-        """After every step, on all processes: its line; the sample and evaluation that are due."""
-        if "train_runtime" in logs or any(key.startswith("eval_") for key in logs):
-            return
-        step = state.global_step
-        if self.main:
-            self._step_line(state, logs)
-            if self.args.show_every and step % self.args.show_every == 0 and self.trainer.example:
-                self.say(self.trainer.example)
-        if step == state.max_steps or (self.args.eval_every and step % self.args.eval_every == 0):
-            self._evaluate(step)
+            self._evaluate()
 
     def on_step_end(self, args, state, control, **_):
         self.bar.update()
+        step, last = state.global_step, state.global_step == state.max_steps
+        due = self.args.eval_every and step % self.args.eval_every == 0
+        control.should_evaluate = bool(last or due)
         self.stop = max(gather_object([self.stop]))  # all processes stop after the same step
-        if self.stop or state.global_step == state.max_steps:
+        if self.stop or last:
             control.should_save = True
             control.should_training_stop = True
         return control
 
-    # ------------------------------------------------------------------ output
-    def _step_line(self, state, logs):
+    def on_log(self, args, state, control, logs=None, **_):
+        """After every step: its line, and the sample that is due."""
+        if not self.main or "train_runtime" in logs or any(key.startswith("eval_") for key in logs):
+            return
         step, steps = state.global_step, state.max_steps
         self._write({"step": step, "seconds": round(time.time() - self.started, 2), **logs})
         eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
@@ -359,55 +411,59 @@ class Run(TrainerCallback):
         known = {key: logs[key] for key in keys if logs.get(key) is not None}
         shown = "  ".join(f"{key} {value:.3f}" for key, value in known.items())
         line = f"step {step}/{steps}  {self.trainer.player}  {shown}"
-        self.say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
+        say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
+        if self.args.show_every and step % self.args.show_every == 0:
+            self._show(step)
 
-    def say(self, text: str):
-        if self.main:
-            try:
-                tqdm.write(text)
-                sys.stdout.flush()
-            except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C
-                sys.stdout = open(os.devnull, "w")  # noqa: SIM115  to the end
-                self.stop, self.asked = signal.SIGPIPE, time.time()
+    # ------------------------------------------------------------------ output
+    def _show(self, step: int):
+        """What each player was asked and has written, from what was recorded of this step."""
+        rows = [row for row in read_lines(self.folder / "rollouts.jsonl")[0] if row["step"] == step]
+        for row in {row["player"]: row for row in reversed(rows)}.values():
+            rewards = ", ".join(f"{name} {r:.2f}" for name, r in row["rewards"].items())
+            say(f"--- {row['prompt']}\n--- {row['player']}\n{''.join(row['tokens'])}")
+            say(f"--- judgement\n{row['judgement']}" if "judgement" in row else f"--- {rewards}")
 
     def table(self):
         """First and last evaluation side by side."""
         first, last = self.evaluations[0], self.evaluations[-1]
         step = f"step {last['step']}"
-        self.say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}")
+        say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}")
         for key in [k for k in last if k.startswith("eval/")]:
             if key in first:
                 values = f"{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}"
             else:  # a share of something that there was none of
                 values = f"{'-':>10}{last[key]:>12.3f}{'':>10}"
-            self.say(f"{key[5:]:<34}{values}")
+            say(f"{key[5:]:<34}{values}")
         seconds = f"{time.time() - self.started:.0f} s"
-        self.say(f"\n{seconds}; everything is in {self.folder}, to look at: report.html")
+        say(f"\n{seconds}; everything is in {self.folder}, to look at: report.html")
 
-    # ------------------------------------------------------------------ small things
-    def _evaluate(self, step: int):
+    def _evaluate(self, ignore_keys=None):
         """With random numbers of its own, so that more evaluations do not change the training, and
-        the same ones each time, so that what has not changed is not measured to be different."""
-        start = time.time()
+        the same ones each time, so that what has not changed is not measured to be different.
+
+        ignore_keys: Trainer's, for predictions, which there are none of.
+        """
+        start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
+        trainer.control.should_evaluate = False  # or Trainer does it again where its data end
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
             torch.manual_seed(1_000_003 * (self.args.seed + 1) + PartialState().process_index)
-            result = {f"eval/{key}": value for key, value in self.evaluate().items()}
+            found = self.evaluate(trainer, trainer.held_out)
+        check_evaluation(found)
+        result = {f"eval/{key}": value for key, value in found.items()}
         self.evaluations.append({"step": step, **result})
-        if result:
-            self._tell_trackers(result)
+        # trackers file what begins with eval_ under eval/, all else under train/
+        logs = {f"eval_{key}": value for key, value in found.items()}
+        trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+        trainer.control.should_evaluate = False  # Trainer asks again when it leaves its loop
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
-            shown = "  ".join(f"{key[5:]} {value:.3f}" for key, value in result.items())
-            self.say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
+            shown = "  ".join(f"{key} {value:.3f}" for key, value in found.items())
+            say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             write_report(self.folder)
-
-    def _tell_trackers(self, result: dict[str, float]):
-        """Held-out figures. What begins with eval_ they file under eval/, all else under train/."""
-        trainer = self.trainer
-        logs = {f"eval_{key.removeprefix('eval/')}": value for key, value in result.items()}
-        trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+        return logs
 
     def _write(self, row: dict):
         with open(self.folder / "metrics.jsonl", "a") as file:
@@ -419,7 +475,7 @@ class Run(TrainerCallback):
             write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _rows(self, name: str) -> list[dict]:
-        """The lines up to the checkpoint; what came after it is played again."""
+        """The lines up to the checkpoint; what came after it is done again."""
         step = int(self.checkpoint.name.split("-")[1]) if self.checkpoint else -1
         return [row for row in read_lines(self.folder / name)[0] if row["step"] <= step]
 
@@ -427,4 +483,5 @@ class Run(TrainerCallback):
         if self.stop and time.time() - self.asked > 1:  # torchrun hands on what the terminal sent
             raise KeyboardInterrupt  # the second time: at once
         self.stop, self.asked = sign, time.time()
-        self.say("\nstopping after this step, with a checkpoint (Ctrl-C again to stop at once)")
+        if self.main and sign != signal.SIGPIPE:  # not `print`, in which the signal may have come
+            os.write(1, b"\nstopping after this step, with a checkpoint (Ctrl-C again: at once)\n")

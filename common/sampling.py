@@ -1,4 +1,5 @@
-"""Sampling for small models on a CPU, where most of what `generate` costs is overhead.
+"""Prompts to token ids, and their completions: by transformers' `generate`, or by `sample` for
+small models on a CPU, where most of what `generate` costs is overhead.
 
 What `sample` does differently, all of it exact: a prompt that several rows share (the rows of a
 group) is run once and its cache copied; rows that have ended are dropped; the cache is written in
@@ -14,6 +15,8 @@ from common.logprob import float32_product
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 PREFILL_TOKENS = 64
@@ -21,13 +24,52 @@ PREFILL_TOKENS = 64
 they would need more memory in the MLP than the KV cache takes."""
 
 
-def can_sample(model) -> bool:
+def has_plain_attention(model) -> bool:
     """Whether `sample` supports this model: full attention in every layer, no sliding window, no
     recurrent state.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+
+
+@torch.no_grad()
+def complete(
+    model,
+    prompt_ids: list[list[int]],
+    max_tokens: int,
+    temperature: float,
+    eos_ids: list[int],
+    pad_id: int,
+) -> list[list[int]]:
+    """Token ids of one completion per prompt, the end token included, from softmax(logits /
+    temperature) over the whole vocabulary; temperature 0 = greedy. The active adapter plays.
+    """
+    base = model.get_base_model()
+    with without_checkpointing(model):  # under checkpointing no layer fills a cache
+        if base.device.type == "cpu" and has_plain_attention(base):
+            return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)[0]
+        ids = [torch.tensor(prompt) for prompt in prompt_ids]
+        mask = [torch.ones_like(prompt) for prompt in ids]
+        settings = GenerationConfig(
+            max_new_tokens=max_tokens,
+            do_sample=temperature > 0,
+            temperature=temperature or 1.0,
+            top_k=0,  # its default of 50 is another distribution than the one that is scored
+            eos_token_id=eos_ids,
+            pad_token_id=pad_id,
+            prefill_chunk_size=PREFILL_TOKENS,
+            disable_compile=True,
+        )
+        with float32_logits(base):
+            written = model.generate(
+                input_ids=pad_sequence(ids, True, pad_id, padding_side="left").to(base.device),
+                attention_mask=pad_sequence(mask, True, 0, padding_side="left").to(base.device),
+                generation_config=settings,
+            )[:, max(map(len, prompt_ids)) :]  # (B, T)
+    ends = torch.isin(written, torch.tensor(eos_ids, device=written.device)).int().cumsum(1)
+    lengths = (ends == 0).sum(1) + 1  # with the end token; slicing stops at T where there is none
+    return [row[:n] for row, n in zip(written.tolist(), lengths.tolist())]
 
 
 @torch.no_grad()
@@ -207,13 +249,28 @@ def _logits(head, hidden: torch.Tensor) -> torch.Tensor:
     return logits if head.bias is None else logits + head.bias.float()
 
 
-def generation_settings(max_tokens: int, temperature: float) -> dict:
-    """What differs between players in transformers' `generate`; temperature 0 = greedy."""
-    return {
-        "max_new_tokens": max_tokens,
-        "do_sample": temperature > 0,
-        "temperature": temperature or 1.0,
-    }
+@contextmanager
+def without_checkpointing(model):
+    """Inside of this block no activation is recomputed: without a gradient none is kept.
+
+    TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
+
+
+# ------------------------------------------------------------------ prompts
+def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
+    """Messages through the model's chat template -> token ids, up to where the answer begins."""
+    return tokenizer.apply_chat_template(
+        blank_special_tokens(prompts, tokenizer), add_generation_prompt=True, return_dict=True
+    )["input_ids"]
 
 
 def special_tokens(tokenizer) -> list[str]:

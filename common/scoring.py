@@ -1,61 +1,40 @@
-"""The same gradient for less work: a scored forward pass, prompts that rows share run once, rows
-without advantage dropped, micro-batches of rows of like length.
+"""Log-probs of completions; and the same gradient for less work: prompts that rows share run once,
+rows without advantage dropped, micro-batches of rows of similar length.
 
 Nothing here changes what is computed, only how much: tests/common/test_scoring.py compares each
 saving with the plain computation.
 """
 
-import functools
-from contextlib import contextmanager
-
-from common.errors import UserError
 from common.logprob import linear_logprob
-from common.sampling import can_sample
+from common.sampling import has_plain_attention
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-UNSUPPORTED_HEADS = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier",
-)
 
+# ------------------------------------------------------------------ log-probs
+def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
 
-# ------------------------------------------------------------------ the scored forward pass
-def install_scoring(base):
-    """Let `base(..., score=(T, temperature))` return (logprob, entropy) of the last T tokens, (B,
-    T).
+    Args:
+        base: the causal LM inside of the PeftModel; its active adapter is scored.
+        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, T).
 
-    It is a keyword of forward because only a forward pass through the outermost wrapper keeps DDP's
-    gradient exchange alive. TRL patches the same place for its own fused head; without the keyword
-    its forward runs, so sampling is unchanged.
+    Returns:
+        (B, T) each, 0 outside of the mask.
     """
-    for setting in UNSUPPORTED_HEADS:
-        if getattr(base.config.get_text_config(), setting, None) not in (None, 1.0):
-            name = base.config._name_or_path
-            raise UserError(f"--model {name}: heads with {setting} are not supported.")
-    original = base.forward
-
-    @functools.wraps(original)  # keeps the signature: generate() validates its arguments against it
-    def forward(*args, score=None, **kwargs):
-        if score is None:
-            return original(*args, **kwargs)
-        T, temperature = score
-        ids, mask = kwargs["input_ids"], kwargs["attention_mask"]
-        hidden = hidden_states(base, ids, mask, T)  # (B, T, H): the state before each token
-        targets, valid = ids[:, -T:], mask[:, -T:].bool()  # (B, T)
-        head = base.get_output_embeddings()
-        logp, entropy = linear_logprob(
-            hidden[valid], head.weight, targets[valid], head.bias, temperature
-        )  # (N,) each
-        zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
-        return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
-
-    base.forward = forward
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)  # (B, P + T)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)  # (B, P + T)
+    targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
+    hidden = hidden_states(base, ids, mask, targets.shape[1])  # (B, T, H), before each token
+    head = base.get_output_embeddings()
+    logp, entropy = linear_logprob(
+        hidden[valid], head.weight, targets[valid], head.bias, temperature
+    )  # (N,) each
+    zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
+    return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
 
 
 def hidden_states(base, input_ids, attention_mask, T: int):
@@ -68,7 +47,7 @@ def hidden_states(base, input_ids, attention_mask, T: int):
     prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
     shared = marked.shape[1] > 1 and len(prompts) <= len(rows) / 2
     # activation checkpointing cannot keep a cache
-    if not shared or base.is_gradient_checkpointing or not can_sample(base):
+    if not shared or base.is_gradient_checkpointing or not has_plain_attention(base):
         states = base.base_model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
@@ -90,24 +69,23 @@ def hidden_states(base, input_ids, attention_mask, T: int):
     ).last_hidden_state
 
 
-@contextmanager
-def without_checkpointing(model):
-    """Inside of this block no activation is recomputed: without a gradient none is kept.
-
-    TRL's own switch adds one more hook to the embedding every time it is turned on again.
-    """
-    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-    for module in modules:
-        module.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.gradient_checkpointing = True
-
-
 # ------------------------------------------------------------------ micro-batches
 SCORED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+def padded_batch(
+    prompts: list[list[int]], completions: list[list[int]], pad_id: int, device
+) -> dict:
+    """Token ids -> prompt_ids and prompt_mask (B, P), padded on the left, completion_ids and
+    completion_mask (B, T), padded on the right.
+    """
+    batch = {}
+    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
+        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+        ones = [torch.ones_like(row) for row in ids]
+        batch[f"{name}_ids"] = pad_sequence(ids, True, pad_id, padding_side=side).to(device)
+        batch[f"{name}_mask"] = pad_sequence(ones, True, 0, padding_side=side).to(device)
+    return batch
 
 
 def padded(tensors: list[torch.Tensor], left: bool, fill: float = 0) -> list[torch.Tensor]:
@@ -142,23 +120,21 @@ def like_with_like(batch: dict, sharing: bool = True) -> torch.Tensor:
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def micro_batches(
-    batch: dict, live: torch.Tensor, count: int, size: int, sharing: bool = True
-) -> list[dict]:
-    """`count` rows of the batch, live ones first, in parts of at most `size` rows of like length.
+def in_parts(batch: dict, live: torch.Tensor, size: int, sharing: bool = True) -> list[dict]:
+    """The live rows of a batch in parts of at most `size` rows of similar length.
 
     The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
     not change the gradient. Each part is trimmed to its own longest prompt and completion.
     """
     order = like_with_like(batch, sharing)  # (B,)
-    order = torch.cat([order[live[order]], order[~live[order]]])[:count]
+    order = order[live[order]]
     parts = -(-len(order) // size)  # rounded up
-    return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)]
+    return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)] if parts else []
 
 
 def take_rows(batch: dict, rows: torch.Tensor) -> dict:
-    """These rows of every tensor, trimmed to their longest; what has no rows (a sum) stays as it
-    is.
+    """These rows of every tensor and of the notes, tensors trimmed to their longest; what has no
+    rows (a sum) stays as it is.
 
     Tensors (B, P) have names that begin with "prompt" and are padded on the left, all others of two
     dimensions are (B, T) and padded on the right.
@@ -169,4 +145,5 @@ def take_rows(batch: dict, rows: torch.Tensor) -> dict:
     for key, value in part.items():
         if value.dim() == 2:
             part[key] = value[:, -P:] if key.startswith("prompt") else value[:, :T]
+    part |= {"notes": [batch["notes"][i] for i in rows.tolist()]} if "notes" in batch else {}
     return part | ({"player": batch["player"]} if "player" in batch else {})

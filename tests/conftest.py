@@ -57,7 +57,19 @@ SMALL = {
     " --solution-tokens 48 --judgement-tokens 80",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
-SCRIPTS = list(SMALL)
+
+
+def find_scripts() -> list[str]:
+    """Files with an `Args` beside this folder that git tracks, so that a file of your own next to
+    ours is not tested as one of ours; without git those of SMALL.
+    """
+    command = ["git", "-C", str(ROOT), "ls-files", "--", ":(glob)*.py"]
+    tracked = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    has_args = [name for name in tracked if "\nclass Args(" in (ROOT / name).read_text()]
+    return has_args or [*SMALL]
+
+
+SCRIPTS = find_scripts()
 
 
 def pytest_configure(config):
@@ -128,24 +140,39 @@ def environment(threads: str = "1") -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "COLUMNS": "120"}
 
 
-def run_here(script: str, *arguments) -> str:
-    """What `python script arguments` prints, run in this process, which has imported everything.
-
-    Raises:
-        SystemExit: as the script does, with its exit code.
+def run_module(module, *arguments) -> tuple[str, str, int | None]:
+    """What a script prints, run in this process, which has imported everything: (output, errors,
+    exit code, None where it returns).
     """
-    module, printed = importlib.import_module(Path(script).stem), io.StringIO()
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    printed, said, code = io.StringIO(), io.StringIO(), None
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
     before = [signal.getsignal(sign) for sign in handled]
     state = torch.get_rng_state()
     try:
-        with contextlib.redirect_stdout(printed), module.plain_errors():
-            module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+            with module.plain_errors():
+                module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
+    except SystemExit as ended:
+        code = ended.code
     finally:
         for sign, handler in zip(handled, before):
             signal.signal(sign, handler)
         torch.set_rng_state(state)
-    return printed.getvalue()
+    return printed.getvalue(), said.getvalue(), code
+
+
+def run_here(script: str, *arguments) -> str:
+    """What `python script arguments` prints, run in this process.
+
+    Raises:
+        SystemExit: as the script does, with its exit code.
+    """
+    printed, said, code = run_module(importlib.import_module(Path(script).stem), *arguments)
+    sys.stderr.write(said)
+    if code is not None:
+        sys.stdout.write(printed)
+        sys.exit(code)
+    return printed
 
 
 def refused(script: str, *arguments) -> str:
@@ -172,6 +199,14 @@ def evaluated_once(module, most_tokens: int | None = None):
         return once[0]
 
     module.evaluate = evaluate
+
+
+@pytest.fixture(autouse=True)
+def not_warned():
+    """A warning comes once in a process, which is many runs here."""
+    from common.checks import WARNED
+
+    WARNED.clear()
 
 
 @pytest.fixture
@@ -258,7 +293,7 @@ def answering(say, **cfg) -> SimpleNamespace:
         generate_all=generate_all,
         in_parallel=lambda fn, items: fn(items),
         cfg=SimpleNamespace(**cfg),
-        memory={},
+        saved={},
         calls=calls,
     )
 
@@ -271,28 +306,31 @@ def copied(finished, tmp_path):
     return tmp_path / "copy", whole
 
 
-def make_trainer(folder, micro_batch=8, kl=0.0, **change):
-    """A Tango trainer on the embedded model: 2 questions, groups of 4, a verifier step first."""
-    from common.args import fill_in, grpo_config
+def build(kind, folder, args, players, prompt, rows=8, **config):
+    """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
+    from common.adapters import with_adapters
+    from common.args import grpo_config
     from common.model import load_model
     from common.tasks.math import load_questions
-    from tango import Args, Tango, solve_prompt
 
     from datasets import Dataset
 
-    cfg = {"questions": 2, "group_size": 4, "lr": 1e-3, "ver_warmup": 1, "kl": kl} | change
-    args = fill_in(Args(micro_batch=micro_batch, **cfg), rows=8)
-    model, tokenizer = load_model("tiny", ["generator", "verifier"], 4, False, seed=0)
+    players = with_adapters(players)
+    adapters = [*dict.fromkeys(player.adapter for player in players.values())]
+    model, tokenizer = load_model("tiny", adapters, 4, config.pop("four_bit", False), seed=0)
     train, _ = load_questions("tiny", 64, 8, seed=0)
-    return Tango(
-        model,
-        args,
-        args=grpo_config(args, folder, 8, args.group_size, save_strategy="no"),
-        train_dataset=Dataset.from_list(
-            [{"prompt": solve_prompt(row["question"]), **row} for row in train]
-        ),
-        processing_class=tokenizer,
-    )
+    data = Dataset.from_list([{"prompt": prompt(row["question"]), **row} for row in train])
+    config = grpo_config(args, folder, rows, 4, **{"save_strategy": "no"} | config)
+    return kind(model, players, args, config, data, tokenizer, train)
+
+
+def make_trainer(folder, micro_batch=8, kl=0.0, **change):
+    """A Tango trainer on the embedded model: 2 questions, groups of 4, a verifier step first."""
+    from tango import Args, Tango, solve_prompt
+
+    cfg = {"questions": 2, "group_size": 4, "lr": 1e-3, "ver_warmup": 1, "kl": kl} | change
+    args = Args(micro_batch=micro_batch, **cfg)
+    return build(Tango, folder, args, Tango.players(args), solve_prompt)
 
 
 @pytest.fixture
@@ -300,36 +338,26 @@ def trainer(tmp_path):
     return make_trainer(tmp_path)
 
 
-def make_players(folder, players, step=None, rows=8, micro_batch=8, kl=0.0, kind=None, **more):
-    """A trainer of no paper, on the embedded model: `step(trainer, rows)` is what a script writes.
+def make_players(
+    folder, players, step=None, micro_batch=8, kl=0.0, kind=None, steps=4, checkpointing="off",
+    **more,
+):  # fmt: skip
+    """A trainer of no paper: `step(trainer, rows)` is what a script writes.
 
     players: name -> Player. kind: a subclass of CoTrainer, for a script with more than a `step`.
+    more: see `build`.
     """
-    from common.args import RunArgs, grpo_config
+    from common.args import RunArgs
     from common.cotrainer import CoTrainer
-    from common.model import load_model
-    from common.tasks.math import load_questions
-
-    from datasets import Dataset
 
     class Script(kind or CoTrainer):
         def step(self, rows):
             return step(self, rows)
 
-    args = RunArgs(micro_batch=micro_batch)
-    args.steps = more.pop("steps", 4)
-    adapters = [*dict.fromkeys(player.adapter or name for name, player in players.items())]
-    model, tokenizer = load_model("tiny", adapters, 4, False, seed=0)
-    train, _ = load_questions("tiny", 64, 8, seed=0)
-    data = [{"prompt": [{"role": "user", "content": row["question"]}], **row} for row in train]
-    return Script(
-        model,
-        players,
-        kl=kl,
-        args=grpo_config(args, folder, rows, 4, save_strategy="no", **more),
-        train_dataset=Dataset.from_list(data),
-        processing_class=tokenizer,
-    )
+    args = RunArgs(micro_batch=micro_batch, checkpointing=checkpointing)
+    args.steps, args.kl = steps, kl
+    question = lambda text: [{"role": "user", "content": text}]  # noqa: E731
+    return build(Script, folder, args, players, question, **more)
 
 
 def lora(trainer, adapter: str) -> dict[str, torch.Tensor]:
@@ -343,10 +371,26 @@ def moved(before: dict, after: dict) -> float:
     return max((before[name] - after[name]).abs().max().item() for name in before)
 
 
-def gradients(trainer) -> dict[str, torch.Tensor]:
-    """A copy of all gradients. Parameters that have none are left out."""
-    named = trainer.model.named_parameters()
-    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+def gradient(trainer, batch: dict) -> dict[str, torch.Tensor]:
+    """What `update` hands to the optimiser for this batch, unclipped; nobody moves by it."""
+    found, player = {}, trainer.player_named(batch["player"])
+    trainer.create_optimizer()
+
+    def step():
+        named = trainer.model.named_parameters()
+        found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.own_optimizer(), "step", step)
+        patch.setattr(player, "max_grad_norm", 0.0)
+        trainer.update({key: value for key, value in batch.items() if key != "trained"})
+    return found
+
+
+def relative(one: dict, other: dict) -> float:
+    """The largest difference of two gradients, as a share of the largest entry."""
+    assert one.keys() == other.keys() and one
+    return moved(one, other) / max(g.abs().max().item() for g in other.values())
 
 
 def perturb(trainer, size: float = 0.02):

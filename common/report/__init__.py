@@ -1,8 +1,8 @@
 """report.html, a page on each run, and comparisons of runs. See docs/report.md."""
 
-from common.report.build import read_lines, read_run, write_report
+from common.report.build import read_run, write_report
 
-__all__ = ["draw_curves", "read_lines", "read_run", "write_report"]
+__all__ = ["draw_curves", "read_run", "write_report"]
 
 
 def draw_curves(folder, curves):

@@ -17,6 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from common.errors import UserError
+from common.recording import read_lines
 from common.report.words import NOTHING, in_words
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -97,20 +98,6 @@ def _code(script: Path) -> str:
         return ast.unparse(ast.parse(script.read_text()))
     except (OSError, ValueError, SyntaxError):
         return ""
-
-
-def read_lines(path: Path, is_right=lambda row: True) -> tuple[list[dict], int]:
-    """(objects with a step in a JSONL file, number of lines that are something else or cut off)."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines, rows = [line for line in text.split("\n") if line.strip()], []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and is_right(row):
-            rows.append(row)
-    return rows, len(lines) - len(rows)
 
 
 def _is_rollout(row: dict) -> bool:

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from common.errors import UserError
-from common.report.build import read_lines
+from common.recording import read_lines
 from common.report.compare import variant_curves, variants, wanted_metrics
 
 import matplotlib

@@ -80,7 +80,7 @@ class Sandbox:
     `close`, or the end of this process by whatever means, leaves no process of theirs.
 
     Args:
-        workers: programs that run at the same time.
+        workers: programs that run at the same time; by default this process's share of the cores.
         unsafe: run programs even on a machine that lacks a layer.
 
     Raises:
@@ -88,7 +88,10 @@ class Sandbox:
             programs cannot be run here (why).
     """
 
-    def __init__(self, workers: int = os.cpu_count() or 1, unsafe: bool = False):
+    def __init__(self, workers: int | None = None, unsafe: bool = False):
+        if workers is None:
+            beside = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+            workers = max(1, (os.cpu_count() or 1) // int(beside))
         if sys.platform != "linux":
             raise UserError("model-written programs need Linux; a Linux container would do.")
         if workers < 1:

@@ -1,13 +1,14 @@
-"""Reading what a model wrote: the boxed answer, whether it is right, the steps, where they end.
+"""Asking for a solution and reading what a model wrote: the boxed answer, whether it is right, the
+steps, where they end.
 
 Whatever it wrote, in time that grows with the length of the text and no faster: thousands of
 unclosed braces or tags are what a model that has come off the rails does write.
 """
 
 import bisect
+import itertools
 import re
 import threading
-from fractions import Fraction
 
 from math_verify import parse, verify
 
@@ -15,6 +16,41 @@ SECONDS = 3  # to read one answer; what takes longer is wrong
 BRACE = re.compile(r"\\boxed\{|[{}]")
 OPEN, CLOSE = "<step>", "</step>"
 CONTEXT = 8  # tokens, more than the bytes of one character
+
+
+# ------------------------------------------------------------------ asking
+SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
+the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
+tags. For example, for 15-(3*2):
+<step>First the bracket: 3*2 = 6.</step>
+<step>Then 15-6 = 9.</step>
+<answer>\boxed{9}</answer>"""
+
+
+def prompt(system: str, user: str) -> list[dict]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def solve_prompt(question: str) -> list[dict]:
+    return prompt(SOLVE, question)
+
+
+def grouped(values: list, size: int) -> list[list]:
+    """B values of adjacent groups -> a list per group."""
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def solve(
+    trainer, player: str, rows: list[dict], samples: int = 1, greedy: bool = False
+) -> tuple[list[str], list[bool]]:
+    """Held-out questions, the same on all processes, answered `samples` times each, adjacent.
+
+    Returns:
+        The texts, and whether each one's answer is right.
+    """
+    several = [row for row in rows for _ in range(samples)]
+    texts = trainer.generate_all(player, [solve_prompt(r["question"]) for r in several], greedy)
+    return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, several)]
 
 
 # ------------------------------------------------------------------ answers
@@ -91,51 +127,14 @@ def step_ends(token_ids: list[int], tokenizer) -> list[int]:
         return []
     # a character that the tokenizer cuts in two decodes to other marks, but ASCII tags stay whole
     pieces = tokenizer.batch_decode([[i] for i in token_ids])
-    if _ascii("".join(pieces)) != _ascii(text):
+    together = "".join(pieces)
+    if together.encode("ascii", "ignore") != text.encode("ascii", "ignore"):
         # SentencePiece drops the leading space of a token at the start of a text: take from each
         # token what it adds to the few before it
         windows = [token_ids[max(0, i - CONTEXT) : i + 1] for i in range(len(token_ids))]
         before = tokenizer.batch_decode([window[:-1] for window in windows])
         after = tokenizer.batch_decode(windows)
         pieces = [new[len(old) :] for old, new in zip(before, after)]
-    return _ends_in(pieces)
-
-
-def _ascii(text: str) -> bytes:
-    return text.encode("ascii", "ignore")
-
-
-def _ends_in(pieces: list[str]) -> list[int]:
-    starts, position = [], 0  # character at which each piece starts
-    for piece in pieces:
-        starts.append(position)
-        position += len(piece)
+    starts = [0, *itertools.accumulate(map(len, pieces))]  # character at which each piece starts
     ends = [end + len(CLOSE) for _, end in _steps("".join(pieces))]
     return [bisect.bisect_right(starts, end - 1) - 1 for end in ends]
-
-
-# ------------------------------------------------------------------ a step on its own
-NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
-EQUATION = re.compile(  # not what begins or goes on before or behind it, as in x^2+3=7 or 1/5=20%
-    rf"(?<![\w.*/+=)\]}}^%!√-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\w*/+^%!-])",
-    re.ASCII,
-)
-
-
-def equations_hold(step: str) -> bool:
-    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains. An
-    equation that may be a part of something else is passed over.
-
-    A result of d decimals may be rounded: it may be off by half a unit of the last one.
-    """
-    step = re.sub(r"^\s*[-*•]\s+", "", step)  # an item of a list
-    plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
-    for a, op, b, c in EQUATION.findall(plain):
-        a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
-        if op == "/" and b == 0:
-            return False
-        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[op]
-        slack = Fraction(1, 2 * 10 ** len(c.partition(".")[2]))
-        if abs(value - claimed) > (slack if op == "/" or "." in c else 0):
-            return False
-    return True

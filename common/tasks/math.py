@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import random
-import re
 import reprlib
 from pathlib import Path
 
@@ -202,15 +201,3 @@ def as_text(value, where: str, what: str, columns: tuple = ()) -> str:
         one = f"one of the columns {', '.join(columns)}"
         raise UserError(f"--dataset {where} has no {what} ({one}).")
     return value or ""
-
-
-def are_new(questions: list[str], pool: list[str], n: int = 10) -> list[bool]:
-    """Whether less than half of a question's n-grams, runs of n words or symbols, are in the pool.
-
-    With n = 10, 99 % of embedded questions drawn afresh are new to a pool of 2,000, and 93 % of
-    the hard ones. The words of a shorter question are its one n-gram.
-    """
-    words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in questions + pool]
-    grams = [{tuple(w[i : i + n]) for i in range(max(1, len(w) - n + 1))} for w in words]
-    known = set().union(*grams[len(questions) :])
-    return [2 * len(own & known) < len(own) for own in grams[: len(questions)]]

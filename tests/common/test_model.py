@@ -5,7 +5,15 @@ import pickle
 import shutil
 
 from common.errors import UserError
-from common.model import INSTRUCTIONS, QUESTION, TINY, load_model, load_tokenizer, read_config
+from common.model import (
+    INSTRUCTIONS,
+    QUESTION,
+    TINY,
+    UNSUPPORTED_HEADS,
+    load_model,
+    load_tokenizer,
+    read_config,
+)
 from spin import human_ids
 
 import pytest
@@ -95,6 +103,15 @@ def test_a_model_that_sees_is_refused(tmp_path):
             continue
         with pytest.raises(UserError, match="its gemma3 reads more than text; take a model of"):
             read_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("setting", UNSUPPORTED_HEADS)
+def test_heads_we_do_not_score_are_refused(folder, setting):
+    config(folder, **{setting: 1.0})  # switched off
+    read_config(str(folder))
+    config(folder, **{setting: 30.0})
+    with pytest.raises(UserError, match=f"heads with {setting} are not supported"):
+        read_config(str(folder))
 
 
 @pytest.mark.parametrize("name", ["no/such-model", "", "x" * 5000])

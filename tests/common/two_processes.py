@@ -5,12 +5,13 @@ Every check prints its name when it holds, once.
 
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import lora, make_players, moved, perturb  # isort: skip  it finds the project
 
-from common import scoring
-from common.cotrainer import Player
+from common.cotrainer import CoTrainer, Player
+from common.errors import ScriptError
 from common.model import add_players
 
 import torch
@@ -52,63 +53,63 @@ def my_rows(trainer, batch: dict) -> dict:
     return {k: v if k in whole else v[first : first + 4] for k, v in batch.items()}
 
 
-def plain_gradient(trainer, batch: dict) -> dict:
-    """Of the whole batch by plain autograd: (-sum A log pi + kl * sum k3) / tokens."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+def plain_autograd(trainer, batch: dict):
+    """(loss, gradient) of the whole batch: sum(-A ratio + kl k3) / tokens."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     T = batch["completion_ids"].shape[1]
     with trainer.playing(batch["player"]):
-        logits = model(input_ids=ids, attention_mask=seen).logits[:, -T - 1 : -1]
+        logits = trainer.model(input_ids=ids, attention_mask=seen).logits[:, -T - 1 : -1]
         chosen = batch["completion_ids"][..., None]
         logp = logits.log_softmax(-1).gather(2, chosen).squeeze(2)
         log_q = batch["base_logps"] - logp
-        terms = -batch["advantages"] * logp + trainer.kl * (log_q.exp() - log_q - 1)
+        ratio = 1 + logp - logp.detach()
+        terms = -batch["advantages"] * ratio + trainer.kl * (log_q.exp() - log_q - 1)
         loss = (terms * batch["completion_mask"]).sum() / batch["num_items_in_batch"]
-        named = {n: p for n, p in model.named_parameters() if f".{batch['player']}." in n}
-        return dict(zip(named, torch.autograd.grad(loss, named.values())))
+        parameters = trainer.parameters_of(batch["player"])
+        return loss.item(), dict(enumerate(torch.autograd.grad(loss, parameters)))
 
 
 def step(trainer, rows):
-    """`ann` is trained at once, by `update`, and `bob` by Trainer's own step; `cat` is idle."""
+    """All rows; one live row, of one process, and no KL term; none. `cat` is idle."""
     now = trainer.state.global_step
-    trainer.weights.append({name: lora(trainer, name) for name in NAMES})
-    if now == 0:
-        inner = trainer.optimizer.optimizer  # AdamW itself: what both ways of training end in
-        original = inner.step
-
-        def remember(*arguments, **options):
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-            trainer.gradients += [grads] if grads else []
-            return original(*arguments, **options)
-
-        inner.step = remember
-    batches = [whole_batch(trainer, name, now) for name in ("ann", "bob")]
+    batches = [whole_batch(trainer, player, now) for player in ("ann", "bob")]
     if now > 0:
         trainer.kl = 0.0
-        for batch in batches:  # one live row, of one process; then none
+        for batch in batches:
             batch["advantages"][1 if now == 1 else 0 :] = 0
-    for batch in batches:
-        trainer.expected.append(plain_gradient(trainer, batch))
+    trainer.weights.append({name: lora(trainer, name) for name in NAMES})
+    trainer.expected += [plain_autograd(trainer, batch) for batch in batches]
     return [my_rows(trainer, batch) for batch in batches]
 
 
+class Remembers(CoTrainer):
+    def add_up_gradients(self, name, parameters):
+        with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as calls:
+            super().add_up_gradients(name, parameters)
+        self.found.append(dict(enumerate(p.grad.clone() for p in parameters)))
+        self.calls.append(calls.call_count)
+
+
 def make_trainer(folder):
-    players = {name: Player([length_reward], 1e-3, 8, 4, max_grad_norm=1e9) for name in NAMES}
-    trainer = make_players(folder, players, step, rows=4, micro_batch=2, kl=KL, steps=3)
+    players = {name: Player([length_reward], 1e-3, 8, 4, max_grad_norm=0) for name in NAMES}
+    options = {"rows": 4, "micro_batch": 3, "kl": KL, "steps": 3, "kind": Remembers}
+    trainer = make_players(folder, players, step, **options)
     perturb(trainer)
-    trainer.gradients, trainer.expected, trainer.weights = [], [], []
+    trainer.found, trainer.expected, trainer.calls, trainer.weights = [], [], [], []
     return trainer
 
 
-def check_two_processes_have_the_gradient_of_one(trainer):
-    """By `update` and through DDP; with all rows, and with a live one in one process only."""
-    assert len(trainer.gradients) == 4  # two in each of two steps; the third one is flat
-    for got, expected in zip(trainer.gradients, trainer.expected):
-        assert got.keys() == expected.keys()  # nobody else has one
+def check_two_processes_have_the_gradient_of_one_by_one_collective_call(trainer):
+    """With all rows, with a live one in one process only, and with none."""
+    assert trainer.accelerator.num_processes == dist.get_world_size() == 2
+    assert len(trainer.found) == len(trainer.expected) == 6 and trainer.calls == [1] * 6
+    logs = [row for row in trainer.state.log_history if "step_time" in row]
+    losses = [row[f"{name}/loss"] for row in logs for name in ("ann", "bob")]
+    for number, (got, (loss, expected)) in enumerate(zip(trainer.found, trainer.expected)):
         scale = max(g.abs().max() for g in expected.values())
-        assert scale > 1e-4 and moved(got, expected) <= 1e-4 * scale
+        assert (scale > 1e-4) == (number < 4) and moved(got, expected) <= 1e-4 * scale
+        assert abs(losses[number] - loss) < 1e-5
 
 
 def check_who_is_trained_moves_alike_and_the_others_by_exactly_zero(trainer):
@@ -173,41 +174,42 @@ def check_a_function_of_everybodys_rows(trainer):
 
 def check_metrics_are_means_over_all_rows(trainer):
     me = trainer.accelerator.process_index
-    trainer._means.clear()
     trainer.log_mean("co/rows", [[1.0], [2.0, 3.0, 6.0]][me])
     trainer.log_mean("co/one", [[], [5.0]][me])
     trainer.log_mean("co/none", [])
     trainer.log_mean("co/number", torch.tensor(float(me)))
-    assert trainer._means == {"co/rows": [3.0], "co/one": [5.0], "co/number": [0.5]}
+    if me == 1:
+        trainer.log_mean("co/alone", 7)
+    expected = {"co/rows": 3.0, "co/one": 5.0, "co/number": 0.5, "co/alone": 7.0}
+    assert logged(trainer) == expected
+
+
+def logged(trainer) -> dict:
+    trainer.gather_metrics()
+    found = {name: values[0] for name, values in trainer._metrics["train"].items()}
+    trainer._metrics["train"].clear()
+    return found
 
 
 def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
     me = trainer.accelerator.process_index
-    trainer.kl = 0.0
     batch = trainer.rollout("ann", [trainer.train_dataset[2 * me + i // 4] for i in range(4)])
     assert batch["rewards"].tolist() == length_reward([[{"content": t}] for t in batch["texts"]])
     assert batch["notes"][0]["prompt"] == trainer.train_dataset[2 * me]["question"]
     tokens = trainer.gather([int(batch["completion_mask"].sum())])
     assert int(batch["num_items_in_batch"]) == sum(tokens)
-    trainer.pay(batch, [float(me)] * 4)
-    assert trainer._means["ann/total_reward"] == [0.5]
+    trainer.set_rewards(batch, [float(me)] * 4)
+    assert logged(trainer)["ann/total_reward"] == 0.5
 
 
-def check_unlike_batches_are_refused_before_one_process_waits_for_the_other(trainer):
+def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
     me = trainer.accelerator.process_index
-    batch = my_rows(trainer, whole_batch(trainer, "ann", 0))
-    fewer = {k: v if k in ("player", "num_items_in_batch") else v[:3] for k, v in batch.items()}
-    other = batch | {"player": "bob"}
-    for unlike, got in (
-        (fewer, "4 rows of the ann, 3 rows"),
-        (other, "of the ann, 4 rows of the bob"),
-    ):
-        try:
-            trainer.update(dict([batch, unlike][me]))
-        except ValueError as error:
-            assert got in str(error) and "all processes must train one player" in str(error)
-        else:
-            raise AssertionError
+    try:
+        trainer.update(my_rows(trainer, whole_batch(trainer, ("ann", "bob")[me], 0)))
+    except ScriptError as error:
+        assert "must train one player together; got ann, bob" in str(error)
+    else:
+        raise AssertionError
 
 
 # ------------------------------------------------------------------ a sharded base
@@ -238,15 +240,14 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(folder):
             parameter.requires_grad_("lora_" in name)
             if "lora_B" in name:
                 parameter.data.normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
-        scoring.install_scoring(model.get_base_model())
         return model
 
     ids = torch.randint(5, 300, (2, 12), generator=torch.Generator().manual_seed(0))
     ids = ids[dist.get_rank() : dist.get_rank() + 1]
 
     def gradients(model):
-        logp, _ = model(input_ids=ids, attention_mask=torch.ones_like(ids), score=(6, 1.0))
-        logp.sum().backward()
+        logits = model(input_ids=ids).logits[:, :-1]
+        logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum().backward()
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     whole = gradients(build(torch.uint8))
@@ -269,7 +270,6 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(folder):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     trainer = make_trainer(folder)
-    assert trainer.accelerator.num_processes == 2
     trainer.train()
     for name in [name for name in globals() if name.startswith("check_")]:
         globals()[name](folder / "model" if "sharded" in name else trainer)

@@ -1,0 +1,73 @@
+"""From arguments to a trained run: what every script's `main` has in common, in order."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+from common.adapters import with_adapters
+from common.args import grpo_config
+from common.checks import check_rows
+from common.memory import plan_memory
+from common.model import load_model
+from common.run import begin, start_run
+
+from datasets import Dataset
+
+
+def launch(
+    Trainer: type,
+    args,
+    load: Callable,
+    evaluate: Callable,
+    curves: dict[str, list[str]],
+    prompt: Callable | None = None,
+    group_size: int = 2,
+    config: dict | None = None,
+    **more,
+):
+    """Train to the end, or to Ctrl-C, and return the trainer.
+
+    Args:
+        Trainer: the script's CoTrainer.
+        load: args -> (training rows, held-out rows).
+        evaluate: (trainer, held-out rows) -> metrics; at step 0, every --eval-every steps, at the
+            end.
+        curves: title of a panel of the report -> its metrics.
+        prompt: a training row's question -> its messages; `step` then gets --questions rows, each
+            group_size times in a row. Without it `step` gets no rows that it could use.
+        config: fields of GRPOConfig in which the paper differs.
+        more: what the Trainer takes besides.
+    """
+    script = sys.modules[Trainer.__module__].__file__
+    begin(args.model)
+    players = with_adapters(Trainer.players(args))
+    plan = plan_memory(args, players)
+    plan.show(args)  # with --dry-run the end
+    args = dataclasses.replace(
+        args, rows_at_once=plan.rows_at_once, checkpointing=plan.checkpointing
+    )
+    train, held_out = load(args)
+    check_rows(train, "training")
+    check_rows(held_out, "held-out")
+    run = start_run(args, script, train, held_out)
+    adapters = [*dict.fromkeys(player.adapter for player in players.values())]
+    model, tokenizer = load_model(args.model, adapters, args.lora_rank, args.four_bit, args.seed)
+    if prompt:
+        rows = args.questions * group_size
+        data = [{"prompt": prompt(row["question"]), **row} for row in train]
+    else:  # Trainer needs rows to loop over: one step's
+        rows = group_size
+        data = [{"prompt": [{"role": "user", "content": ""}]}] * rows * run.processes
+    trainer = Trainer(
+        model,
+        players,
+        args,
+        grpo_config(args, run.folder, rows, group_size, **config or {}),
+        Dataset.from_list(data),
+        tokenizer,
+        train,
+        held_out,
+        **more,
+    )
+    run.train(trainer, evaluate, curves)
+    return trainer

@@ -1,0 +1,378 @@
+"""common/checks.py: the mistakes that a script can make, and the sentence that each one ends in."""
+
+import math
+
+from common import checks
+from common.cotrainer import Player
+from common.errors import ScriptError
+
+import pytest
+import torch
+from conftest import make_players
+
+MASK = torch.ones(8, 4, dtype=torch.long)
+HOLE = torch.tensor([[1, 1, 0, 1]]).repeat(8, 1)
+
+
+def length_reward(completions, **_):
+    return [float(len(c[0]["content"])) for c in completions]
+
+
+def a_trainer(folder, step=None, **more):
+    """`cat` and `dan` play with bob's adapter, `dan` at another temperature."""
+    players = {
+        "ann": Player([length_reward], 1e-3, 4, group_size=4),
+        "bob": Player([length_reward], 1e-3, 4, 4),
+        "cat": Player([], 1e-3, 4, 2, adapter="bob"),
+        "dan": Player([length_reward], 1e-3, 4, 4, temperature=0.5, adapter="bob"),
+        "eva": Player([], 1e-3, 4, 1, adapter="bob"),
+    }
+    return make_players(folder, players, step, **more)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    """Every step of it is refused before anybody is trained."""
+    return a_trainer(tmp_path_factory.mktemp("checks"))
+
+
+def some_rows(trainer, count=8) -> list[dict]:
+    return [trainer.train_dataset[i // 4] for i in range(count)]
+
+
+def a_batch(trainer, name, count=8) -> dict:
+    batch = trainer.rollout(name, some_rows(trainer, count))
+    return batch | {"advantages": torch.linspace(-1, 1, count)}
+
+
+def play(trainer, step):
+    """An optimiser step, as Trainer calls it."""
+    trainer.step = lambda rows: step(trainer, rows)
+    return trainer.training_step(trainer.model, some_rows(trainer))
+
+
+# ------------------------------------------------------------------ what `step` returns
+@pytest.mark.parametrize(
+    "result, says",
+    [
+        (lambda batch: None, "step must return a list of at least one batch; got None"),
+        (lambda batch: [], "step must return a list of at least one batch"),
+        (lambda batch: batch, "step must return a list of at least one batch"),
+        (lambda batch: [None], "must return batches.*one has no player"),
+        (lambda batch: [{k: v for k, v in batch.items() if k != "player"}], "one has no player"),
+        (lambda batch: [batch | {"player": "eve"}], "no player 'eve'; there are ann, bob, cat"),
+        (lambda batch: [batch | {"player": "bob"}], "bob cannot be trained on what the ann has"),
+        (lambda batch: [batch, batch], "a batch twice, or a part beside its whole"),
+        (lambda batch: [batch, dict(batch)], "a batch twice"),
+        (lambda batch: [batch | {"completion_mask": HOLE}], "completion_mask must be ones"),
+        (lambda batch: [batch | {"completion_mask": HOLE.flip(1)}], "completion_mask must be"),
+        (lambda batch: [batch | {"completion_mask": 0 * HOLE}], "completion_mask must be ones"),
+        (lambda batch: [batch | {"texts": ["a"] * 4}], "8 rows and 4 texts; to leave.*of 0"),
+        (lambda batch: [batch | {"notes": batch["notes"][1:]}], "8 rows and 7 notes"),
+        (lambda batch: [batch | {"rewards": batch["rewards"] + 1}], "rewards.*ann has changed"),
+    ],
+)
+def test_a_step_must_return_batches_of_players(trainer, result, says):
+    with pytest.raises(ScriptError, match=says):
+        play(trainer, lambda *_: result(a_batch(trainer, "ann") | {"completion_mask": MASK}))
+
+
+@pytest.mark.parametrize("shape", [(4,), (8, 1), (8, 99), (1, 8), (8, 8, 1), ()])
+def test_advantages_of_a_wrong_shape(trainer, shape):
+    batches = [a_batch(trainer, "ann"), a_batch(trainer, "bob") | {"advantages": torch.ones(shape)}]
+    wanted = tuple(batches[1]["completion_mask"].shape)
+    with pytest.raises(ScriptError, match=r"advantages must be \(B,\) or \(B, T\)") as error:
+        play(trainer, lambda *_: batches)
+    assert f"(8,) or {wanted}; got {shape}" in str(error.value)
+    assert not trainer.trained_adapters  # not even the batch before
+
+
+@pytest.mark.parametrize(
+    "advantages, says",
+    [
+        (lambda A: A.tolist(), "must be a tensor of floats; got list"),
+        (lambda A: A.numpy(), "must be a tensor of floats; got ndarray"),
+        (lambda A: A > 0, "must be a tensor of floats; got torch.bool"),
+        (lambda A: A.masked_fill(torch.arange(8) == 5, torch.nan), "finite.*not in row 5"),
+        (lambda A: A.masked_fill(torch.arange(8) == 2, -torch.inf), "finite.*not in row 2"),
+        (lambda A: A * torch.ones(1, requires_grad=True), "have a gradient.*detach"),
+    ],
+)
+@pytest.mark.parametrize("call", ["step", "update"])
+def test_advantages_are_finite_floats_without_a_gradient(trainer, advantages, says, call):
+    batch = a_batch(trainer, "ann")
+    batch["advantages"] = advantages(batch["advantages"])
+    with pytest.raises(ScriptError, match=f"the ann's advantages.*{says}"):
+        play(trainer, lambda *_: [batch]) if call == "step" else trainer.update(batch)
+
+
+def test_a_batch_is_trained_on_once(tmp_path):
+    """However it comes back: from `update`, from the step before, or in another batch."""
+    kept = []
+
+    def updated_and_returned(trainer, rows):
+        batch = a_batch(trainer, "ann")
+        trainer.update(batch)
+        return [batch]
+
+    def of_the_step_before(trainer, rows):
+        kept.append(a_batch(trainer, "ann"))
+        return kept[:1]
+
+    def a_part_of_it(trainer, rows):
+        parts = [a_batch(trainer, "ann"), a_batch(trainer, "ann")]
+        trainer.update(trainer.concat(parts))
+        return parts[:1]
+
+    for step in (updated_and_returned, of_the_step_before, a_part_of_it):
+        trainer = a_trainer(tmp_path / step.__name__, step, steps=2)
+        (tmp_path / step.__name__).mkdir(exist_ok=True)
+        with pytest.raises(ScriptError, match="a batch of the ann has been trained on already"):
+            trainer.train()
+
+
+@pytest.mark.parametrize("name", ["cat", "eva"])
+def test_nobody_has_set_rewards(trainer, name):
+    """Its advantages would be zero, and nothing would be learnt, without a word."""
+    batch = trainer.rollout(name, some_rows(trainer, 4))
+    for call in (lambda: play(trainer, lambda *_: [batch]), lambda: trainer.update(batch)):
+        with pytest.raises(ScriptError, match=f"the {name}'s batch has no advantages.*set_rewards"):
+            call()
+    with pytest.raises(ScriptError, match=f"not every batch has advantages: the {name}'s batch"):
+        trainer.concat([a_batch(trainer, "bob"), batch])
+
+
+# ------------------------------------------------------------------ rollout and generate
+def test_a_group_has_one_prompt(trainer):
+    """Rewards of different questions must not be compared with each other."""
+    one, other = (trainer.train_dataset[i] for i in (0, 1))
+    says = "rows 4 to 7 for the ann are a group.*their prompts differ; repeat each row 4 times"
+    with pytest.raises(ScriptError, match=says):
+        trainer.rollout("ann", [one] * 4 + [one, one, other, other])
+    with pytest.raises(ScriptError, match="rows 0 to 3 for the ann are a group"):
+        trainer.rollout("ann", [one, other] * 4)  # [one, other] * G, the group not adjacent
+    assert len(trainer.rollout("ann", [one] * 4 + [other] * 4)["texts"]) == 8
+    assert len(trainer.rollout("cat", [one, one, other, other])["texts"]) == 4  # groups of two
+    for count in (1, 3, 6):
+        with pytest.raises(ScriptError, match=f"{count} rows for the ann are not a multiple.* 4"):
+            trainer.rollout("ann", some_rows(trainer, count))
+
+
+def user(content="1+1") -> dict:
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize("call", ["rollout", "generate"])
+@pytest.mark.parametrize(
+    "prompt, says",
+    [
+        *[(p, "must be messages, as .*role.*; got") for p in ("a text", None, [], ["a text"])],
+        *[([p], "must be messages") for p in ({"role": "user"}, {"content": "1"}, user(None))],
+        ([{"role": "human", "content": "1"}], "has the role 'human'.*it can be system, user"),
+        ([user(), {"role": "assistant", "content": "2"}], "ends with a message of the assistant"),
+        ([{"role": "system", "content": "2"}], "ends with a message of the system"),
+    ],
+)
+def test_prompts_must_be_messages(trainer, prompt, says, call):
+    good = trainer.train_dataset[0]["prompt"]
+    with pytest.raises(ScriptError, match=f"a prompt of the ann {says}"):
+        if call == "rollout":
+            trainer.rollout("ann", [{"prompt": good}] * 3 + [{"prompt": prompt}])
+        else:
+            trainer.generate("ann", [good, prompt])
+
+
+def test_rows_of_a_rollout(trainer, monkeypatch, capsys):
+    with pytest.raises(ScriptError, match="no rows for the ann"):
+        trainer.rollout("ann", [])
+    row = {"prompt": [user()]}
+    with pytest.raises(ScriptError, match="rows for the ann differ in their columns: label"):
+        trainer.rollout("ann", [row] * 3 + [row | {"label": 1}])
+    monkeypatch.setattr(trainer, "held_out_questions", {"1+1"})
+    with pytest.raises(ScriptError, match=r"the ann on a held-out question \('1\+1'\)"):
+        trainer.rollout("ann", [row | {"question": "1+1"}] * 4)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_prompt_that_gives_the_answer_away_is_said_once(capsys):
+    def rows(text, **more):
+        return [
+            {"prompt": [user(text.format(q=f"{i}+1", a=30 + i))], "question": f"{i}+1"}
+            | {"answer": str(30 + i), **more}
+            for i in range(4)
+        ]
+
+    for fine in (rows("{q} is?"), rows("{q} {a}5"), rows("{q} {a}.5"), rows("{q} is {a}")[:3]):
+        checks.check_gold("ann", fine)
+    assert capsys.readouterr().out == ""
+    for _ in range(2):
+        checks.check_gold("ann", rows("{q} is {a}"))
+        checks.check_gold("ann", rows("so it is said, one " * 2, reference="so it is said, one so"))
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: every prompt of the ann shows its row's gold answer",
+        "warning: the ann's prompt shows the row's reference solution",
+    ]
+
+
+def test_rewards_that_never_come_and_figures_that_are_none(tmp_path, capsys):
+    def never(completions, **_):
+        return [None] * len(completions)
+
+    trainer = make_players(tmp_path, {"ann": Player([never], 1e-3, 4, 4)})
+    capsys.readouterr()
+    batch = trainer.rollout("ann", some_rows(trainer, 4))
+    assert batch["rewards"].isnan().all() and (batch["advantages"] == 0).all()
+    trainer.log_mean("co/share", math.nan)
+    said = capsys.readouterr().out
+    assert "warning: never gave none of the ann's completions a reward\n" in said
+    assert "warning: log_mean: co/share was logged as NaN" in said
+
+
+def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
+    """Three updates in a row without a gradient; a start at which nearly all rewards are alike."""
+    trainer = a_trainer(tmp_path)
+    trainer.create_optimizer()
+    capsys.readouterr()
+    said = []
+    for flat in (True, True, False, True, True, True, True):
+        batch = a_batch(trainer, "ann", 16)
+        batch["advantages"] *= not flat
+        batch["rewards"] = batch["rewards_of_advantages"] = torch.arange(16.0)
+        trainer.update(batch)
+        said.append(capsys.readouterr().out.partition(".")[0])
+    idle = "warning: 3 updates in a row of the ann had no gradient: all advantages were 0"
+    assert said == [""] * 5 + [idle, ""]
+    for equal, step in ((15, 0), (16, 1), (16, 0)):
+        trainer.state.global_step = step
+        batch = {"player": "bob", "rewards": (torch.arange(16) >= equal).float()}
+        checks.check_learning(trainer, batch | {"completion_mask": MASK, "texts": ["."]}, 1.0)
+        said = capsys.readouterr().out
+        assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
+    assert "a longer limit (100% of its completions are as long as the longest)" in said
+
+
+@pytest.mark.parametrize("name", ["step", "seconds", "loss", "eval/ann/accuracy"])
+def test_metrics_begin_with_a_name_that_is_free(trainer, name):
+    with pytest.raises(ScriptError, match=f"log_mean: '{name}' must begin with a player's name"):
+        trainer.log_mean(name, 1.0)
+
+
+# ------------------------------------------------------------------ set_rewards and concat
+@pytest.mark.parametrize(
+    "rewards, groups, says",
+    [
+        ([1.0] * 3, None, r"rewards must be \(4,\), one per row; got \(3,\)"),
+        ([[1.0]] * 4, None, r"rewards must be \(4,\), one per row; got \(4, 1\)"),
+        (1.0, None, r"rewards must be \(4,\), one per row; got \(\)"),
+        ([1.0, None, 1.0, 1.0], None, "rewards must be numbers, NaN where nobody judged"),
+        (["a"] * 4, None, "rewards must be numbers"),
+        ([1.0, math.inf, 1.0, 1.0], None, "a reward of the ann is infinite"),
+        ([1.0] * 4, [1, 1, 2], "groups must have a key for each of the 4 rows; got 3"),
+        ([1.0] * 4, [1, 2, 3, 4], "every row is a group of its own"),
+    ],
+)
+def test_set_rewards_wants_one_finite_reward_per_row(trainer, rewards, groups, says):
+    batch = trainer.rollout("ann", some_rows(trainer, 4))
+    before = batch["rewards"].tolist()
+    with pytest.raises(ScriptError, match=f"set_rewards: .*{says}"):
+        trainer.set_rewards(batch, rewards, groups)
+    assert batch["rewards"].tolist() == before
+
+
+def test_set_rewards_is_called_once_on_a_batch(trainer):
+    batches = [trainer.rollout("ann", some_rows(trainer, 4)) for _ in range(2)]
+    trainer.set_rewards(batches[0], [1.0, 2.0, 3.0, 4.0])
+    for batch, says in (
+        (batches[0], "the ann's batch has its rewards already"),
+        (trainer.concat(batches), "joined several rollouts"),
+        ("a text", "first argument must be a batch"),
+    ):
+        with pytest.raises(ScriptError, match=f"set_rewards: .*{says}"):
+            trainer.set_rewards(batch, [1.0] * 4)
+
+
+def test_concat_refuses_what_one_update_cannot_train(trainer):
+    batches = {name: a_batch(trainer, name, 4) for name in ("ann", "bob", "cat", "dan")}
+    batches["more"] = a_batch(trainer, "bob", 4) | {"judgements": ["fine"] * 4}
+    batches["new"] = a_batch(trainer, "bob", 4)
+    batches["new"]["rewards"] = batches["new"]["rewards"] + 1
+    for names, says in (
+        ("ann bob", "batches must be of one adapter; got ann: ann, bob: bob"),
+        ("bob ann cat", "batches must be of one adapter"),
+        ("bob dan", r"batches must be of one temperature; got bob: 1.0, dan: 0.5"),
+        ("bob bob", "one batch is among them twice"),
+        ("bob more", "concat: not every batch has judgements"),
+        ("more cat", "concat: not every batch has judgements"),
+        ("bob new", "rewards.*of the bob has changed.*use set_rewards"),
+    ):
+        with pytest.raises(ScriptError, match=says):
+            trainer.concat([batches[name] for name in names.split()])
+
+
+# ------------------------------------------------------------------ checkpoints, data, evaluation
+@pytest.mark.parametrize(
+    "saved, says",
+    [
+        ([], "self.saved must be a dict; got list"),
+        ({"a": torch.ones(2)}, r"self.saved\['a'\] cannot be kept.*\.tolist"),
+        ({"a": {1: 2}}, r"self.saved\['a'\] comes back from a checkpoint as something else"),
+        ({"a": {2, 3}}, r"self.saved\['a'\] cannot be kept"),
+    ],
+)
+def test_what_a_checkpoint_cannot_keep(tmp_path, saved, says):
+    """It is said after the first step, and not when the run is resumed."""
+
+    def step(trainer, rows):
+        trainer.saved = saved
+        return [a_batch(trainer, "ann")]
+
+    with pytest.raises(ScriptError, match=says):
+        play(a_trainer(tmp_path), step)
+    checks.check_saved({"a": (1, [2.5, None]), "b": {"c": "d"}})
+
+
+def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
+    def step(trainer, rows):
+        trainer.seen.append(1)
+        trainer.count, trainer.saved["count"] = 1, 1
+        return [a_batch(trainer, "ann")]
+
+    trainer = a_trainer(tmp_path)
+    trainer.create_optimizer()
+    trainer.seen, trainer.fixed = [], {"a": 1}
+    capsys.readouterr()
+    for _ in range(2):
+        play(trainer, step)
+    said = [line.split(" in ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(said) == [f"warning: self.{n} was set or changed" for n in ("count", "seen")]
+
+
+@pytest.mark.parametrize(
+    "result, says",
+    [
+        (None, "must return a dict, metric -> number; got None"),
+        ({"a/b": "high"}, "'a/b' must be a finite number; got 'high'"),
+        ({"a/b": math.nan}, "'a/b' must be a finite number; got nan.*left out"),
+        ({"a/b": True}, "'a/b' must be a finite number"),
+        ({3: 1.0}, "3 must be a finite number"),
+    ],
+)
+def test_what_evaluate_returned(result, says):
+    with pytest.raises(ScriptError, match=f"evaluate.* {says}"):
+        checks.check_evaluation(result)
+    checks.check_evaluation({"a/b": 1, "c": 0.5})
+
+
+def test_rows_of_a_data_set():
+    checks.check_rows([{"a": 1}, {"a": 2}], "training")
+    with pytest.raises(ScriptError, match="held-out row 2 differs from row 0 in its columns: b"):
+        checks.check_rows([{"a": 1}, {"a": 2}, {"a": 3, "b": 4}], "held-out")
+    for rows in (({"a": 1},), ["a"], None):
+        with pytest.raises(ScriptError, match="the training rows must be a list of dicts; got"):
+            checks.check_rows(rows, "training")
+
+
+def test_all_processes_train_one_player():
+    checks.check_same_player(["ann", "ann"])
+    with pytest.raises(ScriptError, match="must train one player together; got ann, bob"):
+        checks.check_same_player(["ann", "bob"])
