@@ -65,6 +65,9 @@ def plain_errors():
     a script's `main`. Several processes leave their group together.
     """
     code = None
+    # a stream that the shell has closed is None
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
