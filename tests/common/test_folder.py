@@ -220,7 +220,7 @@ def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(copied):
         shutil.rmtree(path)
     before = listing(folder)
     message = refused("tango.py", *small("tango.py", folder))
-    assert "holds a run of 6 steps, but no checkpoint to go on from" in message
+    assert "holds a run of 6 steps, but no checkpoint to resume from" in message
     assert listing(folder) == before
 
 
