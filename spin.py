@@ -158,12 +158,17 @@ class Spin(CoTrainer):
         self.held_out = self.with_human_answers(self.held_out, "held out")
         self.length = self.cfg.steps // self.cfg.iterations  # optimiser steps per iteration
         self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
+        if len(self.train_rows) < self.pairs_per_step:
+            raise UserError(
+                f"--dataset {self.cfg.dataset}: {len(self.train_rows)} training questions are too "
+                f"few for one step, see --questions {self.cfg.questions}."
+            )
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
         tokens, temperature = args.solution_tokens, args.opponent_temperature
         return {
-            "player": Player([], args.lr, tokens),
+            "player": Player([], args.lr, tokens, rows=2),
             # the frozen opponent: as it is scored, always at temperature 1, and as it writes
             "opponent": Player([], 0.0, tokens, adapter="ref"),
             "writer": Player([], 0.0, tokens, temperature=temperature, adapter="ref"),

@@ -159,7 +159,7 @@ class VStar(CoTrainer):
     def players(args: Args) -> dict[str, Player]:
         return {
             "generator": Player([], args.lr, args.solution_tokens),
-            "verifier": Player([], args.ver_lr, args.solution_tokens),
+            "verifier": Player([], args.ver_lr, args.solution_tokens, rows=2),
         }
 
     def step(self, rows):

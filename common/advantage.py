@@ -9,15 +9,6 @@ the denominator then blows the difference up. So we test for max == min.
 import torch
 
 
-def _pools(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """(B,) or (B, K) -> (B / group_size, n): all values that a group pools."""
-    if rewards.shape[0] % group_size:
-        raise ValueError(
-            f"{rewards.shape[0]} rows are not a multiple of the group size {group_size}"
-        )
-    return rewards.reshape(rewards.shape[0] // group_size, -1)
-
-
 def _is_flat(pool: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
     """(P, n) -> (P, 1): True where all values that are present are equal, or fewer than two are."""
     high = pool.masked_fill(missing, -torch.inf).amax(1, keepdim=True)
@@ -39,7 +30,9 @@ def group_advantage(
     Returns:
         A tensor shaped like `rewards`; exactly 0 where missing and throughout constant groups.
     """
-    pool = _pools(rewards, group_size)  # (P, n)
+    if len(rewards) % group_size:
+        raise ValueError(f"{len(rewards)} rows are not a multiple of the group size {group_size}")
+    pool = rewards.reshape(len(rewards) // group_size, -1)  # (P, n): all values that a group pools
     missing = pool.isnan()
     count = (~missing).sum(1, keepdim=True)  # (P, 1)
     values = pool.nan_to_num(0.0)

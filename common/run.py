@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -315,10 +316,25 @@ class Run(TrainerCallback):
             say(f"this run is finished: {self.args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
         else:
-            with in_a_sentence(self.folder):
-                trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+            try:
+                with in_a_sentence(self.folder):
+                    trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+            except RuntimeError as error:
+                # cuBLAS and NCCL have words of their own for a GPU's memory that is full
+                if not re.search("ALLOC_FAILED|out of memory", str(error)):
+                    raise
+                raise UserError(self._full_memory(trainer.state.global_step)) from None
         with in_a_sentence(self.folder):
             self._finish()
+
+    def _full_memory(self, step: int) -> str:
+        args = self.args
+        lower = f"--rows-at-once {args.rows_at_once} or --micro-batch {args.micro_batch}"
+        checkpointing = " or --checkpointing on" if args.checkpointing == "off" else ""
+        return (
+            f"the GPU's memory is full at step {step}. The run keeps its checkpoints: resume with "
+            f"the same command, --out {self.folder} and a lower {lower}{checkpointing}."
+        )
 
     def _check_questions(self, rows: int):
         """rows: of one pass over the data, as `step` gets them."""
