@@ -31,7 +31,6 @@ What we changed and it matters (the full list is in docs/self_rewarding.md)
 Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a question.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -54,6 +53,7 @@ from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_ba
 from common.run import mean, plain_errors
 from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
+from common.tasks.verdicts import read_score
 
 import torch
 import torch.nn.functional as F
@@ -105,10 +105,6 @@ with these two lines, the first with the numbers of the faulty steps or the word
 Defects: 2,3
 Score: \boxed{0.5}"""
 
-# also matches what models make of the last line, such as **Score:** $\boxed{ 1.0 }$.
-POINTS = r"\$?\\boxed\{ *(0(?:\.0)?|0?\.5|1(?:\.0)?) *\}\$?\.?\s*"
-SCORE_LINE = re.compile(rf"(?:^|\n) *(?:\*\*)?Score:? ?(?:\*\*)?:? *{POINTS}\Z")
-
 
 def score_prompt(question: str, solution: str) -> list[dict]:
     return prompt(SCORE, f"Problem: {question}\nSolution:\n{solution}\nGrade it.")
@@ -120,8 +116,7 @@ def parse_score(text: str) -> float | None:
     >>> parse_score("Defects: none\nScore: \\boxed{1}"), parse_score("Score: \\boxed{9}")
     (1.0, None)
     """
-    line = SCORE_LINE.search(text)
-    return float(line[1]) if line else None
+    return read_score(text, (0, 0.5, 1))
 
 
 # ------------------------------------------------------------------ the paper's mathematics
@@ -202,7 +197,7 @@ class SelfRewarding(CoTrainer):
         """Solver and judge are one model: one adapter plays both."""
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
-            "solver": Player([], args.lr, solution, adapter="agent"),
+            "solver": Player([], args.lr, solution, adapter="agent", rows=2),
             "judge": Player([], args.lr, judgement, reads=2 * solution, adapter="agent"),
             "previous": Player([], 0.0, solution),  # M_t, frozen during its round
         }
@@ -245,7 +240,7 @@ class SelfRewarding(CoTrainer):
         self.own_optimizer().state.clear()
 
     def pool(self, t: int) -> list[dict]:
-        """The questions of a round: new ones as long as there are any, then from the start again."""
+        """The questions of a round: new ones as long as there are any, then the first again."""
         rows, first = self.train_rows, t * self.cfg.pool
         return [rows[i % len(rows)] for i in range(first, first + self.cfg.pool)]
 

@@ -44,6 +44,7 @@ from common.pairs import completion_batch, in_passes
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, grouped, is_correct, prompt, solve_prompt
 from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
 
 import torch
 import tyro
@@ -100,8 +101,8 @@ def parse_choice(text: str) -> int | None:
     >>> parse_choice("The second one. \\boxed{2}"), parse_choice("\\boxed{2} is right")
     (2, None)
     """
-    box = re.search(r"\\boxed\{ *([12]) *\}\$?\.?\s*\Z", text)
-    return int(box[1]) if box else None
+    choice = read_verdict(text, ("1", "2"))
+    return int(choice) if choice else None
 
 
 def changed_question(rng: random.Random, question: str) -> str | None:

@@ -217,7 +217,7 @@ class VStar(CoTrainer):
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
             "generator": Player([], args.lr, solution),
-            "verifier": Player([], args.ver_lr, judgement, reads=solution),
+            "verifier": Player([], args.ver_lr, judgement, reads=solution, rows=2),
         }
 
     def step(self, rows):

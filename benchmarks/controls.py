@@ -3,7 +3,7 @@ that knows the truth and one that knows nothing, and rewards that luck earns; fo
 self_rewarding.py scores that know the truth or nothing.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
-than the one that is always right. benchmarks/evidence.py runs them beside the papers' variants.
+than the one that is always right. The patches of experiments.toml put them in place.
 """
 
 import random
@@ -83,8 +83,8 @@ def true_score(user: str) -> float:
 
 def scored_by(how: str, trainer_class):
     """Makes all trainers of this class score with the truth ("gold"), with the judge's scores dealt
-    out anew ("shuffled"), or alike ("constant": the format alone is left to be paid for). The judge
-    is asked all the same.
+    out anew ("shuffled"), or with one number ("constant": only the format is left to be rewarded).
+    The judge is asked in any case.
     """
     judged = trainer_class.values
 

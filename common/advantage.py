@@ -9,15 +9,6 @@ the denominator then blows the difference up. So we test for max == min.
 import torch
 
 
-def _pools(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """(B,) or (B, K) -> (B / group_size, n): all values that a group pools."""
-    if rewards.shape[0] % group_size:
-        raise ValueError(
-            f"{rewards.shape[0]} rows are not a multiple of the group size {group_size}"
-        )
-    return rewards.reshape(rewards.shape[0] // group_size, -1)
-
-
 def _is_flat(pool: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
     """(P, n) -> (P, 1): True where all values that are present are equal, or fewer than two are."""
     high = pool.masked_fill(missing, -torch.inf).amax(1, keepdim=True)
@@ -26,7 +17,11 @@ def _is_flat(pool: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
 
 
 def group_advantage(
-    rewards: torch.Tensor, group_size: int, scale: bool = True, eps: float = 1e-6
+    rewards: torch.Tensor,
+    group_size: int,
+    scale: bool = True,
+    eps: float = 1e-6,
+    keep_single: bool = False,
 ) -> torch.Tensor:
     """GRPO: A = (r - mean) / (std + eps) over each group (Shao et al. 2024, sec. 4.1).
 
@@ -35,11 +30,15 @@ def group_advantage(
             pools all its values. NaN = missing.
         group_size: rows per group.
         scale: divide by the unbiased standard deviation; if not, only subtract the mean (Dr. GRPO).
+        keep_single: a value that is alone in its group stays as it is, as if the mean were 0 and
+            the deviation 1 (the released code of RL Tango); by default it becomes 0.
 
     Returns:
         A tensor shaped like `rewards`; exactly 0 where missing and throughout constant groups.
     """
-    pool = _pools(rewards, group_size)  # (P, n)
+    if len(rewards) % group_size:
+        raise ValueError(f"{len(rewards)} rows are not a multiple of the group size {group_size}")
+    pool = rewards.reshape(len(rewards) // group_size, -1)  # (P, n): all values that a group pools
     missing = pool.isnan()
     count = (~missing).sum(1, keepdim=True)  # (P, 1)
     values = pool.nan_to_num(0.0)
@@ -48,7 +47,10 @@ def group_advantage(
     if scale:
         std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
         centred = centred / (std + eps)
-    return centred.masked_fill(_is_flat(pool, missing), 0.0).reshape(rewards.shape)
+    A = centred.masked_fill(_is_flat(pool, missing), 0.0)
+    if keep_single:
+        A = torch.where(count == 1, values, A)
+    return A.reshape(rewards.shape)
 
 
 def named_group_advantage(rewards: torch.Tensor, groups: list) -> torch.Tensor:

@@ -25,6 +25,7 @@ A batch is a dict
     advantages                            (B,) or (B, T)                             set_rewards
     rollout                               (B,) which of concat's batches a row is of concat
     components                            {name: (B,) or (B, T)}: a sum's terms      the script
+    trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
 `saved`, a dict, holds what a checkpoint keeps of the script's own state. How players share a
 trainer is in common/adapters.py; the rest is TRL's: data loader, reward calls, schedule, logging,
@@ -42,7 +43,6 @@ from common import checks, scoring
 from common.adapters import AdapterTrainer, Player  # noqa: F401  Player: for scripts
 from common.advantage import group_advantage, named_group_advantage
 from common.logprob import NonFiniteError
-from common.machine import full_memory_in_a_sentence
 from common.recording import record
 from common.sampling import complete, tokenize, without_checkpointing
 
@@ -117,7 +117,8 @@ class CoTrainer(AdapterTrainer):
         the sum over all processes, clipping, AdamW.
         """
         checks.check_batch(self, batch)
-        checks.mark_trained(batch)
+        for flag in batch.setdefault("trained", [[False]]):  # shared by copies, see checks.TWICE
+            flag[0] = True
         self.record(batch)
         name, player = batch["player"], self.player_named(batch["player"])
         self.trained_adapters.add(player.adapter)
@@ -126,8 +127,7 @@ class CoTrainer(AdapterTrainer):
         sharing = not self.args.gradient_checkpointing
         parts = scoring.in_parts(batch, live, self.cfg.micro_batch, sharing)
         total = 0.0
-        advice = f"a lower --micro-batch (now {self.cfg.micro_batch}) or --checkpointing on"
-        with self.playing(name), full_memory_in_a_sentence(self, "training", advice):
+        with self.playing(name):
             for part in parts:
                 loss = self.loss(part)
                 total += loss.detach()
@@ -140,6 +140,7 @@ class CoTrainer(AdapterTrainer):
         self.log_mean(f"{name}/learning_rate", self.learning_rate_of(player.adapter))
         if not math.isfinite(norm):
             raise self.diverged(name, f"grad_norm is {norm}")
+        checks.check_learning(self, batch, norm)
         optimizer = self.own_optimizer()
         if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
             optimizer.step()
@@ -202,25 +203,26 @@ class CoTrainer(AdapterTrainer):
             batch["advantages"] = group_advantage(R, player.group_size)  # (B,)
             batch["rewards_of_advantages"] = R.clone()
             self.log_rewards(name, "reward", R, [i // player.group_size for i in range(len(R))])
-        self.log_lengths(name, ids)
+        cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
+        self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
+        self.log_mean(f"{name}/completions/clipped_ratio", cut)
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
         """(token ids of each prompt, those of its completion, with its end token)."""
         player, completions = self.player_named(name), []
+        checks.check_embedded(self.cfg.model, name, prompts)
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
         temperature, n = 0.0 if greedy else player.temperature, self.cfg.rows_at_once or 256
         ends, pad_id = self.eos_token_ids, self.processing_class.pad_token_id
         # autocast, as in scoring: else LoRA would compute in float32 here, and only here
-        advice = f"a lower --rows-at-once (now {n})"
         with self.playing(name), self.accelerator.autocast():
-            with full_memory_in_a_sentence(self, "sampling", advice):
-                for part in (prompt_ids[i : i + n] for i in range(0, len(prompt_ids), n)):
-                    completions += complete(
-                        self.model, part, player.max_tokens, temperature, ends, pad_id
-                    )
+            for part in (prompt_ids[i : i + n] for i in range(0, len(prompt_ids), n)):
+                completions += complete(
+                    self.model, part, player.max_tokens, temperature, ends, pad_id
+                )
         self.sampled_tokens += sum(map(len, completions))
         return prompt_ids, completions
 
@@ -239,7 +241,8 @@ class CoTrainer(AdapterTrainer):
         each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
         for k, function in enumerate(self.reward_func_names):
             known = each[:, k][~each[:, k].isnan()]
-            checks.check_known(name, function, known)
+            if not len(known):
+                checks.warn_once(f"{function} gave none of the {name}'s completions a reward")
             self.log_mean(f"{name}/rewards/{function}/mean", known)
         return each
 
@@ -296,11 +299,6 @@ class CoTrainer(AdapterTrainer):
                 different.setdefault(group, set()).update({reward} if reward == reward else ())
             flat = [len(values) < 2 for values in different.values()]
             self.log_mean(f"{name}/frac_reward_zero_std", flat)
-
-    def log_lengths(self, name: str, ids: list[list[int]]):
-        cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
-        self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
-        self.log_mean(f"{name}/completions/clipped_ratio", cut)
 
     def concat(self, batches: list[dict]) -> dict:
         """Several rollouts of ONE adapter as one batch, for one update on all of them. Its player
@@ -380,7 +378,7 @@ class CoTrainer(AdapterTrainer):
         mine = fn(*whole)[first : first + len(columns[0])]
         if isinstance(mine, torch.Tensor):
             width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
-            mine = (mine[:, :width] if mine.dim() == 2 else mine).to(self.accelerator.device)
+            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
         return mine
 
     def my_share(self, items: list) -> list:

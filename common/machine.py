@@ -1,11 +1,9 @@
 """Where a model runs; and what this machine cannot run, in one sentence, before it is loaded."""
 
 import os
-import re
 import shutil
 import sys
 import sysconfig
-from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import UserError
@@ -65,21 +63,3 @@ def _reason() -> str:
     if torch.version.cuda is None:
         return "it is a build for CPUs"
     return f"it was built for CUDA {torch.version.cuda}, for which the driver may be too old"
-
-
-@contextmanager
-def full_memory_in_a_sentence(trainer, doing: str, advice: str):
-    """A GPU whose memory is full inside of this block ends the run in a UserError that says what to
-    lower. cuBLAS and NCCL have words of their own for it.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        words = re.search("ALLOC_FAILED|out of memory", str(error))
-        if not isinstance(error, torch.OutOfMemoryError) and not words:
-            raise
-        folder = trainer.args.output_dir
-        raise UserError(
-            f"the GPU's memory is full, at step {trainer.state.global_step} while {doing}. The run "
-            f"keeps its checkpoints: resume it with the same command, --out {folder} and {advice}."
-        ) from None

@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -315,10 +316,25 @@ class Run(TrainerCallback):
             say(f"this run is finished: {self.args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
         else:
-            with in_a_sentence(self.folder):
-                trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+            try:
+                with in_a_sentence(self.folder):
+                    trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+            except RuntimeError as error:
+                # cuBLAS and NCCL have words of their own for a GPU's memory that is full
+                if not re.search("ALLOC_FAILED|out of memory", str(error)):
+                    raise
+                raise UserError(self._full_memory(trainer.state.global_step)) from None
         with in_a_sentence(self.folder):
             self._finish()
+
+    def _full_memory(self, step: int) -> str:
+        args = self.args
+        lower = f"--rows-at-once {args.rows_at_once} or --micro-batch {args.micro_batch}"
+        checkpointing = " or --checkpointing on" if args.checkpointing == "off" else ""
+        return (
+            f"the GPU's memory is full at step {step}. The run keeps its checkpoints: resume with "
+            f"the same command, --out {self.folder} and a lower {lower}{checkpointing}."
+        )
 
     def _check_questions(self, rows: int):
         """rows: of one pass over the data, as `step` gets them."""
@@ -429,6 +445,7 @@ class Run(TrainerCallback):
         ignore_keys: Trainer's, for predictions, which there are none of.
         """
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
+        trainer.control.should_evaluate = False  # or Trainer does it again where its data end
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
             torch.manual_seed(1_000_003 * (self.args.seed + 1) + PartialState().process_index)
@@ -439,6 +456,7 @@ class Run(TrainerCallback):
         # trackers file what begins with eval_ under eval/, all else under train/
         logs = {f"eval_{key}": value for key, value in found.items()}
         trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+        trainer.control.should_evaluate = False  # Trainer asks again when it leaves its loop
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})

@@ -6,6 +6,7 @@ unclosed braces or tags are what a model that has come off the rails does write.
 """
 
 import bisect
+import itertools
 import re
 import threading
 
@@ -126,24 +127,14 @@ def step_ends(token_ids: list[int], tokenizer) -> list[int]:
         return []
     # a character that the tokenizer cuts in two decodes to other marks, but ASCII tags stay whole
     pieces = tokenizer.batch_decode([[i] for i in token_ids])
-    if _ascii("".join(pieces)) != _ascii(text):
+    together = "".join(pieces)
+    if together.encode("ascii", "ignore") != text.encode("ascii", "ignore"):
         # SentencePiece drops the leading space of a token at the start of a text: take from each
         # token what it adds to the few before it
         windows = [token_ids[max(0, i - CONTEXT) : i + 1] for i in range(len(token_ids))]
         before = tokenizer.batch_decode([window[:-1] for window in windows])
         after = tokenizer.batch_decode(windows)
         pieces = [new[len(old) :] for old, new in zip(before, after)]
-    return _ends_in(pieces)
-
-
-def _ascii(text: str) -> bytes:
-    return text.encode("ascii", "ignore")
-
-
-def _ends_in(pieces: list[str]) -> list[int]:
-    starts, position = [], 0  # character at which each piece starts
-    for piece in pieces:
-        starts.append(position)
-        position += len(piece)
+    starts = [0, *itertools.accumulate(map(len, pieces))]  # character at which each piece starts
     ends = [end + len(CLOSE) for _, end in _steps("".join(pieces))]
     return [bisect.bisect_right(starts, end - 1) - 1 for end in ends]
