@@ -145,8 +145,8 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
         )
     if checkpoint is None and not said and steps >= min(before["save_every"], before["steps"]):
         raise UserError(
-            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it is "
-            f"left as it is. Choose another folder."
+            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it "
+            f"is left as it is. Choose another folder."
         )
     return checkpoint, said
 

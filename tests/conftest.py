@@ -55,6 +55,8 @@ SMALL = {
     " --candidates 4 --solution-tokens 48",
     "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"
     " --solution-tokens 48 --judgement-tokens 80",
+    "self_taught.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 2"
+    " --solution-tokens 48",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 

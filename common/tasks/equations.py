@@ -46,7 +46,7 @@ EQUATION = re.compile(
     re.ASCII,
 )
 ALONE = re.compile(
-    r"(?:\A|[(\[{=]|(?<=[A-Za-z)]), |(?<=[\w)%])[.?!] |(?<=[A-Za-z)])[:;] ?"
+    r"(?:\A|[(\[{=] ?|(?<=[A-Za-z)]), |(?<=[\w)%])[.?!] |(?<=[A-Za-z)])[:;] ?"
     r"|(?<![\w\\])(?P<word>[A-Za-z]{2,}) )\Z",
     re.ASCII,
 )

@@ -20,7 +20,8 @@ OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
 CLOSING = r"(?:[\s*_$.}]|\\[)\]])"
 VERDICT = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?P<choice>%s){CLOSING}*+\Z"
 # a label begins a line: **Score:**, ### Final score:, \text{Score: }
-LABEL = r"^(?:[ \t*_$#]|\\[(\[]|\\text\{)*+(?:final |overall )?%s\b[ \t*_}]*+:?[ \t*_}]*+"
+LABEL = r"^(?:[ \t*_$#]|\\[(\[]|\\text\{)*+(?:final |overall )?%s(?![A-Za-z0-9])"
+LABEL += r"[ \t*_}]*+:?[ \t*_}]*+"
 FLAGS = re.IGNORECASE | re.ASCII | re.MULTILINE
 SCORE_LABEL, DEFECTS_LABEL = (re.compile(LABEL % word, FLAGS) for word in ("score", "defects"))
 SCORE = re.compile(rf"{OPENING}*+(\d{{1,3}}(?:\.\d)?|\.\d){CLOSING}*+", re.ASCII)
