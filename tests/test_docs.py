@@ -868,6 +868,4 @@ def test_every_verb_of_the_page_exists():
     spans = re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN)
     assert len(spans) > 5
     for name in spans:
-        assert hasattr(CoTrainer, name) or hasattr(Run, name) or name in ELSEWHERE, (
-            name
-        )
+        assert hasattr(CoTrainer, name) or hasattr(Run, name) or name in ELSEWHERE, name
