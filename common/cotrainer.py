@@ -378,7 +378,7 @@ class CoTrainer(AdapterTrainer):
         mine = fn(*whole)[first : first + len(columns[0])]
         if isinstance(mine, torch.Tensor):
             width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
-            mine = (mine[:, :width] if mine.dim() == 2 else mine).to(self.accelerator.device)
+            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
         return mine
 
     def my_share(self, items: list) -> list:
