@@ -63,7 +63,8 @@ def test_right_and_wrong_solutions_are_taught_equally_often():
         (THOUGHTS + r"\boxed{INCORRECT}</final_verification>", (THOUGHTS, False)),
         (THOUGHTS + " \n\\boxed{CORRECT}", (THOUGHTS, True)),
         (genrm.OPENING * 3 + r"\boxed{CORRECT}", (genrm.OPENING * 3, True)),
-        (THOUGHTS + r"yes \boxed{CORRECT}", None),  # the verdict is not the first that is said
+        (THOUGHTS + r"**Verdict:** $\boxed{CORRECT}$.</final_verification> So", (THOUGHTS, True)),
+        (THOUGHTS + r"\boxed{CORRECT}, I think</final_verification>", None),
         (THOUGHTS, None),
         (r"\boxed{CORRECT}", None),
         ("", None),
@@ -73,15 +74,16 @@ def test_a_rationale_ends_where_its_verdict_begins(text, wanted):
     assert genrm.rationale(text) == wanted
 
 
-@given(st.lists(st.sampled_from([genrm.OPENING, *genrm.VERDICTS, " ", "\n", "x", "\\boxed{"])))
-def test_whatever_is_written_the_verdict_is_not_in_the_rationale(parts):
+@given(st.lists(st.sampled_from([genrm.OPENING, genrm.CLOSING, *genrm.VERDICTS, " ", "x", "{"])))
+def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
     text = "".join(parts)
     judged = genrm.rationale(text)
     if judged:
         thoughts, verdict = judged
         rest = text.removeprefix(thoughts)
         assert thoughts.endswith(genrm.OPENING) and genrm.OPENING not in rest
-        assert rest.strip().startswith(genrm.VERDICTS[0] if verdict else genrm.VERDICTS[1])
+        said = rest.partition(genrm.CLOSING)[0].strip()
+        assert said.endswith(genrm.VERDICTS[0] if verdict else genrm.VERDICTS[1])
 
 
 # ------------------------------------------------------------------ on the embedded model

@@ -243,12 +243,13 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
     trainer.step([])
     assert [r["solution"] for r in trainer.saved["D_gen"]] == [RIGHT]
     assert [r["right"] for r in trainer.saved["D_ver"]] == [True, True, False]
-    trainer.state.global_step, trainer.texts = 1, [RIGHT, another, WRONG, WRONG]
-    trainer.step([])
-    assert [r["solution"] for r in trainer.saved["D_gen"]] == [RIGHT, another]  # one is known
-    assert [r["iteration"] for r in trainer.saved["D_ver"]] == [0] * 3 + [1] * 4
+    for t, texts in ((1, [another, another, WRONG, WRONG]), (2, [RIGHT, WRONG, WRONG, WRONG])):
+        trainer.state.global_step, trainer.texts = t, texts
+        trainer.step([])
+    assert [r["solution"] for r in trainer.saved["D_gen"]] == [RIGHT, another]
+    assert [r["iteration"] for r in trainer.saved["D_ver"]] == [0] * 3 + [1] * 4 + [2] * 4
     # the solutions are those of the generator that was trained, which starts anew after them
-    assert trainer.events == ["generator writes", "generator restarts", "generator learns"] * 2
+    assert trainer.events == ["generator writes", "generator restarts", "generator learns"] * 3
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would be cut in two when it is encoded
     trainer = Given([RIGHT, WRONG, spelled, "42"], restart=False)
     trainer.step([])
