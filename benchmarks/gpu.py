@@ -15,12 +15,14 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
 its error. A cell that is there with figures is not measured again. `--plan tiny` runs every kind
-on a CPU in minutes. benchmarks/gpu_docs.py makes the tables of docs/one-gpu.md from the lines.
+on a CPU in minutes. The tables of docs/one-gpu.md, by `python benchmarks/pages.py`, are made of the
+lines, and of what fits by common/memory.py.
 """
 
 import argparse
 import contextlib
 import copy
+import gc
 import importlib
 import json
 import os
@@ -34,29 +36,178 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-import common  # noqa: E402, F401
-from common.adapters import AdapterTrainer, copy_adapter  # noqa: E402
-from common.args import fill_in, grpo_config  # noqa: E402
-from common.cotrainer import CoTrainer, Player  # noqa: E402
-from common.model import load_model  # noqa: E402
-from common.pairs import completion_batch  # noqa: E402
-from common.sampling import float32_logits, sample  # noqa: E402
-from common.tasks.math import load_questions  # noqa: E402
-from tango import Args, solve_prompt, verify_prompt  # noqa: E402
+from side_by_side import GPU, ROOT, machine, now  # isort: skip
+from common.adapters import copy_adapter, with_adapters
+from common.args import grpo_config
+from common.cotrainer import CoTrainer, Player
+from common.memory import CUDA_CONTEXT, GIB, estimate, halves
+from common.model import load_model
+from common.pairs import completion_batch
+from common.sampling import float32_logits, sample
+from common.tasks.math import load_questions
+from tango import Args, solve_prompt, verify_prompt
 
-import logprob  # noqa: E402
-import torch  # noqa: E402
-import tyro  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from device import GPU, by_generate, kernels, machine, memory, now, tidy  # noqa: E402
-from fits import SHAPES, shape  # noqa: E402, F401
-from gpu_docs import OUT, read  # noqa: E402
-from peft import LoraConfig  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+import logprob
+import torch
+import tyro
+from datasets import Dataset
+from pages import markdown
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, TrainerCallback
+from trl import GRPOTrainer
+
+OUT = ROOT / "docs" / "evidence" / "gpu.jsonl"
+
+
+# ------------------------------------------------------------------ what fits
+def shape(hidden, width, layers, heads, kv_heads, vocab=151936, tied=True) -> Qwen2Config:
+    size = {"hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers}
+    size |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab}
+    return Qwen2Config(**size, tie_word_embeddings=tied, rms_norm_eps=1e-6, rope_theta=1e6)
+
+
+SHAPES = {  # of Qwen2.5, as published in config.json
+    "tiny": shape(64, 128, 2, 4, 2),
+    "0.5b": shape(896, 4864, 24, 14, 2),
+    "1.5b": shape(1536, 8960, 28, 12, 2),
+    "7b": shape(3584, 18944, 28, 28, 4, vocab=152064, tied=False),
+    "14b": shape(5120, 13824, 48, 40, 8, vocab=152064, tied=False),
+    "32b": shape(5120, 27648, 64, 40, 8, vocab=152064, tied=False),
+}
+SIZES = [size for size in SHAPES if size != "tiny"]
+CARDS = {"16 GB": 16, "24 GB": 24, "80 GB": 80}
+# (prompt, completion) of tango.py with a real model: a solution, and a judgement that has read it
+TURNS = [(512, 1024), (512 + 1024, 1024)]
+
+
+def need(size: str, turns=TURNS, **change) -> dict[str, int]:
+    """The estimate for two players of tango.py on a 4-bit base."""
+    given = dict(adapters=2, lora_rank=16, four_bit=True, rows=1, micro_batch=1) | change
+    return estimate(SHAPES[size], turns, **given)
+
+
+def fitting(size: str, gib: int) -> tuple[int, int, dict] | None:
+    """(rows at once, micro-batch, estimate): the most that fits on a card of `gib` GiB."""
+    free = gib * GIB - CUDA_CONTEXT
+
+    def fits(phase: str, **change) -> bool:
+        return need(size, gpu_bytes=gib * GIB, **change)[phase] <= free
+
+    rows = next((n for n in halves(256) if fits("sampling", rows=n)), None)
+    # at this length, a micro-batch of more than 8 rows gains nothing
+    micro = next((n for n in halves(8) if fits("training", micro_batch=n)), None)
+    if not rows or not micro:
+        return None
+    return rows, micro, need(size, gpu_bytes=gib * GIB, rows=rows, micro_batch=micro)
+
+
+# ------------------------------------------------------------------ tables
+def largest() -> list[list[str]]:
+    """For each card, a line about the largest model that fits."""
+    rows = []
+    for card, gib in CARDS.items():
+        size = [size for size in SIZES if fitting(size, gib)][-1]
+        at_once, micro, needed = fitting(size, gib)
+        options = f"`--rows-at-once {at_once} --micro-batch {micro}`"
+        takes = f"{needed['peak'] / GIB:.1f} GiB, estimated; not measured yet"
+        model = f"two players of Qwen2.5 {size.upper()}, 4-bit"
+        rows.append([f"one GPU of {card}", model, options, takes])
+    return rows
+
+
+def cards_table() -> str:
+    titles, rows = ["model", "card", "`--rows-at-once`", "`--micro-batch`"], []
+    parts = ["certain", "sampling", "training"]
+    for size in SIZES:
+        for card, gib in CARDS.items():
+            at_once, micro, needed = fitting(size, gib) or ("does not fit", "", {})
+            gigabytes = [f"{needed[key] / GIB:.1f}" if needed else "" for key in parts]
+            rows.append([f"Qwen2.5 {size.upper()}", card, at_once, micro, *gigabytes])
+    return markdown([*titles, *parts], rows)
+
+
+def parts_table() -> str:
+    one, two, eight_bit = need("7b"), need("7b", micro_batch=2), need("7b", eight_bit_adam=True)
+    length = f"{max(map(sum, TURNS)):,} tokens"
+    base = "base: NF4 with double quantisation; embeddings and head in bfloat16"
+    passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
+    adam = f"`--eight-bit-adam`: {eight_bit['adam'] / GIB:.2f}"
+    adapters = "two adapters of rank 16 in float32, and the gradient of one"
+    logits = "log-probs: a block of logits, on 24 GB"
+    rows = [
+        (base, one["weights"], "a smaller model"),
+        (adapters, one["adapters"] + one["gradients"], "`--lora-rank`"),
+        ("Adam's moments", one["adam"], adam),
+        (f"KV cache, per row of {length}", one["kv_cache"], "`--rows-at-once`"),
+        (f"activations, per row of {length}", passing, "`--micro-batch`"),
+        (logits, one["logprob"], "nothing; it is a 32nd of the card"),
+    ]
+    rows = [(what, f"{size / GIB:.2f}", lower) for what, size, lower in rows]
+    return markdown(["what", "7B, GiB", "lower it with"], rows)
+
+
+def read(out: Path) -> dict[str, dict]:
+    """Cell -> its last line."""
+    lines = out.read_text().splitlines() if out.exists() else []
+    return {row["cell"]: row for row in map(json.loads, lines)}
+
+
+def figures(value, name: str = "") -> list[str]:
+    """`ratio 0.58`, `ours seconds 1.23`, ... of whatever a cell holds; of a list its last entry."""
+    if name == " peers":  # of logprob/H: milliseconds, and what ours takes of them
+        parts = [(m["against"], m["its_ms"], m["ratio"]) for m in value]
+        return [f"{peer} {ms:.1f} ms, ours {share:.2f} of it" for peer, ms, share in parts]
+    if isinstance(value, dict):
+        return [text for key, part in value.items() for text in figures(part, f"{name} {key}")]
+    value = value[-1] if isinstance(value, list) and value else value
+    return [f"{name.strip()} {value:.4g}"] if isinstance(value, int | float) else []
+
+
+def measured_table(cells: dict[str, dict]) -> str:
+    """A line per cell; a sentence where there is none."""
+    if not cells:
+        return "Nothing has been measured on a GPU yet.\n"
+    rows = []
+    for cell in cells.values():
+        about = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
+        found = [cell["error"]] if "error" in cell else figures(about)
+        rows.append([f"`{cell['cell']}`", cell["machine"], "; ".join(found)])
+    return markdown(["cell", "machine", "figures"], rows)
+
+
+def tables() -> dict[str, str]:
+    """The blocks of docs/one-gpu.md."""
+    return {"cards": cards_table(), "parts": parts_table(), "measured": measured_table(read(OUT))}
+
+
+# ------------------------------------------------------------------ the machine
+def tidy():
+    gc.collect()
+    if GPU:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory() -> dict[str, float]:
+    """GiB at the highest point since `tidy`; nothing without a GPU."""
+    if not GPU:
+        return {}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"allocated": allocated / GIB, "reserved": reserved / GIB}
+
+
+def kernels(work) -> int:
+    """GPU kernels that `work()` starts; operators, where there is no GPU."""
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CUDA if GPU else kinds.CPU]) as profile:
+        work()
+        now()
+    found = profile.events()
+    if GPU:  # the profiler counts launches and copies, too
+        cuda = torch.autograd.DeviceType.CUDA
+        found = [e for e in found if e.device_type == cuda and not e.name.startswith("Mem")]
+    return len(found)
 
 
 class Bench:
@@ -90,9 +241,7 @@ class Bench:
 
 def log_prob(bench: Bench, hidden: str) -> dict:
     size = (64, int(hidden), 4096) if bench.tiny else (16384, int(hidden), 151936)
-    device, dtype = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-    inputs = logprob.make_inputs(*size, device, dtype)
-    return {"methods": logprob.measure(size, inputs, True, 2 if bench.tiny else 10)}
+    return {"peers": logprob.measure(size, True, 2 if bench.tiny else 10)}
 
 
 # ------------------------------------------------------------------ rollouts, and their log-probs
@@ -112,6 +261,16 @@ def as_scripts_do(model):
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=GPU)
     with autocast, float32_logits(model.get_base_model()):
         yield
+
+
+def by_generate(model, tokenizer, prompts: list, tokens: int, **more):
+    """What `generate` returns: sequences (B, P + T), and what `more` asks for."""
+    ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
+    inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device)
+    settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "top_k": 0}
+    settings |= {"pad_token_id": tokenizer.pad_token_id, "return_dict_in_generate": True}
+    with torch.no_grad():
+        return model.generate(**inputs, **settings, **more)
 
 
 def by_sample(model, tokenizer, prompts: list, tokens: int):
@@ -144,7 +303,7 @@ def gap(bench: Bench, size: str) -> dict:
     the same weights: what prime.py's log-ratio can mean at least.
     """
     model, tokenizer = player(bench, size)
-    trainer = our_trainer(model, tokenizer, ["player", "equal"], config(1, bench.rows, 2))
+    trainer = our_trainer(model, tokenizer, ["player", "equal"], arguments(2), bench.rows)
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     model.set_adapter("player")
     with as_scripts_do(model):
@@ -168,30 +327,35 @@ class Ready(CoTrainer):
         return [dict(self.ready)]
 
 
-def config(steps: int, rows: int, micro: int, group=2, checkpointing="on", **more) -> GRPOConfig:
-    """Of either side, but for `more`."""
-    args = Args(
-        model="random weights",  # an embedded one would not run on the GPU
+def arguments(micro: int, steps: int = 4, checkpointing="on") -> Args:
+    """model: an embedded one would not run on the GPU."""
+    return Args(
+        model="random weights",
         micro_batch=micro,
         steps=steps,
         checkpointing=checkpointing,
         save_every=10**6,
     )
-    return grpo_config(fill_in(args, rows), Path(tempfile.mkdtemp()), rows, group, **more)
 
 
-def our_trainer(model, tokenizer, names: list[str], config: GRPOConfig) -> Ready:
+def our_trainer(model, tokenizer, names: list[str], args: Args, rows: int) -> Ready:
     return Ready(
         model,
-        {name: Player([], 2e-5, 8) for name in names},
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": solve_prompt("")}] * 8),
-        processing_class=tokenizer,
+        with_adapters({name: Player([], 2e-5, 8) for name in names}),
+        args,
+        grpo_config(args, Path(tempfile.mkdtemp()), rows, save_strategy="no"),
+        Dataset.from_list([{"prompt": solve_prompt("")}] * rows),
+        tokenizer,
     )
 
 
-def their_trainer(bench: Bench, size: str, data: list, reward, config: GRPOConfig) -> GRPOTrainer:
+def their_trainer(
+    bench: Bench, size: str, data: list, reward, micro: int, rows: int, **more
+) -> GRPOTrainer:
     """TRL's, on a 4-bit base of its own; its adapter is bfloat16, as TRL makes it."""
+    cut = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": rows // micro}
+    cut |= {"steps_per_generation": rows // micro, "max_grad_norm": 1.0}
+    config = grpo_config(arguments(micro), Path(tempfile.mkdtemp()), rows, **cut | more)
     base = load_model(bench.model(size), ["none"], 16, True, 0)[0].unload()
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     tokenizer, data = copy.deepcopy(bench.tokenizer), Dataset.from_list(data)
@@ -247,15 +411,15 @@ def full_batch(bench: Bench, device) -> dict:
 def our_update(bench: Bench, size: str, micro: int, checkpointing: str) -> dict:
     names = ["player", "other"]
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
-    settings = config(4, bench.rows, micro, checkpointing=checkpointing)
-    trainer = our_trainer(model, tokenizer, names, settings)
+    args = arguments(micro, checkpointing=checkpointing)
+    trainer = our_trainer(model, tokenizer, names, args, bench.rows)
     trainer.ready = full_batch(bench, model.device) | {"player": "player"}
     return timed(trainer, warm=2)
 
 
 def their_update(bench: Bench, size: str, micro: int) -> dict:
     rows = [{"prompt": "What is 2+2?"}] * bench.rows
-    trainer = their_trainer(bench, size, rows, noise, config(4, bench.rows, micro))
+    trainer = their_trainer(bench, size, rows, noise, micro, bench.rows)
     batch = full_batch(bench, trainer.accelerator.device)
     trainer._generate_and_score_completions = lambda _: dict(batch)
     return timed(trainer, warm=2)
@@ -294,11 +458,11 @@ def child(script: str, options: list[str]):
     Seconds of sampling in every step, and the peak, go to measured.json in its folder.
     """
     module, sampling = importlib.import_module(script), Counter()
-    generate, cut = AdapterTrainer._generate_single_turn, CoTrainer.micro_batches
+    sample, update = CoTrainer.sample, CoTrainer.update
 
     def measured(self, *args):
         start = now()
-        found = generate(self, *args)
+        found = sample(self, *args)
         sampling[self.state.global_step] += now() - start
         return found
 
@@ -306,9 +470,9 @@ def child(script: str, options: list[str]):
         if "advantages" in batch:
             mask = batch["completion_mask"]
             batch["advantages"] = random_signs(len(mask), mask.device)
-        return cut(self, batch)
+        update(self, batch)
 
-    AdapterTrainer._generate_single_turn, CoTrainer.micro_batches = measured, with_signs
+    CoTrainer.sample, CoTrainer.update = measured, with_signs
     module.evaluate = lambda *_: {}  # not what this is about
     args = tyro.cli(module.Args, args=options)
     module.main(args)
@@ -370,9 +534,9 @@ def two(bench: Bench, size: str) -> dict:
 
     group, questions = Args().group_size, bench.questions(16)
     rows = [{"prompt": solve_prompt(q), "question": q} for q in questions]
-    steps = partial(config, 2, bench.asked * group, bench.micro, group)
+    more = {"num_generations": group, "max_steps": 2, "max_completion_length": bench.tokens}
     generator, verifier = (
-        their_trainer(bench, size, rows, reward, steps(max_completion_length=bench.tokens))
+        their_trainer(bench, size, rows, reward, bench.micro, bench.asked * group, **more)
         for reward in (judged, noise)
     )
     first = timed(generator, warm=1)

@@ -52,6 +52,9 @@ class _PerModel:
     def __str__(self):  # what --help shows
         return f"{self.for_tiny} embedded, {self.for_real} real"
 
+    def __hash__(self):  # tyro keeps types by their defaults, and would take this one for its int
+        return hash(str(self))
+
 
 class _PerModelInt(_PerModel, int):
     pass

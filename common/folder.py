@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, who writes in it, and from which checkpoint a run goes on.
+"""A run's folder: whose it is, who writes in it, and from which checkpoint a run resumes.
 
     folder, checkpoint, said = claim(args.out, "tango", arguments)
 
@@ -38,11 +38,11 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         given: its arguments.
 
     Returns:
-        (the folder, the checkpoint to go on from if there is one, what the user should know).
+        (the folder, the checkpoint to resume from if there is one, what the user should know).
 
     Raises:
         UserError: the folder cannot be written, is somebody else's or in use, holds a run with
-            other arguments, or one that cannot go on.
+            other arguments, or one that cannot resume.
     """
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
@@ -144,7 +144,7 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
         )
     if checkpoint is None and not said and steps >= min(before["save_every"], before["steps"]):
         raise UserError(
-            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to go on from; it is "
+            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it is "
             f"left as it is. Choose another folder."
         )
     return checkpoint, said

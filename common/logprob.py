@@ -17,7 +17,7 @@ of size (N, V) outlives one block of rows.
 
 Logits are float32 whatever the inputs are: a bfloat16 tile of logits costs up to 5e-2 in log-prob.
 A head that is trained falls back to plain autograd; one that is split over GPUs is not supported.
-Measured in docs/evidence/logprob_cpu.json, by benchmarks/logprob.py.
+Measured in docs/evidence/speed_cpu.json, by benchmarks/logprob.py.
 """
 
 import math

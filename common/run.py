@@ -445,6 +445,7 @@ class Run(TrainerCallback):
         ignore_keys: Trainer's, for predictions, which there are none of.
         """
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
+        trainer.control.should_evaluate = False  # or Trainer does it again where its data end
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
             torch.manual_seed(1_000_003 * (self.args.seed + 1) + PartialState().process_index)
@@ -455,6 +456,7 @@ class Run(TrainerCallback):
         # trackers file what begins with eval_ under eval/, all else under train/
         logs = {f"eval_{key}": value for key, value in found.items()}
         trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+        trainer.control.should_evaluate = False  # Trainer asks again when it leaves its loop
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})

@@ -35,7 +35,8 @@ def on_files(files, config):
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     sources = [*ROOT.glob("*.py"), *(ROOT / "LICENSE",), *ROOT.glob("requirements.txt")]
     for folder in ("common", "benchmarks", "tests"):
-        sources += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".txt")]
+        shown = (".py", ".txt", ".toml")
+        sources += [path for path in (ROOT / folder).rglob("*") if path.suffix in shown]
     for path in sources:
         name = f"source/{path.relative_to(ROOT).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(path)))

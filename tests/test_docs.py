@@ -36,10 +36,9 @@ from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import cure_inputs  # noqa: E402
+import claims  # noqa: E402
 import evidence  # noqa: E402
-import evidence_claims  # noqa: E402
-import evidence_pages  # noqa: E402
+import pages  # noqa: E402
 
 DOCS = ROOT / "docs"
 HEADINGS = """The idea
@@ -226,16 +225,10 @@ def test_files_named_in_code_spans_exist(page):
         assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-def test_the_table_of_the_test_bed_is_what_was_measured():
-    import bed
-
-    assert bed.table(json.loads(bed.RESULT.read_text())) in ALL_PAGES["docs/test-bed.md"]
-
-
 @pytest.mark.parametrize("page", ALL_PAGES)
 def test_no_measured_number_is_typed_by_hand(page):
     """Percentages stand in generated blocks, or on a line that names the paper they are from."""
-    block = r"<!-- (results: \w+|inputs|claims|hardware|speed|table: \w+) -->.*?<!-- end"
+    block = r"<!-- (results: \w+|claims|hardware|speed|table: \w+) -->.*?<!-- end"
     for line in re.sub(block, "", ALL_PAGES[page], flags=re.DOTALL).splitlines():
         typed = re.search(r"\d\s*(%|per ?cent)", line)
         assert "paper" in line.lower() or not typed, f"{page}: {line}"
@@ -269,33 +262,15 @@ def test_flags_in_the_text_are_arguments(name):
 
 
 # ------------------------------------------------------------------ results
-def block_of(page: str, mark: str) -> str:
-    found = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- end -->", WITH_README[page], re.DOTALL)
-    assert len(found) == 1, f"{page}: {mark}"
-    return found[0]
-
-
-@pytest.fixture(scope="module")
-def measured() -> dict[tuple[str, str], str]:
-    """(page, mark) -> what benchmarks/evidence.py and cure_inputs.py make of docs/evidence/."""
-    return evidence_pages.blocks() | {("docs/cure.md", "inputs"): cure_inputs.block()}
-
-
-def test_tables_are_those_of_the_measured_runs(measured):
-    """Generated, never typed: `python benchmarks/evidence.py all --tables-only` writes them."""
-    pages = [(f"docs/{name}.md", f"results: {name}") for name in NAMES]
-    pages += [("docs/tango.md", "results: gamed"), ("docs/cure.md", "inputs")]
-    pages += [("docs/right-for-the-wrong-reason.md", "results: lucky")]
-    assert measured.keys() == {
-        *pages,
-        ("README.md", "evidence"),
-        *[("docs/measured.md", mark) for mark in ("claims", "hardware", "speed")],
-    }
-    for (page, mark), text in measured.items():
-        assert block_of(page, mark) == text, f"{page}: {mark} is not what was measured"
-    for name in filter(evidence.with_runs, evidence.EXPERIMENTS):
-        text = f"# {name}\n\n{evidence_pages.page(name, f'{name}.png')}"
-        assert (evidence.FOLDER / f"{name}.md").read_text() == text
+def test_tables_are_those_of_the_measured_runs():
+    """Generated, never typed: `python benchmarks/pages.py` writes them."""
+    made = pages.blocks()
+    for (page, mark), text in made.items():
+        found = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- end -->", WITH_README[page], re.DOTALL)
+        assert found == [text], f"{page}: {mark} is not what was measured"
+    for page in {page for page, _ in made}:  # and there is no other mark, which nothing fills
+        marks = re.findall(r"<!-- (?!end)([^>]*) -->", WITH_README[page])
+        assert sorted(marks) == sorted(mark for other, mark in made if other == page)
 
 
 def test_what_the_page_on_luck_says_is_what_was_measured():
@@ -305,37 +280,42 @@ def test_what_the_page_on_luck_says_is_what_was_measured():
     assert all(rows[name]["low"] > 0 and rows[name]["seeds"] >= 5 for name in back)
     some, lost = rows["lucky-co-trained"]["ours"], rows["lucky-steps"]["ours"]
     assert 0.4 * lost < some < 0.9 * lost and rows["lucky-true-verdicts"]["ours"] > 0.9 * lost
-    accuracy = (
-        evidence_claims.last("generator/accuracy"),
-        evidence_claims.first("generator/accuracy"),
+    mean = lambda text, runs: statistics.mean(claims.measure(text, run) for run in runs)  # noqa: E731
+    runs = evidence.runs_of("lucky", "odd or even counts").values()
+    assert abs(mean("gain:generator/accuracy", runs)) < 0.03
+    exact, paid = (
+        evidence.runs_of("lucky", "the number counts").values(),
+        "end:5:generator/accuracy",
     )
-    runs = evidence_claims.runs_of("lucky", "odd or even counts").values()
-    after, before = (statistics.mean(map(measure, runs)) for measure in accuracy)
-    assert abs(after - before) < 0.03
-    paid = evidence_claims.at_the_end("generator/accuracy")
-    exact = evidence_claims.runs_of("lucky", "the number counts").values()
-    assert statistics.mean(map(paid, runs)) > 2 * statistics.mean(map(paid, exact))
+    assert mean(paid, runs) > 2 * mean(paid, exact)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_results_are_nothing_but_generated_blocks(name):
-    text = sections(PAGES[name])["Results"].strip()
-    made = r"<!-- (?:results: \w+|table: tango_default) -->\n.*?<!-- end -->"
-    blocks = re.sub(made, "", text, flags=re.DOTALL)
-    assert "<!-- results" in text and not blocks.strip()
+def test_no_result_is_typed_by_hand(name):
+    """Before each block stands what is measured in it, and no table or figure."""
+    text = sections(PAGES[name])["Results"]
+    rest = re.sub(r"<!-- (results|table): \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
+    assert "<!-- results" in text and "|" not in rest and "![" not in rest
 
 
-@pytest.mark.parametrize("name", evidence.EXPERIMENTS)
+@pytest.mark.parametrize("name", pages.TRAINED)
 def test_measured_metrics_are_still_called_that(name):
-    """What is kept of a run from now on, and what was kept, goes by the names of the page."""
+    """What is kept of a run from now on, and what was kept, goes by the names of the page; columns
+    and claims are made of such metrics.
+    """
     experiment, runs = evidence.EXPERIMENTS[name], evidence.read(name)["runs"]
     known = explained(PAGES[experiment.script.removesuffix(".py")]).keys()
-    assert set(experiment.kept) <= known
+    assert evidence.kept_metrics(name) - {"step", "co/alpha"} <= known
+    texts = [text for _, text, *_ in experiment.columns]
+    texts += [claim.measure for claim in claims.CLAIMS if claim.experiment == name]
+    for text in texts:
+        for key in re.findall(r"\b(?:last|after|gain|first):([\w/]+)", text):
+            assert f"eval/{key}" in known, text
     kept = {key for r in runs for row in r["evaluations"] + r["steps"] for key in row if "/" in key}
     assert kept <= known and (len(kept) > 5 or not runs)
 
 
-@pytest.mark.parametrize("patch", [evidence.HALF, evidence.ONLY_STEPS, evidence.NO_CLASS_WEIGHTS])
+@pytest.mark.parametrize("patch", ["half", "only_steps", "no_class_weights"])
 def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monkeypatch):
     import tango
 
@@ -345,20 +325,20 @@ def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monk
     trainer.memory.clear()
     for name in ("alpha_at", "class_weights"):
         monkeypatch.setattr(tango, name, getattr(tango, name))  # put back in the end
-    exec(patch, {"tango": tango})
+    exec(evidence.PATCHES[patch], {"tango": tango})
     figures.append((trainer.alpha(), trainer.weights_by_class(labels).tolist()))
     (alpha, weights), (patched_alpha, patched_weights) = figures
     assert alpha < 0.2 and len(set(weights)) == 2
-    assert patched_alpha == (1 if patch == evidence.ONLY_STEPS else 0.5)
-    assert patched_weights == ([1] * 8 if patch == evidence.NO_CLASS_WEIGHTS else weights)
+    assert patched_alpha == {"half": 0.5, "only_steps": 1}.get(patch, alpha)
+    assert patched_weights == ([1] * 8 if patch == "no_class_weights" else weights)
 
 
-@pytest.mark.parametrize("patch", [evidence.ONLY_CODER, evidence.ONLY_TESTER])
+@pytest.mark.parametrize("patch", ["only_coder", "only_tester"])
 def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
     cure = load(ROOT / "cure.py")
     evaluated_once(cure, 4)
-    trained, idle = ("coder", "tester") if patch == evidence.ONLY_CODER else ("tester", "coder")
-    exec(patch, {"cure": cure})
+    trained, idle = ("coder", "tester") if patch == "only_coder" else ("tester", "coder")
+    exec(evidence.PATCHES[patch], {"cure": cure})
     step = run(cure, SHORT["cure"], tmp_path / "run").steps[0]
     assert f"{trained}/loss" in step and f"{idle}/loss" not in step
     assert f"{idle}/grad_norm" not in step and f"{idle}/total_reward" in step
@@ -865,24 +845,27 @@ def test_the_examples_commands_are_understood(example):
         tyro.cli(example.module.Args, args=shlex.split(command))
 
 
-def test_a_batch_contains_what_the_page_says(example):
-    lines = sections(YOUR_OWN)["What a batch contains"].splitlines()
-    cells = [line.split("|") for line in lines if line.startswith("| `")]
-    written = {key: row[2] for row in cells for key in re.findall(r"`(\w+)`", row[1])}
+def test_a_batch_contains_what_cotrainer_says(example):
+    doc = sys.modules[CoTrainer.__module__].__doc__
+    table = doc[doc.index("A batch is a dict") : doc.index("`saved`")].splitlines()[1:]
+    rows = re.findall(r"^    ([\w, ]+?)  +(.*)$", "\n".join(table), re.MULTILINE)
+    written = {key: text for keys, text in rows for key in keys.split(", ")}
     for batch in (batch for batches in example.returned for batch in batches):
-        assert written.keys() - {"base_logps"} == batch.keys()  # it has no KL term
-        B, P = batch["prompt_ids"].shape
-        shapes = {"(B,)": (B,), "(B, P)": (B, P), "(B, T)": batch["completion_ids"].shape, "": ()}
+        known = written.keys() - {"base_logps", "rollout", "components"}  # no KL term, no concat
+        assert batch.keys() | {"rewarded"} == known
+        shapes = {"(B,)": batch["rewards"].shape, "(B, P)": batch["prompt_ids"].shape}
+        shapes["(B, T)"] = batch["completion_ids"].shape
         for key, value in batch.items():
-            if isinstance(value, torch.Tensor):
-                expected = [shapes[shape.strip()] for shape in written[key].split(" or ")]
-                assert value.shape in expected, key
+            if isinstance(value, torch.Tensor) and value.dim() and "(" in written[key]:
+                said = re.findall(r"\(B,(?: [PT])?\)", written[key])
+                assert value.shape in [shapes[shape] for shape in said], key
+
+
+ELSEWHERE = ("evaluate", "Player", "copy_adapter", "check")  # in the script or beside CoTrainer
 
 
 def test_every_verb_of_the_page_exists():
     spans = re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN)
     assert len(spans) > 5
     for name in spans:
-        assert hasattr(CoTrainer, name) or hasattr(Run, name) or name in ("evaluate", "Player"), (
-            name
-        )
+        assert hasattr(CoTrainer, name) or hasattr(Run, name) or name in ELSEWHERE, name

@@ -1,12 +1,10 @@
-"""What benchmarks/evidence*.py make of runs, on runs made up so that the answer is known; and the
-verifiers that its controls put in place of the trained one."""
+"""What benchmarks/{claims,evidence,pages}.py make of runs, on runs made up so that the answer is
+known; and the verifiers that controls.py puts in place of the trained one."""
 
 import json
 import math
-import re
 import statistics
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,203 +16,220 @@ from common.tiny import tasks  # noqa: E402
 
 import controls  # noqa: E402
 import evidence  # noqa: E402
-import evidence_claims as claims  # noqa: E402
-import evidence_pages as pages  # noqa: E402
+import pages  # noqa: E402
+from claims import CLAIMS, Claim, interval, measure, ratios, read_claims, result  # noqa: E402
+
+ACCURACY = "generator/accuracy"
+TO_HALF = f"needed:0.5:steps:{ACCURACY}"
 
 
 def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
-    """Verifier's steps in between, whose accuracy is that of the few solutions that it judges: it
-    does not count, their tokens do.
+    """With verifier's steps in between, whose accuracy is that of the few solutions that it judges:
+    their accuracy does not count, their tokens do.
     """
     steps = []
     for i, accuracy in enumerate(accuracies):
-        steps += [{"step": 2 * i, "co/sampled_tokens": 10, "generator/accuracy": 0.75}]
-        own = {"generator/accuracy": accuracy, "co/alpha": 0.1}
+        steps += [{"step": 2 * i, "co/sampled_tokens": 10, ACCURACY: 0.75}]
+        own = {ACCURACY: accuracy, "co/alpha": 0.1}
         steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, **own}]
     return {
         "variant": variant,
         "seed": seed,
         "rate": None,
         "steps": steps,
-        "evaluations": [{"eval/x": 0.1}, {"eval/x": end}],
+        "evaluations": [{"eval/x": 0.1, "eval/y": 0.1}, {"eval/x": end}],
     }
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_every_table_can_be_made_of_runs(name, monkeypatch):
-    """One row of what was there before training, one of each variant."""
-    variants = list(evidence.EXPERIMENTS[name].variants)
-    keys = {f"eval/{name}": 0.25 for name in evidence_keys(name)}
-
-    def runs_of(_, variant):
-        kept = dict.fromkeys(evidence.EXPERIMENTS[name].kept, 0.5)
-        steps = [{"step": i, "co/sampled_tokens": 5} | kept for i in range(9)]
-        evaluations = [keys, dict.fromkeys(keys, 0.5)]
-        return {0: a_run([], variant) | {"steps": steps, "evaluations": evaluations}}
-
-    monkeypatch.setattr(pages, "runs_of", runs_of)
-    monkeypatch.setattr(pages, "with_runs", lambda _: variants)
-    lines = pages.table(name).splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == ["before training", *variants]
-    assert "25.0" in lines[2] and "50.0" in lines[3]
-
-
-def test_a_page_of_some_variants_says_which_have_not_run(monkeypatch, tmp_path):
-    """As far as the measuring has come; a variant without a run has no row, nor a rate."""
-    steps = [{"step": i, "co/sampled_tokens": 5, "generator/accuracy": 0.5} for i in range(9)]
-    evaluations = [{key: 0.5 for key in claims.HELD_OUT.values()}] * 2
-    evaluations = [{f"eval/{key}": x for key, x in row.items()} for row in evaluations]
-    ran = a_run([], "answer only") | {"steps": steps, "evaluations": evaluations}
-    swept = [ran | {"rate": rate, "seed": s} for rate in evidence.RATES for s in (11, 12, 13)]
-    found = {"tango": [ran | {"rate": evidence.RATES[0]}], "tango_rates": swept}
-    read = lambda name: {"machine": "none", "runs": found.get(name, [])}  # noqa: E731
-    for module in (evidence, pages, claims):
-        monkeypatch.setattr(module, "read", read)
-    text = pages.page("tango", "x.png")
-    assert "answer only, 1 seeds" in text and "co-trained: not run yet" in text
-    assert [line.split("|")[1] for line in text.splitlines() if line.startswith("| answer")] == [
-        " answer only "
-    ] * 2  # the variants, and the rates
-    assert "| co-trained |" not in text
-    pages.draw("tango", claims.PAGES["tango"].panels[:1], tmp_path / "x.png")
-    assert (tmp_path / "x.png").stat().st_size > 1000
-
-
-def evidence_keys(name: str) -> set[str]:
-    """The held-out figures that a script of this experiment evaluates, as its page names them."""
-    page = (
-        ROOT / "docs" / f"{evidence.EXPERIMENTS[name].script.removesuffix('.py')}.md"
-    ).read_text()
-    shown = re.findall(r"^\| `(?:\{,eval/\}|eval/)([^`]+)`", page, re.MULTILINE)
-    return {key for text in shown for key in unfold(text)}
-
-
-def unfold(text: str) -> list[str]:
-    """`a/{b,c}` -> a/b, a/c."""
-    found = re.search(r"\{([^{}]*)\}", text)
-    if not found:
-        return [text]
-    parts = found[1].split(",")
-    return [x for part in parts for x in unfold(text.replace(found[0], part, 1))]
+# ------------------------------------------------------------------ measures and intervals
+def test_held_out_figures():
+    run = a_run([], end=0.4)
+    found = [measure(f"{kind}:x", run) for kind in ("first", "last", "after", "gain")]
+    assert found == pytest.approx([0.1, 0.4, 0.4, 0.3])
+    assert measure("gain:x - first:y", run) == pytest.approx(0.2)
+    assert math.isnan(measure("last:y", run)) and math.isnan(measure("gain:y", run))
 
 
 def test_a_level_is_reached_by_the_moving_average_and_not_by_a_lucky_step():
     run = a_run([0.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.9])
-    steps = claims.needed(0.5, "generator/accuracy")
-    tokens = claims.needed(0.5, "generator/accuracy", "tokens")
-    assert steps(run) == 10 and tokens(run) == 150
-    assert claims.needed(0.6, "generator/accuracy")(run) == math.inf
+    units = ("steps", "tokens", "step")
+    assert [measure(f"needed:0.5:{unit}:{ACCURACY}", run) for unit in units] == [10, 150, 19]
+    assert measure(f"needed:0.6:steps:{ACCURACY}", run) == math.inf
     # not before there are enough steps for an average
-    assert steps(a_run([1.0] * 4)) == math.inf and steps(a_run([1.0] * 5)) == 5
-    assert claims.whole("steps", "generator/accuracy")(run) == 11
-    assert claims.whole("tokens", "generator/accuracy")(run) == 165
+    assert measure(TO_HALF, a_run([1.0] * 4)) == math.inf
+    assert measure(TO_HALF, a_run([1.0] * 5)) == 5
+    assert [measure(f"whole:{unit}:{ACCURACY}", run) for unit in units] == [11, 165, 21]
 
 
 def test_only_the_generators_own_steps_count():
     run = a_run([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    assert claims.at_the_end("generator/accuracy", 2)(run) == pytest.approx(0.55)
-    assert claims.area("generator/accuracy")(run) == pytest.approx(0.35)
-    experiment = evidence.Experiment("tango.py", "", "generator/accuracy", {}, ())
-    assert evidence.score(experiment, run) == pytest.approx(0.35)
-    drawn = pages.points(run, "gen_step", "generator/accuracy")
+    assert measure(f"end:2:{ACCURACY}", run) == pytest.approx(0.55)
+    assert measure(f"mean:{ACCURACY}", run) == pytest.approx(0.35)
+    assert math.isnan(measure("end:5:no/such", run))
+    drawn = pages.points(run, "gen_step", ACCURACY)
     assert drawn == [(i, i / 10) for i in range(1, 7)]
-    for step in run["steps"]:  # without a verifier no step has an alpha, and all are his
+    for step in run[
+        "steps"
+    ]:  # without a verifier no step has an alpha, and all are the generator's
         step.pop("co/alpha", None)
-    assert claims.whole("steps", "generator/accuracy")(run) == 12
+    assert measure(f"whole:steps:{ACCURACY}", run) == 12
 
 
 def test_intervals_are_students():
     """By hand: three values, sd 1, half = 4.303 / sqrt(3)."""
-    middle, low, high = claims.interval([1.0, 2.0, 3.0])
+    middle, low, high = interval([1.0, 2.0, 3.0])
     assert middle == 2 and high - 2 == pytest.approx(2.4843, abs=1e-3) == 2 - low
-    assert math.isnan(claims.interval([1.0])[1])
-    ratio, low, high = claims.ratios([2.0, 8.0], [1.0, 2.0])
+    assert math.isnan(interval([1.0])[1])
+    ratio, low, high = ratios([2.0, 8.0], [1.0, 2.0])
     assert ratio == pytest.approx(math.sqrt(2 * 4))
     assert math.sqrt(low * high) == pytest.approx(ratio) and low < 1 < high
-    assert claims.ratios([6.0] * 3, [2.0] * 3) == pytest.approx((3, 3, 3))
+    assert ratios([6.0] * 3, [2.0] * 3) == pytest.approx((3, 3, 3))
 
 
-@pytest.fixture
-def made_up(tmp_path, monkeypatch):
-    """Two variants, three seeds; one run of "b" is missing, one of "a" never gets there."""
-    variants = {"a": evidence.Variant(), "b": evidence.Variant()}
-    experiment = evidence.Experiment("tango.py", "", "generator/accuracy", variants, ())
-    monkeypatch.setitem(evidence.EXPERIMENTS, "made_up", experiment)
-    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
-    runs = [a_run([0.0] * 5 + [1.0] * 5, "a", 0, 0.30), a_run([0.0] * 20, "a", 1, 0.32)]
-    runs += [a_run([1.0] * 6, "b", 0, 0.50), a_run([1.0] * 6, "b", 1, 0.54)]
-    runs += [a_run([1.0] * 6, "b", 2, 0.99)]  # without its pair
-    (tmp_path / "made_up.json").write_text(json.dumps({"machine": "none", "runs": runs}))
+# ------------------------------------------------------------------ claims
+def runs(*some: dict) -> dict[int, dict]:
+    return {run["seed"]: run for run in some}
 
 
-def a_claim(**more) -> claims.Claim:
-    measure = claims.needed(0.5, "generator/accuracy")
-    return claims.Claim("name", "made_up", "says", "paper", measure, ("a", "b"), **more)
+# one run of "b" is without its pair, one of "a" never reaches a half
+A = runs(a_run([0.0] * 5 + [1.0] * 5, "a", 0, 0.30), a_run([0.0] * 20, "a", 1, 0.32))
+B = runs(*[a_run([1.0] * 6, "b", seed, end) for seed, end in enumerate((0.50, 0.54, 0.99))])
 
 
-def test_claims_are_paired_by_seed_and_count_who_never_gets_there(made_up):
-    limit = claims.whole("steps", "generator/accuracy")
-    row = claims.result(a_claim(kind="ratio", limit=limit))
-    assert row["seeds"] == 2 and row["never"] == [1, 0]
+def a_row(measure: str, *found: dict[int, dict]) -> dict | None:
+    return result(Claim("name", "tango", "says", measure, ["a", "b"][: len(found)]), list(found))
+
+
+def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
+    row = a_row(TO_HALF, A, B)
+    assert (row["kind"], row["seeds"], row["never"]) == ("ratio", 2, [1, 0])
     assert row["ours"] == pytest.approx(math.sqrt(8 / 5 * 20 / 5), abs=1e-3)  # 8 and 20 against 5
     words = pages.in_words(row)  # a bound, and no interval
     assert words.startswith("at least 2.53x: ") and "never there: a 1 of 2" in words
-    difference = claims.result(
-        claims.Claim("name", "made_up", "says", "paper", claims.last("x"), ("a", "b"))
-    )
+    difference = a_row("last:x", A, B)
     assert difference["ours"] == pytest.approx(statistics.mean([0.20, 0.22]))
     assert difference["verdict"] == "separated" and "+21.0" in pages.in_words(difference)
-    one = claims.result(claims.Claim("n", "made_up", "s", "p", claims.last("x"), ("a",)))
+    one = a_row("last:x", A)
     assert one["ours"] == pytest.approx(0.31) and one["verdict"] == "one variant"
-    nobody = claims.Claim("n", "made_up", "s", "p", claims.last("x"), ("a", "c"))
-    assert claims.result(nobody) is None
+    assert pages.figure_of(one).startswith("31.0 [")
+    assert a_row("last:x", A, {}) is None
 
 
-def test_what_is_not_separated_says_so(made_up):
-    same = claims.Claim("n", "made_up", "s", "p", claims.first("x"), ("a", "b"))
-    row = claims.result(same)
-    assert row["ours"] == 0 and "not separated" in pages.in_words(row)
+def test_what_is_not_separated_says_so():
+    same = a_row("first:x", A, B)
+    assert same["ours"] == 0 and "not separated" in pages.in_words(same)
     # a gain of one variant is held against 0
-    gains = iter((0.3, -0.3))
-    gain = claims.Claim("n", "made_up", "s", "p", lambda run: next(gains), ("a",), "gain")
-    assert "not separated" in pages.in_words(claims.result(gain))
-    gains = iter((0.300, 0.302))
-    assert pages.in_words(claims.result(gain)).startswith("+30.1 [")
-    gains = iter((0.300, 0.302))
-    assert claims.result(gain)["verdict"] == "separated"
+    for ends, verdict in (((0.4, -0.2), "not separated"), ((0.400, 0.402), "separated")):
+        row = a_row("gain:x", runs(*[a_run([], "a", seed, end) for seed, end in enumerate(ends)]))
+        assert (row["kind"], row["verdict"]) == ("gain", verdict)
+    assert pages.in_words(row).startswith("+30.1 [")
+    assert a_row("last:x - first:x", A)["kind"] == "gain"
 
 
-def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up, tmp_path):
-    experiment = evidence.EXPERIMENTS["made_up"]
-    experiment.variants["a"].rates = (1e-3, 2e-3)
-    found = {
-        (rate, seed): a_run([rate * 100], "a", seed)
+def test_a_claim_may_leave_its_measure_to_its_experiment():
+    text = 'headlines = []\n[e]\nmeasure = "last:x"\n[e.one]\nsays = "s"\nvariants = ["a"]\n'
+    text += '[e.two]\nsays = "s"\nvariants = ["a"]\nmeasure = "gain:x"\npaper = "3"\n'
+    one, two = read_claims(text)[1]
+    assert (one.measure, one.paper, two.measure, two.paper) == ("last:x", "-", "gain:x", "3")
+
+
+def test_every_claim_is_about_variants_that_exist():
+    for claim in CLAIMS:
+        assert set(claim.variants) <= evidence.EXPERIMENTS[claim.experiment].variants.keys(), claim
+    names = [claim.name for claim in CLAIMS]
+    assert len(set(names)) == len(names) and set(pages.HEADLINES) <= set(names)
+
+
+def test_the_summary_is_that_of_the_runs():
+    found = json.loads((evidence.FOLDER / "summary.json").read_text())
+    assert found == json.loads(json.dumps(pages.results()))
+    assert all(row["ours"] is not None for row in found)  # its metric is one that was kept
+
+
+# ------------------------------------------------------------------ experiments
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """An experiment of two variants, and a folder for its runs."""
+    variants = {"a": evidence.Variant(rates=[1e-3, 2e-3]), "b": evidence.Variant()}
+    columns = [["x", "last:x"], ["steps", TO_HALF, "count"]]
+    experiment = evidence.Experiment(
+        variants, "tango.py", "x.md", yardstick=f"mean:{ACCURACY}", columns=columns
+    )
+    monkeypatch.setitem(evidence.EXPERIMENTS, "made_up", experiment)
+    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+
+    def write(file: str, some: list[dict]):
+        (tmp_path / f"{file}.json").write_text(json.dumps({"machine": "none", "runs": some}))
+
+    return write
+
+
+def swept() -> list[dict]:
+    """Better at 2e-3 but for one seed at 1e-3, which decides."""
+    found = [
+        a_run([rate * 100], "a", seed) | {"rate": rate}
         for rate in (1e-3, 2e-3)
-        for seed in (11, 12, 13)
-    }
-    for (rate, seed), run in found.items():
-        run["rate"] = rate
-        run["seed"] = seed
-    found[1e-3, 11]["steps"][1]["generator/accuracy"] = 0.9
-    path = tmp_path / "made_up_rates.json"
-    path.write_text(json.dumps({"machine": "none", "runs": list(found.values())[:-1]}))
+        for seed in evidence.SWEEP_SEEDS
+    ]
+    found[0]["steps"][1][ACCURACY] = 0.9
+    return found
+
+
+def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up):
+    made_up("made_up_rates", swept()[:-1])
     with pytest.raises(RuntimeError, match="not swept"):
         evidence.rate_of("made_up", "a")
-    path.write_text(json.dumps({"machine": "none", "runs": list(found.values())}))
+    made_up("made_up_rates", swept())
     assert evidence.rate_of("made_up", "a") == 1e-3
     assert evidence.rate_of("made_up", "b") is None
 
 
-def test_every_claim_is_about_variants_that_exist():
-    for claim in claims.CLAIMS:
-        assert set(claim.variants) <= set(evidence.EXPERIMENTS[claim.experiment].variants), claim
-        assert claim.kind in ("difference", "gain") or claim.limit
-    assert len({claim.name for claim in claims.CLAIMS}) == len(claims.CLAIMS)
+def test_the_table_of_some_variants_says_which_have_not_run(made_up, tmp_path):
+    """A row of what was there before training and one for each variant that has runs; the rates."""
+    assert pages.block("made_up").startswith("Not measured yet")
+    made_up("made_up_rates", swept())
+    made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
+    text = pages.block("made_up")
+    assert "\n- a, 2 seeds: `--lr 0.001`" in text and "\n- b: not run yet" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines[-3] + lines[-1] == "| variant | 0.001 | 0.002 || a | **36.7** | 20.0 |"
+    before, after = pages.table("made_up").splitlines()[2:]
+    assert before == "| before training | 10.0 ± 0.0 |  |"
+    assert after == "| a | 31.0 ± 12.7 | 8.0, 1 never |"
+    panels = [["title", "gen_step", ACCURACY]]
+    pages.draw("made_up", panels, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
 
 
-def test_the_summary_is_that_of_the_runs():
-    found = json.loads((Path(evidence.FOLDER) / "summary.json").read_text())
-    assert found == json.loads(json.dumps(pages.results()))
+def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
+    """The script by its command line, with the variant's arguments, rate, seed and one thread; the
+    metrics that the table is made of; an error says what the script said.
+    """
+    monkeypatch.setattr(evidence, "RUNS", tmp_path)
+    calls = []
+
+    def script(words, env, **_):
+        calls.append((words, env["OMP_NUM_THREADS"]))
+        folder = evidence.Path(words[words.index("--out") + 1])
+        folder.mkdir(parents=True)
+        rows = [{"step": 0, "seconds": 1, "eval/x": 0.1}]
+        rows += [{"step": 1, "seconds": 2, ACCURACY: 0.123456, "other": 1}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for name in ("versions", "args"):
+            (folder / f"{name}.json").write_text('{"eval_questions": 4}')
+        return SimpleNamespace(returncode=len(calls) - 1, stdout="", stderr="it broke")
+
+    monkeypatch.setattr(evidence.subprocess, "run", script)
+    for _ in range(2):
+        evidence.run_missing("made_up", "made_up", [("b", 3, None)], at_once=1)
+    ((words, threads),) = calls
+    assert words[1:4] == ["tango.py", "--seed", "3"] and threads == "1" and "--lr" not in words
+    (kept,) = evidence.read("made_up")["runs"]
+    assert kept["evaluations"] == [{"step": 0, "seconds": 1, "eval/x": 0.1}]
+    assert kept["steps"] == [{"step": 1, ACCURACY: 0.12346}] and kept["questions"] == 4
+    with pytest.raises(RuntimeError, match="made_up, a, seed 0:\n\nit broke"):
+        evidence.run_missing("made_up", "made_up", [("a", 0, 1e-3)], at_once=1)
+    assert calls[-1][0][-2:] == ["--lr", "0.001"]
 
 
 # ------------------------------------------------------------------ controls

@@ -1,3 +1,29 @@
 """The embedded models and their tasks: docs/test-bed.md."""
 
 MODELS = {"tiny": "arithmetic", "tiny-programs": "programs"}  # --model -> folder
+
+ENDINGS = {
+    "tiny": (
+        r"Verify its \d+ steps\.",
+        r"Is it sound\?",
+        r"Grade it\.",
+        r"Are they real\?",
+        r"Correct it\.",
+        r"Solve and grade yourself\.",
+        r"Which is right\?",
+        r"Score the answer\.",
+        r"Score the question\.",
+        r"Propose a question\.",
+    ),
+    "tiny-programs": (
+        r"Write a program\.",
+        r"Write a test\.",
+        r"What is the output\?",
+        r"What is the input\?",
+        r"Write the program\.",
+        r"Propose a program and its input\.",
+        r"Propose inputs and a message\.",
+    ),
+}
+"""--model -> how the user's messages end that it has been taught to answer, beside a bare question.
+docs/your-own-script.md has each with its form and its answer."""

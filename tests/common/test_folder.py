@@ -117,7 +117,7 @@ def checkpoint(folder, step: int):
     path = folder / f"checkpoint-{step}"
     (path / "player").mkdir(parents=True)
     for name in (
-        "memory.json",
+        "saved.json",
         "optimizer.pt",
         "rng_state.pth",
         "player/adapter_model.safetensors",
@@ -138,7 +138,7 @@ def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["memory.json", "optimizer.pt", "rng_state.pth", "player/adapter_model.safetensors"]
+    "name", ["saved.json", "optimizer.pt", "rng_state.pth", "player/adapter_model.safetensors"]
 )
 @pytest.mark.parametrize("how", ["missing", "empty", "truncated", "changed"])
 def test_a_broken_checkpoint_is_passed_over_and_said(tmp_path, name, how):
@@ -201,12 +201,12 @@ def test_a_checkpoint_without_a_seal_was_cut_short(tmp_path):
         assert whats_wrong(path) == "it was cut short while being written"
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(copied):
+def test_a_run_resumes_from_the_checkpoint_before_a_broken_one(copied):
     folder, whole = copied
     (folder / "checkpoint-6" / "optimizer.pt").write_bytes(b"half")
     shown = run_here("tango.py", *small("tango.py", folder))
     assert "checkpoint-6 is passed over: optimizer.pt is not as it was written" in shown
-    assert "goes on from checkpoint-4" in shown
+    assert "resumes from checkpoint-4" in shown
     assert "step 5/6" in shown and "step 4/6" not in shown
     same_weights(folder, whole)
     read = lambda run: (run / "rollouts.jsonl").read_text()  # noqa: E731
@@ -220,7 +220,7 @@ def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(copied):
         shutil.rmtree(path)
     before = listing(folder)
     message = refused("tango.py", *small("tango.py", folder))
-    assert "holds a run of 6 steps, but no checkpoint to go on from" in message
+    assert "holds a run of 6 steps, but no checkpoint to resume from" in message
     assert listing(folder) == before
 
 
@@ -240,7 +240,7 @@ def test_nothing_is_cut_before_the_checkpoint_has_been_loaded(copied, monkeypatc
         assert after[name] == before[name]
 
 
-def test_only_what_changes_no_training_may_be_another_in_a_run_that_goes_on(finished):
+def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished):
     folder, _, _ = finished("tango.py")
     given = json.loads((folder / "args.json").read_text())
     may = "save_every eval_every show_every report_to rows_at_once micro_batch checkpointing"
@@ -267,14 +267,14 @@ def test_arguments_that_cannot_be_read(copied, text):
 # ------------------------------------------------------------------ ends
 @pytest.mark.parametrize("sign, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_sigterm_and_a_closed_terminal_are_ctrl_c(tmp_path, monkeypatch, brief, sign, code):
-    folder, line = tmp_path / "run", Run._step_line
+    folder, line = tmp_path / "run", Run.on_log
 
-    def then_the_signal(run, state, logs):
-        line(run, state, logs)
+    def then_the_signal(run, args, state, *rest, **more):
+        line(run, args, state, *rest, **more)
         if state.global_step == 1:
             os.kill(os.getpid(), sign)
 
-    monkeypatch.setattr(Run, "_step_line", then_the_signal)
+    monkeypatch.setattr(Run, "on_log", then_the_signal)
     with pytest.raises(SystemExit) as ended:
         brief("tango.py", *small("tango.py", folder, "--save-every", "100"))
     assert ended.value.code == code
@@ -283,7 +283,7 @@ def test_sigterm_and_a_closed_terminal_are_ctrl_c(tmp_path, monkeypatch, brief, 
 
 
 def test_a_second_ctrl_c_ends_at_once_in_a_sentence(tmp_path, monkeypatch, capsys):
-    run = Run(tmp_path, "tango", None)
+    run = Run(tmp_path, "tango", None, None)
     run._interrupted(signal.SIGINT, None)
     run._interrupted(signal.SIGINT, None)  # torchrun's, of the same moment
     assert run.stop == signal.SIGINT
@@ -297,7 +297,7 @@ def test_an_interruption_outside_of_training_is_a_sentence(tmp_path, monkeypatch
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tango.load_model", interrupted)
+    monkeypatch.setattr("common.launch.load_model", interrupted)
     with pytest.raises(SystemExit) as ended:
         run_here("tango.py", *small("tango.py", tmp_path / "run"))
     assert ended.value.code == 130
@@ -328,7 +328,7 @@ def test_what_a_disk_can_do_ends_in_a_sentence(tmp_path, monkeypatch, error, say
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr("common.run.Run._write", fails)
     if isinstance(error, RuntimeError) and not isinstance(error, SafetensorError):
-        monkeypatch.setattr("common.run.full", lambda _: True)
+        monkeypatch.setattr("common.run.disk_is_full", lambda _: True)
     message = refused("tango.py", *small("tango.py", folder))
     assert says in message and str(folder) in message
     assert error == "deleted" or "Its checkpoints are safe" in message

@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 from common.errors import UserError
-from common.recording import RECORDED_TOKENS, record, rows_to_show, token_texts
-from common.report import read_lines, read_run
+from common.recording import RECORDED_TOKENS, read_lines, record, rows_to_show, token_texts
+from common.report import read_run
 from common.report.__main__ import main
 from common.report.build import (
     POINTS,
@@ -190,8 +190,8 @@ def test_recorded_is_what_the_update_sees(tmp_path, per_token):
     batch["advantages"] = torch.randn(shape if per_token else shape[:1])
     batch["components"] = {"outcome": torch.randn(8), "step": torch.randn(shape)}
     batch["notes"][0]["of the script"] = [1, None]
-    trainer.step = lambda rows: [batch]
-    trainer._prepare_inputs([])
+    trainer.create_optimizer()
+    trainer.update(batch)
     rows, lost = read_lines(tmp_path / "rollouts.jsonl")
     assert lost == 0 and 3 <= len(rows) <= 4
     chosen = rows_to_show(batch["notes"])
@@ -250,12 +250,12 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path):
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         with open(tmp_path / name, "a") as file:
             file.write('{"step": 1, "cut sh')
-    run = Run(tmp_path, "made", Path("checkpoint-2"))
+    run = Run(tmp_path, "made", Path("checkpoint-2"), None)
     assert run.spent == 121.0 and run.evaluations == [evaluation]
     run._forget_what_came_later()
     assert read_lines(tmp_path / "metrics.jsonl") == ([*steps[:2], evaluation], 0)
     assert read_lines(tmp_path / "rollouts.jsonl") == ([rollout(1), rollout(2)], 0)
-    Run(tmp_path, "made", None)._forget_what_came_later()
+    Run(tmp_path, "made", None, None)._forget_what_came_later()
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert not (tmp_path / name).read_text()
 

@@ -1,0 +1,302 @@
+"""Tables and figures of docs/, made of docs/evidence/ alone: python benchmarks/pages.py
+
+docs/evidence/summary.json    a row per claim
+docs/evidence/NAME.png        an experiment's curves, for the experiments that are named
+docs/*.md, README.md          every block between <!-- MARK --> and <!-- end -->
+"""
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections import defaultdict
+
+import evidence
+from claims import CLAIMS, HEADLINES, having, interval, measure, result
+from evidence import EXPERIMENTS, FOLDER, PATCHES, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
+
+NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
+XLABELS = {
+    "step": "optimiser step",
+    "gen_step": "the generator's steps",
+    "co/samples": "samples drawn, filtered ones included",
+}
+TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.timed]
+
+
+def markdown(header: list, rows: list) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
+
+
+# ------------------------------------------------------------------ figures
+def draw(name: str, panels: list[list], path):
+    """A panel [title, x, metric, variants] each: every seed a thin line, their mean a thick one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    ran = evidence.with_runs(name)
+    panels = [(*panel[:3], [v for v in (panel[3:] or [ran])[0] if v in ran]) for panel in panels]
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.4 * len(panels), 4.0), squeeze=False)
+    names = list(dict.fromkeys(variant for *_, variants in panels for variant in variants))
+    for axis, (title, x, key, variants) in zip(axes[0], panels):
+        for variant in variants:
+            color = f"C{names.index(variant)}"
+            curves = [points(run, x, key) for run in runs_of(name, variant).values()]
+            for curve in curves:
+                axis.plot(*zip(*curve), color=color, alpha=0.3, linewidth=0.8)
+            if x != "co/samples":  # of which every run draws as many as it needs
+                # evaluations: once a run has stopped itself, a mean would be the survivors'
+                enough = len(curves) if key.startswith("eval/") else len(curves) // 2 + 1
+                axis.plot(*zip(*mean_curve(curves, enough)), color=color, linewidth=1.8)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(XLABELS[x])
+        axis.grid(alpha=0.25)
+    lines = [pyplot.Line2D([], [], color=f"C{i}", linewidth=1.8) for i in range(len(names))]
+    # below the panels: on them it would hide curves; three columns are wider than one panel
+    columns = 3 if len(panels) > 1 else 2
+    figure.legend(lines, names, loc="lower center", ncols=columns, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.05 * math.ceil(len(names) / columns) + 0.02, 1, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
+    """(x, metric) of every row of a run that has the metric."""
+    rows = run["evaluations"] if key.startswith("eval/") else run["steps"]
+    if x == "gen_step":
+        rows = [{**row, x: i} for i, row in enumerate(having(run, "generator/accuracy"), start=1)]
+    return [(row[x], row[key]) for row in rows if key in row]
+
+
+def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, float]]:
+    """The mean at every x at which at least `enough` curves have a point."""
+    values = defaultdict(list)
+    for x, y in (point for curve in curves for point in curve):
+        values[x].append(y)
+    return sorted((x, statistics.mean(ys)) for x, ys in values.items() if len(ys) >= enough)
+
+
+# ------------------------------------------------------------------ claims
+def results(experiments=TRAINED) -> list[dict]:
+    """The rows of summary.json: every claim of these experiments whose variants have runs."""
+    some = [claim for claim in CLAIMS if claim.experiment in experiments]
+    rows = [result(claim, [runs_of(claim.experiment, v) for v in claim.variants]) for claim in some]
+    return [row for row in rows if row]
+
+
+def figure_of(row: dict) -> str:
+    """`+5.1 [1.2, 9.0] points`, `2.00x [1.10, 3.65]`; of runs that never get there a bound."""
+    scale = 1 if row["kind"] == "ratio" else 100
+    ours, low, high = (None if row[k] is None else scale * row[k] for k in ("ours", "low", "high"))
+    if row["kind"] == "ratio":
+        late = tuple(bool(n) for n in row["never"])  # who never gets there takes at least so much
+        bound = {(True, False): "at least ", (False, True): "at most ", (True, True): "about "}
+        text = f"{bound.get(late, '')}{ours:.2f}x"
+        return text + (f" [{low:.2f}, {high:.2f}]" if low is not None and not any(late) else "")
+    text = f"{ours:.1f}" if row["kind"] == "mean" else f"{ours:+.1f}"
+    text += f" [{low:.1f}, {high:.1f}]" if low is not None else ""
+    return text + (" points" if row["kind"] != "mean" else "")
+
+
+def in_words(row: dict) -> str:
+    """`+5.1 [1.2, 9.0] points: a 55.0, b 60.1`; what is not separated says so."""
+    text = figure_of(row)
+    if len(row["variants"]) == 2:
+        ratio = row["kind"] == "ratio"
+        sizes = [f"{mean:,.0f}" if ratio else f"{100 * mean:.1f}" for mean in row["means"]]
+        text += f": {', '.join(f'{v} {size}' for v, size in zip(row['variants'], sizes))}"
+        never = [f"{v} {n}" for v, n in zip(row["variants"], row["never"]) if n]
+        if never:
+            text += f" (never there: {', '.join(never)} of {row['seeds']}, counted as a whole run)"
+    return text + doubt(row)
+
+
+def doubt(row: dict) -> str:
+    return "; **not separated**" if row["verdict"] == "not separated" else ""
+
+
+def claims_table(rows: list[dict], folder: str | None = None) -> str:
+    """folder: from which the experiments' pages are linked; None: they are not."""
+    header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
+    lines = []
+    for row in rows:
+        name = row["claim"] if folder is None else linked(row, folder)
+        lines.append([name, row["says"], row["paper"], in_words(row), row["seeds"]])
+    return markdown(header, lines)
+
+
+def linked(row: dict, folder: str) -> str:
+    return f"[{row['claim']}]({folder}{EXPERIMENTS[row['command'].split()[-1]].page})"
+
+
+def summary(rows: list[dict]) -> str:
+    """A line per claim; what is compared, and the variants' means, are on the claim's page."""
+    lines = [[linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows]
+    return markdown(["claim", "paper", "here: mean [95 % interval]", "seeds"], lines)
+
+
+# ------------------------------------------------------------------ an experiment's block
+def cell(values: list[float], percent: bool) -> str:
+    """Mean ± half of the 95 % interval over the runs that get there, and how many never do."""
+    there = [value * (100 if percent else 1) for value in values if math.isfinite(value)]
+    never = sum(map(math.isinf, values))
+    if not there:
+        return "never" if never else "-"
+    middle, _, high = interval(there)
+    digits = 1 if percent or middle < 100 else 0
+    text = f"{middle:,.{digits}f}"
+    text += f" ± {high - middle:,.{digits}f}" if len(there) > 1 else ""
+    return text + (f", {never} never" if never else "")
+
+
+def table(name: str) -> str:
+    columns, rows = EXPERIMENTS[name].columns, []
+    for variant in evidence.with_runs(name):
+        runs = runs_of(name, variant).values()
+        line = lambda of: [  # noqa: E731
+            cell([measure(of(text), run) for run in runs], not count) if of(text) else ""
+            for _, text, *count in columns
+        ]
+        if not rows:  # of the first variant's seeds: all of them start from the same model
+            before = lambda text: f"first:{text[5:]}" if text.startswith("last:") else ""  # noqa: E731
+            rows.append(["before training", *line(before)])
+        rows.append([variant, *line(str)])
+    return markdown(["variant", *[title for title, *_ in columns]], rows)
+
+
+def rates_table(name: str) -> str:
+    """What the sweep found: the yardstick at every rate, and the rate that was taken."""
+    experiment = EXPERIMENTS[name]
+    swept = {v: experiment.variants[v].rates for v in evidence.with_runs(name)}
+    swept = {v: some for v, some in swept.items() if len(some) > 1}
+    if not swept:
+        return ""
+    rates = sorted({rate for some in swept.values() for rate in some})
+    runs, rows = read(f"{name}_rates")["runs"], []
+    for variant in swept:
+        cells = []
+        for rate in rates:
+            own = [r for r in runs if (r["variant"], r["rate"]) == (variant, rate)]
+            text = "-"
+            if own:
+                text = f"{100 * statistics.mean(measure(experiment.yardstick, r) for r in own):.1f}"
+            cells.append(f"**{text}**" if own and rate == rate_of(name, variant) else text)
+        rows.append([variant, *cells])
+    kind, key = experiment.yardstick.split(":")
+    what = f"the last `eval/{key}`" if kind == "last" else f"mean `{key}` of a run"
+    title = f"Learning rates, on seeds {', '.join(map(str, SWEEP_SEEDS))}: {what}, in %"
+    return f"\n{title}\n\n{markdown(['variant', *[f'{rate:g}' for rate in rates]], rows)}"
+
+
+def block(name: str) -> str:
+    """What is known of an experiment: how it was run, the claims, the figure and the tables."""
+    experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
+    if not ran:
+        return NOT_YET.format(name=name)
+    text = f"{read(name)['machine']}; `python benchmarks/evidence.py {name}` runs "
+    text += f"`{experiment.script} {experiment.arguments}` with"
+    for variant, chosen in experiment.variants.items():
+        if variant not in ran:
+            text += f"\n- {variant}: not run yet"
+            continue
+        rate = f" {experiment.rate} {rate_of(name, variant):g}" if chosen.rates else ""
+        changes = [chosen.arguments + rate, "; ".join(PATCHES[p] for p in chosen.patches)]
+        words = " and ".join(f"`{change.strip()}`" for change in changes if change.strip())
+        text += f"\n- {variant}, {len(runs_of(name, variant))} seeds: {words or 'nothing else'}"
+    figure = f"![every seed thin, their mean thick](evidence/{name}.png)"
+    text += f"\n\n{claims_table(results([name]))}\n{figure}\n\n{table(name)}"
+    return text + rates_table(name)
+
+
+# ------------------------------------------------------------------ the other blocks
+def before_and_after(name: str) -> str:
+    """Held-out figures before -> after, a line per seed."""
+    (variant,), columns = EXPERIMENTS[name].variants, EXPERIMENTS[name].columns
+    runs = runs_of(name, variant)
+    some = next(iter(runs.values()))
+    text = f"Held-out figures before and after `python {EXPERIMENTS[name].script}`, sampled at "
+    text += f"temperature 1 but for greedy, {some['questions']} questions, four samples of each, "
+    rows = []
+    for seed, run in runs.items():
+        both = [(measure(m.replace("last", "first"), run), measure(m, run)) for _, m in columns]
+        cells = [f"{100 * before:.0f} → {100 * after:.0f} %" for before, after in both]
+        rows.append([seed, *cells, f"{run['wall_seconds'] / 60:.1f}"])
+    titles = ["seed", *[title for title, _ in columns], "minutes"]
+    return f"{text}{read(name)['machine']}:\n\n{markdown(titles, rows)}"
+
+
+def hardware() -> str:
+    """Minutes of the scripts without arguments; the largest Qwen2.5 for each card, by estimate."""
+    import gpu
+
+    measured = read("defaults")
+    minutes = [f"`{r['variant']}.py` {r['wall_seconds'] / 60:.1f}" for r in measured["runs"]]
+    takes = f"minutes, evaluations included: {', '.join(minutes)}"
+    rows = [[measured["machine"], "the embedded default", "", takes], *gpu.largest()]
+    return markdown(["hardware", "the largest that fits", "with", "takes"], rows)
+
+
+def speed() -> str:
+    """Our time over theirs, see side_by_side.py."""
+    rows = []
+    for r in json.loads((FOLDER / "speed_cpu.json").read_text())["rows"]:
+        times = "{:.2f}x [{:.2f}, {:.2f}]".format(r["ratio"], *r["range"])
+        extra = "{:.0f} / {:.0f} MiB".format(*r["extra_mib"]) if r.get("extra_mib") else ""
+        rows.append([r["what"], r["against"], times, extra])
+    header = ["what, on a 2-core CPU", "against", "our time over its time [range]"]
+    return markdown([*header, "extra memory, ours / its"], rows)
+
+
+def bed() -> str:
+    """What the embedded models can do untrained, see bed.py."""
+    rows, columns = [], ["sampled", "T = 0.5", "greedy"]
+    percent = lambda value: "-" if value is None else f"{100 * value:.0f}"  # noqa: E731
+    for name, found in json.loads((FOLDER / "bed.json").read_text())["parts"].items():
+        values = [*[found[column]["value"] for column in columns], found["constant"]]
+        rows.append([name, *map(percent, values)])
+    return markdown(["part", *columns, "best constant"], rows)
+
+
+# ------------------------------------------------------------------ writing
+def blocks() -> dict[tuple[str, str], str]:
+    """(page, mark) -> what stands between <!-- mark --> and <!-- end -->."""
+    import gpu
+
+    rows, found = results(), {}
+    for name in TRAINED:
+        page, _, _ = EXPERIMENTS[name].page.partition("#")
+        found[f"docs/{page}", f"results: {name}"] = block(name)
+    known = {row["claim"]: row for row in rows}
+    some = [known[name] for name in HEADLINES if name in known]
+    tables = gpu.tables()
+    return found | {
+        ("README.md", "evidence"): claims_table(some, "docs/"),
+        ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
+        ("docs/measured.md", "claims"): summary(rows),
+        ("docs/measured.md", "hardware"): hardware(),
+        ("docs/measured.md", "speed"): speed(),
+        ("docs/test-bed.md", "table: bed"): bed(),
+        **{("docs/one-gpu.md", f"table: {key}"): text for key, text in tables.items()},
+    }
+
+
+def write(names: list[str]):
+    """The figures of these experiments, summary.json, and every block."""
+    for name in TRAINED if "all" in names else names:
+        if name in TRAINED and evidence.with_runs(name):
+            draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
+            print(table(name))
+    (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
+    for (page, mark), text in blocks().items():
+        marks = re.compile(f"<!-- {mark} -->.*?<!-- end -->", re.DOTALL)
+        made = f"<!-- {mark} -->\n{text}<!-- end -->"
+        path = ROOT / page
+        path.write_text(marks.sub(lambda _, made=made: made, path.read_text()))
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:])

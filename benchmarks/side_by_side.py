@@ -1,0 +1,82 @@
+"""Ours beside a peer in one process, for logprob.py, sampling.py, sandbox.py and train_phase.py.
+
+The methods alternate, so that a busy machine slows all of them. A figure is the median over
+repetitions of the ratio ours / peer within one repetition, with its range. Rows are kept in
+docs/evidence/speed_<device>.json; what is measured again replaces its row.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+import common  # noqa: E402, F401
+
+import torch  # noqa: E402
+
+GPU = torch.cuda.is_available()
+
+
+def machine() -> str:
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name() if GPU else cpu
+
+
+def now() -> float:
+    if GPU:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def in_turn(methods: dict[str, Callable], repeats: int) -> tuple[dict[str, list[float]], dict]:
+    """(seconds of each method, what it returned last); a round before the first one warms up."""
+    times, last = {name: [] for name in methods}, {}
+    for repeat in range(repeats + 1):
+        for name, method in methods.items():
+            last.pop(name, None)  # its memory
+            start = now()
+            last[name] = method()
+            if repeat:
+                times[name].append(now() - start)
+    return times, last
+
+
+def compared(times: dict[str, list[float]], work: dict[str, int] | None = None) -> list[dict]:
+    """A row for each peer. work: of a method, how much its seconds were for, if that differs."""
+    per_unit = {name: [s / (work or {}).get(name, 1) for s in some] for name, some in times.items()}
+    ours, rows = per_unit.pop("ours"), []
+    for name, theirs in per_unit.items():
+        ratios = [a / b for a, b in zip(ours, theirs)]
+        milliseconds = {"ours_ms": 1e3 * statistics.median(ours)}
+        milliseconds |= {"its_ms": 1e3 * statistics.median(theirs)}
+        figures = {"ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)]}
+        rows.append({"against": name, **figures, **milliseconds, "repeats": len(ratios)})
+    return rows
+
+
+def keep(rows: list[dict], out: Path):
+    """Shows the rows, and writes them down with what they were measured on."""
+    kept = json.loads(out.read_text())["rows"] if out.exists() else []
+    places = {(row["what"], row["against"]): row for row in kept}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "trl")}
+    for row in rows:
+        print("{what}, against {against}: {ratio:.2f}x".format(**row), row["range"], flush=True)
+        places[row["what"], row["against"]] = row | {"machine": machine(), **versions}
+    out.write_text(json.dumps({"rows": list(places.values())}, indent=1) + "\n")
+
+
+def arguments(description: str, repeats: int) -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=plain)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--threads", type=int, default=2)
+    file = f"speed_{'gpu' if GPU else 'cpu'}.json"
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence" / file)
+    return parser
