@@ -7,32 +7,33 @@ r"""PRIME: train a policy on token rewards from a reward model that learns onlin
 
 The loop (algorithm 1)
     repeat
-      sample K responses per question; keep groups with right and wrong ones (in the released
-      script an accuracy in [0.2, 0.8], at K = 4); further questions until P groups are there
-
-    PRM      d_t = log pi_prm(y_t) - log pi_ref(y_t)
-             loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome             eq. 2
-    POLICY   d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
-             minus leave-one-out baselines, added 1:1, then whitened as released            eq. 5
-             loss in common/cotrainer.py, `CoTrainer.loss`                                  eq. 6
+      FILTER = `fill_batch`
+        sample K responses per question, keep the groups with right and wrong ones, sample further
+        questions until there are P groups
+      PRM = `prm_batch` and `loss`
+        d_t = log pi_prm(y_t) - log pi_ref(y_t)
+        loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome                 eq. 2
+      POLICY = `credit`; its loss is `CoTrainer.loss` in common/cotrainer.py
+        d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
+        minus leave-one-out baselines, added 1:1, then whitened as released             eq. 5, 6
 
 The PRM is a language model that never sees a step label: trained to tell correct responses from
-wrong ones by its log-ratio to a reference, it spreads that judgement over the tokens. Policy, PRM
-and reference start as the same model, so the first process rewards are 0.
+wrong ones by its log-ratio to a reference, it spreads that judgement over the tokens.
 
 What we changed and it matters (the full list is in docs/prime.md)
     1. Policy and PRM are LoRA adapters on one base, and the base is the reference; the paper has
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
-    3. The released code divides process rewards by the largest return-to-go on a device; here it
-       is that of the whole batch. While this is no larger than rounding can make it, which is
-       measured in the first step, process rewards are 0: at the start PRM and reference are equal.
-    4. One update of each player per batch; four in the paper, and in the released code later
-       quarters are scored by a PRM that has already been updated.
-    5. Scoring is a forward pass of its own; the released code scores in the PRM's training pass.
-    6. The released code samples until the batch is full; here, after `--max-refills` rounds, the
-       step runs on the groups there are.
+    3. Process rewards are divided by the largest return-to-go of the batch; the released code takes
+       that of each device. PRM and reference start equal, so d is rounding noise at first: process
+       rewards stay 0 until d exceeds the noise measured in step 1.
+    4. One update of each player per batch. The paper has four; in the released code minibatches 2
+       to 4 are scored by an already updated PRM.
+    5. The PRM scores in a separate forward pass; the released code takes the scores from its
+       training pass.
+    6. If `--max-refills` rounds of sampling do not fill the batch, the step trains on the groups
+       there are; the released code samples until it is full.
     7. An offline PRM (--prm-warmup 15 --prm-update none) learns from the untrained policy's
        responses; the paper's was trained on 500,000 others.
 
@@ -91,7 +92,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: without it, leave-one-out on the outcome only, the paper's baseline"""
     prm_update: Literal["after", "before", "none"] = "after"
     """update the PRM after it has scored the batch ("single forward" in the paper), before
-    ("double forward"), or not after --prm-warmup: then it is offline"""
+    ("double forward"), or never once --prm-warmup is over, which makes it offline"""
     prm_warmup: CountOrZero = 0
     """first steps in which only the PRM is trained, on the untrained policy's responses (paper: 0,
     and an ablation with a PRM trained on other data)"""
@@ -113,8 +114,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if low > high:
             raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group is kept.")
         if self.prm_warmup >= self.steps:
-            least = f"--steps {self.steps}"
-            raise UserError(f"--prm-warmup {self.prm_warmup} must be less than {least}.")
+            raise UserError(
+                f"--prm-warmup {self.prm_warmup} must be less than --steps {self.steps}."
+            )
         if self.prm_update == "none" and self.prm_warmup == 0 and self.process_reward:
             raise UserError(
                 "--prm-update none needs --prm-warmup: a PRM that was never trained gives no "
@@ -132,11 +134,11 @@ def outcome_reward(completions, answer, **_) -> list[float]:
 
 
 # ------------------------------------------------------------------ the paper's mathematics
-def prm_loss(log_ratio, outcome, mask, beta: float = 0.05) -> torch.Tensor:
+def prm_loss(d, outcome, mask, beta: float = 0.05) -> torch.Tensor:
     """Eq. 2, a scalar: how badly the PRM's log-ratio tells correct responses from wrong ones.
 
     Args:
-        log_ratio: (B, T) log pi_prm - log pi_ref, with gradient.
+        d: (B, T) log pi_prm - log pi_ref, with gradient.
         outcome: (B,) in [0, 1], used as it is.
         mask: (B, T) of 0/1.
 
@@ -147,66 +149,58 @@ def prm_loss(log_ratio, outcome, mask, beta: float = 0.05) -> torch.Tensor:
         low, high = outcome.min().item(), outcome.max().item()
         raise ValueError(f"outcome must lie in [0, 1], got {low} to {high}")
     # z = beta * sum_t d_t, a SUM and no mean;  -o log sigmoid(z) - (1 - o) log sigmoid(-z)
-    z = beta * (log_ratio * mask).sum(1)  # (B,)
+    z = beta * (d * mask).sum(1)  # (B,)
     return F.binary_cross_entropy_with_logits(z, outcome.to(z.dtype))  # ln 2 at z = 0
 
 
-def prime_advantages(log_ratio, outcome, mask, group_size: int, noise: float = 0.0) -> torch.Tensor:
+def prime_advantages(d, outcome, mask, group_size: int, noise: float = 0.0) -> tuple:
     """The policy's per-token advantages, eq. 5 as the released code computes it.
 
     Args:
-        log_ratio: (B, T) log pi_prm - log pi_ref, without beta, which cancels; None = outcome only.
+        d: (B, T) log pi_prm - log pi_ref, without beta, which cancels; 0: outcome rewards only.
         outcome: (B,) in [0, 1].
         mask: (B, T) of 0/1.
         group_size: K, at least 2.
-        noise: nats; where no return-to-go of log_ratio is larger there is no process reward.
+        noise: nats; if no return-to-go of d is larger, there is no process reward.
 
     Returns:
-        (B, T), 0 outside the mask.
+        A, and what A would be without process rewards, for the report; (B, T), 0 outside the mask.
     """
-    if group_size < 2:
-        raise ValueError(
-            f"group_size must be at least 2 for a leave-one-out baseline, got {group_size}"
-        )
     K = group_size
-    # outcome: o_i - mean of the others' o, the same at every token: its return-to-go from the last
-    R = leave_one_out(outcome, K)[:, None] * mask  # (B, T)
-    if log_ratio is not None:
-        d = log_ratio * mask  # (B, T)
-        # p = d / max |return-to-go|: process returns lie in [-1, 1], as outcomes do
-        largest = return_to_go(d, mask).abs().max()
-        p = d / (largest + 1e-6) * (largest > noise)  # (B, T)
-        # c_it = p_it K / (K - 1) - (sum over the group of its responses' token means) / (K - 1)
-        token_mean = p.sum(1) / mask.sum(1).clamp(min=1)  # (B,)
-        S = token_mean.reshape(-1, K).sum(1).repeat_interleave(K)[:, None]  # (B, 1)
-        R = R + return_to_go((p * K - S) / (K - 1), mask)
-    # one whitening over all valid tokens of the batch: per stream or per group would change their
-    # ratio
-    return whiten(R, mask)
+    # outcome: o_i - mean of the others' o. Given at the last token, so every token's return is this
+    R_outcome = leave_one_out(outcome, K)[:, None] * mask  # (B, T)
+    # p = d / max |return-to-go of d|: process returns lie in [-1, 1], as outcomes do
+    d = d * mask  # (B, T)
+    largest = return_to_go(d, mask).abs().max()
+    p = d / (largest + 1e-6) * (largest > noise)  # (B, T)
+    # c_it = p_it K / (K - 1) - (sum over the group of its responses' token means) / (K - 1)
+    token_mean = p.sum(1) / mask.sum(1).clamp(min=1)  # (B,)
+    S = token_mean.reshape(-1, K).sum(1).repeat_interleave(K)[:, None]  # (B, 1)
+    R_process = return_to_go((p * K - S) / (K - 1), mask)  # (B, T)
+    # A = whiten(R_outcome + R_process), over all valid tokens of the batch. Whitening the two
+    # separately would change their ratio.
+    return whiten(R_outcome + R_process, mask), whiten(R_outcome, mask)
 
 
-def leave_one_out(rewards, group_size: int) -> torch.Tensor:
-    """RLOO: each reward minus the mean of the *others* of its group (Ahmadian et al. 2024, eq. 8).
+def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """RLOO (Ahmadian et al. 2024, eq. 8), (B,) -> (B,): minus the mean of the others of the group.
 
-    (B,), NaN = missing -> (B,); exactly 0 where missing, alone, or where all are equal.
+    >>> leave_one_out(torch.tensor([1.0, 0, 0, 0]), 4)
+    tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
     """
     pool = rewards.reshape(-1, group_size)  # (P, K)
-    missing = pool.isnan()
-    count = (~missing).sum(1, keepdim=True)
-    values = pool.nan_to_num(0.0)
-    others = (values.sum(1, keepdim=True) - values) / (count - 1).clamp(min=1)  # (P, K)
-    # the float mean of equal numbers need not equal them
-    flat = pool.nan_to_num(-torch.inf).amax(1) <= pool.nan_to_num(torch.inf).amin(1)  # (P,)
-    return (values - others).masked_fill(missing | flat[:, None], 0.0).reshape(rewards.shape)
+    others = (pool.sum(1, keepdim=True) - pool) / (group_size - 1)  # (P, K)
+    return (pool - others).reshape(rewards.shape)
 
 
 def keep_bounds(args: Args) -> tuple[float, float]:
-    """Lowest and highest accuracy of a group that is trained on; by default of all groups but those
-    that are all right or all wrong.
+    """Lowest and highest accuracy of a group that is trained on; by default all groups are but
+    those that are all right or all wrong.
     """
     K = args.group_size
     low = 1 / K if args.keep_low is None else args.keep_low
-    return low, 1 - 1 / K if args.keep_high is None else args.keep_high
+    high = 1 - 1 / K if args.keep_high is None else args.keep_high
+    return low, high
 
 
 # ------------------------------------------------------------------ the trainer
@@ -222,42 +216,40 @@ class Prime(CoTrainer):
         }
 
     def step(self, rows):
-        """rows: B, every question K times in a row; the filter adds questions of its own."""
+        """rows: B, every question K times in a row; the filter adds further questions."""
         cfg = self.cfg
         batch = self.fill_batch(rows[:: cfg.group_size])
-        self.report_policy(batch)
         if not cfg.process_reward:
-            self.set_advantages(batch, None, 0.0)
+            d = torch.zeros_like(batch["completion_mask"])
+            self.credit(batch, d, noise=0.0)
             return [batch]
-        noise, prm_batch = self.noise_floor(batch), self.prm_batch(batch)
+        prm_batch, noise = self.prm_batch(batch), self.rounding_noise(batch)
         if self.state.global_step < cfg.prm_warmup:
             return [prm_batch]  # the policy is not trained yet
         if cfg.prm_update == "before":
             self.update(prm_batch)
         # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
         d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
-        self.set_advantages(batch, d, noise)
+        self.credit(batch, d, noise)
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
         if cfg.prm_update == "none":
             self.report_prm(d, batch["rewards"], batch["completion_mask"])
         return [batch]
 
-    def set_advantages(self, batch, d, noise: float):
-        """d: (B, T), None = outcome only. Normalised and whitened over the rows of all processes;
-        components: the advantages without the process reward, and what it changes.
-        """
-        K, signals = self.cfg.group_size, (batch["rewards"], batch["completion_mask"])
-        alone = self.over_all_processes(
-            lambda outcome, mask: prime_advantages(None, outcome, mask, K), *signals
-        )  # (B, T)
-        batch["advantages"] = alone
-        if d is not None:
-            batch["advantages"] = self.over_all_processes(
-                lambda outcome, mask, d: prime_advantages(d, outcome, mask, K, noise), *signals, d
-            )  # (B, T)
-            rest = batch["advantages"] - alone
-            batch["components"] = {"outcome alone": alone, "process reward": rest}
+    def credit(self, batch, d, noise: float):
+        """The policy's advantages; d: (B, T). Normalised and whitened over all processes' rows."""
+        K = self.cfg.group_size
+
+        def both(d, outcome, mask):
+            return torch.stack(prime_advantages(d, outcome, mask, K, noise), 2)  # (B, T, 2)
+
+        columns = d, batch["rewards"], batch["completion_mask"]
+        A, alone = self.over_all_processes(both, *columns).unbind(2)  # (B, T) each
+        batch["advantages"] = A
+        batch["components"] = {"outcome alone": alone, "process reward": A - alone}
+        for note, text in zip(batch["notes"], batch["texts"]):
+            note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
 
     # --- the PRM
     def prm_batch(self, batch) -> dict:
@@ -271,117 +263,116 @@ class Prime(CoTrainer):
             "rows": torch.tensor(sum(self.gather([len(batch["rewards"])]))),  # B of all processes
         }
 
-    def noise_floor(self, batch) -> float:
-        """The largest return-to-go, in nats, that rounding alone gives d, measured in the first
-        step and kept; in bfloat16 it is far larger than in float32.
-
-        The base scores the rows twice, the second time with one more padding token in front, which
-        changes nothing but how numbers are rounded.
-        """
-        if "noise" not in self.saved:
-            largest, rows = 0.0, torch.arange(len(batch["rewards"]))
-            with torch.no_grad(), self.playing(None), without_checkpointing(self.model):
-                for part in rows.split(self.cfg.micro_batch):
-                    part = take_rows({key: batch[key] for key in (*SCORED, "player")}, part)
-                    longer = {
-                        k: v if k == "player" else F.pad(v, (int("prompt" in k), 0))
-                        for k, v in part.items()
-                    }
-                    d = self.score(longer)[0] - self.score(part)[0]  # (b, t)
-                    returns = return_to_go(d, part["completion_mask"])
-                    largest = max(largest, returns.abs().max().item())
-            self.saved["noise"] = max(self.gather([largest]))
-        return self.saved["noise"]
-
     def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
         if batch["player"] != "prm":
             return super().loss(batch)
         outcome, mask = batch["outcome"], batch["completion_mask"]  # (b,), (b, T)
-        log_ratio = self.score(batch)[0] - batch["reference_logps"]  # (b, T)
-        self.report_prm(log_ratio, outcome, mask)
+        d = self.score(batch)[0] - batch["reference_logps"]  # (b, T)
+        self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
-        return prm_loss(log_ratio, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]
+        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]
+
+    def rounding_noise(self, batch) -> float:
+        """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
+        than in float32. Measured in the first step and kept.
+
+        The base scores the same rows twice, the second time with one more padding token in front,
+        which changes nothing but how numbers are rounded.
+        """
+        if "noise" in self.saved:
+            return self.saved["noise"]
+        largest = 0.0
+        with torch.no_grad(), self.playing(None), without_checkpointing(self.model):
+            for rows in torch.arange(len(batch["rewards"])).split(self.cfg.micro_batch):
+                part = take_rows(batch, rows)
+                prompt = {key: F.pad(part[key], (1, 0)) for key in ("prompt_ids", "prompt_mask")}
+                d = self.score(part | prompt)[0] - self.score(part)[0]  # (b, t)
+                returns = return_to_go(d, part["completion_mask"])
+                largest = max(largest, returns.abs().max().item())
+        self.saved["noise"] = max(self.gather([largest]))
+        return self.saved["noise"]
 
     # --- the filter
     def fill_batch(self, questions: list[dict]) -> dict:
         """P groups of K responses with an accuracy within `keep_bounds`; fewer, if max_refills
         rounds of sampling do not bring as many.
-
-        A group beyond P gives its question back; its responses would be stale by the next step.
         """
-        cfg, K, (low, high) = self.cfg, self.cfg.group_size, keep_bounds(self.cfg)
-        mine = {"waiting": [], "drawn": 0}
-        if "filter" in self.saved:  # an entry per process
-            [mine] = self.my_share(self.saved["filter"])
-        waiting, drawn = mine["waiting"] + questions, mine["drawn"]
-        accuracies, kept, tokens = [], [], 0
+        cfg, P, K = self.cfg, self.cfg.questions, self.cfg.group_size
+        low, high = keep_bounds(cfg)
+        queue = self.load_queue(questions)
+        kept, accuracies, tokens = [], [], 0  # kept: (question, its group of a batch)
         for _ in range(cfg.max_refills):
-            while len(waiting) < cfg.questions:
-                drawn += 1
-                waiting.append(self.further_question(drawn))
-            tried, waiting = waiting[: cfg.questions], waiting[cfg.questions :]
+            tried = self.next_questions(queue)
             batch = self.rollout("policy", [row for row in tried for _ in range(K)])
-            accuracy = batch["rewards"].reshape(-1, K).mean(1)  # (P,)
+            accuracy = batch["rewards"].reshape(P, K).mean(1)  # (P,)
             keep = (accuracy > low - 1e-6) & (accuracy < high + 1e-6)  # (P,), thirds are rounded
             kept += [(tried[g], rows_of(batch, g, K)) for g in keep.nonzero().flatten().tolist()]
             accuracies += accuracy.tolist()
             tokens += int(batch["completion_mask"].sum())
             # all processes sample as many rounds, and train on as many groups
-            counts = self.gather([(len(kept), tokens)])
-            fewest = min(groups for groups, _ in counts)
-            if fewest >= cfg.questions:
+            count = min(P, *self.gather([len(kept)]))
+            if count == P:
                 break
-        self.report_filter(accuracies, counts)
-        if fewest == 0:
+        if count == 0:
             raise UserError(
                 f"step {self.state.global_step}: in {cfg.max_refills} rounds no group of {K} had "
                 f"an accuracy between --keep-low {low:g} and --keep-high {high:g}; "
                 f"the accuracy is {mean(accuracies):.2f}. Take harder or easier questions, wider "
                 f"bounds, or a larger --group-size."
             )
-        count = min(cfg.questions, fewest)
-        waiting += [question for question, _ in kept[count:]]
-        self.saved["filter"] = self.gather([{"waiting": waiting, "drawn": drawn}])
+        self.report_filter(accuracies, len(kept), count, tokens)
+        # the other groups give their questions back: by the next step their responses are stale
+        queue["waiting"] += [question for question, _ in kept[count:]]
+        self.saved["filter"] = self.gather([queue])
         batch = self.concat([group for _, group in kept[:count]])
         trained_tokens = batch["completion_mask"].sum()
         batch["num_items_in_batch"] = self.accelerator.reduce(trained_tokens, "sum")
         return batch
 
-    def further_question(self, n: int) -> dict:
-        """The n-th question, from 1, that the loader did not bring: from the end of the data set,
-        each process from its own part. The loader shuffles all of it, so some come twice.
+    def load_queue(self, questions: list[dict]) -> dict:
+        """waiting: the questions that come next, last the loader's; drawn: how many further ones
+        this process has asked for so far.
         """
-        part = self.my_share(range(len(self.train_dataset)))
-        return self.train_dataset[part[-n % len(part)]]
+        if "filter" not in self.saved:
+            return {"waiting": questions, "drawn": 0}
+        [mine] = self.my_share(self.saved["filter"])  # an entry per process
+        return {"waiting": mine["waiting"] + questions, "drawn": mine["drawn"]}
+
+    def next_questions(self, queue: dict) -> list[dict]:
+        """P questions that wait. Further ones come from the end of the data set, for each process
+        from its own part; the loader shuffles all of it, so some come twice.
+        """
+        P, part = self.cfg.questions, self.my_share(range(len(self.train_dataset)))
+        while len(queue["waiting"]) < P:
+            queue["drawn"] += 1
+            queue["waiting"].append(self.train_dataset[part[-queue["drawn"] % len(part)]])
+        tried, queue["waiting"] = queue["waiting"][:P], queue["waiting"][P:]
+        return tried
 
     # --- what is logged and shown; nothing below affects training
-    def report_policy(self, batch):
-        for note, text in zip(batch["notes"], batch["texts"]):
-            note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
-
-    def report_prm(self, log_ratio, outcome, mask):
-        """From its loss, and where it has none any more, from its scores."""
-        says_correct = (log_ratio * mask).sum(1) > 0  # (b,)
+    def report_prm(self, d, outcome, mask):
+        """Called from the loss; once the PRM is frozen, from scoring."""
+        says_correct = (d * mask).sum(1) > 0  # (b,)
         self.log_mean("prm/accuracy", says_correct == (outcome > 0.5))
 
-    def report_filter(self, accuracies: list[float], counts: list[tuple[int, int]]):
-        """counts: of each process, the groups that it has kept and the tokens it has sampled."""
-        groups, tokens = (sum(column) for column in zip(*counts))
-        teach = len(counts) * min(self.cfg.questions, *[kept for kept, _ in counts])
-        sampled = len(accuracies) * len(counts)  # groups, of all processes
-        samples = self.saved.get("samples", 0) + sampled * self.cfg.group_size
-        self.saved["samples"] = samples
+    def report_filter(self, accuracies: list[float], kept: int, trained: int, tokens: int):
+        """Of this process: the groups' accuracies, how many were kept and trained on, and the
+        sampled tokens.
+        """
+        samples = len(accuracies) * self.cfg.group_size * self.accelerator.num_processes
+        self.saved["samples"] = self.saved.get("samples", 0) + samples
         self.log_mean("policy/accuracy", accuracies)  # before the filter
-        self.log_mean("co/groups_kept", groups / sampled)
-        self.log_mean("co/tokens_per_kept_group", tokens / max(1, teach))
-        self.log_mean("co/samples", samples)
+        self.log_mean("co/groups_kept", kept / len(accuracies))
+        self.log_mean("co/tokens_per_kept_group", tokens / trained)
+        self.log_mean("co/samples", self.saved["samples"])
 
 
 def rows_of(batch: dict, group: int, size: int) -> dict:
     """One group of a batch: its rows of every tensor and list."""
     rows, whole = slice(group * size, (group + 1) * size), ("player", "num_items_in_batch")
-    return {key: value if key in whole else value[rows] for key, value in batch.items()}
+    part = {key: value if key in whole else value[rows] for key, value in batch.items()}
+    return part | {"trained": [[False]]}  # CoTrainer's mark, a list of another length
 
 
 # ------------------------------------------------------------------ evaluation
@@ -389,7 +380,6 @@ def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
     """The policy on held-out questions. Sampling comes first, so that it meets the same random
     numbers every time.
     """
-
     _, right = solve(trainer, "policy", held_out, trainer.cfg.eval_samples)
     _, greedy = solve(trainer, "policy", held_out, greedy=True)
     return {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}

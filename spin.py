@@ -7,30 +7,31 @@ iterate (Chen et al. 2024, arXiv:2401.01335).
 
 The loop (algorithm 1)
     for t = 0 .. iterations - 1
-      opponent <- frozen copy of the player
-      y' ~ opponent(. | x), one for every prompt x that has a human answer y
-      repeat   take pairs (y, y') of this iteration and of the previous one
-               h = lambda * [ (log p(y) - log p_opp(y)) - (log p(y') - log p_opp(y')) ]
-               loss = mean of log(1 + e^-h)                                               eq. 4.7
+      OPPONENT = `start_iteration`
+        opponent <- frozen copy of the player
+        y' ~ opponent(. | x), one for every prompt x that has a human answer y
+      PLAYER = `step` and `loss`, until the iteration is over
+        take pairs (y, y') of this iteration and of the previous one
+        h = lambda * [ (log p(y) - log p_opp(y)) - (log p(y') - log p_opp(y')) ]
+        loss = mean of log(1 + e^-h)                                                     eq. 4.7
 
-No reward model, no preference labels, nothing but the data of supervised fine-tuning. The
-opponent's own best response is the player (eq. 4.1-4.6), so its update is a copy of weights. At the
-first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
+There is no reward model and no preference label, only the data of supervised fine-tuning. The
+opponent's best response is the player itself (eq. 4.1-4.6), so its update is a copy of weights. At
+the first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
 
 What we changed and it matters (the full list is in docs/spin.md)
     1. Player and opponent are LoRA adapters on one base; the opponent's is called "ref". The
-       released code, given adapters that are not merged, takes the base as the opponent for ever.
+       released code, given adapters that are not merged, keeps the base as the opponent.
     2. The previous iteration's pairs are mixed in, as in the paper's experiments; algorithm 1 has
        the current ones only. They are scored against the new opponent, which did not write them.
-    3. The opponent samples at temperature 1, which is what the theory asks for; the released code
-       leaves it open.
-    4. One chat template generates and trains, and a completion cut at the length limit keeps its
-       cut. The released code has two templates, and appends an end token that was never written;
-       either tells which answer is the human's without a look at what it says.
-    5. AdamW instead of RMSProp, with LoRA's learning rate and, as there, new moments in every
-       iteration; 32 pairs a step instead of 64.
-    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; in the
-       first iteration, with nothing to mix in, two.
+    3. The opponent samples at temperature 1, as the theory asks; the released code leaves it open.
+    4. One chat template generates and trains, and a completion cut at the length limit gets no end
+       token. The released code has two templates and always appends an end token; both tell the
+       human's answer from the opponent's whatever they say.
+    5. AdamW instead of RMSProp, with LoRA's learning rate; 32 pairs a step instead of 64. As in the
+       released code every iteration starts with a new optimiser.
+    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; two in
+       the first iteration, which has nothing to mix in.
     7. Questions with checkable answers, and a system prompt of our own. The paper's first model was
        fine-tuned on the human answers before; ours need not have been.
 
@@ -85,13 +86,12 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     beta: Scale = 0.1
     """lambda, scale of the log-ratios (paper: 0.1)"""
     last_beta: Scale = 5.0
-    """lambda in the last iteration, also if it is the only one (paper: 5.0 in its fourth)"""
+    """lambda in the last iteration, even if it is the only one (paper: 5.0 in its fourth)"""
     opponent: Literal["previous", "sft", "none"] = "previous"
-    """who writes y': the previous iterate; the first model for ever (DPO against its completions,
-    drawn anew in every iteration); nobody, which is continued SFT on the human answers for as many
-    steps"""
+    """who writes y': the previous iterate; the first model in every iteration (DPO against its
+    completions, sampled again each time); nobody, which is continued SFT on the human answers"""
     mix_previous: bool = True
-    """train on the previous iteration's pairs, too"""
+    """train on the previous iteration's pairs as well"""
     opponent_temperature: Weight = 1.0
     """sampling temperature of the opponent; 0 = greedy"""
     solution_tokens: Tokens = per_model(tiny=80, real=512)
@@ -111,7 +111,7 @@ AT_ONCE = 128  # prompts that the opponent answers at a time
 
 # ------------------------------------------------------------------ prompts and parsing
 def human_ids(row: dict, tokenizer) -> list[int]:
-    """The human answer as the model would have written it, with an end token."""
+    """The human answer as the model would have written it: with an end token."""
     ids = tokenizer(row["reference"], add_special_tokens=False).input_ids
     return ids + [tokenizer.eos_token_id]
 
@@ -154,17 +154,22 @@ class Spin(CoTrainer):
     def __init__(self, *inputs):
         super().__init__(*inputs)
         copy_adapter(self.model, "player", "ref")  # the first opponent
-        self.train_rows = self.with_human_answers(self.train_rows, "training")
-        self.held_out = self.with_human_answers(self.held_out, "held out")
+        self.train_rows = self.with_human_answers(self.train_rows)
+        self.held_out = self.with_human_answers(self.held_out)
         self.length = self.cfg.steps // self.cfg.iterations  # optimiser steps per iteration
         self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
+        if len(self.train_rows) < self.pairs_per_step:
+            raise UserError(
+                f"--dataset {self.cfg.dataset}: {len(self.train_rows)} training questions are too "
+                f"few for one step, see --questions {self.cfg.questions}."
+            )
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
         tokens, temperature = args.solution_tokens, args.opponent_temperature
         return {
-            "player": Player([], args.lr, tokens),
-            # the frozen opponent: as it is scored, always at temperature 1, and as it writes
+            "player": Player([], args.lr, tokens, rows=2),
+            # the frozen opponent, once as it is scored, at temperature 1, and once as it writes
             "opponent": Player([], 0.0, tokens, adapter="ref"),
             "writer": Player([], 0.0, tokens, temperature=temperature, adapter="ref"),
         }
@@ -174,9 +179,8 @@ class Spin(CoTrainer):
         t, done = divmod(self.state.global_step, self.length)  # iteration, steps of it so far
         if self.saved.get("iteration") != t:
             self.start_iteration(t)
-        pairs = self.saved["pairs"] + self.saved["previous_pairs"]
-        n = self.pairs_per_step
-        pairs = in_passes(pairs, first=done * n, count=n, key=f"{t}")  # the same on all processes
+        everything, n = self.saved["pairs"] + self.saved["previous_pairs"], self.pairs_per_step
+        pairs = in_passes(everything, first=done * n, count=n, key=f"{t}")  # of all processes
         mine = self.my_share(pairs)  # B
         batch = pair_batch(
             "player",
@@ -190,46 +194,37 @@ class Spin(CoTrainer):
         return [batch]
 
     def start_iteration(self, t: int):
-        """Freeze the opponent, let it answer every prompt once, start the optimiser afresh."""
+        """Freeze the opponent, let it answer every prompt once, start with a new optimiser."""
         if self.cfg.opponent == "previous":
             copy_adapter(self.model, "player", "ref")
-        rows = self.prompts()
-        before, new = self.saved.get("pairs", []), self.in_parallel(self.make_pairs, rows)
+        rows, previous = self.prompts(), self.saved.get("pairs", [])
+        pairs = self.in_parallel(self.make_pairs, rows)
         if self.cfg.opponent != "none":
-            self.report_opponent(rows, new)
-            if all(pair["real"] == pair["generated"] for pair in new):
+            self.report_opponent(rows, pairs)
+            if all(pair["real"] == pair["generated"] for pair in pairs):
                 raise UserError(
                     f"iteration {t}: every completion of the opponent equals the human answer, so "
                     f"that nothing is left to learn."
                 )
-        self.saved["iteration"], self.saved["pairs"] = t, new
-        self.saved["previous_pairs"] = before if self.cfg.mix_previous else []
-        # AdamW's moments; the schedule starts afresh in learning_rate_at
-        self.own_optimizer().state.clear()
+        self.saved |= {"iteration": t, "pairs": pairs}
+        self.saved["previous_pairs"] = previous if self.cfg.mix_previous else []
+        self.own_optimizer().state.clear()  # AdamW's moments; for the rate see learning_rate_at
 
     def prompts(self) -> list[dict]:
-        """The same in every iteration, only the completions are new; as many as make one pass over
-        the mixed pairs.
-        """
+        """The same in every iteration; as many as make one pass over the mixed pairs."""
         count = self.length * self.pairs_per_step
-        count = count // 2 if self.cfg.mix_previous else count
-        return self.train_rows[:count]
+        return self.train_rows[: count // 2 if self.cfg.mix_previous else count]
 
-    def with_human_answers(self, rows: list[dict], part: str) -> list[dict]:
-        """Rows with a human answer that fits; the others are counted and reported, never cut."""
-        where, limit = f"--dataset {self.cfg.dataset}, {part}", self.cfg.solution_tokens
-        answered = [row for row in rows if row["reference"].strip()]
-        fitting = [r for r in answered if len(human_ids(r, self.processing_class)) <= limit]
-        missing, long = len(rows) - len(answered), len(answered) - len(fitting)
-        if missing or long:
-            say(
-                f"{where}: {missing} of {len(rows)} have no human answer, {long} are longer than "
-                f"--solution-tokens {limit}; left out."
-            )
+    def with_human_answers(self, rows: list[dict]) -> list[dict]:
+        """Rows with a human answer that fits; a human answer is never cut."""
+        limit = self.cfg.solution_tokens
+        fitting = [row for row in rows if row["reference"].strip()]
+        fitting = [row for row in fitting if len(human_ids(row, self.processing_class)) <= limit]
+        problem = f"no human answer of at most --solution-tokens {limit}"
         if not fitting:
-            raise UserError(
-                f"{where}: no question has a human answer of at most --solution-tokens {limit}."
-            )
+            raise UserError(f"--dataset {self.cfg.dataset}: {problem}.")
+        if len(fitting) < len(rows):
+            say(f"left out: {len(rows) - len(fitting)} of {len(rows)} questions have {problem}")
         return fitting
 
     def make_pairs(self, rows: list[dict]) -> list[dict]:
@@ -239,7 +234,7 @@ class Spin(CoTrainer):
         if self.cfg.opponent != "none":
             prompts = [solve_prompt(row["question"]) for row in rows]
             parts = [prompts[i : i + AT_ONCE] for i in range(0, len(prompts), AT_ONCE)]
-            # as sampled: one cut at the length limit has no end token, and gets none
+            # as sampled: a completion cut at the length limit has no end token, and gets none
             generated = [ids for part in parts for ids in self.generate_ids("writer", part)]
         return [
             {"question": row["question"], "real": y, "generated": y_}
@@ -247,7 +242,7 @@ class Spin(CoTrainer):
         ]
 
     def loss(self, batch):
-        """b pairs' share in the mean over all pairs of the step."""
+        """What b pairs contribute to the mean over all pairs of the step."""
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
         logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
@@ -255,7 +250,7 @@ class Spin(CoTrainer):
         self.log_mean("player/logp_human", real)
         if self.cfg.opponent == "none":
             return -real.sum() / batch["human_tokens"]  # - log p(y) per token
-        with torch.no_grad(), self.playing("opponent"):  # in equal parts, so that ln 2 is exact
+        with torch.no_grad(), self.playing("opponent"):  # the same rows at a time: ln 2 is exact
             ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
         beta = self.scale()
@@ -282,7 +277,7 @@ class Spin(CoTrainer):
         right = [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
         equal = [pair["real"] == pair["generated"] for pair in pairs]
         cut = [row[-1] not in self.eos_token_ids for row in ids]
-        self.log_mean("opponent/accuracy", right)  # SPIN knows no reward
+        self.log_mean("opponent/accuracy", right)  # only a measure: SPIN has no reward
         self.log_mean("opponent/equal_to_human", equal)
         self.log_mean("opponent/completions/mean_length", [len(row) for row in ids])
         self.log_mean("opponent/completions/clipped_ratio", cut)
@@ -291,12 +286,12 @@ class Spin(CoTrainer):
         """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
         self.log_mean("player/spin_loss", loss)
         period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
-        if self.state.global_step % period > 0:  # else player and opponent are equal, rewards 0
+        if self.state.global_step % period > 0:  # else player and opponent are equal: rewards are 0
             self.log_mean("player/reward_human", r_real)
             self.log_mean("player/reward_generated", r_generated)
             self.log_mean("player/pair_accuracy", r_real > r_generated)
         if 0 not in batch["row"]:
-            return  # one micro-batch of the step is shown
+            return  # the report shows one micro-batch of the step
         notes = [
             {**note, "player": who, "credit": "share of the reward"}
             for note in batch["notes"]

@@ -1,37 +1,34 @@
-r"""RL Tango: train a generator and the verifier of its steps, in turns (Zha et al. 2025,
-arXiv:2505.15034).
+r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its verifier in turns.
 
     python tango.py                                       the embedded model on a CPU, 5 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
-The loop (algorithm 1; all updates by `CoTrainer.loss`, in common/cotrainer.py)
+The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
+    GENERATOR = `generator_step`
+      sample M solutions per question; the verifier judges each solution once, step by step
+      A = (1 - alpha) * A_outcome + alpha * A_step                                      eq. 4-7
+    VERIFIER = `verifier_step`
+      sample one solution per question, and M judgements of it
+      r = [final verdict == answer is right] + 0.8 * format, classes reweighted         eq. 8-9
 
-    GENERATOR  sample M solutions per question; the verifier judges every step of each, once
-               A = (1 - alpha) * A_outcome + alpha * A_step                                eq. 4-7
-    VERIFIER   sample one solution per question, and M judgements of it
-               r = [final verdict == answer is right] + 0.8 * format, classes reweighted   eq. 8-9
-
-RL sees no step labels. The verifier is paid for its final verdict and its format, so it learns to
-judge steps only as far as that helps the final verdict; the embedded one has been taught to, and
-shares some of the generator's misconceptions. The generator is paid for its answer and for the
-verdicts on its steps, never for the final verdict: to flatter that gains it nothing.
+RL sees no step labels: the verifier is rewarded for its final verdict and its format, and learns to
+judge steps only as far as that helps (the embedded verifier was pretrained to). The generator is
+rewarded for its answer and the verdicts on its steps; fooling the final verdict earns nothing.
 
 What we changed and it matters (the full list is in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
-    2. The loss is a mean over all tokens of the batch; the paper averages within each sequence
-       first, the released code within micro-batches of 4.
-    3. Groups of 8, 128 rows a step (paper: 5, 1,280).
-    4. No supervised warm-up of the generator: the model must already know the format.
-    5. Chat messages with our own system prompts, not plain text for base models.
+    2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
+    3. No supervised warm-up of the generator: the model must already know the format.
+    4. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.advantage import group_advantage, step_return_to_go
 from common.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
@@ -41,7 +38,8 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_questions
-from common.tiny.tasks import gold_steps, parse_question, step_labels
+from common.tasks.verdicts import read_verdict
+from common.tiny.tasks import gold_steps
 
 import torch
 import tyro
@@ -67,7 +65,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     ver_warmup: CountOrZero = 4
     """verifier steps before everything else (paper: 40 of 440)"""
     alpha: Share = 0.1
-    """weight of the step advantage at the start (paper: 0.1); it falls to 0.001 by the end"""
+    """weight of the step advantage in the first generator step (paper: 0.1); 0: no judgements"""
+    alpha_end: Share = 0.001
+    """to which it falls by the end (paper: 0.001); with --alpha 1 --alpha-end 1 it stays 1"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
     """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
@@ -79,11 +79,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
     def check(self):
         if self.generator == "frozen" and self.verifier != "co-trained":
-            raise UserError(
-                f"--generator frozen with --verifier {self.verifier} leaves nobody to train."
-            )
+            raise UserError(f"--generator frozen, --verifier {self.verifier}: nobody is trained.")
         if self.gen_steps + self.ver_steps == 0:
             raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
+        if self.alpha_end == 0 < self.alpha:
+            raise UserError("--alpha-end 0: alpha falls by a factor per step, which never gives 0.")
 
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
@@ -107,55 +107,48 @@ def verify_prompt(question: str, solution: str) -> list[dict]:
 
 
 BOXED = r"\\box(?:ed)?\{(CORRECT|INCORRECT)\}"
+VERDICTS = ("CORRECT", "INCORRECT")
 SECTION = re.compile(r"<step_verification>(.*?)</step_verification>", re.DOTALL)
-FINAL = re.compile(rf"<final_verification>\s*{BOXED}\.?\s*</final_verification>", re.IGNORECASE)
 
 
-def parse_judgement(text: str) -> tuple[list[bool], bool | None]:
-    r"""(verdict of each step, final verdict); a final verdict that cannot be read is None.
+class Judgement(NamedTuple):
+    verdicts: list[bool]  # of the steps that have one
+    final: bool | None  # None: not readable
 
-    >>> parse_judgement(r"<step_verification><step>7\boxed{CORRECT}</step></step_verification>"
-    ...                 r"<final_verification>\boxed{INCORRECT}</final_verification>")
-    ([True], False)
-    """
+
+def parse_judgement(text: str) -> Judgement:
+    """Verdicts quoted inside a step are ignored: its own is at its end, the final one after all."""
     section = SECTION.search(text)
-    # a verdict that a step quotes is none: the final one comes after the steps, a step's at its end
-    final = FINAL.search(text, section.end() if section else 0)
+    _, opened, rest = text[section.end() if section else 0 :].rpartition("<final_verification>")
+    inside, closed, _ = rest.partition("</final_verification>")
+    final = read_verdict(inside, VERDICTS) if opened and closed else None
     steps = split_steps(section[1]) if section else []
-    found = [re.search(rf"{BOXED}\.?\s*$", step, re.IGNORECASE) for step in steps]
-    verdicts = [verdict[1].upper() == "CORRECT" for verdict in found if verdict]
-    return verdicts, final[1].upper() == "CORRECT" if final else None
+    verdicts = [read_verdict(step, VERDICTS) for step in steps]
+    return Judgement([v == "CORRECT" for v in verdicts if v], final and final == "CORRECT")
 
 
-def solution_format(text: str) -> float:
-    """How well a solution keeps to its format, in [0, 1]. Not a reward: it decides only whether a
-    judgement must have as many verdicts as the solution has steps.
-    """
-    answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    if not answer:
-        return 0.0
-    score, steps = 1.0, len(split_steps(text))
-    if not re.fullmatch(r"\s*\\boxed\{.*\}\s*", answer[1], re.DOTALL):
-        score -= 0.8
-    score -= 0.8 if steps == 0 else 0.4 if steps < 3 else 0.0
-    return max(0.0, score)
+def has_countable_steps(solution: str) -> bool:
+    """Whether a solution keeps to its format, so that a judgement must have a verdict per step."""
+    answer = re.search(r"<answer>(.*?)</answer>", solution, re.DOTALL)
+    in_a_box = answer and re.fullmatch(r"\s*\\boxed\{.*\}\s*", answer[1], re.DOTALL)
+    return bool(in_a_box and split_steps(solution))
 
 
 def judgement_format(text: str, solution: str) -> float:
     """How well a judgement keeps to the format, in [0, 1] (the released code's deductions)."""
     match = re.fullmatch(
-        r"\s*<step_verification>(.*)</step_verification>"
+        r"(?s)\s*<step_verification>(.*)</step_verification>"
         r"\s*<final_verification>(.*?)</final_verification>\s*",
         text,
-        re.DOTALL,
     )
-    if not match:
+    verdicts, final = parse_judgement(text)
+    if not match or final is None:  # otherwise tidy silence would be rewarded
         return 0.0
-    score, verdicts = 1.0, parse_judgement(text)[0]
-    countable = solution_format(solution) >= 0.6
+    score = 1.0
+    miscounted = has_countable_steps(solution) and len(verdicts) != len(split_steps(solution))
     if not re.fullmatch(rf"\s*{BOXED}\s*", match[2], re.IGNORECASE):
         score -= 0.8
-    if not split_steps(match[1]) or (countable and len(verdicts) != len(split_steps(solution))):
+    if miscounted or not split_steps(match[1]):
         score -= 0.8
     if re.sub(r"<step>.*?</step>", "", match[1], flags=re.DOTALL).strip():
         score -= 0.4
@@ -164,83 +157,68 @@ def judgement_format(text: str, solution: str) -> float:
 
 # ------------------------------------------------------------------ rewards, called by TRL
 def outcome_reward(completions, answer, **_) -> list[float]:
-    """Generator: r_out = [answer == gold]. Nothing of the verifier's is in it."""
+    """Generator: r_out = [answer == gold]. Nothing that the verifier writes is in it."""
     return [float(is_correct(c[0]["content"], gold)) for c, gold in zip(completions, answer)]
 
 
 def verdict_reward(completions, label, **_) -> list[float]:
-    """Verifier: [final verdict == gold verdict], 0 if there is none (eq. 8, first term)."""
-    finals = [parse_judgement(c[0]["content"])[1] for c in completions]
+    """Verifier: [final verdict == gold verdict], 0 if it is not readable (eq. 8, first term)."""
+    finals = [parse_judgement(c[0]["content"]).final for c in completions]
     return [float(final is right) for final, right in zip(finals, label)]
 
 
 def format_reward(completions, solution, **_) -> list[float]:
-    """Verifier: 0.8 * format; 0 without a final verdict, however tidy the rest (eq. 8, second)."""
-    texts = [c[0]["content"] for c in completions]
-    readable = [parse_judgement(text)[1] is not None for text in texts]
-    scores = [judgement_format(text, s) for text, s in zip(texts, solution)]
-    return [GAMMA * score if ok else 0.0 for score, ok in zip(scores, readable)]
+    """Verifier: 0.8 * format (eq. 8, second term)."""
+    return [GAMMA * judgement_format(c[0]["content"], s) for c, s in zip(completions, solution)]
 
 
 # ------------------------------------------------------------------ the paper's mathematics
-def alpha_at(n: int, total: int, alpha: float) -> float:
+def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
     """Weight of the step advantage after n of `total` generator steps."""
-    # alpha_n = max(1e-3, a0 * exp(-n ln(a0 / 1e-3) / total)); a smaller a0 stays as it is
-    return max(1e-3, alpha * (1e-3 / alpha) ** (n / max(1, total))) if alpha > 1e-3 else alpha
+    # alpha_n = max(end, a0 * exp(-n ln(a0 / end) / total)); an a0 that is smaller stays as it is
+    return max(end, alpha * (end / alpha) ** (n / max(1, total))) if alpha > end else alpha
 
 
-def step_rewards(verdicts: list[list[bool]], ends: list[list[int]]) -> tuple:
-    """Eq. 3: r = +-1/K at the last token of each of a solution's K steps.
-
-    Returns:
-        (B, K) rewards, (B, K) token indices. A solution with another number of verdicts than steps
-        has no step rewards: its are NaN, as is padding, whose indices are -1.
+def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
+    """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
+    and (B, K) token indices; NaN and -1 where there is none. If a solution's numbers of verdicts
+    and of steps differ, all its rewards are NaN.
     """
-    K = max([len(end) for end in ends] + [1])
-    rewards, at = torch.full((len(ends), K), torch.nan), torch.full((len(ends), K), -1)
+    K = max([1, *map(len, ends)])
+    r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
+    tokens = torch.full((len(ends), K), -1, device=device)  # (B, K)
     for i, (verdict, end) in enumerate(zip(verdicts, ends)):
-        at[i, : len(end)] = torch.tensor(end, dtype=torch.long)
-        if end and len(verdict) == len(end):
-            rewards[i, : len(end)] = torch.tensor([1.0 if v else -1.0 for v in verdict]) / len(end)
-    return rewards, at
+        tokens[i, : len(end)] = torch.tensor(end, dtype=torch.long)
+        if len(verdict) == len(end):
+            r_step[i, : len(end)] = (2.0 * torch.tensor(verdict) - 1) / len(end)
+    return r_step, tokens
 
 
-def tango_advantages(
-    outcome, step_rewards, step_ends, mask, group_size: int, alpha: float
-) -> torch.Tensor:
-    """The generator's per-token advantages, eq. 4-7.
+def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
+    """Eq. 4-7: the generator's per-token advantages, as the two terms whose sum they are.
 
-    Args:
-        outcome: (B,) in {0, 1}.
-        step_rewards: (B, K), NaN = none.
-        step_ends: (B, K) token indices, -1 = none.
-        mask: (B, T) of 0/1.
-        group_size: M.
-        alpha: weight of the step advantage.
+    (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
 
-    Returns:
-        (B, T), 0 outside the mask.
+    >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])
+    >>> terms = tango_advantages(torch.tensor([1.0, 0]), r_step, tokens, torch.ones(2, 4), 2, 0.5)
+    >>> sum(terms)  # z = [.5, .5], [.5, -1.5]; A_step = 1, 1, .5, .5 and -1, -1, -1.5, -1.5
+    tensor([[ 0.8536,  0.8536,  0.6036,  0.6036],
+            [-0.8536, -0.8536, -1.1036, -1.1036]])
     """
     # A_out = (r - mean) / std over the M solutions of a question
-    A_out = group_advantage(outcome, group_size)[:, None]  # (B, 1)
-    if step_rewards.shape[1] == 0 or alpha == 0:
-        return (1 - alpha) * A_out * mask
-    # z = the same over ALL step rewards of the M solutions pooled. Trap: 1/K and pooling together
-    # favour short solutions among those that are all right; a small alpha bounds the damage.
-    z = group_advantage(step_rewards, group_size)  # (B, K)
-    pools = step_rewards.reshape(-1, group_size * step_rewards.shape[1])  # (P, M * K)
-    alone = ((~pools.isnan()).sum(1) == 1).repeat_interleave(group_size)[:, None]  # (B, 1)
-    z = torch.where(alone, step_rewards.nan_to_num(0.0), z)  # a pool of one has mean 0, std 1
+    A_out = group_advantage(outcome, group_size)[:, None] * mask  # (B, T)
+    # z = the same over ALL step rewards of the M solutions pooled. Trap: because r = 1/K, short
+    # solutions score higher among those that are all right; a small alpha bounds the damage.
+    z = group_advantage(r_step, group_size, keep_single=True)  # (B, K)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
-    A_step = step_return_to_go(z, step_ends, mask)  # (B, T)
+    A_step = step_return_to_go(z, tokens, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
-    return ((1 - alpha) * A_out + alpha * A_step) * mask
+    return (1 - alpha) * A_out, alpha * A_step
 
 
 def class_weights(labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Eq. 9: labels (B,) bool and running counts (2,) of wrong and right -> (B,), mean 1.
-
-    The paper: without it the verifier of a mostly wrong generator learns to say INCORRECT always.
+    """Eq. 9: labels (B,) bool and running counts (2,) of wrong and right -> (B,), mean 1. Without
+    it, the paper says, the verifier of a mostly wrong generator learns to say INCORRECT always.
     """
     s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of the row's class)
     return s * len(s) / s.sum()
@@ -250,6 +228,12 @@ def class_weights(labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 class Tango(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
 
+    def step(self, rows):
+        """rows: B, every question M times in a row."""
+        if self.player_at(self.state.global_step) == "generator":
+            return [self.generator_step(rows)]
+        return [self.verifier_step(rows[:: self.cfg.group_size])]
+
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
         M, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
@@ -258,12 +242,6 @@ class Tango(CoTrainer):
             "generator": Player([outcome_reward], args.lr, solution, M),
             "verifier": Player(rewards, args.lr, judgement, M, reads=solution),
         }
-
-    def step(self, rows):
-        """rows: B, every question M times in a row."""
-        if self.player_at(self.state.global_step) == "generator":
-            return [self.generator_step(rows)]
-        return [self.verifier_step(rows[:: self.cfg.group_size])]
 
     def player_at(self, step: int) -> str:
         """Warm-up, then cycles of N_g generator and N_v verifier steps, generator first."""
@@ -276,40 +254,34 @@ class Tango(CoTrainer):
         return "generator" if turn < cfg.gen_steps else "verifier"
 
     def generator_step(self, rows):
-        batch = self.rollout("generator", rows)  # texts, rewards (B,), completion_mask (B, T)
-        alpha = self.alpha()
-        verdicts, ends = [[]] * len(rows), [[]] * len(rows)
+        batch = self.rollout("generator", rows)  # texts, rewards (B,)
+        ids, mask = batch["completion_ids"], batch["completion_mask"]  # (B, T)
+        M, alpha = self.cfg.group_size, self.alpha()
+        judgements = [Judgement([], None)] * len(rows)
         if alpha > 0:
             # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
-            asked = [verify_prompt(r["question"], text) for r, text in zip(rows, batch["texts"])]
-            batch["judgements"] = self.generate("verifier", asked)
-            # its final verdict is for the metrics only
-            verdicts = [parse_judgement(judgement)[0] for judgement in batch["judgements"]]
-            ends = self.ends_of_steps(batch)
-        r_step, at = (x.to(batch["rewards"].device) for x in step_rewards(verdicts, ends))  # (B, K)
-        batch["advantages"] = tango_advantages(
-            batch["rewards"], r_step, at, batch["completion_mask"], self.cfg.group_size, alpha
-        )  # (B, T)
-        self.report_generator(rows, batch, alpha, verdicts, ends)
-        self.report_credit(batch, batch["rewards"], alpha)
+            prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch["texts"])]
+            batch["judgements"] = self.generate("verifier", prompts)
+            judgements = [parse_judgement(text) for text in batch["judgements"]]
+        verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
+        ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
+        r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
+        of_outcome, of_steps = tango_advantages(batch["rewards"], r_step, tokens, mask, M, alpha)
+        batch["advantages"] = of_outcome + of_steps  # (B, T)
+        batch["components"] = {"outcome": of_outcome, "step": of_steps}
+        self.report_generator(rows, batch, judgements, alpha)
         return batch
 
     def verifier_step(self, questions):
         M = self.cfg.group_size
         solutions = self.generate("generator", [q["prompt"] for q in questions])  # ONE each
-        judged = [
-            {
-                **question,
-                "prompt": verify_prompt(question["question"], solution),
-                "solution": solution,
-                "label": is_correct(solution, question["answer"]),
-            }
-            for question, solution in zip(questions, solutions)
-            for _ in range(M)  # a group is M judgements of one solution
-        ]
+        judged = []
+        for row, solution in zip(questions, solutions):
+            row = row | {"prompt": verify_prompt(row["question"], solution), "solution": solution}
+            row["label"] = is_correct(solution, row["answer"])
+            judged += [row] * M  # a group is M judgements of one solution
         batch = self.rollout("verifier", judged)
-        labels = [row["label"] for row in judged]
-        s = self.over_all_processes(self.weights_by_class, labels)  # (B,)
+        s = self.over_all_processes(self.weights_by_class, [row["label"] for row in judged])  # (B,)
         # The weights come after the group normalisation, which would undo them.
         batch["advantages"] = group_advantage(batch["rewards"], M) * s.to(batch["rewards"])  # (B,)
         self.report_verifier(judged, batch)
@@ -319,18 +291,12 @@ class Tango(CoTrainer):
         """Its clock counts the generator's steps only."""
         if self.cfg.verifier == "none":
             return 0.0
-        now, steps = self.state.global_step, range(self.cfg.steps)
-        total = sum(self.player_at(step) == "generator" for step in steps)
-        done = sum(self.player_at(step) == "generator" for step in steps[:now])
-        return alpha_at(done, total, self.cfg.alpha)
-
-    def ends_of_steps(self, batch) -> list[list[int]]:
-        """For every solution, the index of the last token of each of its steps."""
-        ids, mask = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
-        return [step_ends(i[m].tolist(), self.processing_class) for i, m in zip(ids, mask)]
+        steps = [n for n in range(self.cfg.steps) if self.player_at(n) == "generator"]
+        done = sum(n < self.state.global_step for n in steps)
+        return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
     def weights_by_class(self, labels: list[bool]) -> torch.Tensor:
-        """labels: of all processes' rows. The running counts start with the first batch."""
+        """labels: of all processes' rows. The running counts start with the first batch's."""
         now = torch.bincount(torch.tensor(labels).long(), minlength=2).float()  # (2,)
         before = torch.tensor(self.saved.get("class_counts", now.tolist()))
         counts = CLASS_EMA * before + (1 - CLASS_EMA) * now
@@ -338,59 +304,49 @@ class Tango(CoTrainer):
         return class_weights(torch.tensor(labels), counts)
 
     # --- what is logged and shown; nothing below affects training
-    def report_generator(self, rows, batch, alpha, verdicts, ends):
-        # the outcome is the only reward; beside another, rewards are no labels: take is_correct
+    def report_generator(self, rows, batch, judgements, alpha):
+        # Here reward equals correctness. With a second reward, use is_correct.
         self.log_mean("generator/accuracy", batch["rewards"])
         self.log_mean("co/alpha", alpha)
         gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch["texts"])]
         self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
         if "judgements" not in batch:
             return
-        dropped = [len(v) != len(e) for v, e in zip(verdicts, ends)]
-        self.log_mean("co/step_rewards_dropped", dropped)
-        finals = [parse_judgement(judgement)[1] for judgement in batch["judgements"]]
-        self.report_verdicts(finals, batch["rewards"].bool().tolist())
+        self.report_verdicts(judgements, batch["rewards"].bool().tolist())
+        verdicts = [judgement.verdicts for judgement in judgements]
+        counts = [len(split_steps(text)) for text in batch["texts"]]
+        self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         for i, note in enumerate(batch["notes"]):
             note |= {"judgement": batch["judgements"][i], "verdicts": verdicts[i], "gold": gold[i]}
-        # what a generator that games its verifier lives on
+        # a generator that games its verifier lives on these
         pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
-
-    def report_credit(self, batch, outcome, alpha):
-        """The two terms of eq. 7; outcome: (B,)."""
-        A_out = group_advantage(outcome, self.cfg.group_size)[:, None]  # (B, 1)
-        first = (1 - alpha) * A_out * batch["completion_mask"]  # (B, T)
-        batch["components"] = {"outcome": first, "step": batch["advantages"] - first}
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
         self.log_mean("generator/accuracy", labels)
-        parsed = [parse_judgement(text) for text in batch["texts"]]
-        self.report_verdicts([final for _, final in parsed], labels)
-        for note, row, (verdicts, _) in zip(batch["notes"], judged, parsed):
-            note |= {"solution is right": row["label"], "verdicts": verdicts}
+        judgements = [parse_judgement(text) for text in batch["texts"]]
+        self.report_verdicts(judgements, labels)
+        for note, row, judgement in zip(batch["notes"], judged, judgements):
+            note |= {"solution is right": row["label"], "verdicts": judgement.verdicts}
             note["gold"] = gold_steps(row["question"], row["solution"])
 
-    def report_verdicts(self, finals: list[bool | None], labels: list[bool]):
-        """Co-training that goes wrong shows here first: a verifier of one opinion, or one that is
-        kinder than the truth."""
-        finals, labels = self.gather(finals), self.gather(labels)
-        for key, value in verdict_metrics(finals, labels).items():
+    def report_verdicts(self, judgements: list[Judgement], labels: list[bool]):
+        """Co-training that goes wrong shows here first."""
+        judgements, labels = self.gather(judgements), self.gather(labels)
+        metrics = verdict_metrics(judgements, labels)
+        for key, value in metrics.items():
             self.log_mean(f"verifier/{key}", value)
-        accepted = mean([final is True for final in finals])
-        self.log_mean("co/verdict_minus_gold", accepted - mean(labels))
+        self.log_mean("co/verdict_minus_gold", metrics["says_correct"] - mean(labels))
 
 
 # ------------------------------------------------------------------ evaluation
-def verdict_metrics(finals: list[bool | None], labels: list[bool]) -> dict[str, float]:
-    """Against gold. A verdict that cannot be read is wrong in both classes; a class that does not
-    occur is left out.
-    """
-    of = {
-        label: [final is label for final, truth in zip(finals, labels) if truth == label]
-        for label in (True, False)
-    }
-    rates = {name: mean(of[label]) for name, label in (("tpr", True), ("tnr", False)) if of[label]}
+def verdict_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
+    """Final verdicts against gold. One that is not readable is wrong in both classes."""
+    finals, hits = [judgement.final for judgement in judgements], {"tpr": [], "tnr": []}
+    for final, label in zip(finals, labels):
+        hits["tpr" if label else "tnr"].append(final is label)
+    rates = {name: mean(values) for name, values in hits.items() if values}  # of classes that occur
     return {
         "balanced_accuracy": mean(list(rates.values())),
         **rates,
@@ -399,78 +355,73 @@ def verdict_metrics(finals: list[bool | None], labels: list[bool]) -> dict[str, 
     }
 
 
-def step_f1(questions: list[str], solutions: list[str], judgements: list[str]) -> float:
-    """F1 of finding the wrong steps, against gold step labels that RL never sees. Embedded
-    questions only.
-    """
-    hits = said = wrong = 0
-    for question, solution, judgement in zip(questions, solutions, judgements):
-        gold, verdicts = step_labels(question, split_steps(solution)), parse_judgement(judgement)[0]
-        verdicts = (
-            verdicts if len(verdicts) == len(gold) else [True] * len(gold)
-        )  # not readable: nothing was found
-        hits += sum(not v and not g for v, g in zip(verdicts, gold))
-        said += sum(not v for v in verdicts)
-        wrong += sum(not g for g in gold)
-    return 2 * hits / max(1, said + wrong)
+def step_f1(gold: list[list[bool]], judgements: list[Judgement]) -> float:
+    """F1 of finding wrong steps. If the numbers of verdicts and of steps differ, none is found."""
+    hits = flagged = wrong = 0
+    for labels, (verdicts, _) in zip(gold, judgements):
+        wrong += labels.count(False)
+        if len(verdicts) == len(labels):
+            flagged += verdicts.count(False)
+            hits += sum(not v and not label for v, label in zip(verdicts, labels))
+    return 2 * hits / max(1, flagged + wrong)
+
+
+def evaluate_generator(trainer, held_out) -> tuple:
+    """(metrics, n samples of each question, whether each is right)"""
+    several = [row for row in held_out for _ in range(trainer.cfg.eval_samples)]
+    samples, right = solve(trainer, "generator", held_out, trainer.cfg.eval_samples)
+    greedy, greedy_right = solve(trainer, "generator", held_out, greedy=True)
+    result = {"generator/accuracy": mean(right), "generator/greedy": mean(greedy_right)}
+    for suffix, rows, texts in (("", several, samples), ("_greedy", held_out, greedy)):
+        gold = [gold_steps(row["question"], text) for row, text in zip(rows, texts)]
+        if None not in gold:  # all questions are embedded ones
+            result[f"generator/step_accuracy{suffix}"] = mean([g for steps in gold for g in steps])
+    return result, samples, right
+
+
+def evaluate_verifier(trainer, held_out, solutions) -> dict[str, float]:
+    """Sampled as in training, and greedily, which an untrained verifier is better at."""
+    labels = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
+    gold = [gold_steps(row["question"], text) for row, text in zip(held_out, solutions)]
+    sampled = judge(trainer, held_out, solutions)
+    greedy = judge(trainer, held_out, solutions, greedy=True)
+    metrics = verdict_metrics(sampled, labels)
+    metrics["balanced_accuracy_greedy"] = verdict_metrics(greedy, labels)["balanced_accuracy"]
+    if None not in gold:
+        metrics |= {"step_f1": step_f1(gold, sampled), "step_f1_greedy": step_f1(gold, greedy)}
+    return {f"verifier/{name}": value for name, value in metrics.items()}
+
+
+def judge(trainer, rows, solutions: list[str], greedy: bool = False) -> list[Judgement]:
+    prompts = [verify_prompt(row["question"], text) for row, text in zip(rows, solutions)]
+    return [parse_judgement(text) for text in trainer.generate_all("verifier", prompts, greedy)]
 
 
 def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
-    """The generator on held-out questions; the verifier on solutions that the base wrote at step 0,
-    so that it is measured on the same ones all along, sampled as in training, and greedily, which
-    an untrained one is better at; and both together: the verifier picks the best of a few
-    solutions."""
-    questions, n = [row["question"] for row in held_out], trainer.cfg.eval_samples
-
-    def judge(rows: list[dict], solutions: list[str], greedy: bool = False) -> list[str]:
-        prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, solutions)]
-        return trainer.generate_all("verifier", prompts, greedy)
-
-    several = [row for row in held_out for _ in range(n)]
-    samples, correct = solve(trainer, "generator", held_out, n)
-    likeliest, of_those = solve(trainer, "generator", held_out, greedy=True)
-    trainer.saved.setdefault("base_solutions", samples[::n])  # step 0: the generator is the base
-    result = {"generator/accuracy": mean(correct), "generator/greedy": mean(of_those)}
-    if all(map(parse_question, questions)):  # embedded questions have gold step labels
-        for suffix, texts in (("", samples), ("_greedy", likeliest)):
-            asked = several if texts is samples else held_out
-            gold = [gold_steps(row["question"], text) for row, text in zip(asked, texts)]
-            result[f"generator/step_accuracy{suffix}"] = mean([g for steps in gold for g in steps])
+    """Each player by itself; and both: the verifier picks one of n samples of a question."""
+    n = trainer.cfg.eval_samples
+    result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # the verifier on the base's solutions
-    solutions = trainer.saved["base_solutions"]
-    right = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
-    for suffix in ("", "_greedy"):
-        judgements = judge(held_out, solutions, greedy=suffix != "")
-        finals = [parse_judgement(text)[1] for text in judgements]
-        for key, value in verdict_metrics(finals, right).items():
-            if not suffix or key == "balanced_accuracy":
-                result[f"verifier/{key}{suffix}"] = value
-        if all(map(parse_question, questions)):
-            result[f"verifier/step_f1{suffix}"] = step_f1(questions, solutions, judgements)
-    # both: of n solutions of a question, the verifier's favourite; the first quarter of questions
-    some = n * max(1, len(held_out) // 4)
-    scores = []
-    for judgement in judge(several[:some], samples[:some]):
-        steps, final = parse_judgement(judgement)
-        scores.append((final is True, sum(steps) / max(1, len(steps))))  # ties: share of good steps
-    picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, some, n)]
-    result[f"co/best_of_{n}"] = mean([correct[i] for i in picked])
-    result["co/mean_of_same"] = mean(correct[:some])
+    # The base's, at every evaluation: a better generator must not look like a better verifier.
+    solutions = trainer.saved.setdefault("base_solutions", samples[::n])
+    result |= evaluate_verifier(trainer, held_out, solutions)
+    # A quarter of the questions. It picks a solution that it accepts, of these one with good steps.
+    count = n * max(1, len(held_out) // 4)
+    rows, scores = [row for row in held_out for _ in range(n)][:count], []
+    for verdicts, final in judge(trainer, rows, samples[:count]):
+        scores.append((final is True, sum(verdicts) / max(1, len(verdicts))))
+    picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, count, n)]
+    result[f"co/best_of_{n}"] = mean([right[i] for i in picked])
+    result["co/mean_of_same"] = mean(right[:count])
     return result
 
 
 # ------------------------------------------------------------------ main
 CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
     "generator": ["generator/accuracy"],
-    "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr"],
-    "health": [
-        "verifier/says_correct",
-        "verifier/parsed",
-        "co/verdict_minus_gold",
-        "generator/frac_reward_zero_std",
-    ],
+    "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
+    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],
 }
 
 

@@ -54,6 +54,8 @@ class Player:
     """its gradient is clipped to this norm; 0 = not clipped"""
     reads: int = 0
     """tokens of other players' texts in its prompt, at most: for the estimate of memory"""
+    rows: int = 1
+    """rows of a forward pass per unit of --micro-batch, 2 for pairs: for the same estimate"""
 
 
 class AdapterTrainer(GRPOTrainer):
@@ -94,6 +96,7 @@ class AdapterTrainer(GRPOTrainer):
         self.player = ""  # whose batch was trained last
         self.sampled_tokens = 0  # by all players, since the step began
         self.trained_adapters = set()
+        self.idle = {}  # player -> its latest updates in a row without a gradient
         self._sums = {}  # metric -> (sum, count) of this process and step
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
         config.beta = 0.0

@@ -17,7 +17,11 @@ def _is_flat(pool: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
 
 
 def group_advantage(
-    rewards: torch.Tensor, group_size: int, scale: bool = True, eps: float = 1e-6
+    rewards: torch.Tensor,
+    group_size: int,
+    scale: bool = True,
+    eps: float = 1e-6,
+    keep_single: bool = False,
 ) -> torch.Tensor:
     """GRPO: A = (r - mean) / (std + eps) over each group (Shao et al. 2024, sec. 4.1).
 
@@ -26,6 +30,8 @@ def group_advantage(
             pools all its values. NaN = missing.
         group_size: rows per group.
         scale: divide by the unbiased standard deviation; if not, only subtract the mean (Dr. GRPO).
+        keep_single: a value that is alone in its group stays as it is, as if the mean were 0 and
+            the deviation 1 (the released code of RL Tango); by default it becomes 0.
 
     Returns:
         A tensor shaped like `rewards`; exactly 0 where missing and throughout constant groups.
@@ -41,7 +47,10 @@ def group_advantage(
     if scale:
         std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
         centred = centred / (std + eps)
-    return centred.masked_fill(_is_flat(pool, missing), 0.0).reshape(rewards.shape)
+    A = centred.masked_fill(_is_flat(pool, missing), 0.0)
+    if keep_single:
+        A = torch.where(count == 1, values, A)
+    return A.reshape(rewards.shape)
 
 
 def named_group_advantage(rewards: torch.Tensor, groups: list) -> torch.Tensor:

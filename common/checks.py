@@ -290,6 +290,40 @@ def _check_advantages(name: str, A, mask: torch.Tensor):
         raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
 
 
+# ------------------------------------------------------------------ nothing to learn from
+IDLE = 3  # updates in a row without a gradient
+
+
+def check_learning(trainer, batch: dict, norm: float):
+    """After an update: had its player nothing to learn from several times in a row, or has it next
+    to nothing at the start of the run?
+    """
+    name, rewards = batch["player"], batch.get("rewards", torch.tensor([]))
+    trainer.idle[name] = 0 if norm > 0 else trainer.idle.get(name, 0) + 1
+    if trainer.idle[name] == IDLE:
+        what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
+        warn_once(f"{what}. {_what_helps(batch)}")
+    values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
+    if trainer.state.global_step == 0 and counts.sum() >= 16:
+        share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
+        if share >= 0.95:
+            what = (
+                f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn from"
+            )
+            warn_once(f"{what}. {_what_helps(batch)}")
+
+
+def _what_helps(batch: dict) -> str:
+    if "texts" not in batch:
+        return ""
+    lengths = batch["completion_mask"].sum(1)
+    at_limit = (lengths == lengths.max()).float().mean().item()
+    cut = f"{at_limit:.0%} of its completions are as long as the longest"
+    longer = f"a longer limit ({cut}), " if at_limit > 0.5 else ""
+    helps = f"{longer}a model that follows the instructions, or a warm-up on the format"
+    return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
+
+
 def check_same_player(names: list[str]):
     """names: whom each process is training."""
     if len(set(names)) > 1:

@@ -25,6 +25,7 @@ A batch is a dict
     advantages                            (B,) or (B, T)                             set_rewards
     rollout                               (B,) which of concat's batches a row is of concat
     components                            {name: (B,) or (B, T)}: a sum's terms      the script
+    trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
 `saved`, a dict, holds what a checkpoint keeps of the script's own state. How players share a
 trainer is in common/adapters.py; the rest is TRL's: data loader, reward calls, schedule, logging,
@@ -139,6 +140,7 @@ class CoTrainer(AdapterTrainer):
         self.log_mean(f"{name}/learning_rate", self.learning_rate_of(player.adapter))
         if not math.isfinite(norm):
             raise self.diverged(name, f"grad_norm is {norm}")
+        checks.check_learning(self, batch, norm)
         optimizer = self.own_optimizer()
         if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
             optimizer.step()
@@ -376,7 +378,7 @@ class CoTrainer(AdapterTrainer):
         mine = fn(*whole)[first : first + len(columns[0])]
         if isinstance(mine, torch.Tensor):
             width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
-            mine = (mine[:, :width] if mine.dim() == 2 else mine).to(self.accelerator.device)
+            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
         return mine
 
     def my_share(self, items: list) -> list:

@@ -103,13 +103,14 @@ def plan_memory(args, players: dict) -> Plan:
     where, free, gpu_bytes = available(gpu)
     turns = [(QUESTION_TOKENS + player.reads, player.max_tokens) for player in players.values()]
     trained = {player.adapter: player.lr > 0 for player in players.values()}
+    per_unit = max(player.rows for player in players.values())
 
     def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
         return estimate(
             config, turns, adapters=sum(trained.values()),
             frozen_adapters=len(trained) - sum(trained.values()),
             lora_rank=args.lora_rank, four_bit=args.four_bit, eight_bit_adam=args.eight_bit_adam,
-            rows=rows, micro_batch=micro_batch, checkpointing=checkpointing,
+            rows=rows, micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
             entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
             processes=PartialState().num_processes,
         )  # fmt: skip

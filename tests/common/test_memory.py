@@ -1,15 +1,14 @@
 """common/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
 
 import importlib
-import importlib.util
 import re
 import types
 from pathlib import Path
 
-import tango
-from common.args import fill_in, grpo_config
+from common import launch
+from common.adapters import Player, with_adapters
 from common.errors import UserError
-from common.memory import GIB, TABLE, available, check_memory, estimate, shapes, table
+from common.memory import GIB, TABLE, available, estimate, plan_memory, shapes
 from common.model import TINY, load_model, read_config
 from common.run import Run
 
@@ -17,7 +16,7 @@ import bitsandbytes as bnb
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
-from conftest import SCRIPTS
+from conftest import SCRIPTS, lora, make_players, moved
 from peft import LoraConfig, get_peft_model
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
@@ -27,7 +26,6 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     Qwen2Config,
-    TrainerCallback,
 )
 
 SHAPES = {  # as published: hidden size, width of the MLP, layers, heads, key and value heads
@@ -39,7 +37,8 @@ KEYS = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_
 SMALL = dict(zip(KEYS.split(), (128, 512, 3, 4, 2))) | {"vocab_size": 512, "head_dim": 32}
 RUN = {"adapters": 2, "lora_rank": 16, "four_bit": True, "rows": 64, "micro_batch": 4}
 TURNS = [(512, 1024), (1536, 1024)]
-MORE = [(0, 1024), (1024, 1024)]  # the same as a script gives it: without instructions and question
+PLAYERS = {"writer": Player([], 1e-3, 1024), "reader": Player([], 1e-3, 1024, reads=1024)}
+PLAYERS = with_adapters(PLAYERS)  # TURNS as a script gives them
 
 
 def qwen(size: str) -> Qwen2Config:
@@ -112,38 +111,24 @@ def test_each_of_several_processes_has_buckets_for_all_adapters():
     assert one["adapters"] == 3 * one["gradients"] == two["gradients"] - one["gradients"]
 
 
-def test_the_eight_bit_optimiser_trains_one_adapter_and_leaves_the_other_alone(trainer):
-    """optim="adamw_8bit", through the trainer: a verifier step, then generator steps."""
-    trainer.args.optim = "adamw_8bit"
-    at = [{n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_" in n}]
-    trainer.add_callback(Snapshots(trainer.model, at))
-    trainer.args.max_steps = 2
+def test_the_eight_bit_optimiser_trains_one_adapter_and_leaves_the_other_alone(tmp_path):
+    at = []
 
-    def alternating(completions, **_):  # every group has something to learn
-        return [float(i % 2) for i in range(len(completions))]
+    def step(trainer, rows):
+        at.append({name: lora(trainer, name) for name in ("ann", "bob")})
+        name = ("ann", "bob")[trainer.state.global_step % 2]
+        return [trainer.rollout(name, rows) | {"advantages": torch.linspace(-1, 1, 8)}]
 
-    for player in trainer.players.values():
-        player.rewards = [alternating]
+    players = {name: Player([], 1e-3, 8, 4) for name in ("ann", "bob")}
+    trainer = make_players(tmp_path, players, step, steps=3, optim="adamw_8bit")
     trainer.train()
-
-    def moved(step, player):
-        return max((at[step + 1][n] - at[step][n]).abs().max() for n in at[0] if f".{player}." in n)
-
-    assert moved(0, "verifier") > 0 and moved(0, "generator") == 0
-    assert moved(1, "generator") > 0 and moved(1, "verifier") == 0
-    optimizer = trainer.optimizer.optimizer  # accelerate wraps it
+    for now, trained, other in ((0, "ann", "bob"), (1, "bob", "ann")):
+        assert moved(at[now][trained], at[now + 1][trained]) > 0
+        assert moved(at[now][other], at[now + 1][other]) == 0
+    optimizer = trainer.own_optimizer()
     assert isinstance(optimizer, bnb.optim.AdamW)
     assert not optimizer.is_paged and optimizer.args.optim_bits == 8
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.0]
-
-
-class Snapshots(TrainerCallback):
-    def __init__(self, model, at):
-        self.model, self.at = model, at
-
-    def on_step_end(self, *_, **__):
-        weights = self.model.named_parameters()
-        self.at.append({n: p.detach().clone() for n, p in weights if "lora_" in n})
 
 
 def test_kv_cache_is_that_of_a_dynamic_cache():
@@ -260,15 +245,25 @@ def test_more_of_anything_never_needs_less():
     assert estimate(qwen("7B"), [(512, 512)], **RUN)["peak"] > small["peak"]
 
 
+ARGUMENTS = {"rows": 256, "micro_batch": 32, "gpu_bytes": 100 * GIB}
+
+
 def arguments(model, **change):
     sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256, "checkpointing": "on"}
     flags = {"four_bit": True, "eight_bit_adam": False, "dry_run": True}
     return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
 
 
+def plan(args, players=PLAYERS):
+    """As `launch` does: what does not fit is said, and a dry run ends."""
+    found = plan_memory(args, players)
+    found.show(args)
+    return found
+
+
 @pytest.fixture
 def card(monkeypatch):
-    """card(24): a GPU with 24 GiB free, as far as check_memory can tell."""
+    """card(24): a GPU with 24 GiB free, as far as plan_memory can tell."""
 
     def put_in(gib: float):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -285,101 +280,97 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_dry_run_prints_and_ends(folder, card, capsys):
+def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
     card(100)
     with pytest.raises(SystemExit) as end:
-        check_memory(arguments(folder), MORE, adapters=2)
+        plan(arguments(folder))
     assert end.value.code == 0
-    printed = capsys.readouterr().out
-    assert "Imaginary 24" in printed and "KV cache" in printed
-    weights = float(re.search(r"weights of the base +([\d.]+) GiB", printed)[1])
-    assert weights == pytest.approx(estimate(qwen("7B"), TURNS, **RUN)["weights"] / GIB, abs=0.01)
+    printed, need = capsys.readouterr().out, estimate(qwen("7B"), TURNS, **RUN | ARGUMENTS)
+    assert "2 adapters\n" in printed and re.search(r"Imaginary 24 +100\.00 GiB", printed)
+    for key, text in TABLE.items():
+        number, unit = re.search(rf"^{text} +([\d.]+) (\w+)$", printed, re.MULTILINE).groups()
+        size = float(number) * {"GiB": GIB, "MiB": 2**20}[unit]
+        assert size == pytest.approx(need[key], rel=0.02), key
+    exact = need["weights"] + need["adapters"] + need["adam"]
+    assert need["certain"] == exact and need["peak"] == max(need["sampling"], need["training"])
 
 
 def test_a_run_that_fits_says_nothing(folder, card, capsys):
     card(100)
-    assert check_memory(arguments(folder, dry_run=False), MORE, adapters=2) is None
+    found = plan(arguments(folder, dry_run=False))
+    assert (found.rows_at_once, found.checkpointing) == (256, "on")
     assert capsys.readouterr().out == ""
 
 
 def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
     card(23)
     with pytest.raises(UserError, match=r"are needed, and there are 23\.0 GiB\. --rows") as no:
-        check_memory(arguments(folder), MORE, adapters=2)
+        plan(arguments(folder))
     advice = re.search(r" --rows-at-once (\d+) and --micro-batch (\d+) would fit\.$", str(no.value))
     rows, micro = map(int, advice.groups())
     assert 32 % micro == 0
-    with pytest.raises(SystemExit):
-        check_memory(arguments(folder, rows_at_once=rows, micro_batch=micro), MORE, adapters=2)
-    for more_rows, larger in ((2 * rows, micro), (rows, 2 * micro)):
-        args = arguments(folder, rows_at_once=more_rows, micro_batch=larger)
-        with pytest.raises(UserError):
-            check_memory(args, MORE, adapters=2)
+    fits = [(rows, micro), (2 * rows, micro), (rows, 2 * micro)]
+    plans = [
+        plan_memory(arguments(folder, rows_at_once=n, micro_batch=size), PLAYERS)
+        for n, size in fits
+    ]
+    assert [found.fitting == "" for found in plans] == [True, False, False]
 
 
 def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
     card(23)
-    # activations are estimated: a warning
-    check_memory(arguments(folder, dry_run=False), MORE, adapters=2)
+    plan(arguments(folder, dry_run=False))  # activations are estimated: a warning
     assert "warning" in capsys.readouterr().out
     card(5)
     with pytest.raises(UserError, match="Not even one row"):
-        check_memory(arguments(folder, dry_run=False), MORE, adapters=2)
+        plan(arguments(folder, dry_run=False))
 
 
 def test_without_four_bit_it_is_what_is_advised(folder, card):
     card(12)
     with pytest.raises(UserError, match="take --four-bit, a smaller model or shorter completions"):
-        check_memory(arguments(folder, four_bit=False), MORE, adapters=2)
+        plan(arguments(folder, four_bit=False))
 
 
-def test_pairs_take_twice_the_rows(folder, card):
+def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
     card(23)
     args = arguments(folder, rows_at_once=16, micro_batch=8)
-    with pytest.raises(SystemExit):
-        check_memory(args, MORE, adapters=1)
-    with pytest.raises(UserError, match=r" --micro-batch 4 would fit"):
-        check_memory(args, MORE, adapters=1, rows_per_item=2)
+    pairs = with_adapters({"a": Player([], 1e-3, 1024, rows=2), "b": Player([], 0.0, 1024)})
+    rows = with_adapters({"a": Player([], 1e-3, 1024), "b": Player([], 1e-3, 1024)})
+    found, expected = plan_memory(args, pairs), plan_memory(args, rows)
+    assert found.need["kept"] == 2 * expected.need["kept"]
+    assert found.need["adapters"] == expected.need["adapters"]
+    assert 2 * found.need["adam"] == expected.need["adam"]
 
 
 @pytest.mark.parametrize(
-    "gib, rows, checkpointing", [(100, 256, False), (40, 128, True), (13, 32, True)]
+    "gib, rows, checkpointing", [(100, 256, "off"), (40, 128, "on"), (13, 32, "on")]
 )
-def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
+def test_what_is_left_open_is_as_much_as_fits(folder, card, gib, rows, checkpointing):
     card(gib)
     args = arguments(folder, rows_at_once=None, checkpointing="auto", micro_batch=4, dry_run=False)
-    check_memory(args, MORE, adapters=2)
-    assert (args.rows_at_once, args.checkpointing) == (rows, "on" if checkpointing else "off")
+    found = plan(args)
+    assert (found.rows_at_once, found.checkpointing) == (rows, checkpointing)
+    assert args.rows_at_once is None  # it is not written into the arguments
     need = lambda **k: estimate(qwen("7B"), TURNS, **RUN | k)  # noqa: E731
     assert need(rows=rows)["sampling"] <= gib * GIB
     assert rows == 256 or need(rows=2 * rows)["sampling"] > gib * GIB
     plain = need(micro_batch=4, checkpointing=False, gpu_bytes=gib * GIB)
-    assert (plain["training"] > gib * GIB) == checkpointing
+    assert (plain["training"] > gib * GIB) == (checkpointing == "on")
 
 
-def test_a_model_that_is_not_there(tmp_path, card):
-    message = "--model .*nowhere: not tiny or tiny-programs, and neither a local folder nor the hub"
-    with pytest.raises(UserError, match=message):
-        check_memory(arguments(tmp_path / "nowhere"), MORE, adapters=2)
+def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
+    card(100)
+    long = {"a": Player([], 1e-3, 40_000)}
+    plan(arguments(folder, dry_run=False, rows_at_once=1, micro_batch=1), with_adapters(long))
+    assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
 
 
 def test_the_embedded_model_on_this_machine(capsys):
     with pytest.raises(SystemExit) as end:
-        check_memory(arguments("tiny", four_bit=False), [(64, 64)], adapters=2)
+        plan(arguments("tiny", four_bit=False))
     assert end.value.code == 0 and "memory of this machine" in capsys.readouterr().out
     assert GIB / 4 < available(gpu=False)[1] < 10_000 * GIB
-
-
-def test_the_table_holds_the_estimate():
-    need = estimate(qwen("7B"), TURNS, **RUN)
-    lines = table(need).splitlines()
-    assert len(lines) == len(TABLE)
-    for line, (key, text) in zip(lines, TABLE.items()):
-        number, unit = line.removeprefix(text).split()
-        size = float(number) * {"GiB": GIB, "MiB": 2**20}[unit]
-        assert size == pytest.approx(need[key], rel=0.02)
-    exact = need["weights"] + need["adapters"] + need["adam"]
-    assert need["certain"] == exact and need["peak"] == max(need["sampling"], need["training"])
 
 
 # ------------------------------------------------------------------ a GPU that cannot do it
@@ -416,21 +407,11 @@ def test_weights_that_do_not_fit_end_in_a_sentence(monkeypatch, four_bit, hint):
 
 
 # ------------------------------------------------------------------ in the scripts
-def test_what_trl_is_told(tmp_path):
-    for eight_bit, name in ((False, "adamw_torch_fused"), (True, "adamw_8bit")):
-        args = fill_in(tango.Args(eight_bit_adam=eight_bit), rows=128)
-        config = grpo_config(args, tmp_path, 128)
-        assert config.optim == name
-        assert config.use_cpu and not config.bf16 and not config.gradient_checkpointing
-    args.checkpointing = "on"
-    assert grpo_config(args, tmp_path, 128).gradient_checkpointing
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatch, capsys):
     module = importlib.import_module(Path(script).stem)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "load_model", None)
+    monkeypatch.setattr(launch, "load_model", None)
     with pytest.raises(SystemExit) as ended:
         module.main(module.Args(dry_run=True))
     assert not ended.value.code and "peak of training" in capsys.readouterr().out
@@ -438,40 +419,26 @@ def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("name", ["lora_rank", "micro_batch", "rows_at_once"])
-def test_sizes_below_one_are_refused(script, name, tmp_path):
-    module, out = importlib.import_module(Path(script).stem), tmp_path / "run"
-    size = 0 if name == "micro_batch" else -1
-    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {size}"):
-        module.main(module.Args(**{name: size}, out=str(out)))
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
 def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, monkeypatch):
-    """All adapters that load_model makes, as trained those with a learning rate, the longest
-    completions of all players; and the trainer is given the other arguments.
-    """
+    """Of the trainer's own players, two rows where --micro-batch counts pairs; and what the plan
+    decides is what the trainer gets."""
     module = importlib.import_module(Path(script).stem)
-    estimated, trainers, adapters = [], [], []
+    planned, trainers = [], []
 
-    def load(name, names, *rest):
-        adapters.extend(names)
-        return load_model(name, names, *rest)
+    def plan(args, players):
+        planned.append(players)
+        found = plan_memory(args, players)
+        found.rows_at_once, found.checkpointing = 7, "on"
+        return found
 
-    def check(args, turns, **counts):
-        estimated.append((turns, counts))
-
-    monkeypatch.setattr(module, "check_memory", check)
-    monkeypatch.setattr(module, "load_model", load)
+    monkeypatch.setattr(launch, "plan_memory", plan)
     monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
     few = {"seed_tasks": 8} if script == "azr.py" else {}  # they are all run, twice
-    sizes = {"rows_at_once": 7, "eight_bit_adam": True, "four_bit": False}
-    module.main(module.Args(out=str(tmp_path), **sizes, **few))
-    (turns, counts), (trainer,) = estimated[0], trainers
-    players = trainer.players.values()
-    assert counts["adapters"] + counts.get("frozen_adapters", 0) == len(adapters)
-    assert counts["adapters"] == len({player.adapter for player in players if player.lr})
-    assert {player.max_tokens for player in players} == {completion for _, completion in turns}
-    assert trainer.args.optim == "adamw_8bit"
-    assert trainer.rows_at_once == 7
+    module.main(module.Args(out=str(tmp_path), eight_bit_adam=True, four_bit=False, **few))
+    (players,), (trainer,) = planned, trainers
+    assert trainer.players == players
+    assert {player.adapter for player in players.values()} == {*trainer.model.peft_config}
+    pairs = "pair_batch(" in Path(module.__file__).read_text()
+    assert max(player.rows for player in players.values()) == (2 if pairs else 1)
+    assert trainer.args.optim == "adamw_8bit" and trainer.args.gradient_checkpointing
+    assert trainer.cfg.rows_at_once == 7

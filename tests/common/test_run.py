@@ -1,15 +1,15 @@
-"""What a run leaves behind, how it goes on, and the one sentence that every wrong input ends in.
+"""What a run leaves behind, how it is resumed, and the one sentence that every wrong input ends in.
 
 Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_script.py.
 """
 
 import json
 import shutil
+import traceback
 from types import SimpleNamespace
 
-from common import adapters
-from common.cotrainer import CoTrainer
-from common.run import Run
+from common.errors import ScriptError
+from common.run import Run, plain_errors
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-# ------------------------------------------------------------------ going on
+# ------------------------------------------------------------------ resumed
 def test_a_finished_run_is_left_as_it_is(copied):
     """And one that was cut short after its last step gets its adapters and its table."""
     folder, whole = copied
@@ -34,44 +34,21 @@ def test_a_finished_run_is_left_as_it_is(copied):
     assert metrics(folder) == metrics(whole)
 
 
-def test_a_run_goes_on_with_as_many_processes(copied):
-    """prime.py's waiting questions, say, are a list per process."""
-    folder, _ = copied
-    versions = json.loads((folder / "versions.json").read_text())
-    before = json.dumps(versions | {"processes": 2})
-    (folder / "versions.json").write_text(before)
-    said = refused("tango.py", *small("tango.py", folder))
-    assert f"--out {folder}: its run has 2 processes, this one 1" in said
-    assert (folder / "versions.json").read_text() == before
-    (folder / "versions.json").write_text("{")  # cut short: nobody knows
-    run_here("tango.py", *small("tango.py", folder))
-
-
-def test_lines_after_the_checkpoint_are_written_again_and_half_a_line_is_dropped(copied):
-    folder, whole = copied
-    shutil.rmtree(folder / "checkpoint-6")
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        (folder / name).write_text((folder / name).read_text() + '{"step": 7, "sec')
-    run_here("tango.py", *small("tango.py", folder))
-    assert [row["step"] for row in metrics(folder)] == [row["step"] for row in metrics(whole)]
-    assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
-
-
 def test_arguments_that_change_nothing_may_be_others(copied):
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
     more = "--save-every 5 --eval-every 0 --show-every 0".split()
     shown = run_here("tango.py", *small("tango.py", folder, *more))
-    assert "goes on from checkpoint-4" in shown and "--- the verifier" not in shown
+    assert "resumes from checkpoint-4" in shown and "--- the verifier" not in shown
     same_weights(folder, whole)
 
 
 def test_the_same_work_may_be_cut_into_other_parts(copied):
-    """For a run that has met a full GPU: it goes on where it was."""
+    """For a run that has met a full GPU: it resumes where it was."""
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
-    more = "--micro-batch 8 --checkpointing on".split()
-    assert "goes on from checkpoint-4" in run_here("tango.py", *small("tango.py", folder, *more))
+    more = "--micro-batch 3 --checkpointing on".split()
+    assert "resumes from checkpoint-4" in run_here("tango.py", *small("tango.py", folder, *more))
     written = [
         [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
         for run in (folder, whole)
@@ -81,29 +58,31 @@ def test_the_same_work_may_be_cut_into_other_parts(copied):
     assert metrics(folder)[-1]["step"] == 6
 
 
-@pytest.mark.parametrize("phase", ["sampling", "training"])
-def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, phase):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+        RuntimeError("NCCL: out of memory"),
+        ZeroDivisionError("a mistake"),
+    ],
+)
+@pytest.mark.parametrize("phase", ["complete", "loss"])
+def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, phase):
+    def fails(*_, **__):
+        raise error
 
-    where = {"sampling": (adapters, "sample"), "training": (CoTrainer, "loss")}[phase]
-    monkeypatch.setattr(*where, full)
-    message = refused("tango.py", *small("tango.py", tmp_path / "run"))
-    assert f"the GPU's memory is full, at step 0 while {phase}" in message
-    lower = {"sampling": "--rows-at-once (now 256)", "training": "--micro-batch (now 4)"}[phase]
-    assert f"a lower {lower}" in message and f"--out {tmp_path / 'run'}" in message
-
-
-@pytest.mark.parametrize("words", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "NCCL: out of memory"])
-def test_other_words_for_a_full_gpu(tmp_path, monkeypatch, words):
-    def full(*_, **__):
-        raise RuntimeError(words)
-
-    monkeypatch.setattr(CoTrainer, "loss", full)
-    assert "memory is full" in refused("tango.py", *small("tango.py", tmp_path / "run"))
-    monkeypatch.setattr(CoTrainer, "loss", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run_here("tango.py", *small("tango.py", tmp_path / "other"))
+    where = {"complete": "common.cotrainer.complete", "loss": "common.cotrainer.CoTrainer.loss"}
+    monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
+    monkeypatch.setattr(where[phase], fails)
+    arguments = small("tango.py", tmp_path / "run")
+    if isinstance(error, ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError):
+            run_here("tango.py", *arguments)
+        return
+    message = refused("tango.py", *arguments)
+    assert "the GPU's memory is full" in message and "--micro-batch 4" in message
+    assert f"--out {tmp_path / 'run'}" in message
 
 
 def test_an_embedded_model_leaves_the_gpus_alone(finished, tmp_path, monkeypatch, brief):
@@ -118,16 +97,8 @@ def test_an_embedded_model_leaves_the_gpus_alone(finished, tmp_path, monkeypatch
     assert json.loads((tmp_path / "run" / "args.json").read_text())["four_bit"] is False
 
 
-def test_arguments_that_change_the_run_may_not(copied):
-    folder, whole = copied
-    message = refused("tango.py", *small("tango.py", folder, "--lr", "0.5", "--steps", "7"))
-    assert f"--out {folder} holds a run with other arguments (--lr 0.002, --steps 6)" in message
-    same_weights(folder, whole)
-    assert (folder / "args.json").read_text() == (whole / "args.json").read_text()
-
-
 def test_a_script_that_has_changed_does_not_replace_what_made_the_run(copied):
-    """Neither of a finished run, nor, without a word, of one that goes on."""
+    """Neither of a finished run, nor, without a word, of one that is resumed."""
     folder, whole = copied
     (folder / "tango.py").write_text("# as it was\n")
     said = run_here("tango.py", *small("tango.py", folder))
@@ -159,7 +130,7 @@ def test_a_start_that_failed_may_be_put_right(tmp_path):
 
 def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
     """P(YES | generated, right), say, while nothing was right."""
-    run = Run(tmp_path, "tango", None)
+    run = Run(tmp_path, "tango", None, None)
     run.started = 0.0
     run.evaluations = [{"step": 0, "eval/a": 0.5}, {"step": 9, "eval/a": 0.75, "eval/b": 1.0}]
     run.table()
@@ -170,72 +141,28 @@ def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
 
 def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
     """The mean reward of a step in which nobody judged: null in metrics.jsonl."""
-    run = Run(tmp_path, "tango", None)
-    run.started, run.since, run.first = 0.0, 0.0, 0
+    run = Run(tmp_path, "tango", None, SimpleNamespace(show_every=0))
     run.curves = {"one": ["a/reward"], "two": ["b/reward"]}
     run.trainer = SimpleNamespace(player="a")
     state = SimpleNamespace(global_step=1, max_steps=4)
-    run._step_line(state, {"a/reward": None, "b/reward": 0.5})
+    run.on_log(None, state, None, {"a/reward": None, "b/reward": 0.5})
     shown = capsys.readouterr().out
     assert shown.startswith("step 1/4  a  b/reward 0.500  eta")
     assert metrics(tmp_path)[0]["a/reward"] is None
 
 
-def test_a_dry_run_loads_and_leaves_nothing(tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        run_here("tango.py", *small("tango.py", tmp_path / "run", "--dry-run"))
-    assert not ended.value.code and not (tmp_path / "run").exists()
+def test_what_was_never_logged_or_trained_is_noted(tmp_path, monkeypatch, no_report):
+    curves = {"a": ["generator/accuracy"], "b": ["verifier/acuracy", "verifier/tpr"]}
+    monkeypatch.setattr("tango.CURVES", curves)
+    monkeypatch.setattr("tango.evaluate", lambda *_: {"verifier/accuracy": 0.5})
+    one = "--steps 1 --ver-warmup 0 --gen-steps 1".split()
+    said = run_here("tango.py", *small("tango.py", tmp_path / "run", *one))
+    assert "note: curves name verifier/acuracy, which was never logged; is it verifier/ac" in said
+    assert "note: the verifier was never trained in this run" in said
+    assert "the generator was never" not in said
 
 
 # ------------------------------------------------------------------ bad input: one sentence
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ("--model no/such-model", "--model no/such-model"),
-        ("--dataset no/such-dataset", "--dataset no/such-dataset"),
-        ("--dataset missing.jsonl", "--dataset missing.jsonl: there is no such file"),
-        ("--micro-batch 48", "--micro-batch 48 does not divide the 128 rows of a step"),
-        ("--questions 3 --group-size 1 --micro-batch 3", "--group-size 1"),
-        ("--steps 0", "--steps 0 must be at least 1"),
-        ("--eval-questions 0", "--eval-questions 0 must be at least 1"),
-        ("--generator frozen --verifier none", "leaves nobody to train"),
-        ("--gen-steps 0 --ver-steps 0", "--gen-steps 0 and --ver-steps 0"),
-        ("--out /dev/null/run", "--out /dev/null/run: cannot be written"),
-    ],
-)
-def test_arguments(arguments, says, tmp_path):
-    out = [] if "--out" in arguments else ["--out", tmp_path / "run"]
-    assert says in refused("tango.py", *arguments.split(), *out)
-
-
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ('{"question": "1+1", "answer"', "row 2 is not JSON"),
-        ("[1, 2]", "row 2 is not a JSON object"),
-        ('{"question": "1+1"}', "row 2 has no answer"),
-        ('{"answer": "2"}', "row 2 has no question"),
-        ('{"question": "1+1", "answer": ""}', "row 2 has an empty answer"),
-        ('{"question": "1+1", "answer": "so ####  "}', "row 2 has an empty answer"),
-        ('{"question": "  ", "answer": "2"}', "row 2 has no question"),
-    ],
-)
-def test_rows(line, says, tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"question": "1+2", "answer": "3"}\n' + line + "\n")
-    message = refused("tango.py", "--dataset", path, "--out", tmp_path / "run")
-    assert says in message and str(path) in message
-
-
-# cure.py wants tests with its questions, and mae.py writes its own
-@pytest.mark.parametrize("script", ["tango.py", "gar.py", "prime.py", "spin.py"])
-def test_too_few_questions_for_one_step(script, tmp_path):
-    path = tmp_path / "few.jsonl"
-    rows = [{"question": f"{i}+1", "answer": "1", "reference": r"\boxed{1}"} for i in range(7)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    arguments = ["--questions", "16", "--eval-questions", "2", "--dataset", path]
-    message = refused(script, *arguments, "--out", tmp_path / "run")
-    assert "training questions are too few for one step, see --questions 16" in message
 
 
 def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, monkeypatch):
@@ -246,3 +173,20 @@ def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, monkeypatch):
     assert "step " in message and "a lower --lr" in message
     kept = sorted((tmp_path / "run").glob("checkpoint-*"))
     assert kept and all(torch.isfinite(t).all() for t in weights(kept[0]).values())
+
+
+def test_a_mistake_of_the_script_is_shown_with_its_line(tmp_path, capsys):
+    """Not the line of a library, nor of `main`."""
+    script = (
+        "def step(batch):\n    raise ScriptError('no rows')\n\ndef main():\n    step(0)\nmain()"
+    )
+    compiled = compile(script, str(tmp_path / "fork.py"), "exec")
+    (tmp_path / "fork.py").write_text(script)
+    with pytest.raises(SystemExit) as ended, plain_errors():
+        exec(compiled, {"ScriptError": ScriptError})
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said == "error: fork.py, line 2 (raise ScriptError('no rows')): no rows.\n"
+    with pytest.raises(ScriptError) as error:
+        raise ScriptError("no rows")
+    assert len(traceback.extract_tb(error.value.__traceback__)) == 1
