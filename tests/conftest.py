@@ -10,6 +10,7 @@ import gc
 import importlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,8 +53,12 @@ SMALL = {
     " --analysis-tokens 64",
     "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
     " --candidates 4 --solution-tokens 48",
+    "genrm.py": "--steps 4 --questions 4 --micro-batch 4 --pool 12 --samples 4 --candidates 4"
+    " --rationales 2 --solution-tokens 48 --judgement-tokens 80",
     "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"
     " --solution-tokens 48 --judgement-tokens 80",
+    "self_taught.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 2"
+    " --solution-tokens 48",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 
@@ -96,6 +101,23 @@ def pytest_collection_finish():
     through it took a third of a second each time.
     """
     gc.freeze()
+
+
+# ------------------------------------------------------------------ tables in tests/data
+def table(name: str) -> dict[str, list[list[str]]]:
+    """Section -> its rows, of a file in tests/data. A row is up to three cells between bars, - for
+    none; indented lines belong to the last cell of the line above.
+    """
+    text, found = (ROOT / "tests" / "data" / name).read_text(), {}
+    for line in text[text.index("\n== ") :].splitlines():
+        if line.startswith("== "):
+            rows = found[line[3:]] = []
+        elif line.startswith("    "):
+            rows[-1][-1] += "\n" + line[4:]
+        elif line:
+            cells = re.split(r" \|(?: |$)", line, maxsplit=2)
+            rows.append(["" if cell == "-" else cell for cell in cells])
+    return found
 
 
 # ------------------------------------------------------------------ runs of a script

@@ -1,8 +1,8 @@
 """Do the tests notice when the mathematics is wrong? Each line of mutations.toml changes one place
 of a copy of the project, and runs the tests that should see it:
 
-    python tests/mutate.py                 all of them, an hour on two cores; resumes where it stopped
-    python tests/mutate.py tango           those of files whose name has this in it
+    python tests/mutate.py             all of them, in an hour; resumes where it stopped
+    python tests/mutate.py tango       those of files whose name has this in it
 
 A mutation that survives is printed, with its reason in mutations.toml if it has one. Not a part of
 the suite. Results: mutations.jsonl beside the copy, in the folder that --out names.
