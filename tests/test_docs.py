@@ -382,7 +382,6 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
                     continue
                 key = re.sub(r"^\s*`(\{[\w,]+\}|\w+)/", "`", key)  # the player
                 assert texts.setdefault(key, text) == text, f"{name}: {key}"
-    assert len(texts) > 10
 
 
 def test_metrics_of_all_runs_are_explained():
@@ -394,7 +393,7 @@ def test_metrics_of_all_runs_are_explained():
     ]
     for key in named:
         pattern = re.escape(key).replace(r"\*", r"\w+")
-        assert any(re.fullmatch(pattern, metric) for metric in known), key
+        assert in_all_scripts(key) or any(re.fullmatch(pattern, metric) for metric in known), key
     assert len(named) > 5
 
 
@@ -526,29 +525,9 @@ def prime_listen(done):
 @edit(SHORT["gar"] + " --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
 def gar_agree(done):
     # YES and NO on a generated slice of a right solution, of a wrong one, and on a reference slice
-    reference = [False] * 4 + [True] * 2
-    right = [True] * 2 + [False] * 2 + [None] * 2
-    rewards = done.module.discriminator_rewards([1, 0] * 3, reference, right)
+    cases = [(verdict, right) for right in (True, False, None) for verdict in (1, 0)]
+    rewards = [done.module.discriminator_reward(*case) for case in cases]
     assert rewards == [0.5, 0.0, 0.0, 1.5, 1.0, 0.0]
-
-
-OWL = r"<step>It hoots.</step> <answer>\boxed{The Owl}</answer>"
-
-
-@edit(
-    SHORT["gar"] + " --silent-share 1 --solution-tokens 16 --judgement-tokens 16",
-    rows=[{"question": "Who?", "answer": "The Owl", "reference": OWL}],
-)
-def gar_words(done):
-    answers = boxes("an owl", "OWL!", "howl")
-    assert done.module.match_reward(answers, ["The Owl"] * 3) == [1.0, 1.0, 0.0]
-
-
-@edit(SHORT["gar"], recorded="reasoner_reward")
-def gar_trust(done):
-    trust = done.calls[0][2]
-    assert 0 <= trust <= 1 and done.steps[0]["discriminator/trust"] == trust
-    assert done.module.reasoner_reward([1, 0], [[1, 0], [1, 1]], trust) == [1 + 0.5 * trust, trust]
 
 
 @edit(SHORT["spin"])
@@ -579,49 +558,11 @@ def cure_strict(done):
     assert done.module.tester_rewards(own, unit).tolist() == [1, 0, 0, 0, -1]
 
 
-@edit(SHORT["cure"] + " --program-tokens 32 --test-tokens 32")
-def cure_words(done):
-    changes = {
-        "reversed": lambda word: word[::-1],
-        "in capitals": str.upper,
-        "without its ends": lambda word: word[1:-1],
-    }
-    for row in done.module.word_tasks(1, 40):
-        change = changes[re.search(r"Print it (.*?)\.", row["question"])[1]]
-        assert row["test_output"] == [change(word) for word in row["test_input"]]
-        assert len(row["test_input"]) == 8
-    assert "coder/total_reward" in done.steps[0]
-
-
-@edit(SHORT["cure"])
-def cure_together(done):
-    step = done.steps[0]
-    assert "policy/loss" in step and not {"coder/loss", "tester/loss"} & step.keys()  # one update
-
-
 @edit(SHORT["mae"] + " --steps 1", recorded="proposer_reward")
 def mae_half(done):
     # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
     difficulties = [call[1] for call in done.calls]
     assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
-
-
-@edit(SHORT["mae"] + " --steps 1", recorded="sensible")
-def mae_checked(done):
-    asked = {question: done.module.sensible(question) for (question,) in list(done.calls)}
-    pool = memory(done)
-    added = pool["questions"][pool["seeds"] :]
-    assert asked and all(asked.get(question) for question in added)
-
-
-@edit(
-    SHORT["mae"] + " --reference-share 1 --solution-tokens 8 --judgement-tokens 8 --silent-share 1",
-    recorded="propose_prompt",
-)
-def mae_alone(done):
-    # 1 for the loader's rows, 2 in the first evaluation, then 8 in each step
-    first, second = (sum(call[0] is not None for call in done.calls[i : i + 8]) for i in (3, 11))
-    assert first == 8 and 0 < second < 8
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")
