@@ -54,6 +54,7 @@ from common.tasks.answers import (
 )
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
+from common.tasks.verdicts import read_verdict
 
 import torch
 import tyro
@@ -126,10 +127,10 @@ def rationale(text: str) -> tuple[str, bool] | None:
     ('3*2=6 <final_verification>', False)
     """
     thoughts, opening, rest = text.rpartition(OPENING)
-    for verdict in VERDICTS:
-        if opening and rest.strip().startswith(verdict):
-            return thoughts + opening, verdict == VERDICTS[0]
-    return None
+    verdict = read_verdict(rest.partition(CLOSING)[0], ("CORRECT", "INCORRECT"))
+    if not opening or verdict is None:
+        return None
+    return thoughts + opening, verdict == "CORRECT"
 
 
 # ------------------------------------------------------------------ the paper's mathematics

@@ -53,6 +53,8 @@ SMALL = {
     " --analysis-tokens 64",
     "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
     " --candidates 4 --solution-tokens 48",
+    "genrm.py": "--steps 4 --questions 4 --micro-batch 4 --pool 12 --samples 4 --candidates 4"
+    " --rationales 2 --solution-tokens 48 --judgement-tokens 80",
     "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"
     " --solution-tokens 48 --judgement-tokens 80",
     "self_taught.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 2"

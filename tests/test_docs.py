@@ -19,7 +19,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -305,14 +304,15 @@ def test_measured_metrics_are_still_called_that(name):
     """
     experiment, runs = evidence.EXPERIMENTS[name], evidence.read(name)["runs"]
     known = explained(PAGES[experiment.script.removesuffix(".py")]).keys()
-    assert evidence.kept_metrics(name) - {"step", "co/alpha"} <= known
+    kept = {key for key in evidence.kept_metrics(name) if not is_shared(key)}
+    assert kept - {"co/alpha"} <= known
     texts = [text for _, text, *_ in experiment.columns]
     texts += [claim.measure for claim in claims.CLAIMS if claim.experiment == name]
     for text in texts:
         for key in re.findall(r"\b(?:last|after|gain|first):([\w/]+)", text):
             assert f"eval/{key}" in known, text
     kept = {key for r in runs for row in r["evaluations"] + r["steps"] for key in row if "/" in key}
-    assert kept <= known and (len(kept) > 5 or not runs)
+    assert {key for key in kept if not is_shared(key)} <= known and (len(kept) > 5 or not runs)
 
 
 @pytest.mark.parametrize("patch", ["half", "only_steps", "no_class_weights"])
@@ -347,9 +347,20 @@ def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
 
 
 # ------------------------------------------------------------------ metrics
+def is_shared(key: str) -> bool:
+    """Whether the second table of docs/runs.md explains it."""
+    table = WITH_README["docs/runs.md"].split("All scripts log these")[1].split("\n\n")[1]
+    first_cells = [line.split(" | ")[0] for line in table.splitlines()]
+    spans = re.findall(r"`([^`]+)`", " ".join(first_cells))
+    patterns = [re.escape(s).replace(r"\*", r"\w+").replace("FUNCTION", r"\w+") for s in spans]
+    return key == "step" or any(re.fullmatch(pattern, key) for pattern in patterns)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_is_explained(name, written):
-    assert written(name) - explained(PAGES[name]).keys() == set()
+    """On the script's page, or for all scripts in docs/runs.md."""
+    own = written(name) - explained(PAGES[name]).keys()
+    assert {key for key in own if not is_shared(key)} == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -363,7 +374,7 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
     """Pages are read alone, so the lines are repeated; they must not drift apart."""
     texts = {}
     for name in NAMES:
-        block = PAGES[name].split("### TRL's own")[1].split("\n## ")[0]
+        block = PAGES[name].partition("### TRL's own")[2].split("\n## ")[0]
         for line in block.splitlines():
             if line.startswith("| `"):
                 key, text = line.strip("|").split(" | ")[:2]
@@ -376,7 +387,8 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
 
 def test_metrics_of_all_runs_are_explained():
     known = set().union(*[explained(page).keys() for page in PAGES.values()])
-    lines = [line for line in WITH_README["docs/runs.md"].splitlines() if line.startswith("| `")]
+    page = WITH_README["docs/runs.md"].split("All scripts log these")[0]
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
     named = [
         key for line in lines for key in re.findall(r"`([\w*]+/[\w/*]+)`", line.split(" | ")[0])
     ]
@@ -388,10 +400,10 @@ def test_metrics_of_all_runs_are_explained():
 
 # ------------------------------------------------------------------ make it yours
 @pytest.mark.parametrize("name", NAMES)
-def test_three_small_edits_are_quoted_as_they_are(name):
+def test_small_edits_are_quoted_as_they_are(name):
     quoted = re.findall(r"```diff\n(.*?)```", sections(PAGES[name])["Make it yours"], re.DOTALL)
     files = [path for path in EDITS if path.stem.split("-")[0] == name]
-    assert len(files) == len(quoted) == 3
+    assert 1 <= len(files) == len(quoted) <= 3
     assert sorted(quoted) == sorted(path.read_text() for path in files)
     for text in quoted:
         lines = text.splitlines()
@@ -640,34 +652,10 @@ def azr_rising(done):
 
 @edit(SHORT["deepseekmath"] + " --steps 1", recorded="verifier_reward")
 def deepseekmath_exact(done):
-    hits = [said == truth for _, truth, said, _ in done.calls]  # of what can be read; R_meta is 1
+    hits = [said == truth for said, truth, _ in done.calls]  # R_meta is 1
     assert done.steps[0]["verifier/total_reward"] == pytest.approx(sum(hits) / 8) and any(hits)
-    paid = [done.module.verifier_reward(True, 0.5, said, 0.5) for said in (0, 0.5, 1)]
-    assert paid == [0, 0.5, 0]
-
-
-@edit(
-    SHORT["deepseekmath"] + " --steps 3 --meta-steps 0 --generator-steps 0",
-    recorded="majority_label",
-)
-def deepseekmath_majority(done):
-    # the third step begins the second round, which is labelled by votes
-    asked = [scores for (scores,) in done.calls]
-    labels = Counter(map(done.module.majority_label, asked))
-    kept = Counter(row["label"] for row in memory(done)["labelled"] if row["round"] == 1)
-    assert len(asked) == 8 and kept and kept <= labels  # without steps a solution is dropped
-    assert kept.total() == 8 * done.steps[2]["labels/kept"]
-
-
-@edit(SHORT["deepseekmath"] + " --steps 3 --meta-steps 0", recorded="copy_adapter")
-def deepseekmath_start(done):
-    # once; then comes Adam's first update, which is at most the learning rate
-    ((model, *players),) = done.calls
-    verifier, generator = (
-        [w for name, w in model.named_parameters() if f".{player}." in name] for player in players
-    )
-    moved = max((mine - its).abs().max().item() for mine, its in zip(generator, verifier))
-    assert 0 < moved < 1.01 * done.steps[2]["generator/learning_rate"]
+    rewards = [done.module.verifier_reward(said, 0.5, 0.5) for said in (0, 0.5, 1)]
+    assert rewards == [0, 0.5, 0]
 
 
 @edit(SHORT["vstar"])

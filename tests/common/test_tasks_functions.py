@@ -426,28 +426,6 @@ def test_mbpp_becomes_functions(tmp_path):
     assert "\r" not in row["program"]
 
 
-@pytest.mark.parametrize(
-    "row, words",
-    [
-        ({"inputs": ["1"]}, "has no program"),
-        ({"program": "def f(x): return x"}, "has no inputs"),
-        ({"program": "def f(x): return x", "inputs": "1"}, "has no inputs"),
-        ({"program": "def f(x): return x", "inputs": [1]}, "input 1 is not"),
-        ({"program": "def f(x): return x", "inputs": ["1", "x"]}, "input 2 is not"),
-        ({"program": 3, "inputs": ["1"]}, "its program is not text"),
-        ({"program": "def f(x): return x", "inputs": ["1"], "message": 3}, "its message is not"),
-        ({"code": "def g(x): return x", "test_list": [3]}, "its test_list"),
-    ],
-)
-def test_rows_that_are_none_are_named(tmp_path, row, words):
-    from common.errors import UserError
-
-    good = {"program": "def f(x):\n return x", "inputs": ["1", "2"]}
-    with pytest.raises(UserError, match="row 2") as refused:
-        load_functions(write(tmp_path / "f.jsonl", [good, row]), 10, 10, 6, seed=0)
-    assert words in str(refused.value)
-
-
 def test_published_mbpp(real_data):
     if not (DATA / "mbpp.jsonl").exists():
         pytest.skip("no mbpp.jsonl")
