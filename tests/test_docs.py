@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
