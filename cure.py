@@ -1,13 +1,13 @@
-r"""CURE: one policy writes programs and tests for them, each paid through the other (Wang et al.
-2025, arXiv:2506.03136).
+r"""CURE: one policy writes programs and tests for them; each role is rewarded through the other's
+output (Wang et al. 2025, arXiv:2506.03136).
 
     python cure.py                                        the embedded model on a CPU, 5 minutes
     python cure.py --tester-reward simple                 the paper's ablation
     python cure.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset mbpp.jsonl         one GPU, 4-bit
 
-The loop (algorithm 1)
+The loop (algorithm 1) is `Cure.step`
     for each of P tasks sample N programs and N tests
-    run every program on the task's own tests and on the generated ones
+    run every program on the task's own tests and on the generated ones (`run_tables`)
 
     CODER   R = number of the task's own tests that the program passes                        eq. 3
     TESTER  R = + share of wrong programs that fail the test, if ALL correct programs pass it
@@ -16,31 +16,29 @@ The loop (algorithm 1)
     A = (R - mean) / std within a task; one update on the programs, then one on the tests, with the
     loss in common/cotrainer.py, `CoTrainer.loss`.
 
-A program is correct when it passes all of the task's own tests, which are the only oracle. A test's
-reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more it favours correct programs than
-wrong ones, and mu decides how well tests choose among programs (theorem 3.1).
+A program is correct if it passes all of the task's own tests, which are the only oracle. A test's
+reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favours correct programs
+than wrong ones; mu decides how well tests choose among programs (theorem 3.1).
 
 What we changed and it matters (the full list is in docs/cure.md)
-    1. One LoRA adapter plays both roles; the base without it is the reference of the KL term. In
-       the released code that is the policy itself, so that its KL term has no gradient.
+    1. One LoRA adapter plays both roles; the reference of the KL term is the base without it. In
+       the released code it is the policy itself, so that the KL term has no gradient.
     2. Eq. 4's product is over the correct programs, as in the text and the released code; over all
        programs, as printed, no reward would ever be positive.
-    3. A test that cannot be read gets the worst reward, -1; in the released code 0, more than a
-       wrong test earns that some wrong program passes.
-    4. The loss is a mean over all tokens of the batch, and one AdamW serves the whole run; the
-       released code starts a new one at every step.
-    5. Programs run in a sandbox and are limited in CPU time, not by the clock.
-    6. 8 tasks a step on one device; the released code has 100 on 8 GPUs.
+    3. A test that cannot be read gets the worst reward, -1. In the released code it gets 0, which
+       beats a wrong test that some wrong program passes.
+    4. One AdamW serves the whole run; the released code starts a new one at every step.
+    5. Programs run in a sandbox with a limit on CPU time, not on time by the clock.
 
-Shapes: P tasks, N programs and N tests each, B = P * N rows, t tests of a task's own, T completion
-tokens. The tables of who passes what are (N, t) and (N, N), on the CPU.
+Shapes: P tasks, N programs and N tests each, B = P * N rows, t own tests of a task, M tests in
+general. The tables of who passes what are (N, t) and (N, M) bool, on the CPU.
 """
 
 import math
 import re
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
@@ -75,8 +73,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     lr: Weight = per_model(tiny=5e-4, real=2e-5)
     """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
     kl: Weight = 0.01
-    """weight of the k3 penalty towards the base (paper: 0.01); 0 saves the reference pass, and
-    rows without advantage"""
+    """weight of the k3 penalty towards the base (paper: 0.01); 0 saves a forward pass"""
     tester_reward: Literal["precision", "simple"] = "precision"
     """ablation: 1 if all correct programs pass the test, else 0"""
     short_tests: bool = False
@@ -136,7 +133,7 @@ def parse_program(text: str) -> str | None:
 
 def parse_test(text: str) -> tuple[str, str] | None:
     """(input, expected output) of the last whole test; None if there is none, or if it expects
-    nothing: programs that print nothing would pass it. A part whose fence is not closed is none.
+    nothing: programs that print nothing would pass it. An unclosed fence counts as missing.
     """
     text = text.replace("\r\n", "\n")
     start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
@@ -145,7 +142,7 @@ def parse_test(text: str) -> tuple[str, str] | None:
 
 
 def last_part(text: str, heading: str, end: str) -> tuple[int, str]:
-    r"""Where the last part with this heading begins, and what it says: the fenced block behind it,
+    r"""Where the last part with this heading begins, and its content: the fenced block behind it,
     without such blocks the text up to `end`; (0, "") if there is none.
 
     >>> last_part("**A:** ```plaintext\n1\n``` **A:** 2", "**A:**", r"\*\*")
@@ -156,13 +153,13 @@ def last_part(text: str, heading: str, end: str) -> tuple[int, str]:
     mark = r"(?:[ \t]*(?:plain)?text[ \t]*\n)?"
     fenced = list(re.finditer(re.escape(heading) + rf"\s*```{mark}(.*?)```", text, re.DOTALL))
     if fenced:
-        start, said = fenced[-1].start(), fenced[-1][1].lstrip("\n")
+        start, content = fenced[-1].start(), fenced[-1][1].lstrip("\n")
     else:
         start = text.rfind(heading)
-        said = re.split(end, text[start + len(heading) :], maxsplit=1)[0].strip()
-        if start < 0 or "```" in said:  # a fence that is not closed: cut at the length limit
+        content = re.split(end, text[start + len(heading) :], maxsplit=1)[0].strip()
+        if start < 0 or "```" in content:  # an unclosed fence: cut at the length limit
             return 0, ""
-    return start, said.replace("\\n", "\n").removesuffix("\n") + "\n"
+    return start, content.replace("\\n", "\n").removesuffix("\n") + "\n"
 
 
 # ------------------------------------------------------------------ rewards
@@ -174,15 +171,16 @@ def coder_rewards(passes_own: torch.Tensor) -> torch.Tensor:
 def tester_rewards(
     passes_own: torch.Tensor, passes_unit: torch.Tensor, kind: str = "precision"
 ) -> torch.Tensor:
-    """Eq. 4 over the correct programs; NaN, no reward, if no program is correct.
+    """Eq. 4 over the correct programs: (M,); NaN, no reward, if no program is correct.
 
     Args:
-        passes_own: (N, t) bool, who passes which of the task's own tests.
-        passes_unit: (N, M) bool, who passes which generated test.
+        passes_own, passes_unit: (N, t) and (N, M) bool, who passes which own, which generated test.
         kind: "precision", or "simple": 1 if all correct programs pass the test, else 0.
 
-    Returns:
-        (M,)
+    >>> own = torch.tensor([[1], [1], [0], [0]]).bool()  # two correct programs, two wrong ones
+    >>> unit = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 0]])
+    >>> tester_rewards(own, unit.bool()).tolist()
+    [1.0, 0.5, 0.0, -1.0, -0.0]
     """
     correct = passes_own.all(1)  # (N,): I_j
     if not correct.any():
@@ -199,9 +197,8 @@ def tester_rewards(
 
 # ------------------------------------------------------------------ the paper's mathematics
 def normalised(rewards: torch.Tensor) -> torch.Tensor:
-    """A = (r - mean) / std over one group, (N,) -> (N,); 0 if all rewards are equal, or NaN.
-
-    The standard deviation is the population's, without an epsilon.
+    """A = (R - mean) / std over one group, (N,) -> (N,); 0 if all rewards are equal, or NaN. The
+    standard deviation is the population's, without an epsilon.
     """
     if not rewards.max() > rewards.min():
         return torch.zeros_like(rewards)
@@ -211,16 +208,15 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
 def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Section 3.4: (M,) advantages r and lengths l in tokens -> (M,).
 
-    "Good" is what has a positive advantage. One longer than the median of these loses by it, the
-    longest as much as a bad one. Where the median is their shortest or longest length the
-    advantages stay as they are.
+    Trap: good tests, r > 0, that are longer than their median turn negative, the longest as low as
+    a bad one. Where the median is their shortest or longest length, r stays as it is.
     """
     good, lengths = advantages > 0, lengths.double()
     if not good.any():
         return advantages
     # rhat = T - l where r > 0, else T - l_max;  T median, l_max maximum of l where r > 0
-    middle, longest = lengths[good].quantile(0.5), lengths[good].max()
-    shaped = torch.where(good, middle - lengths, middle - longest)
+    median, longest = lengths[good].quantile(0.5), lengths[good].max()
+    shaped = torch.where(good, median - lengths, median - longest)
     # then scaled to equal positive and negative mass, and to a standard deviation of 1
     gains, losses = shaped.clamp(min=0).sum(), -shaped.clamp(max=0).sum()
     if gains == 0 or losses == 0:
@@ -239,7 +235,6 @@ class Cure(CoTrainer):
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        """Without reward functions: `step` rewards them when their programs have been run."""
         N = args.group_size
         return {
             "coder": Player([], args.lr, args.program_tokens, N, adapter="policy"),
@@ -248,50 +243,53 @@ class Cure(CoTrainer):
 
     def step(self, rows):
         """rows: B, every task N times in a row."""
-        N, kind, runs = self.cfg.group_size, self.cfg.tester_reward, {}
+        N, runs = self.cfg.group_size, {}
 
         # CODER: N programs per task, rewarded by the task's own tests
         coder = self.rollout("coder", rows)
         programs = grouped([parse_program(text) for text in coder["texts"]], N)
         own = [own_tests(row, self.cfg.own_tests) for row in rows[::N]]
-        passes_own = self.run_tables(programs, own, runs)  # (N, t) for each of P tasks
-        rewards = [coder_rewards(own) for own in passes_own]  # (N,) each
+        passes_own = self.run_tables([*zip(programs, own)], runs)  # (N, t) for each of P tasks
+        rewards = [coder_rewards(table) for table in passes_own]  # (N,) each
         self.set_rewards(coder, torch.cat(rewards))
-        # the paper's own normalisation in the place of GRPO's
-        coder["advantages"] = torch.cat([*map(normalised, rewards)]).to(coder["rewards"])  # (B,)
+        A = torch.cat([normalised(R) for R in rewards])  # (B,)
+        coder["advantages"] = A.to(coder["rewards"])  # in the place of GRPO's
 
-        # TESTER: N tests per task, rewarded by what they tell of these programs
+        # TESTER: N tests per task, rewarded by what they tell about these programs
         tester = self.rollout("tester", [{"prompt": test_prompt(row["question"])} for row in rows])
         tests = grouped([parse_test(text) for text in tester["texts"]], N)
-        passes_unit = self.run_tables(programs, tests, runs)  # (N, N) for each of P tasks
-        rewards = [
-            tester_rewards(own, unreadable_is_worst(own, unit, written), kind)
-            for own, unit, written in zip(passes_own, passes_unit, tests)
-        ]  # (N,) each
+        passes_unit = self.run_tables([*zip(programs, tests)], runs)  # (N, N) for each of P tasks
+        rewards = []  # (N,) each
+        for group, by_own, by_unit in zip(tests, passes_own, passes_unit):
+            # a test that cannot be read counts as the worst: exactly the wrong programs pass it
+            unreadable = torch.tensor([test is None for test in group])  # (N,)
+            by_unit = torch.where(unreadable, ~by_own.all(1)[:, None], by_unit)
+            rewards.append(tester_rewards(by_own, by_unit, self.cfg.tester_reward))
         self.set_rewards(tester, torch.cat(rewards))
-        A = [*map(normalised, rewards)]
+        A = [normalised(R) for R in rewards]
         if self.cfg.short_tests:
             lengths = tester["completion_mask"].sum(1).cpu().reshape(-1, N)  # (P, N)
-            A = [*map(shorter_is_better, A, lengths)]
+            A = [shorter_is_better(a, l) for a, l in zip(A, lengths)]
         tester["advantages"] = torch.cat(A).to(tester["rewards"])  # (B,)
 
-        self.report_tables(programs, tests, passes_own, passes_unit)
-        self.report_rows(coder, tester, passes_own, passes_unit)
+        self.report_tables(coder, tester, Ran(programs, passes_own, passes_unit), tests)
         # Two updates of one adapter. Both were sampled before the first, so the tests are one
         # update old, as in the released code; neither loss has a weight for that.
         return [coder, tester]
 
-    def run_tables(self, programs: list[list], tests: list[list], runs: dict) -> list[torch.Tensor]:
-        """For every task the table (N, t) of who passes what. What cannot be read passes nothing.
+    def run_tables(self, tasks: list[tuple[list, list]], runs: dict) -> list[torch.Tensor]:
+        """For every task, (its programs, its tests), the table (N, M) of who passes what. What
+        cannot be read passes nothing.
 
         runs: (program, input) -> result, which grows. A pair that occurs twice is run once: samples
             repeat, and a generated input may be one of the task's own.
         """
-        pairs = {}  # in order, each once
-        for some_programs, some_tests in zip(programs, tests):
-            for program, test in product(some_programs, some_tests):
-                if program is not None and test is not None:
-                    pairs[program, test[0]] = None
+        pairs = {
+            (program, test[0]): None  # a set that keeps the order
+            for programs, tests in tasks
+            for program, test in product(programs, tests)
+            if program is not None and test is not None
+        }
         new = [pair for pair in pairs if pair not in runs]
         sources, inputs = [program for program, _ in new], [given for _, given in new]
         limits = {"time_limit": self.cfg.time_limit, "output_limit": OUTPUT_LIMIT}
@@ -305,52 +303,27 @@ class Cure(CoTrainer):
             return ended and same_output(result.output, test[1], self.cfg.tolerance)
 
         return [
-            torch.tensor([[passes(p, t) for t in some_tests] for p in some_programs]).bool()
-            for some_programs, some_tests in zip(programs, tests)
+            torch.tensor([[passes(program, test) for test in tests] for program in programs]).bool()
+            for programs, tests in tasks
         ]
-
-    def run_all(self, programs: list[list], tests: list[list], runs: dict) -> list[torch.Tensor]:
-        """`run_tables` for tasks that are the same on all processes; each runs its share."""
-        return self.in_parallel(
-            lambda share: self.run_tables([p for p, _ in share], [t for _, t in share], runs),
-            list(zip(programs, tests)),
-        )
 
     # --- what is logged and shown; nothing below affects training
-    def report_tables(self, programs, tests, passes_own, passes_unit):
+    def report_tables(self, coder: dict, tester: dict, ran: "Ran", tests: list[list]):
         """In training a task's correct programs are the only oracle for its tests."""
-        correct = [own.all(1) for own in passes_own]  # (N,) for each of P tasks
+        correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks
+        good = {i: ran.unit[i][right].all(0) for i, right in enumerate(correct) if right.any()}
+        rates = reward_precision(ran, tests, good)
         self.log_mean("coder/accuracy", torch.cat(correct))
-        self.log_mean("coder/parsed", [p is not None for group in programs for p in group])
-        self.log_mean("tester/parsed", [t is not None for group in tests for t in group])
-        known = [i for i, of_task in enumerate(correct) if of_task.any()]
-        self.log_mean("co/tasks_with_a_right_program", len(known) / len(correct))
-        good = {i: passes_unit[i][correct[i]].all(0) for i in known}  # (N,) each
-        self.log_mean("tester/accuracy", [g for i in known for g in good[i].tolist()])
-        pairs = [
-            reward_precision(passes_unit[i], correct[i], good[i], programs[i], tests[i])
-            for i in known
-        ]
-        for name in ("p01", "p00"):
-            self.log_mean(f"tester/{name}", [hit for of_task in pairs for hit in of_task[name]])
-
-    def report_rows(self, coder, tester, passes_own, passes_unit):
-        """The table of a task goes with the first row of its group."""
-        N = self.cfg.group_size
-        for batch in (coder, tester):
-            for note, own, unit in zip(batch["notes"][::N], passes_own, passes_unit):
+        self.log_mean("coder/parsed", are_read(ran.programs))
+        self.log_mean("tester/accuracy", [g for right in good.values() for g in right.tolist()])
+        self.log_mean("tester/parsed", are_read(tests))
+        self.log_mean("tester/p01", rates["p01"])
+        self.log_mean("tester/p00", rates["p00"])
+        self.log_mean("co/tasks_with_a_right_program", len(good) / len(correct))
+        for batch in (coder, tester):  # a task's table goes with the first row of its group
+            for note, own, unit in zip(batch["notes"][:: self.cfg.group_size], ran.own, ran.unit):
                 passes = torch.cat([own, unit], 1).int().tolist()
                 note["table"] = {"passes": passes, "own": own.shape[1]}
-
-
-def unreadable_is_worst(
-    passes_own: torch.Tensor, passes_unit: torch.Tensor, tests: list
-) -> torch.Tensor:
-    """The table (N, M) by which tests are paid: a test that cannot be read (None) counts as the
-    worst there is, one that exactly the wrong programs pass.
-    """
-    unreadable = torch.tensor([test is None for test in tests])  # (M,)
-    return torch.where(unreadable, ~passes_own.all(1)[:, None], passes_unit)
 
 
 def own_tests(row: dict, most: int) -> list[tuple[str, str]]:
@@ -358,107 +331,117 @@ def own_tests(row: dict, most: int) -> list[tuple[str, str]]:
     return list(zip(row["test_input"], row["test_output"]))[:most]
 
 
+def are_read(groups: list[list]) -> list[bool]:
+    """Of every program or test, whether it could be read."""
+    return [item is not None for group in groups for item in group]
+
+
 # ------------------------------------------------------------------ evaluation
-def reward_precision(
-    passes_unit: torch.Tensor,
-    correct: torch.Tensor,
-    good: torch.Tensor,
-    programs: list,
-    tests: list,
-) -> dict[str, list]:
-    """What theorem 3.1 is made of, for one task. The means of the lists are p01 (a wrong program
-    passes a right test), p00 (it passes a wrong test), and mu.
+class Ran(NamedTuple):  # of every task
+    programs: list[list[str | None]]  # N; None = cannot be read
+    own: list[torch.Tensor]  # (N, t) bool, who passes which own test
+    unit: list[torch.Tensor]  # (N, M) bool, who passes which generated test
+
+
+def reward_precision(ran: Ran, tests: list[list], good: dict[int, torch.Tensor]) -> dict[str, list]:
+    """What theorem 3.1 is made of, on the tasks of `good`: task -> (M,) bool, its right tests.
+    p01: whether a wrong program passes a right test, of every such pair; p00: whether it passes a
+    wrong test; mu, of every task with a wrong program.
 
     Only what can be read counts: nothing passes the rest, and both rates would fall with every
     completion that loses its format. A test that cannot be read favours nobody: it adds 0 to mu.
-
-    Args:
-        passes_unit: (N, M) bool.
-        correct: (N,) bool, of the programs.
-        good: (M,) bool, of the tests.
-        programs, tests: N and M of them; None = cannot be read.
     """
-    wrong = ~correct & torch.tensor([program is not None for program in programs])  # (N,)
-    bad = ~good & torch.tensor([test is not None for test in tests])  # (M,)
-    passing = passes_unit[wrong].double().mean(0)  # (M,), NaN if no program is wrong
-    mu = torch.where(good, 1 - passing, -passing)  # (M,): eq. 4 test by test
-    return {
-        "p01": passes_unit[wrong][:, good].flatten().tolist(),
-        "p00": passes_unit[wrong][:, bad].flatten().tolist(),
-        "mu": mu.tolist() if wrong.any() else [],
-    }
+    found = {"p01": [], "p00": [], "mu": []}
+    for i, right in good.items():
+        readable = torch.tensor([program is not None for program in ran.programs[i]])
+        wrong = readable & ~ran.own[i].all(1)  # (N,)
+        bad = ~right & torch.tensor([test is not None for test in tests[i]])  # (M,)
+        passes = ran.unit[i][wrong]  # (wrong programs, M)
+        found["p01"] += passes[:, right].flatten().tolist()
+        found["p00"] += passes[:, bad].flatten().tolist()
+        if wrong.any():
+            passing = passes.double().mean(0)  # (M,)
+            # eq. 4 test by test
+            found["mu"].append(mean(torch.where(right, 1 - passing, -passing).tolist()))
+    return found
 
 
 def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
-    """The coder's programs by the tasks' own tests; the tester's tests by a right program, and by
-    the wrong ones that they let pass; and both together: tests pick the best program.
-
-    Wrong programs are the coder's of now, as in the released code, and the base's, written once, so
-    that the tester is measured on the same ones all along.
+    """The coder by the tasks' own tests; the tester by right programs, and by the wrong ones that
+    its tests let pass: the coder's, as in the released code, and those that the base wrote once,
+    which are the same in every evaluation; and both together.
     """
-    n = trainer.cfg.eval_samples
+    n, runs = trainer.cfg.eval_samples, {}
     questions = [row["question"] for row in held_out for _ in range(n)]
     texts = trainer.generate_all("coder", [code_prompt(question) for question in questions])
     programs = grouped([parse_program(text) for text in texts], n)
     texts = trainer.generate_all("tester", [test_prompt(question) for question in questions])
     tests = grouped([parse_test(text) for text in texts], n)
-    base = trainer.saved.setdefault("base_programs", programs)  # step 0: the coder is the base
+    base_programs = trainer.saved.setdefault("base_programs", programs)  # step 0: it is the base
     references = [[row["reference"] or None] for row in held_out]
     own = [own_tests(row, trainer.cfg.own_tests) for row in held_out]
 
-    # who passes what, (N, t) and (N, M) for every task
-    runs = {}
-    (passes_own, passes_unit), (base_own, base_unit), (ref_own, ref_unit) = (
-        [trainer.run_all(written, against, runs) for against in (own, tests)]
-        for written in (programs, base, references)
-    )
-    good = oracle(ref_own, ref_unit, base_own, base_unit)  # task -> (M,)
+    def run(programs: list[list], tests: list[list]) -> list[torch.Tensor]:
+        tasks = [*zip(programs, tests)]  # each process runs its share of them
+        return trainer.in_parallel(lambda share: trainer.run_tables(share, runs), tasks)
 
-    values = {
-        "coder/accuracy": torch.cat([table.all(1) for table in passes_own]).tolist(),
-        "coder/parsed": [program is not None for group in programs for program in group],
-        "tester/accuracy": [right for of_task in good.values() for right in of_task.tolist()],
-        "tester/parsed": [test is not None for group in tests for test in group],
-        "co/tasks_with_an_oracle": [i in good for i in range(len(held_out))],
-        "co/precision": [],
-    }
-    for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
-        best = [int(unit[:size, :size].sum(1).argmax()) for unit in passes_unit]
-        values[f"co/best_of_{size}"] = [bool(t[i].all()) for t, i in zip(passes_own, best)]
-    for suffix, written, own_tables, unit_tables in (
-        ("", programs, passes_own, passes_unit),
-        ("_base", base, base_own, base_unit),
-    ):
-        found = [
-            reward_precision(unit_tables[i], own_tables[i].all(1), right, written[i], tests[i])
-            for i, right in good.items()
-        ]
-        for name in ("p01", "p00"):
-            values[f"tester/{name}{suffix}"] = [hit for task in found for hit in task[name]]
-    margins = [mean(task["mu"]) for task in found if task["mu"]]  # of the base's programs
-    values["co/mu"] = margins
-    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
-    values["co/precision_bound"] = [1 - math.exp(-(max(0, mu) ** 2) * n / 8) for mu in margins]
-    for own_table, unit in zip(base_own, base_unit):
-        correct, score = own_table.all(1), unit.sum(1)  # (N,) each
-        wins = score[correct][:, None] > score[~correct][None]
-        values["co/precision"] += wins.flatten().tolist()
+    now, base, reference = (
+        Ran(written, run(written, own), run(written, tests))
+        for written in (programs, base_programs, references)
+    )
+    good = oracle(reference, base)
+    values = evaluate_coder(now) | evaluate_tester(tests, good, now, base)
+    values |= evaluate_both(tests, good, now, base)
     return {name: mean(v) for name, v in values.items() if v}  # what is undefined is not shown
 
 
-def oracle(ref_own, ref_unit, base_own, base_unit) -> dict[int, torch.Tensor]:
+def oracle(reference: Ran, base: Ran) -> dict[int, torch.Tensor]:
     """Task -> (M,) bool, which of its tests are right: those that its reference program passes, or
     without one that passes the task's own tests, those that all correct programs of the base pass.
-
-    Both are the same in every evaluation, so that what counts as right does not depend on the coder
-    of now. A task that has neither is left out: by an empty oracle all its tests would be right.
+    So the coder as it is has no say in it. A task that has neither is left out: by an empty oracle
+    all its tests would be right.
     """
     good = {}
-    for i in range(len(ref_own)):
-        judges = ref_unit[i] if ref_own[i].all() else base_unit[i][base_own[i].all(1)]
+    for i in range(len(reference.own)):
+        known = reference if reference.own[i].all() else base
+        judges = known.unit[i][known.own[i].all(1)]  # (correct programs, M)
         if len(judges):
             good[i] = judges.all(0)
     return good
+
+
+def evaluate_coder(now: Ran) -> dict[str, list]:
+    accuracy = torch.cat([table.all(1) for table in now.own]).tolist()
+    return {"coder/accuracy": accuracy, "coder/parsed": are_read(now.programs)}
+
+
+def evaluate_tester(tests: list[list], good: dict, now: Ran, base: Ran) -> dict[str, list]:
+    values = {
+        "tester/accuracy": [g for right in good.values() for g in right.tolist()],
+        "tester/parsed": are_read(tests),
+    }
+    of_now, of_base = reward_precision(now, tests, good), reward_precision(base, tests, good)
+    for name in ("p01", "p00"):
+        values |= {f"tester/{name}": of_now[name], f"tester/{name}_base": of_base[name]}
+    return values
+
+
+def evaluate_both(tests: list[list], good: dict, now: Ran, base: Ran) -> dict[str, list]:
+    """How well tests choose among the coder's programs; theorem 3.1 on those of the base."""
+    n = len(tests[0])
+    values = {"co/tasks_with_an_oracle": [i in good for i in range(len(tests))]}
+    for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
+        best = [int(unit[:size, :size].sum(1).argmax()) for unit in now.unit]
+        values[f"co/best_of_{size}"] = [bool(own[i].all()) for own, i in zip(now.own, best)]
+    margins = values["co/mu"] = reward_precision(base, tests, good)["mu"]
+    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
+    values["co/precision_bound"] = [1 - math.exp(-(max(0, mu) ** 2) * n / 8) for mu in margins]
+    values["co/precision"] = []
+    for own, unit in zip(base.own, base.unit):
+        correct, score = own.all(1), unit.sum(1)  # (N,) each
+        wins = score[correct][:, None] > score[~correct][None]
+        values["co/precision"] += wins.flatten().tolist()
+    return values
 
 
 # ------------------------------------------------------------------ main

@@ -1,55 +1,47 @@
 r"""DeepSeekMath-V2: a verifier that is itself verified, and a generator that grades itself (Shao et
 al. 2025, arXiv:2511.22570).
 
-    python deepseekmath.py                                the embedded model on a CPU, 5 minutes
+    python deepseekmath.py                                the embedded model on a CPU, 2 minutes
     python deepseekmath.py --no-meta-reward               a verifier that may invent defects
     python deepseekmath.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k   one GPU
 
-The loop (sec. 2; GRPO all along, with the loss in common/cotrainer.py, `CoTrainer.loss`)
-    scores s in {0, 0.5, 1}: the answer is wrong; right, but a step is not; all is right
-    LABELS     solutions Y of the generator with their scores s, by the truth the first time
-    VERIFIER   Y -> an analysis that names the faulty steps, and s'
-               R_V = R_format * (1 - |s' - s|)                                    sec. 2.1.1
-    META       the steps an analysis faults -> ms', is it right about them?
-               R = R_format * (1 - |ms' - ms|)                                    sec. 2.1.2
-    then round after round
-    LABELS     from the second round on by votes: n analyses of Y, m meta-votes on each     sec. 2.3
-    VERIFIER   R_V = R_format * (1 - |s' - s|) * R_meta                           sec. 2.1.2
-    GENERATOR  question -> a solution Y and, below it, its own analysis Z of it
-               R = R_format * (0.76 * R_Y + 0.24 * R_Z)                            sec. 2.2
+The loop (section 2; all updates by `CoTrainer.loss`, in common/cotrainer.py)
+    scores s in {0, 0.5, 1}: the answer is wrong; it is right, but a step is not; all is right
+    VERIFIER with R_meta = 1, META; then rounds of LABELS, VERIFIER mixed with META, GENERATOR
+
+    LABELS     = `label_solutions`: new solutions Y of the generator and their scores s, in the
+               first round by the truth, then by votes: n analyses of Y, m meta-votes on each
+    VERIFIER   = `verifier_step`: Y -> an analysis that names the faulty steps, and a score s'
+               R_V = R_format * (1 - |s' - s|) * R_meta                             sec. 2.1.2
+    META       = `meta_step`: the steps that an analysis calls faulty -> ms', are they?
+               R = R_format * (1 - |ms' - ms|)                                      sec. 2.1.2
+    GENERATOR  = `generator_step`: question -> a solution Y and below it Z, its analysis of Y
+               R = R_format * (0.76 * R_Y + 0.24 * R_Z)                             sec. 2.2
                R_Y = s, the verifier's;  R_Z = (1 - |s_own - s|) * R_meta(Z)
 
-From the second round on no new solution is labelled by the truth; those of the first round stay in
-the pool. It is only logged: how far the labels agree with it, which share of the faulted steps is
-faulty, and by how much the generator's score of its own solutions is too high. That is the paper's
-claim, in numbers.
-
 What we changed and it matters (the full list is in docs/deepseekmath.md)
-    1. Two LoRA adapters on one base, verifier and generator; the paper starts each from the other's
-       weights, after fine-tuning on the samples of both, and ends with one model for all.
-    2. Proofs, graded by experts, become solutions with an answer, graded by it and by their steps.
-    3. A defect is the number of a step, and the meta-verifier judges these numbers only. A score
-       that does not follow from an analysis's own defects is found by comparing them.
-    4. n, m, k, learning rate, batch and steps are ours: the paper does not give them.
+    1. Two LoRA adapters on one base: the generator's, and one for verifier and meta-verifier. The
+       paper starts each from the other's weights and ends with one model for all.
+    2. Proofs graded by experts become solutions with an answer, graded by answer and steps.
+    3. A defect is the number of a step, and the meta-verifier judges these numbers only.
 
 Shapes: P questions or solutions per step, M completions of each, B = P * M rows.
 """
 
 import random
-import re
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from common.args import Count, CountOrZero, GroupSize, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
-from common.tasks.answers import boxed, is_correct, prompt, split_steps
+from common.tasks.answers import boxed, grouped, prompt, split_steps
+from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import load_questions
-from common.tiny.tasks import faulty_steps
+from common.tasks.verdicts import Analysis, read_analysis, read_score
 
 import tyro
 
@@ -70,7 +62,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     verifier_steps: CountOrZero = 6
     """verifier steps, at the start and again in every round"""
     meta_steps: CountOrZero = 6
-    """meta-verifier steps, once, after the verifier's first"""
+    """meta-verifier steps after the verifier's first; with 0 it is never trained"""
     generator_steps: CountOrZero = 6
     """generator steps in every round, after the verifier's"""
     eval_every: CountOrZero = 24
@@ -78,7 +70,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     eval_questions: Count = per_model(tiny=96, real=128)
     """held-out questions"""
     solutions: Count = per_model(tiny=128, real=256)
-    """solutions that are labelled before the first step and before every round but the first"""
+    """solutions that are labelled at the beginning of every round"""
     analyses: Several = 4
     """n, analyses of a solution that is labelled by votes (paper: not given)"""
     votes: Several = 3
@@ -86,11 +78,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     least_valid: Several = per_model(tiny=1, real=2)
     """k, valid analyses that a label below 1 needs (paper: not given)"""
     labels: Literal["votes", "truth"] = "votes"
-    """ablation: after the first round, too, the truth"""
+    """ablation: labels by the truth in all rounds"""
     meta_reward: bool = True
     """ablation: R_meta = 1 in the verifier's reward"""
     self_reward: bool = True
-    """ablation: the generator is paid R_Y alone"""
+    """ablation: the generator's reward is R_Y alone"""
     solution_tokens: Tokens = per_model(tiny=160, real=1536)
     """length limit of a solution with its self-evaluation (released code: 128k)"""
     analysis_tokens: Tokens = per_model(tiny=112, real=1024)
@@ -98,16 +90,16 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
     def check(self):
         if self.verifier_steps + self.generator_steps == 0:
-            raise UserError(
-                "--verifier-steps 0 and --generator-steps 0: a round needs a step of one of them."
-            )
+            raise UserError("--verifier-steps 0 and --generator-steps 0: a round needs a step.")
         if self.least_valid > self.analyses:
             most = f"must be at most --analyses {self.analyses}"
             raise UserError(f"--least-valid {self.least_valid} {most}: no label below 1 gets it.")
 
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
+SCORES = (0.0, 0.5, 1.0)
 HEADING = "## Self Evaluation"
+SOLVED = ("question", "solution", "truth", "faulty")  # kept of a solution; with a label and a round
 
 # ------------------------------------------------------------------ prompts and parsing
 FORM = r"""Check the steps one after the other, by your own calculation, each in its own <step>
@@ -132,214 +124,92 @@ line
 Score: \boxed{1}
 if all of them are faulty, 0.5 if some of them are, and 0 if none is."""
 
-CORRECT = """You are given a problem, your solution, and the numbers of the steps that you found
-faulty. Write the solution again without these faults, in the same form: every step in its own
-<step> </step> tags, then the answer."""
-
 
 def solve_prompt(question: str) -> list[dict]:
     return prompt(PROVE, f"{question}\nSolve and grade yourself.")
 
 
-def shown_solution(row: dict) -> str:
-    return f"Problem: {row['question']}\nSolution:\n{row['solution']}"
-
-
 def grade_prompt(row: dict) -> list[dict]:
-    return prompt(GRADE, f"{shown_solution(row)}\nGrade it.")
+    return prompt(GRADE, f"Problem: {row['question']}\nSolution:\n{row['solution']}\nGrade it.")
 
 
-def named(defects: tuple[int, ...]) -> str:
-    return ",".join(map(str, defects)) or "none"
+def claims_prompt(system: str, row: dict, defects: tuple[int, ...], ask: str) -> list[dict]:
+    solution = f"Problem: {row['question']}\nSolution:\n{row['solution']}"
+    claims = ",".join(map(str, defects)) or "none"
+    return prompt(system, f"{solution}\nDefects: {claims}\n{ask}")
 
 
 def meta_prompt(row: dict, defects: tuple[int, ...]) -> list[dict]:
-    return prompt(META, f"{shown_solution(row)}\nDefects: {named(defects)}\nAre they real?")
-
-
-def correct_prompt(row: dict, defects: tuple[int, ...]) -> list[dict]:
-    return prompt(CORRECT, f"{shown_solution(row)}\nDefects: {named(defects)}\nCorrect it.")
-
-
-class Analysis(NamedTuple):
-    defects: tuple[int, ...]  # numbers of the steps it faults, from 1 on
-    score: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether its score follows from its defects: 1 without any, less with one."""
-        return (self.score == 1) == (not self.defects)
-
-
-SCORE = r"Score: *\\boxed\{(0|0\.5|1)\}\s*"
-ENDING = re.compile(r"Defects: *(none|\d{1,4}(?: ?, ?\d{1,4}){0,99}) *\n" + SCORE, re.ASCII)
-
-
-def parse_analysis(text: str, count: int) -> Analysis | None:
-    r"""What an analysis of `count` steps ends with, and nothing after it; None is no format.
-
-    Only the last "Defects:" counts, so that one in its thoughts is none, and a step that the
-    solution does not have is no defect.
-
-    >>> parse_analysis("Defects: 2\nScore: \\boxed{0}", 3)
-    Analysis(defects=(2,), score=0.0)
-    """
-    found = ENDING.fullmatch(text, max(0, text.rfind("Defects:")))
-    if not found:
-        return None
-    numbers = [] if found[1] == "none" else [int(number) for number in found[1].split(",")]
-    if not all(1 <= number <= count for number in numbers):
-        return None
-    return Analysis(tuple(sorted({*numbers})), float(found[2]))
-
-
-def parse_meta(text: str) -> float | None:
-    """The score that a meta-verification ends with; None if there is none."""
-    found = re.compile(SCORE).fullmatch(text, max(0, text.rfind("Score:")))
-    return float(found[1]) if found else None
+    return claims_prompt(META, row, defects, "Are they real?")
 
 
 def parse_solution(text: str) -> tuple[str, Analysis | None]:
-    """(solution, its own analysis). What stands outside of the steps and the answer's box is left
-    out: a verifier that is shown praise might believe it. The analysis is None, too, if the
-    solution lacks steps or a boxed answer, or the heading is there twice.
+    """(solution, its analysis of itself). Of the solution only the steps and the answer's box are
+    kept: a verifier that is shown praise might believe it. The analysis is None, too, if the
+    solution lacks steps or a boxed answer, or has the heading twice.
     """
     before, _, own = text.partition(HEADING)
     before, _, rest = before.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
-    steps = split_steps(before)
-    solution = "".join(f"<step>{step}</step>\n" for step in steps)
     box = boxed(answer) or ""
+    solution = "".join(f"<step>{step}</step>\n" for step in split_steps(before))
+    complete = solution and closed and box and HEADING not in own
     if closed:
         solution += rf"<answer>\boxed{{{box}}}</answer>" if box else "<answer></answer>"
-    fine = steps and closed and box and HEADING not in own
-    return solution.strip(), parse_analysis(own, len(steps)) if fine else None
+    return solution.strip(), read_analysis(own, solution, SCORES) if complete else None
 
 
-# ------------------------------------------------------------------ the truth, on data with answers
-def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
-    """(s, numbers of the faulty steps) of a solution: 1 a right answer with right steps, 0.5 a
-    right answer with a wrong step, 0 a wrong answer.
+# ------------------------------------------------------------------ rewards, and mathematics
+def verifier_reward(said: float | None, truth: float, R_meta: float = 1.0) -> float:
+    """Sec. 2.1.2: R_V = R_format * (1 - |s' - s|) * R_meta, and with ms' and ms that of META."""
+    if said is None:  # R_format = 0
+        return 0.0
+    return (1 - abs(said - truth)) * R_meta
 
-    Of embedded questions every faulty step is known. Of others a step is taken to be faulty if an
-    equation in it does not hold; nobody knows where a wrong answer without such a step went wrong:
-    None.
+
+def generator_reward(s: float, s_own: float, R_meta: float, self_reward: bool = True) -> float:
+    """Sec. 2.2, where R_format is 1: R = 0.76 * R_Y + 0.24 * R_Z.
+
+    >>> generator_reward(0.0, 0.0, 1.0), generator_reward(0.0, 1.0, 1.0)  # honest, and boasting
+    (0.24, 0.0)
     """
-    _, _, answer = solution.partition("<answer>")
-    right, steps = is_correct(answer, row["answer"]), split_steps(solution)
-    faulty = faulty_steps(row["question"], steps)
-    known = faulty is not None
-    if not known:
-        faulty = [k for k, step in enumerate(steps, start=1) if not equations_hold(step)]
-    score = 0.0 if not right else 0.5 if faulty else 1.0
-    return score, faulty if known or right or faulty else None
+    R_Y, R_Z = s, (1 - abs(s_own - s)) * R_meta
+    return ALPHA * R_Y + BETA * R_Z if self_reward else R_Y
 
 
-NUMBER = r"-?\d{1,15}(?:\.\d{1,6})?"
-EQUATION = re.compile(  # not what begins or goes on before or behind it, as in x^2+3=7 or 1/5=20%
-    rf"(?<![\w.*/+=)\]}}^%!√-])({NUMBER})([+*/-])({NUMBER})=({NUMBER})(?![\d.]*[\w*/+^%!-])",
-    re.ASCII,
-)
+def meta_quality(analysis: Analysis, ms: float | None) -> float:
+    """R_meta: ms', 0.5 if it cannot be read, and at most 0.5 where score and defects disagree."""
+    return min(0.5 if ms is None else ms, 1.0 if analysis.consistent else 0.5)
 
 
-def equations_hold(step: str) -> bool:
-    """The cheap check of a step of any text: are its plain equations true? `3*2 = 6`, no chains. An
-    equation that may be a part of something else is passed over.
+def auto_label(analyses: list[tuple[float, list[bool]]], k: int) -> float | None:
+    """Sec. 2.3: the label of a solution without the truth, by the (score, meta-votes) of analyses;
+    None drops the solution. An analysis is valid if more than half of its votes say so.
 
-    A result of d decimals may be rounded: it may be off by half a unit of the last one.
+    >>> yes, no = [True, True, False], [True, False, False]
+    >>> auto_label([(0.0, yes), (0.5, yes), (0.5, yes)], 2), auto_label([(0.0, no), (1.0, [])], 2)
+    (0.5, 1.0)
     """
-    step = re.sub(r"^\s*[-*•]\s+", "", step)  # an item of a list
-    plain = re.sub(r" ?([-+*/=]) ?", r"\1", step.replace("$", "").replace(",", ""))
-    for a, op, b, c in EQUATION.findall(plain):
-        a, b, claimed = Fraction(a), Fraction(b), Fraction(c)
-        if op == "/" and b == 0:
-            return False
-        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[op]
-        slack = Fraction(1, 2 * 10 ** len(c.partition(".")[2]))
-        if abs(value - claimed) > (slack if op == "/" or "." in c else 0):
-            return False
-    return True
-
-
-def meta_truth(defects: tuple[int, ...], faulty: list[int]) -> float:
-    """ms: 0 if none of the claimed defects is one, 0.5 if some are not, else 1.
-
-    Trap, and the paper's: whoever claims nothing claims nothing false, so "none" is worth 1, on a
-    wrong solution, too. It is for the verifier's score to pay for what is missed.
-    """
-    real = [number in faulty for number in defects]
-    return 1.0 if all(real) else 0.5 if any(real) else 0.0
-
-
-# ------------------------------------------------------------------ the paper's mathematics
-def verifier_reward(well_formed: bool, truth: float, said: float, meta: float) -> float:
-    """Sec. 2.1.2: R_V = R_format * (1 - |s' - s|) * R_meta.
-
-    truth: s, said: s', meta: R_meta, all in [0, 1]. With meta = 1 it is that of sec. 2.1.1, and
-    with ms and ms' the meta-verifier's own reward.
-    """
-    return float(well_formed) * (1 - abs(said - truth)) * meta
-
-
-def generator_reward(
-    well_formed: bool, score: float, own_score: float, meta: float, self_reward: bool = True
-) -> float:
-    """Sec. 2.2: R = R_format * (0.76 * R_Y + 0.24 * R_Z), with R_Y = s and R_Z = (1 - |s_own - s|)
-    * R_meta.
-
-    score: s, the verifier's; own_score: s_own; meta: R_meta of the self-evaluation. Without
-    self_reward R = R_format * R_Y.
-    """
-    R_Y, R_Z = score, (1 - abs(own_score - score)) * meta
-    return float(well_formed) * (ALPHA * R_Y + BETA * R_Z if self_reward else R_Y)
-
-
-def meta_quality(analysis: Analysis, meta: float | None) -> float:
-    """R_meta: the meta-verifier's score, at most 0.5 where the analysis's score does not follow
-    from its defects; 0.5 for a meta-verification that cannot be read.
-    """
-    return min(0.5 if meta is None else meta, 1.0 if analysis.fits else 0.5)
-
-
-def auto_label(scores: list[float], votes: list[list[bool]], k: int) -> float | None:
-    """The label of a solution without the truth (sec. 2.3).
-
-    Args:
-        scores: of its n analyses.
-        votes: the meta-votes on each, empty where the score is 1; an analysis is valid if more than
-            half of its votes say so.
-        k: valid analyses that a label needs.
-
-    Returns:
-        The lowest score with at least k valid analyses; 1 if no analysis with a lower score is
-        valid; else None: too few agree, the solution is dropped. The paper looks at the analyses
-        with the lowest score of all, and at no others.
-    """
-    if not scores:
+    if len(analyses) < k:
         return None
-    valid = Counter(s for s, vote in zip(scores, votes) if s < 1 and sum(vote) > len(vote) / 2)
-    enough = [score for score, count in valid.items() if count >= k]
-    return min(enough) if enough else None if valid else 1.0
+    valid = Counter(s for s, votes in analyses if s < 1 and sum(votes) > len(votes) / 2)
+    if not valid:
+        return 1.0
+    # the lowest score that k valid ones give; the paper looks at those with the lowest of all only
+    return min((score for score, count in valid.items() if count >= k), default=None)
 
 
 # ------------------------------------------------------------------ the trainer
 class DeepSeekMath(CoTrainer):
-    """`step` is the loop of section 2. CoTrainer samples, scores, computes the loss and updates.
-
-    The labelled solutions are in `saved`, the same on all processes. A labelled solution is
-    {question, solution, label, truth, faulty, round}; truth and faulty are for the first round, the
-    meta-verifier's lessons and the metrics.
-    """
+    """`step` is the loop of section 2. CoTrainer samples, scores, computes the loss and updates."""
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.saved = {"labelled": [], "rounds": 0}
+        self.saved = {"labelled": [], "rounds": 0}  # the same on all processes
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        """Without reward functions: `step` rewards them when verifier and meta-verifier have
-        spoken.
-        """
+        """Without reward functions: a reward needs what verifier and meta-verifier say."""
         M, solution, analysis = args.group_size, args.solution_tokens, args.analysis_tokens
         return {
             "generator": Player([], args.lr, solution, M),
@@ -352,314 +222,227 @@ class DeepSeekMath(CoTrainer):
         phase, current = phase_at(self.state.global_step, self.cfg)
         if phase == "generator":
             return [self.generator_step(rows)]
-        while self.saved["rounds"] <= current:
-            self.label_solutions(self.saved["rounds"])
-        if phase == "meta":
-            return [self.meta_step()]
-        met = self.state.global_step >= self.cfg.verifier_steps + self.cfg.meta_steps
-        return [self.verifier_step(met and self.cfg.meta_reward)]
+        if self.saved["rounds"] == current:
+            self.label_solutions(current)
+        return [self.meta_step() if phase == "meta" else self.verifier_step()]
 
-    # --- labels
-    def label_solutions(self, number: int):
-        """A round's new solutions, by the generator as it is now, and their labels."""
-        cfg, pool = self.cfg, self.saved["labelled"]
-        first = number * cfg.solutions
-        some = range(first, first + cfg.solutions)
-        questions = [self.train_rows[i % len(self.train_rows)] for i in some]
-        by_truth = number == 0 or cfg.labels == "truth"
-        label = self.by_truth if by_truth else self.by_votes
-        new = self.in_parallel(lambda share: label(self.solved(share)), questions)
-        kept = [row | {"round": number} for row in new if row["label"] is not None]
-        if not pool + kept:
-            raise UserError(
-                "no solution could be labelled: none had a step in its tags within "
-                f"--solution-tokens {cfg.solution_tokens}."
-            )
-        pool += kept
-        self.saved["rounds"] = number + 1
-        self.report_labels(new, kept)
-
-    def solved(self, questions: list[dict]) -> list[dict]:
-        """One solution of each, without its self-evaluation, and the truth about it."""
-        texts = self.generate("generator", [solve_prompt(q["question"]) for q in questions])
-        rows = []
-        for question, text in zip(questions, texts):
-            solution = parse_solution(text)[0]
-            score, faulty = truth_of(question, solution)
-            rows.append({"question": question["question"], "solution": solution})
-            rows[-1] |= {"truth": score, "faulty": faulty, "single": None}
-        return rows
-
-    def by_truth(self, rows: list[dict]) -> list[dict]:
-        return [
-            row | {"label": row["truth"] if split_steps(row["solution"]) else None} for row in rows
-        ]
-
-    def by_votes(self, rows: list[dict]) -> list[dict]:
-        """Labels by n analyses each and m meta-votes on every one that finds fault."""
-        n, m = self.cfg.analyses, self.cfg.votes
-        asked = [row for row in rows for _ in range(n)]
-        found = self.analyse(asked)
-        doubts = [i for i, a in enumerate(found) if a and a.score < 1 and a.defects]
-        texts = self.generate("meta", [meta_prompt(asked[i], found[i].defects) for i in doubts * m])
-        votes = [[] for _ in asked]
-        for i, text in zip(doubts * m, texts):
-            votes[i].append((parse_meta(text) or 0) > 0)  # some of it is real
-        labelled = []
-        for j, row in enumerate(rows):
-            mine = [i for i in range(j * n, (j + 1) * n) if found[i]]
-            scores = [found[i].score for i in mine]
-            label = auto_label(scores, [votes[i] for i in mine], self.cfg.least_valid)
-            alone = mean([score == row["truth"] for score in scores]) if scores else None
-            if not split_steps(row["solution"]) or len(mine) < self.cfg.least_valid:
-                label = None
-            labelled.append(row | {"label": label, "single": alone})
-        return labelled
-
-    def analyse(self, rows: list[dict]) -> list[Analysis | None]:
-        """One analysis of each row's solution."""
-        texts = self.generate("verifier", [grade_prompt(row) for row in rows])
-        return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
-
-    def draw(self, pool: list[dict], rng: random.Random) -> list[dict]:
-        """P labelled solutions of this process, each label equally often if there are any."""
-        kinds = sorted({row["label"] for row in pool})
-        of_label = {kind: [row for row in pool if row["label"] == kind] for kind in kinds}
-        count = self.cfg.questions * self.accelerator.num_processes
-        drawn = [rng.choice(of_label[kinds[i % len(kinds)]]) for i in range(count)]
-        rng.shuffle(drawn)
-        return self.my_share(drawn)
-
-    # --- the three kinds of steps
-    def verifier_step(self, with_meta: bool) -> dict:
-        M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
-        drawn = self.draw(self.saved["labelled"], rng)
+    def verifier_step(self) -> dict:
+        M, now = self.cfg.group_size, self.state.global_step
+        drawn = self.draw(self.saved["labelled"], random.Random(f"{self.cfg.seed} {now}"))  # P
         rows = [{**row, "prompt": grade_prompt(row)} for row in drawn for _ in range(M)]  # B
         batch = self.rollout("verifier", rows)
-        counts = [len(split_steps(row["solution"])) for row in rows]
-        found = [parse_analysis(text, count) for text, count in zip(batch["texts"], counts)]
-        quality = self.quality(rows, found) if with_meta else [1.0] * len(rows)
+        analyses = [read_analysis(t, r["solution"], SCORES) for t, r in zip(batch["texts"], rows)]
+        R_meta = [1.0] * len(rows)
+        if self.cfg.meta_reward and now >= self.cfg.verifier_steps + self.cfg.meta_steps:
+            R_meta = self.meta_verify(rows, analyses)
         # R_V = R_format * (1 - |s' - s|) * R_meta
-        rewards = [
-            verifier_reward(True, row["label"], a.score, q) if a else 0.0
-            for row, a, q in zip(rows, found, quality)
-        ]
-        self.set_rewards(batch, rewards)
-        self.report_analyses(rows, batch, found, quality)
+        said = [analysis.score if analysis else None for analysis in analyses]
+        self.set_rewards(batch, [*map(verifier_reward, said, [r["label"] for r in rows], R_meta)])
+        self.report_verifier(rows, batch, analyses, R_meta)
         return batch
 
     def meta_step(self) -> dict:
-        M, rng = self.cfg.group_size, random.Random(f"{self.cfg.seed} {self.state.global_step}")
-        known = [row for row in self.saved["labelled"] if row["faulty"] is not None]
-        if not known:
-            raise UserError(
-                f"--meta-steps {self.cfg.meta_steps}: of no labelled solution is it known which "
-                "steps are faulty, as no answer is right and no equation is false; it can be 0."
-            )
-        drawn = self.draw(known, rng)
-        # what the verifier claims; where it claims nothing, a defect is made up
-        claims = [a.defects if a else () for a in self.analyse(drawn)]
-        claims = [
-            claim or (rng.randint(1, len(split_steps(row["solution"]))),)
-            for claim, row in zip(claims, drawn)
-        ]
-        rows = [
-            {
-                **row,
-                "prompt": meta_prompt(row, claim),
-                "claim": claim,
-                "ms": meta_truth(claim, row["faulty"]),
-            }
-            for row, claim in zip(drawn, claims)
-            for _ in range(M)
-        ]
+        """Its lessons are those of the first round, whose faulty steps the truth has named."""
+        rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
+        pool = [row for row in self.saved["labelled"] if row["faulty"] is not None]
+        lessons = [row for row in pool if row["round"] == 0]
+        if not lessons:
+            why = "no answer is right and no equation false: it can be 0"
+            steps = f"--meta-steps {self.cfg.meta_steps}"
+            raise UserError(f"{steps}: no solution's faulty steps are known, as {why}.")
+        drawn, rows = self.draw(lessons, rng), []  # P
+        for row, analysis in zip(drawn, self.analyse(drawn)):
+            claims = analysis.defects if analysis else ()
+            if not claims:  # one is made up, which may be real
+                claims = (rng.randint(1, len(split_steps(row["solution"]))),)
+            row = row | {"claims": claims, "ms": meta_truth(claims, row["faulty"])}
+            rows += [row | {"prompt": meta_prompt(row, claims)}] * self.cfg.group_size  # B
         batch = self.rollout("meta", rows)
-        said = [parse_meta(text) for text in batch["texts"]]
+        said = [read_score(text, SCORES) for text in batch["texts"]]
         # R = R_format * (1 - |ms' - ms|)
-        rewards = [
-            0.0 if ms is None else verifier_reward(True, row["ms"], ms, 1.0)
-            for row, ms in zip(rows, said)
-        ]
-        self.set_rewards(batch, rewards)
+        self.set_rewards(batch, [verifier_reward(ms, row["ms"]) for ms, row in zip(said, rows)])
         self.report_meta(rows, batch, said)
         return batch
 
     def generator_step(self, rows: list[dict]) -> dict:
         batch = self.rollout("generator", rows)
-        parsed = [parse_solution(text) for text in batch["texts"]]
-        solved = [
-            {"question": row["question"], "solution": solution}
-            for row, (solution, _) in zip(rows, parsed)
-        ]
-        own = [analysis for _, analysis in parsed]
-        # what has no format is paid 0 anyway
-        fine = [i for i, analysis in enumerate(own) if analysis]
-        judged = dict(zip(fine, self.analyse([solved[i] for i in fine])))
-        quality = dict(zip(fine, self.quality([solved[i] for i in fine], [own[i] for i in fine])))
+        solutions, own = zip(*map(parse_solution, batch["texts"]))
+        solved = [{"question": r["question"], "solution": s} for r, s in zip(rows, solutions)]
+        readable = [i for i, analysis in enumerate(own) if analysis]  # R_format = 1
+        judged = [solved[i] for i in readable]
+        verdicts = self.analyse(judged)
+        R_meta = self.meta_verify(judged, [own[i] for i in readable])
         rewards = [0.0] * len(rows)
-        for i in fine:
-            s = judged[i].score if judged[i] else 0.0  # R_Y
-            rewards[i] = generator_reward(True, s, own[i].score, quality[i], self.cfg.self_reward)
+        for i, verdict, quality in zip(readable, verdicts, R_meta):
+            s = verdict.score if verdict else 0.0
+            # R = R_format * (0.76 * R_Y + 0.24 * R_Z)
+            rewards[i] = generator_reward(s, own[i].score, quality, self.cfg.self_reward)
         self.set_rewards(batch, rewards)
-        self.report_solutions(rows, batch, solved, own, judged)
+        self.report_generator(rows, batch, solved, own, dict(zip(readable, verdicts)))
         return batch
 
-    def quality(self, rows: list[dict], found: list[Analysis | None]) -> list[float]:
-        """R_meta of each row's analysis, by one meta-verification of what it claims. One that
-        claims nothing is not asked about.
+    def analyse(self, rows: list[dict]) -> list[Analysis | None]:
+        """The verifier's analysis of each row's solution."""
+        texts = self.generate("verifier", [grade_prompt(row) for row in rows])
+        return [read_analysis(text, row["solution"], SCORES) for text, row in zip(texts, rows)]
+
+    def meta_verify(self, rows: list[dict], analyses: list[Analysis | None]) -> list[float]:
+        """R_meta of each row's analysis, by one meta-verification of its claims. Whoever claims
+        nothing claims nothing false: R_meta = 1, unasked.
         """
-        claiming = [i for i, a in enumerate(found) if a and a.defects]
-        texts = self.generate("meta", [meta_prompt(rows[i], found[i].defects) for i in claiming])
-        said = dict(zip(claiming, map(parse_meta, texts)))
-        return [meta_quality(a, said.get(i, 1.0)) if a else 0.0 for i, a in enumerate(found)]
+        claiming = [i for i, analysis in enumerate(analyses) if analysis and analysis.defects]
+        asked = [meta_prompt(rows[i], analyses[i].defects) for i in claiming]
+        said = [read_score(text, SCORES) for text in self.generate("meta", asked)]
+        ms = dict(zip(claiming, said))
+        return [meta_quality(a, ms.get(i, 1.0)) if a else 0.0 for i, a in enumerate(analyses)]
+
+    # --- labels
+    def label_solutions(self, current: int):
+        """A solution of each of the round's questions, by the generator as it is now, labelled."""
+        count, pool = self.cfg.solutions, self.saved["labelled"]
+        numbers = range(current * count, (current + 1) * count)
+        questions = [self.train_rows[i % len(self.train_rows)] for i in numbers]
+        solved = self.in_parallel(self.solve, questions)
+        labels = [row["truth"] for row in solved]
+        if current > 0 and self.cfg.labels == "votes":
+            labels = self.in_parallel(self.vote, solved)
+        kept = []
+        for row, label in zip(solved, labels):
+            if label is not None and split_steps(row["solution"]):
+                row = {name: row[name] for name in SOLVED}
+                kept.append(row | {"label": label, "round": current})
+        pool += kept
+        if not pool:
+            limit = f"--solution-tokens {self.cfg.solution_tokens}"
+            raise UserError(f"no solution can be labelled: none has a step in tags within {limit}.")
+        self.saved["rounds"] = current + 1
+        self.log_mean("labels/kept", len(kept) / count)
+        self.log_mean("labels/agreement", [row["label"] == row["truth"] for row in kept])
+
+    def solve(self, rows: list[dict], greedy: bool = False) -> list[dict]:
+        """A solution of each row's question, its own analysis of it, and the truth about it."""
+        asked = [solve_prompt(row["question"]) for row in rows]
+        solved = []
+        for row, text in zip(rows, self.generate("generator", asked, greedy)):
+            solution, own = parse_solution(text)
+            truth, faulty = truth_of(row, solution)
+            solved.append(row | dict(solution=solution, own=own, truth=truth, faulty=faulty))
+        return solved
+
+    def vote(self, rows: list[dict]) -> list[float | None]:
+        """Labels by n analyses of each solution, and m meta-votes on each that finds fault."""
+        n, m, k = self.cfg.analyses, self.cfg.votes, self.cfg.least_valid
+        copies = [row for row in rows for _ in range(n)]
+        analyses = self.analyse(copies)
+        doubts = [i for i, a in enumerate(analyses) if a and a.score < 1 and a.defects] * m
+        asked = [meta_prompt(copies[i], analyses[i].defects) for i in doubts]
+        votes = [[] for _ in copies]
+        for i, text in zip(doubts, self.generate("meta", asked)):
+            votes[i].append((read_score(text, SCORES) or 0) > 0)  # one real defect is enough
+        labels = []
+        for row, its_analyses, its_votes in zip(rows, grouped(analyses, n), grouped(votes, n)):
+            readable = [(a.score, vote) for a, vote in zip(its_analyses, its_votes) if a]
+            labels.append(auto_label(readable, k))
+            self.log_mean("labels/single", [score == row["truth"] for score, _ in readable])
+        return labels
+
+    def draw(self, pool: list[dict], rng: random.Random) -> list[dict]:
+        """P labelled solutions of this process, every label equally often, or 0 is a safe guess.
+
+        A label with fewer different solutions than a step needs is drawn as often as it occurs:
+        else a handful of solutions, which votes mostly get wrong, would be a third of all lessons.
+        """
+        count = self.cfg.questions * self.accelerator.num_processes
+        of_label = {score: [row for row in pool if row["label"] == score] for score in SCORES}
+        different = {s: len({row["solution"] for row in rows}) for s, rows in of_label.items()}
+        common = [score for score in SCORES if different[score] >= count]
+        drawn = [row for row in rng.choices(pool, k=count) if row["label"] not in common]
+        drawn += [rng.choice(of_label[common[i % len(common)]]) for i in range(count - len(drawn))]
+        rng.shuffle(drawn)
+        return self.my_share(drawn)
 
     # --- what is logged and shown; nothing below affects training
-    def report_labels(self, new: list[dict], kept: list[dict]):
-        self.log_mean("labels/kept", len(kept) / len(new))
-        self.log_mean("labels/agreement", [row["label"] == row["truth"] for row in kept])
-        self.log_mean("labels/single", [row["single"] for row in new if row["single"] is not None])
-
-    def report_analyses(self, rows, batch, found, quality):
-        known = analysis_metrics(rows, found)
-        for key in ANALYSES:  # every process logs each of them, or they would wait for each other
-            self.log_mean(f"verifier/{key}", known.get(key, []))
-        self.log_mean("verifier/meta_reward", quality)
-        for note, row, a in zip(batch["notes"], rows, found):
+    def report_verifier(self, rows, batch, analyses, R_meta):
+        for name, value in analysis_metrics(rows, analyses, meta_quality).items():
+            self.log_mean(f"verifier/{name}", value)
+        self.log_mean("verifier/meta_reward", R_meta)
+        self.log_mean("verifier/wrong_lessons", [row["label"] != row["truth"] for row in rows])
+        for note, row, a in zip(batch["notes"], rows, analyses):
             note |= {"label": row["label"], "truth": row["truth"], "defects": row["faulty"]}
             note["claimed"] = a and list(a.defects)
 
     def report_meta(self, rows, batch, said):
         self.log_mean("meta/accuracy", [ms == row["ms"] for row, ms in zip(rows, said)])
         for note, row in zip(batch["notes"], rows):
-            note |= {"claimed": list(row["claim"]), "defects": row["faulty"]}
+            note |= {"claimed": list(row["claims"]), "defects": row["faulty"]}
 
-    def report_solutions(self, rows, batch, solved, own, judged):
-        truths = [truth_of(row, some["solution"]) for row, some in zip(rows, solved)]
-        self.log_mean("generator/accuracy", [score > 0 for score, _ in truths])
+    def report_generator(self, rows, batch, solved, own, verdicts):
+        truths = [truth_of(row, answer["solution"]) for row, answer in zip(rows, solved)]
+        self.log_mean("generator/accuracy", [s > 0 for s, _ in truths])
         self.log_mean("generator/well_formed", [a is not None for a in own])
-        graded = [(a.score, score) for a, (score, _) in zip(own, truths) if a]
-        self.log_mean("co/over_claim", [said - score for said, score in graded])
-        verdicts = [(judged[i].score, truths[i][0]) for i in judged if judged[i]]
-        self.log_mean("co/verdict_minus_gold", [said - score for said, score in verdicts])
-        for i, (note, a, (score, faulty)) in enumerate(zip(batch["notes"], own, truths)):
-            note |= {"truth": score, "defects": faulty, "claimed": a and list(a.defects)}
-            note["verifier's score"] = judged[i].score if judged.get(i) else None
+        self.log_mean("co/over_claim", [a.score - s for a, (s, _) in zip(own, truths) if a])
+        flattery = [a.score - truths[i][0] for i, a in verdicts.items() if a]
+        self.log_mean("co/verdict_minus_gold", flattery)
+        for i, (note, a, (s, faulty)) in enumerate(zip(batch["notes"], own, truths)):
+            note |= {"truth": s, "defects": faulty, "claimed": a and list(a.defects)}
+            note["verifier's score"] = verdicts[i].score if verdicts.get(i) else None
 
 
 def phase_at(step: int, cfg: Args) -> tuple[str, int]:
-    """(the player that is trained in this step, the round, from 0 on): verifier and meta-verifier
-    once, then rounds of verifier and generator.
+    """(the player of this step, the round): verifier, meta-verifier, then rounds of both and the
+    generator. Every third of a round's verifier steps is the meta-verifier's, or it would forget.
     """
     V, meta, G = cfg.verifier_steps, cfg.meta_steps, cfg.generator_steps
     if step < V + meta:
         return "verifier" if step < V else "meta", 0
     current, turn = divmod(step - V - meta, V + G)
-    return "verifier" if turn < V else "generator", current
+    if turn >= V:
+        return "generator", current
+    return "meta" if meta and turn % 3 == 2 else "verifier", current
 
 
 # ------------------------------------------------------------------ evaluation
-ANALYSES = ("balanced_accuracy", "claims_real", "defects_found", "analysis_quality")
+CORRECT = """You are given a problem, your solution, and the numbers of the steps that you found
+faulty. Write the solution again without these faults, in the same form: every step in its own
+<step> </step> tags, then the answer."""
 
 
-def analysis_metrics(rows: list[dict], found: list[Analysis | None]) -> dict[str, float]:
-    """Against the truth of the rows' solutions.
-
-    Returns:
-        balanced_accuracy: share of right scores, the mean over the scores that occur.
-        claims_real: share of the claimed defects that are real.
-        defects_found: share of the faulty steps that are claimed.
-        analysis_quality: mean of the true R_meta.
-        Solutions of which nobody knows what is faulty count for the first only; a share of nothing
-        is left out.
-    """
-    hits = {}
-    for row, a in zip(rows, found):
-        hits.setdefault(row["truth"], []).append(a is not None and a.score == row["truth"])
-    known = [(row["faulty"], a) for row, a in zip(rows, found) if row["faulty"] is not None]
-    real = [number in faulty for faulty, a in known if a for number in a.defects]
-    found_too = [bool(a) and number in a.defects for faulty, a in known for number in faulty]
-    good = [meta_quality(a, meta_truth(a.defects, faulty)) if a else 0.0 for faulty, a in known]
-    shares = {"claims_real": real, "defects_found": found_too, "analysis_quality": good}
-    return {
-        "balanced_accuracy": mean([mean(of_score) for of_score in hits.values()]),
-        **{name: mean(values) for name, values in shares.items() if values},
-    }
+def refine_prompt(row: dict) -> list[dict]:
+    """Sequential refinement (sec. 3): the generator is shown its own evaluation."""
+    defects = row["own"].defects if row["own"] else ()
+    return claims_prompt(CORRECT, row, defects, "Correct it.")
 
 
 def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
-    """The generator on held-out questions: its answers, its opinion of them, and what another look
-    at them mends; `evaluate_verifier`; and both: of n solutions the one that two analyses like
-    best.
-    """
-    n, result = trainer.cfg.eval_samples, {}
-    several = [row for row in held_out for _ in range(n)]
-
-    def solve(rows: list[dict], greedy: bool) -> list[tuple[str, Analysis | None]]:
-        asked = [solve_prompt(row["question"]) for row in rows]
-        return [*map(parse_solution, trainer.generate_all("generator", asked, greedy))]
-
-    samples, likeliest = solve(several, greedy=False), solve(held_out, greedy=True)
-    for suffix, rows, parsed in (("", several, samples), ("_greedy", held_out, likeliest)):
-        truths = [truth_of(row, solution)[0] for row, (solution, _) in zip(rows, parsed)]
-        name = "generator/greedy" if suffix else "generator/accuracy"
-        result[name] = mean([score > 0 for score in truths])
-        own = [(a.score, score) for (_, a), score in zip(parsed, truths) if a]
-        result[f"generator/own_score_right{suffix}"] = mean([said == s for said, s in own])
-        result[f"co/over_claim{suffix}"] = mean([said - score for said, score in own])
-    # the generator sees its own evaluation once more (sequential refinement, sec. 3)
+    """The generator; and the verifier on the solutions of step 0, which are the base's."""
+    n = trainer.cfg.eval_samples
+    samples = trainer.in_parallel(trainer.solve, [row for row in held_out for _ in range(n)])
+    greedy = trainer.in_parallel(lambda rows: trainer.solve(rows, greedy=True), held_out)
     first = samples[::n]
-    asked = [
-        correct_prompt({**row, "solution": solution}, own.defects if own else ())
-        for row, (solution, own) in zip(held_out, first)
-    ]
-    again = trainer.generate_all("generator", asked)
-    again = [parse_solution(text)[0] for text in again]
-    right = [truth_of(row, solution)[0] > 0 for row, solution in zip(held_out, again)]
-    result["generator/refined"] = mean(right)
-    # step 0: the generator is the base
-    base = trainer.saved.setdefault("base_solutions", [solution for solution, _ in first])
-    result |= evaluate_verifier(trainer, held_out, base)
-    # of n solutions of a question the best by mean score; the first quarter of questions
-    some = n * max(1, len(held_out) // 4)
-    shown = [
-        {"question": row["question"], "solution": solution}
-        for row, (solution, _) in zip(several[:some], samples)
-    ]
-    marks = analyse_all(trainer, [row for row in shown for _ in range(2)])
-    scores = [mean([a.score if a else 0.0 for a in marks[2 * i : 2 * i + 2]]) for i in range(some)]
-    right = [truth_of(b, a["solution"])[0] > 0 for a, b in zip(shown, several)]
-    picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, some, n)]
-    result[f"co/best_of_{n}"] = mean([right[i] for i in picked])
-    result["co/mean_of_same"] = mean(right)
-    return result
+    again = trainer.generate_all("generator", [refine_prompt(row) for row in first])
+    refined = [truth_of(row, parse_solution(text)[0]) for row, text in zip(held_out, again)]
+    own = [(row["own"].score, row["truth"]) for row in samples if row["own"]]
+    base = trainer.saved.setdefault("base", [{name: row[name] for name in SOLVED} for row in first])
+    return {
+        "generator/accuracy": mean([row["truth"] > 0 for row in samples]),
+        "generator/greedy": mean([row["truth"] > 0 for row in greedy]),
+        "generator/refined": mean([score > 0 for score, _ in refined]),
+        "generator/own_score_right": mean([said == s for said, s in own]),
+        "co/over_claim": mean([said - s for said, s in own]),
+        **evaluate_verifier(trainer, base),
+    }
 
 
-def evaluate_verifier(trainer: DeepSeekMath, held_out: list[dict], base: list[str]) -> dict:
-    """On solutions that the base wrote at step 0, sampled and greedily; and the meta-verifier on
-    what is claimed of them.
-    """
-    truths, result = [truth_of(row, solution) for row, solution in zip(held_out, base)], {}
-    rows = [
-        {"question": row["question"], "solution": solution, "truth": score, "faulty": faulty}
-        for row, solution, (score, faulty) in zip(held_out, base, truths)
-    ]
-    found = {suffix: analyse_all(trainer, rows, greedy=bool(suffix)) for suffix in ("", "_greedy")}
-    for suffix, analyses in found.items():
-        for key, value in analysis_metrics(rows, analyses).items():
-            result[f"verifier/{key}{suffix}"] = value
-    known = [(row, a) for row, a in zip(rows, found[""]) if row["faulty"] is not None]
-    claims = [(row, a) for row, a in known if a and a.defects]
-    said = trainer.generate_all("meta", [meta_prompt(row, a.defects) for row, a in claims])
-    wanted = [meta_truth(a.defects, row["faulty"]) for row, a in claims]
-    if claims:
-        result["meta/accuracy"] = mean([parse_meta(text) == ms for text, ms in zip(said, wanted)])
-    return result
-
-
-def analyse_all(trainer: DeepSeekMath, rows: list[dict], greedy=False) -> list[Analysis | None]:
-    """`DeepSeekMath.analyse` for rows that are the same on all processes."""
-    texts = trainer.generate_all("verifier", [grade_prompt(row) for row in rows], greedy)
-    return [parse_analysis(t, len(split_steps(r["solution"]))) for t, r in zip(texts, rows)]
+def evaluate_verifier(trainer: DeepSeekMath, rows: list[dict]) -> dict[str, float]:
+    """One analysis of each solution, and what the meta-verifier says of those that find fault."""
+    analyses = trainer.in_parallel(trainer.analyse, rows)
+    result = {f"verifier/{k}": x for k, x in analysis_metrics(rows, analyses, meta_quality).items()}
+    known = [(row, a) for row, a in zip(rows, analyses) if a and row["faulty"] is not None]
+    claims = [(row, a.defects) for row, a in known if a.defects]
+    asked = [meta_prompt(row, defects) for row, defects in claims]
+    said = [read_score(text, SCORES) for text in trainer.generate_all("meta", asked)]
+    right = [ms == meta_truth(defects, row["faulty"]) for ms, (row, defects) in zip(said, claims)]
+    return result | ({"meta/accuracy": mean(right)} if right else {})
 
 
 # ------------------------------------------------------------------ main
@@ -667,7 +450,7 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
     "generator": ["generator/accuracy", "co/over_claim"],
     "verifier": ["verifier/balanced_accuracy", "verifier/claims_real", "verifier/defects_found"],
     "meta-verifier": ["meta/accuracy"],
-    "labels": ["labels/agreement", "labels/single", "labels/kept"],
+    "labels": ["labels/agreement", "labels/single", "labels/kept", "verifier/wrong_lessons"],
 }
 
 

@@ -5,48 +5,40 @@ Generative Adversarial Reasoner, arXiv:2512.16917v2; we found no released code).
     python gar.py --discriminator none                    baseline: plain GRPO
     python gar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
 
-The loop (section 3, stage 2)
-    repeat
-      sample G solutions per question and cut their reasoning into slices
-      the discriminator says YES or NO to every slice, once; but M times to some of them, and to as
-      many slices of reference solutions
+The loop (section 3, stage 2) is `Gar.step`
+    sample G solutions per question and cut their reasoning into slices
+    the discriminator says YES or NO to every slice (`judge_once`), but M times to some of them and
+    to as many slices of reference solutions (`judge_often`)
 
-    DISCRIMINATOR  R = R_d + 0.5 * R_a, on those M judgements of a slice
-                   R_d  real or generated: YES to a reference slice, NO to a generated one
-                   R_a  agreement: YES to a slice of a correct solution, NO to one of a wrong one
-    REASONER       R = R_m + R_s, one number per solution, plain GRPO
-                   R_m  the answer is correct
-                   R_s  mean of the verdicts on the solution's slices
-
-    Both are updated with the loss in common/cotrainer.py, `CoTrainer.loss`.
+    DISCRIMINATOR = `judge_often`   R = R_d + 0.5 * R_a for each of the M judgements of a slice
+                    R_d  real or generated: YES to a reference slice, NO to a generated one
+                    R_a  agreement: YES to a slice of a correct solution, NO to one of a wrong one
+    REASONER = `step`               R = R_m + R_s, one number per solution, plain GRPO
+                    R_m  the answer is correct
+                    R_s  mean of the verdicts on the solution's slices
 
 A whole solution is too long to judge and a single step too short, hence slices. On a slice of a
 correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that has to stay
-a judge.
+a judge. Both are updated with the loss in common/cotrainer.py, `CoTrainer.loss`.
 
 What we changed and it matters (the full list is in docs/gar.md)
-    1. Both players are LoRA adapters on one base; the paper has a 7B reasoner and a 1.5B
-       discriminator.
+    1. Both players are LoRA adapters on one base; the paper's are models of 7B and 1.5B.
     2. The paper's R_d = E_ref[log M_d] + E_gen[log(1 - M_d)] needs M_d, the probability that a
-       slice is real, and it does not say how a verdict in words gives one. Here YES stands for
-       sound and for real, and each verdict is a reward of 0 or 1. So is R_a, which in the paper is
-       a solution's mean.
-    3. The discriminator's group is not described: here M judgements of one slice. They share a
-       mean, but the std is the whole batch's, because two verdicts divided by their own std are
-       +-1 whatever the weights of R_d and R_a.
-    4. The order is not described: here all slices are judged first, then both players are updated.
-    5. Stage 1, supervised training of the discriminator, is one pass over the labels in
-       `--sft-labels`; the embedded model has been taught to judge slices.
-    6. Prompts of our own, 16 questions of 8 solutions a step, a constant rate, no KL term. The
-       paper has 192 a step, it does not say of what, and a cosine.
+       slice is real, but does not say how a verdict in words gives one. Here YES means both "sound"
+       and "real", and each verdict earns 0 or 1. So does R_a, which in the paper is a mean over a
+       solution's slices.
+    3. The paper does not describe the discriminator's group. Here it is M judgements of one slice;
+       only the mean is the group's, see `discriminator_advantages`.
+    4. The paper does not say who is updated when. Here all slices are judged before either update.
+    5. Stage 1 is supervised and needs `--sft-labels`; the embedded model can judge slices already.
 
-Shapes: P questions, G solutions each, B = P * G rows, T completion tokens.
+Shapes: P questions, G solutions each, B = P * G rows, M = G judgements of a slice.
 """
 
-import itertools
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -56,8 +48,8 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.launch import launch
 from common.pairs import completion_batch
-from common.run import mean, plain_errors, say
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.run import mean, plain_errors
+from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions, read_jsonl
 from common.tasks.references import check_references
 from common.tiny.tasks import gold_steps
@@ -95,17 +87,13 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     judgement_tokens: Tokens = per_model(tiny=64, real=128)
     """K, length limit of a judgement, which is to cut its rationale only (paper: 128)"""
     sft_labels: str | None = None
-    """stage 1 first: a .jsonl file with question, slice, label (YES or NO), and optionally analysis
-    and rationale"""
+    """stage 1 first: a .jsonl file with question, slice and judgement (analysis **YES** reason)"""
+    sft_steps: Count = 8
+    """so many of the steps are stage 1, on P * G labels each (paper: 500 on 128, before the 400)"""
     silent_share: Share = 0.5
     """stop with an explanation when a larger share of a step's judgements has no verdict"""
 
     def check(self):
-        if self.discriminator == "co-trained" and self.questions < 2:
-            raise UserError(
-                "--questions 1 leaves no room for a generated and a reference slice; take 2 or "
-                "more."
-            )
         if self.min_slice_tokens > self.slice_tokens:
             least, most = self.min_slice_tokens, self.slice_tokens
             sizes = f"--min-slice-tokens {least}, --slice-tokens {most}"
@@ -135,221 +123,162 @@ def parse_verdict(text: str) -> int | None:
     return None if match is None else int(match[1] == "YES")
 
 
-def reasoning(text: str) -> str:
-    r"""All before the last answer. A tag in passing must not hide the reasoning that follows it,
-    neither before the next tag nor before the box.
-
-    >>> reasoning(r"<answer>no <answer>7, as 3+4=7: \boxed{7}</answer>")
-    '<answer>no <answer>7, as 3+4=7: '
-    """
-    before, tag, answer = text.rpartition("<answer>")
-    said, _, _ = answer.rpartition(r"\boxed")
-    if not tag:
-        return text
-    return before + tag + said if said.strip() else before
-
-
-# A new line, or a sentence that begins with a cue of a new thought. Zero-width, so that nothing is
-# lost.
-CUES = (
-    "Wait|Since|Therefore|However|But|So|Thus|Hence|Then|Now|Next|First|Second|Finally|"
-    "Alternatively|Let me|Let's|Hmm|Okay"
-)
-CUTS = re.compile(rf"(?<=\n)(?=[^\n])|(?<=[.!?;]\s)(?=(?:{CUES})\b)")
-
-
-def slice_reasoning(text: str, count_tokens, max_tokens: int, min_tokens: int) -> list[str]:
-    """Slices of a reasoning text, in order (paper sec. 3, app. D.1).
-
-    The text is cut at newlines and cue words, and neighbours are merged: a slice ends before a cue
-    word once it has `min_tokens`, and at any cut if the next segment would take it past
-    `max_tokens`. A segment that is too long alone is halved until it fits.
-
-    Args:
-        count_tokens: str -> int.
-
-    Returns:
-        Slices whose concatenation is `text`, none longer than `max_tokens` (unless one character
-        is), none empty.
-    """
-    slices, current = [], ""
-    for segment in filter(None, CUTS.split(text)):
-        for piece in _fitting(segment, count_tokens, max_tokens):
-            new_thought = re.match(rf"(?:<step>\s*)?(?:{CUES})\b", piece) is not None
-            too_long = count_tokens(current + piece) > max_tokens
-            if current and (too_long or (new_thought and count_tokens(current) >= min_tokens)):
-                slices.append(current)
-                current = ""
-            current += piece
-    if current:
-        slices.append(current)
-    return slices
-
-
-def _fitting(segment: str, count_tokens, max_tokens: int) -> list[str]:
-    """The segment in pieces of at most max_tokens; only whole strings can be counted."""
-    if count_tokens(segment) <= max_tokens or len(segment) == 1:
-        return [segment]
-    halves = segment[: len(segment) // 2], segment[len(segment) // 2 :]
-    return [piece for half in halves for piece in _fitting(half, count_tokens, max_tokens)]
-
-
 # ------------------------------------------------------------------ rewards
 def match_reward(completions, answer, **_) -> list[float]:
     """Reasoner: R_m = [answer == gold], called by TRL. R_s comes later, from the verdicts."""
     return [float(is_correct(c[0]["content"], gold)) for c, gold in zip(completions, answer)]
 
 
-def reasoner_reward(exact: list[int], verdicts: list[list[float]]) -> list[float]:
-    """Reasoner: R = l1 * R_m + l2 * R_s, with R_s a MEAN over slices: a sum would pay for length.
+def reasoner_reward(R_m: float, yes: list[float]) -> float:
+    """Reasoner: R = l1 * R_m + l2 * R_s. R_s is a MEAN over slices: a sum would reward length.
 
-    Args:
-        exact: R_m of each solution, 0 or 1.
-        verdicts: for each solution a number per slice: 1 = YES, 0 = NO or no verdict, or the share
-            of YES if it was judged several times; no slices give R_s = 0.
+    yes: for each slice of the solution the share of YES among its verdicts; no slices, R_s = 0.
     """
-    slices = [mean(solution) for solution in verdicts]
-    return [LAMBDA_MATCH * R_m + LAMBDA_SLICES * R_s for R_m, R_s in zip(exact, slices)]
+    return LAMBDA_MATCH * R_m + LAMBDA_SLICES * mean(yes)
 
 
-def discriminator_rewards(
-    verdicts: list[int | None],
-    is_reference: list[bool],
-    answer_right: list[bool | None],
-    kind: str = "both",
-) -> list[float]:
-    """Discriminator: R = l3 * R_d + l4 * R_a for each judgement, 0 without a verdict.
+def discriminator_reward(verdict: int | None, right: bool | None, kind: str = "both") -> float:
+    """Discriminator: R = l3 * R_d + l4 * R_a of one judgement, 0 without a verdict.
 
     Args:
-        verdicts: 1 = YES, 0 = NO, None = not parsed.
-        is_reference: whether the slice is a reference solution's.
-        answer_right: whether the slice's solution is correct; None on reference slices, which have
-            no R_a.
+        verdict: 1 = YES, 0 = NO, None = not parsed.
+        right: whether the slice's solution is correct; None: it is from a reference, without R_a.
         kind: "both", "alignment" (R_a alone) or "adversarial" (R_d alone).
     """
+    if verdict is None:
+        return 0.0
+    R_d = float(verdict == (right is None))  # YES to a reference, NO to a generated slice
+    R_a = float(right is not None and verdict == right)
     real = LAMBDA_REAL if kind != "alignment" else 0.0
     agree = LAMBDA_AGREE if kind != "adversarial" else 0.0
-    rewards = []
-    for verdict, reference, right in zip(verdicts, is_reference, answer_right):
-        R_d = float(verdict == int(reference))
-        R_a = float(right is not None and verdict == int(right))
-        rewards.append(real * R_d + agree * R_a if verdict is not None else 0.0)
-    return rewards
+    return real * R_d + agree * R_a
 
 
-def judgement_reward(completions, reference, right, kind, **_) -> list[float]:
-    """`discriminator_rewards`, called by TRL."""
+def judgement_reward(completions, right, kind, **_) -> list[float]:
+    """`discriminator_reward`, called by TRL."""
     verdicts = [parse_verdict(c[0]["content"]) for c in completions]
-    return discriminator_rewards(verdicts, reference, right, kind[0])
+    return list(map(discriminator_reward, verdicts, right, kind))
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def discriminator_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """A = (R - mean over the M judgements of a slice) / std over ALL judgements, (B,) -> (B,).
+
+    Trap: divided by their own std, two different rewards get -0.7 and 0.7, whatever they are. Here
+    YES and NO to a slice of a correct solution, where R_d and R_a disagree, and of a wrong one:
+
+    >>> A = discriminator_advantages(torch.tensor([0.5, 1.0, 0.0, 1.5]), group_size=2)
+    >>> [round(a, 2) for a in A.tolist()]
+    [-0.39, 0.39, -1.16, 1.16]
+    """
+    return group_advantage(rewards, group_size, scale=False) / (rewards.std() + 1e-6)
 
 
 # ------------------------------------------------------------------ the trainer
+@dataclass
+class Slice:
+    question: str
+    text: str
+    right: bool | None  # whether its solution has the correct answer; None: a reference solution
+    sound: bool | None  # see `are_sound`
+    verdicts: list = field(default_factory=list)  # one, or M: 1 = YES, 0 = NO, None = neither
+
+    def prompt(self) -> list[dict]:
+        return judge_prompt(self.question, self.text)
+
+
 class Gar(CoTrainer):
     """`step` is the loop above. CoTrainer samples, scores, computes the loss and updates."""
 
-    def __init__(self, *inputs, labels: list[dict]):
+    def __init__(self, *inputs, labels: dict[int, list[dict]]):
         super().__init__(*inputs)
         self.labels = labels
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        G, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
+        G, K = args.group_size, args.judgement_tokens
         return {
-            "reasoner": Player([match_reward], args.lr, solution, G),
-            "discriminator": Player(
-                [judgement_reward], args.lr, judgement, G, reads=args.slice_tokens
-            ),
+            "reasoner": Player([match_reward], args.lr, args.solution_tokens, G),
+            "discriminator": Player([judgement_reward], args.lr, K, G, reads=args.slice_tokens),
         }
-
-    def train(self, resume_from_checkpoint=None):
-        """Stage 1, if there are labels for it, and then the loop."""
-        if self.labels and resume_from_checkpoint is None:
-            last = discriminator_sft(self, self.labels)
-            say(f"stage 1: {len(self.labels)} labels, last loss {last:.3f}")
-        return super().train(resume_from_checkpoint=resume_from_checkpoint)
 
     def step(self, rows):
         """rows: B, every question G times in a row."""
-        batch = self.rollout("reasoner", rows)  # texts, rewards (B,): R_m
-        self.log_mean("reasoner/accuracy", batch["rewards"])
+        if self.labels and self.state.global_step < self.cfg.sft_steps:
+            return [self.sft_batch(len(rows))]  # stage 1
+        # REASONER: G solutions per question; R_s has to wait for the verdicts
+        batch = self.rollout("reasoner", rows)
+        R_m = batch["rewards"].tolist()  # B
+        self.log_mean("reasoner/accuracy", R_m)
         if self.cfg.discriminator == "none":
             return [batch]
-        R_m = batch["rewards"].int().tolist()
-        generated = [
-            {"row": i, "question": row["question"], "text": part, "right": bool(R_m[i])}
-            for i, (row, text) in enumerate(zip(rows, batch["texts"]))
-            for part in self.slices(text)
-        ]
-        # every slice is judged by the discriminator as it is now; it learns afterwards
+        solutions = [
+            self.cut(row["question"], text, right=R == 1)
+            for row, text, R in zip(rows, batch["texts"], R_m)
+        ]  # B lists of slices
+        generated = [part for parts in solutions for part in parts]
+
+        # DISCRIMINATOR: judges every slice as it is now, before either player is updated
         judgements = self.judge_often(rows, generated)
-        self.judge_once([part for part in generated if "verdicts" not in part])
+        self.judge_once([part for part in generated if not part.verdicts])
         self.stop_if_silent(generated)
-        scores = [[] for _ in rows]
-        for part in generated:  # a share of YES: M verdicts on a slice weigh no more than one
-            scores[part["row"]].append(mean([v == 1 for v in part["verdicts"]]))
-        # R_m + R_s comes before the group normalisation: R_s breaks ties, and it rules where the
-        # answers of a group are all correct or all wrong
-        self.set_rewards(batch, reasoner_reward(R_m, scores))
-        self.report_reasoner(rows, batch, generated, scores)
+
+        # R_m + R_s comes before the group normalisation: R_s breaks ties, and decides where the
+        # answers of a group are all correct or all wrong. M verdicts weigh no more than one.
+        yes = [[mean([v == 1 for v in part.verdicts]) for part in parts] for parts in solutions]
+        self.set_rewards(batch, list(map(reasoner_reward, R_m, yes)))
+        self.report_reasoner(batch, solutions, yes)
         return [judgements, batch] if judgements else [batch]
 
-    def judge_often(self, rows, generated) -> dict | None:
-        """M judgements each of some generated slices and as many reference slices, B in all: what
-        the discriminator learns from. None if it is frozen, or if a process has too few slices.
+    def cut(self, question: str, text: str, right: bool | None) -> list[Slice]:
+        """The slices of a solution's reasoning."""
+        most, least = self.cfg.slice_tokens, self.cfg.min_slice_tokens
+        parts = slice_reasoning(reasoning(text), self.count_tokens, most, least)
+        parts = [part for part in parts if part.strip()]  # white space must not earn a YES
+        sound = are_sound(question, parts)
+        return [Slice(question, part, right, is_sound) for part, is_sound in zip(parts, sound)]
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.processing_class(text, add_special_tokens=False).input_ids)
+
+    def judge_often(self, rows: list[dict], generated: list[Slice]) -> dict | None:
+        """M judgements each of P / 2 generated and P / 2 reference slices: the batch that the
+        discriminator learns from. None if it is frozen, or if a process has too few slices.
         """
         cfg, M = self.cfg, self.cfg.group_size
         references = [
-            {"question": row["question"], "text": part, "right": None}
-            for row in rows[::M]
-            for part in self.slices(row["reference"])
+            part for row in rows[::M] for part in self.cut(row["question"], row["reference"], None)
         ]
-        count = cfg.questions // 2  # of each kind
+        count = max(1, cfg.questions // 2)  # of each kind
         fewest = min(self.gather([len(generated), len(references)]))  # of all processes
         learns = cfg.discriminator == "co-trained" and fewest >= count
         self.log_mean("discriminator/updated", float(learns))
         if not learns:
             return None
         draw = self.random_numbers()
-        chosen = [generated[j] for j in sorted(draw.sample(range(len(generated)), count))]
-        chosen += draw.sample(references, count)
+        places = sorted(draw.sample(range(len(generated)), count))
+        chosen = [generated[i] for i in places] + draw.sample(references, count)
         judged = [
-            {
-                "prompt": judge_prompt(part["question"], part["text"]),
-                "reference": part["right"] is None,
-                "right": part["right"],
-                "kind": cfg.reward,
-            }
+            {"prompt": part.prompt(), "right": part.right, "kind": cfg.reward}
             for part in chosen
             for _ in range(M)  # a group is M judgements of one slice
         ]
         batch = self.rollout("discriminator", judged)
-        # A = (R - mean over the slice's M) / std over ALL judgements of the step: see 3 at the top
-        batch["advantages"] = self.over_all_processes(
-            lambda R: group_advantage(R, M, scale=False) / (R.std() + 1e-6), batch["rewards"]
-        )  # (B,)
-        verdicts = [parse_verdict(text) for text in batch["texts"]]
-        for k, part in enumerate(chosen):
-            part["verdicts"] = verdicts[k * M : (k + 1) * M]
-        self.report_discriminator(chosen, batch)
+        # in the place of GRPO's, and over all processes, since the std is the whole batch's
+        A = self.over_all_processes(lambda R: discriminator_advantages(R, M), batch["rewards"])
+        batch["advantages"] = A  # (B,)
+        for part, texts in zip(chosen, grouped(batch["texts"], M)):
+            part.verdicts = [parse_verdict(text) for text in texts]
+        self.report_discriminator(batch, judged, chosen)
         return batch
 
-    def judge_once(self, slices):
-        prompts = [judge_prompt(part["question"], part["text"]) for part in slices]
-        for part, text in zip(slices, self.generate("discriminator", prompts)):
-            part |= {"judgement": text, "verdicts": [parse_verdict(text)]}
+    def judge_once(self, slices: list[Slice]):
+        texts = self.generate("discriminator", [part.prompt() for part in slices])
+        for part, text in zip(slices, texts):
+            part.verdicts = [parse_verdict(text)]
 
-    def slices(self, text: str) -> list[str]:
-        cfg = self.cfg
-        parts = slice_reasoning(
-            reasoning(text), self.count_tokens, cfg.slice_tokens, cfg.min_slice_tokens
-        )
-        return [part for part in parts if part.strip()]  # white space must not earn a YES
-
-    def count_tokens(self, text: str) -> int:
-        return len(self.processing_class(text, add_special_tokens=False).input_ids)
-
-    def stop_if_silent(self, slices):
-        verdicts = self.gather([v for part in slices for v in part["verdicts"]])
+    def stop_if_silent(self, slices: list[Slice]):
+        verdicts = self.gather([v for part in slices for v in part.verdicts])
         silent = mean([v is None for v in verdicts])
         self.log_mean("discriminator/silent", silent)
         if silent > self.cfg.silent_share:
@@ -359,155 +288,150 @@ class Gar(CoTrainer):
                 f"Train it first (--sft-labels), or allow longer judgements."
             )
 
-    # --- what is logged and shown; nothing below affects training
-    def report_reasoner(self, rows, batch, generated, scores):
-        means = torch.tensor([mean(solution) for solution in scores])  # (B,): R_s
-        spread = means.reshape(-1, self.cfg.group_size).std(1)
-        self.log_mean("discriminator/spread_in_groups", spread)
-        for i, note in enumerate(batch["notes"]):
-            parts = [part["text"] for part in generated if part["row"] == i]
-            note |= {"parts": parts, "verdicts": scores[i]}
-            note["gold"] = are_sound(rows[i]["question"], parts)
-            said = [p["judgement"] for p in generated if p["row"] == i and "judgement" in p]
-            note |= {"judgement": said[0]} if said else {}
+    def sft_batch(self, count: int) -> dict:
+        """Stage 1: as many labels YES as NO. With A = 1 for every token `CoTrainer.loss` has the
+        gradient of the cross-entropy.
+        """
+        tokenizer, device, draw = self.processing_class, self.model.device, self.random_numbers()
+        rows = [draw.choice(self.labels[i % 2]) for i in range(count)]
+        prompts = [judge_prompt(row["question"], row["slice"]) for row in rows]
+        ids = [tokenizer(row["judgement"], add_special_tokens=False).input_ids for row in rows]
+        ids = [[*tokens, tokenizer.eos_token_id] for tokens in ids]
+        batch = completion_batch(prompts, ids, tokenizer, device)
+        batch |= {"player": "discriminator", "advantages": torch.ones(count, device=device)}
+        batch["num_items_in_batch"] = torch.tensor(sum(self.gather([sum(map(len, ids))])))
+        if self.kl:
+            batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
+        logp = self.log_probs("discriminator", batch)  # (B, T)
+        self.log_mean("discriminator/sft_loss", -logp[batch["completion_mask"].bool()])
+        return batch
 
-    def report_discriminator(self, chosen, batch):
-        """Per kind of slice, because the two rewards pull apart on slices of correct solutions."""
-        slices = [part for part in chosen for _ in part["verdicts"]]  # one per judgement
-        yes = [v == 1 for part in chosen for v in part["verdicts"]]
+    # --- what is logged and shown; nothing below affects training
+    def report_reasoner(self, batch: dict, solutions: list[list[Slice]], yes: list[list[float]]):
+        means = torch.tensor([mean(verdicts) for verdicts in yes])  # (B,): R_s
+        spread = means.reshape(-1, self.cfg.group_size).std(1)  # (P,)
+        self.log_mean("discriminator/spread_in_groups", spread)
+        for note, parts, verdicts in zip(batch["notes"], solutions, yes):
+            note |= {"parts": [part.text for part in parts], "verdicts": verdicts}
+            note["gold"] = [part.sound for part in parts]
+
+    def report_discriminator(self, batch: dict, judged: list[dict], chosen: list[Slice]):
+        """By kind of slice: on slices of correct solutions the two rewards disagree."""
+        for note, row in zip(batch["notes"], judged):
+            note["slice"] = KINDS[row["right"]]
+        says_yes = [(part.right, v == 1) for part in chosen for v in part.verdicts]
         for right, kind in KINDS.items():
-            found = [y for y, part in zip(yes, slices) if part["right"] is right]
-            self.log_mean(f"discriminator/yes_{kind}", found)
-        self.log_mean("discriminator/says_yes", yes)
-        for note, part in zip(batch["notes"], slices):
-            note["slice"] = "reference" if part["right"] is None else "generated"
-            note["solution is right"] = part["right"] is not False
+            self.log_mean(f"discriminator/yes_{kind}", [yes for r, yes in says_yes if r is right])
+        self.log_mean("discriminator/says_yes", [yes for _, yes in says_yes])
 
 
 KINDS = {None: "reference", True: "generated_right", False: "generated_wrong"}
-"""Whether a slice's solution is correct, None for a reference -> what metrics call the slice."""
+"""`Slice.right` -> what metrics call such a slice."""
+
+
+# ------------------------------------------------------------------ slices
+def reasoning(text: str) -> str:
+    r"""All before the last answer. A tag in passing must not hide the reasoning that follows it,
+    neither before the next tag nor before the box.
+
+    >>> reasoning(r"<answer>no <answer>7, as 3+4=7: \boxed{7}</answer>")
+    '<answer>no <answer>7, as 3+4=7: '
+    """
+    before, tag, answer = text.rpartition("<answer>")
+    before_box, _, _ = answer.rpartition(r"\boxed")
+    if not tag:
+        return text
+    return before + tag + before_box if before_box.strip() else before
+
+
+CUES = (
+    "Wait|Since|Therefore|However|But|So|Thus|Hence|Then|Now|Next|First|Second|Finally|"
+    "Alternatively|Let me|Let's|Hmm|Okay"
+)
+NEW_THOUGHT = re.compile(rf"(?:<step>\s*)?(?:{CUES})\b")
+# after a new line, and before a sentence that begins with a cue; zero-width, so nothing is lost
+CUTS = re.compile(rf"(?<=\n)(?=[^\n])|(?<=[.!?;]\s)(?=(?:{CUES})\b)")
+
+
+def slice_reasoning(
+    text: str, count_tokens: Callable, max_tokens: int, min_tokens: int
+) -> list[str]:
+    """The text cut at new lines and cue words, and neighbours merged (paper sec. 3, app. D.1): a
+    slice ends before a cue if it has `min_tokens` already, and anywhere if the next piece would
+    take it past `max_tokens`. Joined, the slices are the text.
+
+    >>> count_words = lambda part: len(part.split())
+    >>> text = "We add them. Wait, that is wrong. So we subtract. The end."
+    >>> slice_reasoning(text, count_words, max_tokens=100, min_tokens=3)
+    ['We add them. ', 'Wait, that is wrong. ', 'So we subtract. The end.']
+    """
+    slices = [""]
+    for segment in CUTS.split(text):
+        for piece in halves(segment, count_tokens, max_tokens):
+            too_long = count_tokens(slices[-1] + piece) > max_tokens
+            new_thought = NEW_THOUGHT.match(piece) and count_tokens(slices[-1]) >= min_tokens
+            if slices[-1] and (too_long or new_thought):
+                slices.append("")
+            slices[-1] += piece
+    return [part for part in slices if part]
+
+
+def halves(segment: str, count_tokens: Callable, max_tokens: int) -> list[str]:
+    """The segment, halved until every piece fits: only whole strings can be counted in tokens."""
+    if count_tokens(segment) <= max_tokens or len(segment) == 1:
+        return [segment]
+    parts = segment[: len(segment) // 2], segment[len(segment) // 2 :]
+    return [piece for part in parts for piece in halves(part, count_tokens, max_tokens)]
 
 
 def are_sound(question: str, slices: list[str]) -> list[bool | None]:
-    """Embedded questions: of a solution's slices in order, whether all steps that end in it are
-    correct (None: no step does).
-    """
-    starts = range(len(slices) + 1)
-    labels = [gold_steps(question, "".join(slices[:k])) or [] for k in starts]  # of the first k
-    ending = [after[len(before) :] for before, after in itertools.pairwise(labels)]
-    return [all(steps) if steps else None for steps in ending]
-
-
-# ------------------------------------------------------------------ stage 1
-def discriminator_sft(trainer: Gar, labels: list[dict]) -> float:
-    """Supervised training of the discriminator: cross-entropy of "analysis **YES|NO** rationale".
-
-    Args:
-        labels: rows of question, slice, label ("YES" or "NO"), and optionally analysis and
-            rationale. Of the more frequent label, only as many are used as of the other.
-
-    Returns:
-        The last loss.
-    """
-    cfg, model = trainer.cfg, trainer.model
-    draw = random.Random(cfg.seed)
-    by_label = [[row for row in labels if row["label"] == label] for label in ("YES", "NO")]
-    fewest = min(map(len, by_label))
-    rows = [row for same in by_label for row in draw.sample(same, fewest)]
-    draw.shuffle(rows)
-    parameters = [p for n, p in model.named_parameters() if ".discriminator." in n]
-    optimizer = torch.optim.AdamW(parameters, lr=cfg.lr, weight_decay=1e-4)  # the paper's decay
-    if trainer.args.gradient_checkpointing:  # train() would do it, but comes later
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    with trainer.playing("discriminator"):  # in the backward pass, too, which may recompute
-        for start in range(0, len(rows), cfg.micro_batch):
-            batch = sft_batch(rows[start : start + cfg.micro_batch], trainer)
-            mask = batch["completion_mask"]  # (b, T)
-            logp = trainer.score(batch)[0]  # (b, T)
-            loss = -(logp * mask).sum() / mask.sum()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return loss.item()
-
-
-def sft_batch(rows: list[dict], trainer: Gar) -> dict:
-    """What the discriminator is asked, and what it is to write."""
-    tokenizer = trainer.processing_class
-    texts = [
-        f"{row.get('analysis') or ''}**{row['label']}**{row.get('rationale') or ''}" for row in rows
-    ]
-    ids = [
-        [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-        for text in texts
-    ]
-    prompts = [judge_prompt(row["question"], row["slice"]) for row in rows]
-    batch = completion_batch(prompts, ids, tokenizer, trainer.accelerator.device)
-    return batch | {"player": "discriminator"}
-
-
-def read_labels(path: str) -> list[dict]:
-    rows = read_jsonl(Path(path), "--sft-labels")
-    for where, row in rows:
-        texts = [row.get("question"), row.get("slice"), row.get("analysis"), row.get("rationale")]
-        right = all(isinstance(text, str) for text in texts if text is not None)
-        if not (right and texts[0] and texts[1] and row.get("label") in ("YES", "NO")):
-            raise UserError(f"--sft-labels {where} needs question, slice, and label YES or NO.")
-    if {row["label"] for _, row in rows} != {"YES", "NO"}:
-        raise UserError(f"--sft-labels {path}: it does not have both labels, YES and NO.")
-    return [row for _, row in rows]
+    """Embedded questions: whether all steps that end in a slice are correct; None: none ends."""
+    sound, steps_before = [], 0
+    for k in range(len(slices)):
+        labels = gold_steps(question, "".join(slices[: k + 1])) or []  # of the steps so far
+        ending, steps_before = labels[steps_before:], len(labels)
+        sound.append(all(ending) if ending else None)
+    return sound
 
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
-    """The reasoner on held-out questions. The discriminator on slices of the reasoner's solutions
-    and on reference slices; with embedded questions, against gold step labels, too: P(YES | every
-    step of the slice is correct), P(YES | one is not).
-    """
-
+    """The reasoner on held-out questions, and the discriminator on the first solution of each."""
     n = trainer.cfg.eval_samples
-    texts, exact = solve(trainer, "reasoner", held_out, n)
+    texts, right = solve(trainer, "reasoner", held_out, n)
     _, greedy = solve(trainer, "reasoner", held_out, greedy=True)
-    result = {"reasoner/greedy": mean(greedy), "reasoner/accuracy": mean(exact)}
-    if trainer.cfg.discriminator == "none":
-        return result
-    # one slice of each solution and of each reference, the same one whenever the text is the same
-    judged = []
-    references = [row["reference"] for row in held_out]
-    human = zip(held_out, references, itertools.repeat(None))
-    for row, text, right in [*zip(held_out, texts[::n], exact[::n]), *human]:
-        if parts := trainer.slices(text):
-            k = random.Random(text).randrange(len(parts))
-            judged.append((row["question"], parts, k, right))
-    prompts = [judge_prompt(question, parts[k]) for question, parts, k, _ in judged]
-    judgements = trainer.generate_all("discriminator", prompts)
-    yes = [parse_verdict(text) == 1 for text in judgements]
-    found = {kind: [] for kind in (*KINDS.values(), "sound", "unsound")}
-    for (question, parts, k, right), says_yes in zip(judged, yes):
-        found[KINDS[right]].append(says_yes)
-        sound = are_sound(question, parts)[k]
-        if right is not None and sound is not None:
-            found["sound" if sound else "unsound"].append(says_yes)
-    result |= {f"discriminator/yes_{kind}": mean(says) for kind, says in found.items() if says}
-    result["discriminator/says_yes"] = mean(yes)
+    result = {"reasoner/greedy": mean(greedy), "reasoner/accuracy": mean(right)}
+    if trainer.cfg.discriminator != "none":
+        result |= evaluate_discriminator(trainer, held_out, texts[::n], right[::n])
     return result
+
+
+def evaluate_discriminator(trainer: Gar, held_out: list[dict], texts, right) -> dict[str, float]:
+    """P(YES) on one slice of each solution (texts, right) and of each reference, by kind of slice.
+    Embedded questions: also on generated slices whose steps are all correct, and on those with a
+    wrong one.
+    """
+    references = [(row, row["reference"], None) for row in held_out]
+    slices = []
+    for row, text, is_right in [*zip(held_out, texts, right), *references]:
+        if parts := trainer.cut(row["question"], text, is_right):
+            slices.append(random.Random(text).choice(parts))  # the same one of the same text
+    judgements = trainer.generate_all("discriminator", [part.prompt() for part in slices])
+    says_yes = [parse_verdict(text) == 1 for text in judgements]
+    by_kind = {name: [] for name in (*KINDS.values(), "sound", "unsound")}
+    for part, yes in zip(slices, says_yes):
+        by_kind[KINDS[part.right]].append(yes)
+        if part.right is not None and part.sound is not None:
+            by_kind["sound" if part.sound else "unsound"].append(yes)
+    result = {f"discriminator/yes_{name}": mean(yes) for name, yes in by_kind.items() if yes}
+    return result | {"discriminator/says_yes": mean(says_yes)}
 
 
 # ------------------------------------------------------------------ main
 CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
-    "reasoner": ["reasoner/accuracy"],
-    "P(YES)": [
-        "discriminator/says_yes",
-        "discriminator/yes_reference",
-        "discriminator/yes_generated_right",
-        "discriminator/yes_generated_wrong",
-    ],
-    "health": [
-        "discriminator/silent",
-        "discriminator/spread_in_groups",
-        "reasoner/frac_reward_zero_std",
-    ],
+    "reasoner": ["reasoner/accuracy", "reasoner/frac_reward_zero_std"],
+    "P(YES)": ["discriminator/says_yes", *[f"discriminator/yes_{k}" for k in KINDS.values()]],
+    "health": ["discriminator/silent", "discriminator/spread_in_groups"],
 }
 
 
@@ -515,17 +439,29 @@ def load(args: Args):
     wanted = args.steps * args.questions * 4  # enough for four processes
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
     check_references(train + held_out, is_correct, args.dataset)
-    missing = sum(not row["reference"] for row in train)
-    if missing and args.discriminator == "co-trained":
-        share = f"{missing} of {len(train)} questions have no reference solution"
-        say(f"{share}; the discriminator does not see theirs.")
-        if missing == len(train):
-            raise UserError(f"--dataset {args.dataset}: {share}; take --discriminator frozen.")
+    if args.discriminator == "co-trained" and not any(row["reference"] for row in train):
+        reason = "no question has a reference solution; take --discriminator frozen"
+        raise UserError(f"--dataset {args.dataset}: {reason}.")
     return train, held_out
 
 
+def load_labels(path: str) -> dict[int, list[dict]]:
+    """Verdict -> rows of question, slice and judgement."""
+    labels = {0: [], 1: []}
+    for where, row in read_jsonl(Path(path), "--sft-labels"):
+        texts = [row.get(key) for key in ("question", "slice", "judgement")]
+        are_texts = all(isinstance(text, str) and text for text in texts)
+        verdict = parse_verdict(row["judgement"]) if are_texts else None
+        if verdict is None:
+            raise UserError(f"--sft-labels {where} needs question, slice and judgement (verdict).")
+        labels[verdict].append(row)
+    if not all(labels.values()):
+        raise UserError(f"--sft-labels {path}: it needs both labels, YES and NO.")
+    return labels
+
+
 def main(args: Args):
-    labels = read_labels(args.sft_labels) if args.sft_labels else []
+    labels = load_labels(args.sft_labels) if args.sft_labels else {}
     launch(Gar, args, load, evaluate, CURVES, solve_prompt, args.group_size, labels=labels)
 
 

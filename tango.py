@@ -38,6 +38,7 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import gold_steps
 
 import torch
@@ -106,8 +107,8 @@ def verify_prompt(question: str, solution: str) -> list[dict]:
 
 
 BOXED = r"\\box(?:ed)?\{(CORRECT|INCORRECT)\}"
+VERDICTS = ("CORRECT", "INCORRECT")
 SECTION = re.compile(r"<step_verification>(.*?)</step_verification>", re.DOTALL)
-FINAL = re.compile(rf"<final_verification>\s*{BOXED}\.?\s*</final_verification>", re.IGNORECASE)
 
 
 class Judgement(NamedTuple):
@@ -118,11 +119,12 @@ class Judgement(NamedTuple):
 def parse_judgement(text: str) -> Judgement:
     """Verdicts quoted inside a step are ignored: its own is at its end, the final one after all."""
     section = SECTION.search(text)
-    final = FINAL.search(text, section.end() if section else 0)
+    _, opened, rest = text[section.end() if section else 0 :].rpartition("<final_verification>")
+    inside, closed, _ = rest.partition("</final_verification>")
+    final = read_verdict(inside, VERDICTS) if opened and closed else None
     steps = split_steps(section[1]) if section else []
-    matches = [re.search(rf"{BOXED}\.?\s*$", step, re.IGNORECASE) for step in steps]
-    verdicts = [match[1].upper() == "CORRECT" for match in matches if match]
-    return Judgement(verdicts, final[1].upper() == "CORRECT" if final else None)
+    verdicts = [read_verdict(step, VERDICTS) for step in steps]
+    return Judgement([v == "CORRECT" for v in verdicts if v], final and final == "CORRECT")
 
 
 def has_countable_steps(solution: str) -> bool:

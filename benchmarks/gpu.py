@@ -37,8 +37,8 @@ from functools import partial
 from pathlib import Path
 
 from side_by_side import GPU, ROOT, machine, now  # isort: skip
-from common.adapters import AdapterTrainer, copy_adapter
-from common.args import fill_in, grpo_config
+from common.adapters import copy_adapter, with_adapters
+from common.args import grpo_config
 from common.cotrainer import CoTrainer, Player
 from common.memory import CUDA_CONTEXT, GIB, estimate, halves
 from common.model import load_model
@@ -55,7 +55,7 @@ from pages import markdown
 from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 OUT = ROOT / "docs" / "evidence" / "gpu.jsonl"
 
@@ -303,7 +303,7 @@ def gap(bench: Bench, size: str) -> dict:
     the same weights: what prime.py's log-ratio can mean at least.
     """
     model, tokenizer = player(bench, size)
-    trainer = our_trainer(model, tokenizer, ["player", "equal"], config(1, bench.rows, 2))
+    trainer = our_trainer(model, tokenizer, ["player", "equal"], arguments(2), bench.rows)
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     model.set_adapter("player")
     with as_scripts_do(model):
@@ -327,30 +327,36 @@ class Ready(CoTrainer):
         return [dict(self.ready)]
 
 
-def config(steps: int, rows: int, micro: int, group=2, checkpointing="on", **more) -> GRPOConfig:
-    """Of either side, but for `more`."""
-    args = Args(
-        model="random weights",  # an embedded one would not run on the GPU
+def arguments(micro: int, steps: int = 4, checkpointing="on") -> Args:
+    """model: an embedded one would not run on the GPU."""
+    return Args(
+        model="random weights",
         micro_batch=micro,
         steps=steps,
         checkpointing=checkpointing,
+        kl=0.0,  # TRL's, beside ours, has no such term
         save_every=10**6,
     )
-    return grpo_config(fill_in(args, rows), Path(tempfile.mkdtemp()), rows, group, **more)
 
 
-def our_trainer(model, tokenizer, names: list[str], config: GRPOConfig) -> Ready:
+def our_trainer(model, tokenizer, names: list[str], args: Args, rows: int) -> Ready:
     return Ready(
         model,
-        {name: Player([], 2e-5, 8) for name in names},
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": solve_prompt("")}] * 8),
-        processing_class=tokenizer,
+        with_adapters({name: Player([], 2e-5, 8) for name in names}),
+        args,
+        grpo_config(args, Path(tempfile.mkdtemp()), rows, save_strategy="no"),
+        Dataset.from_list([{"prompt": solve_prompt("")}] * rows),
+        tokenizer,
     )
 
 
-def their_trainer(bench: Bench, size: str, data: list, reward, config: GRPOConfig) -> GRPOTrainer:
+def their_trainer(
+    bench: Bench, size: str, data: list, reward, micro: int, rows: int, **more
+) -> GRPOTrainer:
     """TRL's, on a 4-bit base of its own; its adapter is bfloat16, as TRL makes it."""
+    cut = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": rows // micro}
+    cut |= {"steps_per_generation": rows // micro, "max_grad_norm": 1.0}
+    config = grpo_config(arguments(micro), Path(tempfile.mkdtemp()), rows, **cut | more)
     base = load_model(bench.model(size), ["none"], 16, True, 0)[0].unload()
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     tokenizer, data = copy.deepcopy(bench.tokenizer), Dataset.from_list(data)
@@ -406,15 +412,15 @@ def full_batch(bench: Bench, device) -> dict:
 def our_update(bench: Bench, size: str, micro: int, checkpointing: str) -> dict:
     names = ["player", "other"]
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
-    settings = config(4, bench.rows, micro, checkpointing=checkpointing)
-    trainer = our_trainer(model, tokenizer, names, settings)
+    args = arguments(micro, checkpointing=checkpointing)
+    trainer = our_trainer(model, tokenizer, names, args, bench.rows)
     trainer.ready = full_batch(bench, model.device) | {"player": "player"}
     return timed(trainer, warm=2)
 
 
 def their_update(bench: Bench, size: str, micro: int) -> dict:
     rows = [{"prompt": "What is 2+2?"}] * bench.rows
-    trainer = their_trainer(bench, size, rows, noise, config(4, bench.rows, micro))
+    trainer = their_trainer(bench, size, rows, noise, micro, bench.rows)
     batch = full_batch(bench, trainer.accelerator.device)
     trainer._generate_and_score_completions = lambda _: dict(batch)
     return timed(trainer, warm=2)
@@ -453,11 +459,11 @@ def child(script: str, options: list[str]):
     Seconds of sampling in every step, and the peak, go to measured.json in its folder.
     """
     module, sampling = importlib.import_module(script), Counter()
-    generate, cut = AdapterTrainer._generate_single_turn, CoTrainer.micro_batches
+    sample, update = CoTrainer.sample, CoTrainer.update
 
     def measured(self, *args):
         start = now()
-        found = generate(self, *args)
+        found = sample(self, *args)
         sampling[self.state.global_step] += now() - start
         return found
 
@@ -465,9 +471,9 @@ def child(script: str, options: list[str]):
         if "advantages" in batch:
             mask = batch["completion_mask"]
             batch["advantages"] = random_signs(len(mask), mask.device)
-        return cut(self, batch)
+        update(self, batch)
 
-    AdapterTrainer._generate_single_turn, CoTrainer.micro_batches = measured, with_signs
+    CoTrainer.sample, CoTrainer.update = measured, with_signs
     module.evaluate = lambda *_: {}  # not what this is about
     args = tyro.cli(module.Args, args=options)
     module.main(args)
@@ -529,9 +535,9 @@ def two(bench: Bench, size: str) -> dict:
 
     group, questions = Args().group_size, bench.questions(16)
     rows = [{"prompt": solve_prompt(q), "question": q} for q in questions]
-    steps = partial(config, 2, bench.asked * group, bench.micro, group)
+    more = {"num_generations": group, "max_steps": 2, "max_completion_length": bench.tokens}
     generator, verifier = (
-        their_trainer(bench, size, rows, reward, steps(max_completion_length=bench.tokens))
+        their_trainer(bench, size, rows, reward, bench.micro, bench.asked * group, **more)
         for reward in (judged, noise)
     )
     first = timed(generator, warm=1)

@@ -12,9 +12,12 @@ import copy
 import tempfile
 
 from side_by_side import arguments, compared, in_turn, keep  # isort: skip
+from common.adapters import with_adapters
 from common.advantage import group_advantage
+from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
 from common.model import TINY
+from common.scoring import in_parts, live_rows
 
 import torch
 from datasets import Dataset
@@ -96,11 +99,13 @@ def two_trainers(shape: str, tokenizer, kl: float) -> tuple[GRPOTrainer, CoTrain
     other, model = two_adapters(load(shape))
     theirs = GRPOTrainer(other, no_reward, GRPOConfig(**shared, **own), **data)
     theirs.beta = kl  # set now, because TRL would make a reference model of its own
-    players = {"player": Player([no_reward], 1e-3, longest, group)}
-    ours = CoTrainer(model, players, GRPOConfig(**shared, num_generations=group), kl=kl, **data)
-    for trainer in (theirs, ours):
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = steps
+    players = with_adapters({"player": Player([no_reward], 1e-3, longest, group)})
+    args = RunArgs(micro_batch=micro_batch, checkpointing="off")
+    args.steps, args.kl = 1, kl
+    config = grpo_config(args, tempfile.mkdtemp(), rows, group)
+    ours = CoTrainer(model, players, args, config, dataset, tokenizer)
+    theirs.model.train()
+    theirs.current_gradient_accumulation_steps = steps
     return theirs, ours
 
 
@@ -113,10 +118,12 @@ def their_gradient(trainer: GRPOTrainer, batch: dict) -> dict:
 
 
 def our_gradient(trainer: CoTrainer, batch: dict) -> dict:
+    """As CoTrainer.update takes it, without the optimiser."""
     trainer.model.zero_grad(set_to_none=True)
+    live = live_rows(batch, trainer.kl)
     with trainer.playing("player"):
-        for part in trainer.micro_batches(batch):
-            trainer.loss(trainer.model, part).backward()
+        for part in in_parts(batch, live, trainer.cfg.micro_batch):
+            trainer.loss(part).backward()
     return gradients(trainer)
 
 

@@ -1,5 +1,5 @@
-"""A model card for every player of a finished run, README.md in its folder: what it is, on which
-base, how it was made, what was measured. Whoever uploads the folder to the Hub has it there.
+"""A model card for every player of a finished run: README.md in its folder, with what PEFT and the
+Hub read, and what was measured. Whoever uploads the folder has it there.
 """
 
 import json
@@ -9,27 +9,18 @@ from common.tiny import MODELS
 
 CARD = """---
 library_name: peft
-{base_line}tags:
-- {script}
-- generator-verifier co-training
----
+pipeline_tag: text-generation
+tags: [{script}, generator-verifier co-training]
+{base}---
 
 # {player}
 
-The player `{player}` of `{script}.py`, a LoRA adapter on {base}.
-
-```python
-base = AutoModelForCausalLM.from_pretrained("{model}")
-model = PeftModel.from_pretrained(base, FOLDER_OR_ID)
-```
-
-Held-out figures before training and after {steps} steps, seed {seed}:
+The player `{player}` of `{script}.py`, a LoRA adapter on `{model}`. Held out, before training and
+after {steps} steps:
 
 | metric | before | after |
 |---|---|---|
 {figures}
-The run's arguments:
-
 ```json
 {arguments}
 ```
@@ -49,18 +40,10 @@ def write_cards(folder: Path, script: str, players: list[str], evaluations: list
             figures += f"| {key[5:]} | {before} | {after:.3f} |\n"
     model = arguments["model"]
     model = f"common/tiny/{MODELS[model]}" if model in MODELS else model
-    on_hub = not Path(model).exists() and "/" in model
+    on_hub = not Path(model).exists() and "/" in model  # the Hub refuses any other base_model
+    known = {"script": script, "model": model, "steps": last["step"], "figures": figures}
+    known["base"] = f"base_model: {model}\n" if on_hub else ""
+    known["arguments"] = json.dumps(arguments, indent=1)
     for player in players:
-        card = CARD.format(
-            base_line=f"base_model: {model}\n" if on_hub else "",
-            base=f"[{model}](https://huggingface.co/{model})" if on_hub else f"`{model}`",
-            script=script,
-            player=player,
-            model=model,
-            steps=last["step"],
-            seed=arguments["seed"],
-            figures=figures,
-            arguments=json.dumps(arguments, indent=1),
-        )
         (folder / player).mkdir(exist_ok=True)
-        (folder / player / "README.md").write_text(card)
+        (folder / player / "README.md").write_text(CARD.format(player=player, **known))

@@ -25,6 +25,7 @@ A batch is a dict
     advantages                            (B,) or (B, T)                             set_rewards
     rollout                               (B,) which of concat's batches a row is of concat
     components                            {name: (B,) or (B, T)}: a sum's terms      the script
+    trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
 `saved`, a dict, holds what a checkpoint keeps of the script's own state. How players share a
 trainer is in common/adapters.py; the rest is TRL's: data loader, reward calls, schedule, logging,

@@ -1,5 +1,4 @@
-"""rollouts.jsonl: a few rows of every update, each token with its advantage (docs/report.md); and
-reading such files."""
+"""rollouts.jsonl: a few rows of every update, each token with its advantage; and how to read it."""
 
 import itertools
 import json
@@ -24,18 +23,18 @@ def record(batch: dict, file: Path, step: int, tokenizer):
             ids = batch["completion_ids"][i][valid]  # (T_i,)
 
             def of_tokens(A):
-                """A row's numbers, (T,) or one for all of them, as they are written down."""
+                """A row's numbers, (T,) or one for all of them, to four digits."""
                 A = A.expand_as(valid)[valid][:RECORDED_TOKENS]
                 return [float(f"{a:.4g}") for a in A.tolist()]
 
-            terms = batch.get("components", {})
+            terms = batch.get("components", {}).items()
             row = {
                 "step": step,
                 **batch["notes"][i],
                 "length": len(ids),
                 "tokens": token_texts(ids[:RECORDED_TOKENS].tolist(), tokenizer),
                 "advantages": of_tokens(batch["advantages"][i]),
-                **({"components": {k: of_tokens(A[i]) for k, A in terms.items()}} if terms else {}),
+                "components": {name: of_tokens(A[i]) for name, A in terms},
             }
             lines.write(json.dumps(row) + "\n")
 
@@ -76,7 +75,7 @@ def token_texts(token_ids: list[int], tokenizer) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], ends)]
 
 
-def read_lines(path: Path, is_right=lambda row: True) -> tuple[list[dict], int]:
+def read_lines(path: Path) -> tuple[list[dict], int]:
     """(objects with a step in a JSONL file, number of lines that are something else or cut off)."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines, rows = [line for line in text.split("\n") if line.strip()], []
@@ -85,6 +84,6 @@ def read_lines(path: Path, is_right=lambda row: True) -> tuple[list[dict], int]:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and is_right(row):
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)
     return rows, len(lines) - len(rows)

@@ -10,6 +10,7 @@ import gc
 import importlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,8 +53,12 @@ SMALL = {
     " --analysis-tokens 64",
     "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
     " --candidates 4 --solution-tokens 48",
+    "genrm.py": "--steps 4 --questions 4 --micro-batch 4 --pool 12 --samples 4 --candidates 4"
+    " --rationales 2 --solution-tokens 48 --judgement-tokens 80",
     "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"
     " --solution-tokens 48 --judgement-tokens 80",
+    "self_taught.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 2"
+    " --solution-tokens 48",
 }
 """A run of a few seconds in which every player is trained, with checkpoints to resume from."""
 
@@ -98,6 +103,23 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+# ------------------------------------------------------------------ tables in tests/data
+def table(name: str) -> dict[str, list[list[str]]]:
+    """Section -> its rows, of a file in tests/data. A row is up to three cells between bars, - for
+    none; indented lines belong to the last cell of the line above.
+    """
+    text, found = (ROOT / "tests" / "data" / name).read_text(), {}
+    for line in text[text.index("\n== ") :].splitlines():
+        if line.startswith("== "):
+            rows = found[line[3:]] = []
+        elif line.startswith("    "):
+            rows[-1][-1] += "\n" + line[4:]
+        elif line:
+            cells = re.split(r" \|(?: |$)", line, maxsplit=2)
+            rows.append(["" if cell == "-" else cell for cell in cells])
+    return found
+
+
 # ------------------------------------------------------------------ runs of a script
 def small(script: str, out: Path, *more) -> list[str]:
     """The arguments of a small run; what `more` says counts."""
@@ -122,24 +144,39 @@ def environment(threads: str = "1") -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "COLUMNS": "120"}
 
 
-def run_here(script: str, *arguments) -> str:
-    """What `python script arguments` prints, run in this process, which has imported everything.
-
-    Raises:
-        SystemExit: as the script does, with its exit code.
+def run_module(module, *arguments) -> tuple[str, str, int | None]:
+    """What a script prints, run in this process, which has imported everything: (output, errors,
+    exit code, None where it returns).
     """
-    module, printed = importlib.import_module(Path(script).stem), io.StringIO()
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    printed, said, code = io.StringIO(), io.StringIO(), None
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
     before = [signal.getsignal(sign) for sign in handled]
     state = torch.get_rng_state()
     try:
-        with contextlib.redirect_stdout(printed), module.plain_errors():
-            module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+            with module.plain_errors():
+                module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
+    except SystemExit as ended:
+        code = ended.code
     finally:
         for sign, handler in zip(handled, before):
             signal.signal(sign, handler)
         torch.set_rng_state(state)
-    return printed.getvalue()
+    return printed.getvalue(), said.getvalue(), code
+
+
+def run_here(script: str, *arguments) -> str:
+    """What `python script arguments` prints, run in this process.
+
+    Raises:
+        SystemExit: as the script does, with its exit code.
+    """
+    printed, said, code = run_module(importlib.import_module(Path(script).stem), *arguments)
+    sys.stderr.write(said)
+    if code is not None:
+        sys.stdout.write(printed)
+        sys.exit(code)
+    return printed
 
 
 def refused(script: str, *arguments) -> str:

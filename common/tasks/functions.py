@@ -1,4 +1,5 @@
-"""Python functions with inputs and what they return, for azr.py: rows {program, inputs, message}.
+"""Python functions with inputs, for azr.py: rows {question, program, inputs, message}. The question
+is the program's `bare` form, by which training and held-out rows are kept apart.
 
 A program defines `f`. Inputs and results travel as literals (`3, [1, 'a']`) and are compared by
 value; nothing that a model wrote is ever evaluated in this process. The released code of Absolute
@@ -9,14 +10,22 @@ everything is right, too.
 
 import ast
 import random
+import re
 
 from common.errors import UserError
 from common.sandbox import Sandbox, Status
+from common.tasks.answers import prompt
 from common.tasks.math import as_text, read_rows, split
 from common.tiny import tasks
 
 LONGEST = 1000
 """characters of an input or a result; a longer one is none (the released code cuts it in two)"""
+BANNED = set(
+    "bcrypt calendar datetime hashlib hmac logging multiprocessing os pebble random subprocess sys "
+    "threading time".split()
+)
+"""modules that a proposed program may not import: with them a result depends on more than inputs"""
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 # What stands in `program` cannot reach past its own quotes, and what it prints is not its result.
 HARNESS = """import ast, io, sys
@@ -79,6 +88,170 @@ def same_value(a: str, b: str) -> bool:
         return False
 
 
+# ------------------------------------------------------------------ programs
+def is_program(text: str, banned: set = BANNED) -> bool:
+    """Whether Python can parse it, it defines f at its top level, and imports nothing banned."""
+    try:
+        tree = ast.parse(text)
+    except UNPARSABLE:
+        return False
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    return "f" in names and not imported & banned
+
+
+def is_well_formed(task: dict) -> bool:
+    """Whether Python can parse its program and its inputs; nothing is run."""
+    try:
+        return is_program(task["program"]) and all(map(read_arguments, task["inputs"]))
+    except ValueError:
+        return False
+
+
+def bare(program: str) -> str:
+    """The program without comments, layout and the names that it chose: two programs with the same
+    bare form are the same program. What Python cannot parse stays as it is.
+
+    Functions, parameters and variables are numbered as they first occur. Names from elsewhere, such
+    as `max` or `math`, stay, and so does `f`.
+
+    >>> bare("def f(n):  # a comment\\n  total = n+3\\n  return total")
+    'def f(v0):\\n    v1 = v0 + 3\\n    return v1'
+    """
+    try:
+        return ast.unparse(_renamed(ast.parse(program)))
+    except UNPARSABLE:
+        return program
+
+
+def _renamed(tree: ast.Module) -> ast.Module:
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    last = re.fullmatch(r"f = (\w+)", ast.unparse(tree.body[-1])) if functions else None
+    entry = last[1] if last and last[1] in functions - {"f"} else None
+    if entry:  # `def add ...; f = add` is the same as `def f ...`
+        tree.body.pop()
+    fields = {ast.FunctionDef: "name", ast.arg: "arg", ast.Name: "id"}
+    names = [(node, fields[type(node)]) for node in ast.walk(tree) if type(node) in fields]
+    numbers = {}
+    for node, field in names:  # in the order of `walk`, which depends on the structure alone
+        name, read = getattr(node, field), isinstance(getattr(node, "ctx", None), ast.Load)
+        if not read and name not in ("f", entry):
+            numbers.setdefault(name, f"v{len(numbers)}")
+    for node, field in names:
+        name = getattr(node, field)
+        setattr(node, field, "f" if name == entry else numbers.get(name, name))
+    return tree
+
+
+# ------------------------------------------------------------------ tasks: asking and reading
+FORM = "Think first, then write your answer between <answer> and </answer>, and there nothing but"
+SOLVE = {
+    "deduction": f"""Work out what f returns for the input. {FORM} the value, as a Python literal in
+an ```output block.""",
+    "abduction": f"""Find an input for which f returns the output; any one will do. {FORM} the
+arguments of f, as Python literals separated by commas, in an ```input block.""",
+    "induction": f"""You are given inputs of a program, what f returns for each, and a message about
+it. Write the program; it will be tried on other inputs. {FORM} the program in a ```python
+block.""",
+}
+KINDS = ("deduction", "abduction", "induction")
+BLOCK = {"deduction": "output", "abduction": "input", "induction": "python"}
+"""A task is {kind, program, inputs, outputs, message}; kind -> the block that its answer is in."""
+
+
+def fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def solve_prompt(task: dict) -> list[dict]:
+    """What the solver sees of a task: never its answer, of an induction task half of the inputs."""
+    if task["kind"] == "deduction":
+        user = f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"
+    elif task["kind"] == "abduction":
+        user = f"{fenced(task['program'])}\nOutput: {task['outputs'][0]}\nWhat is the input?"
+    else:
+        pairs = list(zip(task["inputs"], task["outputs"]))[: shown(task)]
+        examples = "".join(f"{given}->{returned}\n" for given, returned in pairs)
+        user = f"Examples:\n{examples}Message: {task['message']}\nWrite the program."
+    return prompt(SOLVE[task["kind"]], user)
+
+
+def shown(task: dict) -> int:
+    """How many of an induction task's inputs the solver sees: half, but at least one is hidden."""
+    return min((len(task["inputs"]) + 1) // 2, len(task["inputs"]) - 1)
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer."""
+    answers = re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.DOTALL)
+    inside = answers[-1] if answers else ""
+    return [block.strip() for block in re.findall(rf"```{kind}\n(.*?)```", inside, re.DOTALL)]
+
+
+def parse_answer(kind: str, text: str) -> str | None:
+    """A solver's output, input or program; None if there is none, or it is no literal."""
+    written = blocks(text, BLOCK[kind])
+    if not written:
+        return None
+    try:
+        if kind == "deduction":
+            return repr(read_value(written[0]))
+        if kind == "abduction":
+            return ", ".join(map(repr, read_arguments(written[0])))
+    except ValueError:
+        return None
+    return written[0] if is_program(written[0], banned=set()) else None  # no rule for solvers
+
+
+def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> dict | None:
+    """A proposer's task, without outputs; None if a part is missing. Only its form is checked.
+
+    reference: the task of whose program an induction task is made; count: its inputs.
+    """
+    inputs = blocks(text, "input")
+    if kind == "induction":
+        message = blocks(text, "message")
+        if len(inputs) < count or not message or not message[0]:
+            return None
+        parts = {"program": reference["program"], "inputs": inputs[-count:]}
+        return {"kind": kind, **parts, "message": message[0]}
+    program = blocks(text, "python")
+    if not program or not inputs:
+        return None
+    return {"kind": kind, "program": program[0], "inputs": inputs[:1], "message": ""}
+
+
+def calls_to_check(task: dict, answer: str | None) -> list[tuple]:
+    """(program, input): what must be run to know whether an answer is right."""
+    if answer is None or task["kind"] == "deduction":
+        return []
+    if task["kind"] == "abduction":
+        return [(task["program"], answer)]
+    return [(answer, given) for given in task["inputs"][shown(task) :]]
+
+
+def is_right(task: dict, answer: str | None, returned: list[str | None]) -> bool:
+    """Whether an answer is right by the task's outputs; returned: of `calls_to_check`."""
+    if answer is None:
+        return False
+    if task["kind"] == "deduction":
+        returned = [answer]
+    first = shown(task) if task["kind"] == "induction" else 0
+    wanted = task["outputs"][first : first + len(returned)]
+    hits = [same_value(value or "", output) for value, output in zip(returned, wanted)]
+    return bool(hits) and all(hits)
+
+
 # ------------------------------------------------------------------ running them
 def call_all(sandbox: Sandbox, calls: list[tuple], time_limit: float) -> list[str | None]:
     """calls: (program, its arguments as text) -> what f returns, as a literal.
@@ -107,18 +280,49 @@ def call_all(sandbox: Sandbox, calls: list[tuple], time_limit: float) -> list[st
     return found
 
 
+def call_each(sandbox: Sandbox, calls: list[list[tuple]], time_limit: float) -> list[list]:
+    """`call_all` for a list of calls per task; equal calls are run once."""
+    different = list(dict.fromkeys(call for of_one in calls for call in of_one))
+    outputs = dict(zip(different, call_all(sandbox, different, time_limit)))
+    return [[outputs[call] for call in of_one] for of_one in calls]
+
+
+def make_tasks(
+    sandbox: Sandbox, rows: list[dict], inputs: int, time_limit: float
+) -> dict[str, list[dict]]:
+    """Kind -> tasks made of a data set's programs. A program that does not run twice with equal
+    results, or imports what is banned, makes none; one with a single input no induction task.
+
+    inputs: of an induction task, at most.
+    """
+    calls = [[(row["program"], given) for given in row["inputs"]] for row in rows]
+    first, second = (call_each(sandbox, calls, time_limit) for _ in range(2))
+    tasks = {kind: [] for kind in KINDS}
+    for row, outputs, again in zip(rows, first, second):
+        if None in outputs or outputs != again or not is_program(row["program"]):
+            continue
+        for kind in KINDS:
+            count = inputs if kind == "induction" else 1
+            if len(outputs) >= min(2, count):
+                values = {"inputs": row["inputs"][:count], "outputs": outputs[:count]}
+                task = {"kind": kind, "program": row["program"], "message": row["message"]}
+                tasks[kind].append(task | {"runs": True} | values)
+    return tasks
+
+
 # ------------------------------------------------------------------ where they come from
 def load_functions(
     dataset: str, train_count: int, held_out_count: int, inputs: int, seed: int
 ) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows), each {"program": str, "inputs": [str], "message": str}.
+    """(training rows, held-out rows), each {"question": str, "program": str, "inputs": [str],
+    "message": str}. A program is on one side only, whatever its names and comments.
 
     Args:
         dataset: "tiny" (embedded functions of one number), or a .jsonl file or hub data set with
             the columns program and inputs (a list of texts such as "3, [1, 2]") and, if there is
             one, message; or with MBPP's columns code, test_list and text.
         train_count, held_out_count: at most so many rows.
-        inputs: of an embedded function.
+        inputs: of an embedded function; a line says how many other programs have fewer.
         seed: as in `common.tasks.math.load_questions`.
 
     Raises:
@@ -134,7 +338,15 @@ def load_functions(
     rows, held_out = split(*([row for row in part if row] for part in parts), dataset)
     random.Random(seed).shuffle(rows)
     random.Random(0).shuffle(held_out)
-    return rows[:train_count], held_out[:held_out_count]
+    rows, held_out = rows[:train_count], held_out[:held_out_count]
+    counts = [len(row["inputs"]) for row in rows + held_out]
+    few = [count for count in counts if count < inputs]
+    if few:
+        reason = f"fewer than {inputs} inputs, {min(few)} at least, and are tried on those alone."
+        print(
+            f"--dataset {dataset}: {len(few)} of {len(counts)} programs have {reason}", flush=True
+        )
+    return rows, held_out
 
 
 def _tiny_row(function: str, count: int) -> dict:
@@ -142,7 +354,7 @@ def _tiny_row(function: str, count: int) -> dict:
     numbers = random.Random(function).sample(range(tasks.MODULO), count)
     hint = tasks.message(tasks.function_operations(program))
     inputs = [str(x) for x in numbers]
-    return {"question": program, "program": program, "inputs": inputs, "message": hint}
+    return {"question": bare(program), "program": program, "inputs": inputs, "message": hint}
 
 
 def _read_row(row: dict, where: str) -> dict | None:
@@ -160,7 +372,7 @@ def _read_row(row: dict, where: str) -> dict | None:
         except ValueError:
             reason = "is not a text of literals, such as 3, [1, 2]"
             raise UserError(f"--dataset {where}: input {number} {reason}.") from None
-    return {"question": program, "program": program, "inputs": inputs, "message": message}
+    return {"question": bare(program), "program": program, "inputs": inputs, "message": message}
 
 
 def _from_mbpp(program: str, tests, message: str, where: str) -> dict | None:
@@ -179,4 +391,4 @@ def _from_mbpp(program: str, tests, message: str, where: str) -> dict | None:
     if len(names) != 1:
         return None
     program = f"{program.replace(chr(13), '').rstrip()}\n\nf = {names.pop()}"
-    return {"question": program, "program": program, "inputs": inputs, "message": message}
+    return {"question": bare(program), "program": program, "inputs": inputs, "message": message}

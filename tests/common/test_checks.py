@@ -224,8 +224,31 @@ def test_rewards_that_never_come_and_figures_that_are_none(tmp_path, capsys):
     assert batch["rewards"].isnan().all() and (batch["advantages"] == 0).all()
     trainer.log_mean("co/share", math.nan)
     said = capsys.readouterr().out
-    assert "warning: never returned no reward for any of the ann's completions\n" in said
+    assert "warning: never gave none of the ann's completions a reward\n" in said
     assert "warning: log_mean: co/share was logged as NaN" in said
+
+
+def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
+    """Three updates in a row without a gradient; a start at which nearly all rewards are alike."""
+    trainer = a_trainer(tmp_path)
+    trainer.create_optimizer()
+    capsys.readouterr()
+    said = []
+    for flat in (True, True, False, True, True, True, True):
+        batch = a_batch(trainer, "ann", 16)
+        batch["advantages"] *= not flat
+        batch["rewards"] = batch["rewards_of_advantages"] = torch.arange(16.0)
+        trainer.update(batch)
+        said.append(capsys.readouterr().out.partition(".")[0])
+    idle = "warning: 3 updates in a row of the ann had no gradient: all advantages were 0"
+    assert said == [""] * 5 + [idle, ""]
+    for equal, step in ((15, 0), (16, 1), (16, 0)):
+        trainer.state.global_step = step
+        batch = {"player": "bob", "rewards": (torch.arange(16) >= equal).float()}
+        checks.check_learning(trainer, batch | {"completion_mask": MASK, "texts": ["."]}, 1.0)
+        said = capsys.readouterr().out
+        assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
+    assert "a longer limit (100% of its completions are as long as the longest)" in said
 
 
 @pytest.mark.parametrize("name", ["step", "seconds", "loss", "eval/ann/accuracy"])

@@ -27,7 +27,6 @@ MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
 MORE["azr.py"] = "--steps 1"
 MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["vstar.py"] = "--steps 4 --ver-steps 1"
-MORE["self_rewarding.py"] = "--train-judge self-taught --judge-steps 1"
 """Arguments of the runs here; with seed 1 the verifier's first judgements differ in their rewards.
 All other scripts train every player within two steps."""
 update, add_up_gradients = CoTrainer.update, CoTrainer.add_up_gradients
@@ -45,12 +44,13 @@ def rows_of_both(trainer, batch: dict) -> dict:
             whole[key] = torch.cat(scoring.padded(parts, left=key.startswith("prompt")))
         elif isinstance(value, torch.Tensor):  # of the whole step already
             whole[key] = value
+        elif key == "notes":
+            whole[key] = trainer.gather(value)
     return whole
 
 
 def update_both_ways(trainer, batch: dict):
     """First what one process would do, of which nothing remains but `expected`."""
-    trainer.player_named(batch["player"]).max_grad_norm = 0.0  # not clipped
     whole, metrics = rows_of_both(trainer, batch), dict(trainer._sums)
     parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
     with trainer.playing(batch["player"]):

@@ -194,7 +194,7 @@ def test_two_processes_have_the_gradient_of_one(together, script):
     found = re.findall(r"^gradient of (\w+): (\S+) of (\S+)$", said, re.MULTILINE)
     trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
     trained["deepseekmath.py"] = {"verifier", "meta", "generator"}
-    trained["self_rewarding.py"] = {"judge", "solver"}
+    trained["self_rewarding.py"] = {"solver"}
     assert {player for player, _, _ in found} == trained.get(script, adapters_of(script))
     for player, difference, largest in found:
         assert float(difference) < 1e-4 and float(largest) > 1e-4, (player, difference, largest)
@@ -203,15 +203,6 @@ def test_two_processes_have_the_gradient_of_one(together, script):
 def test_two_processes_part_in_order(together):
     _, code, out, err = together
     assert code == 0 and out.count("=== the end") == 1, err
-
-
-def test_the_command_itself_ends_in_a_sentence(tmp_path):
-    out, err = tmp_path / "out", tmp_path / "err"
-    arguments = ["--dataset", "missing.jsonl", "--out", tmp_path / "run"]
-    process = warm.start("tango.py", arguments, out, err)
-    process.join(timeout=900)
-    said = err.read_text()
-    assert process.exitcode == 2 and said.count("error: ") == 1 and "Traceback" not in said, said
 
 
 # ------------------------------------------------------------------ arguments

@@ -1,5 +1,5 @@
-"""vstar.py: best of k against enumeration, every loss against a softmax by hand or TRL's own, step
-labels against brute force, hostile solutions, what the data hold, runs."""
+"""vstar.py: losses and scores against a softmax by hand, step labels against brute force, hostile
+solutions, what the data hold and when the generator starts again, runs."""
 
 import itertools
 import json
@@ -8,17 +8,14 @@ import random
 from types import SimpleNamespace
 
 import vstar
-from common.args import fill_in, grpo_config
 from common.errors import UserError
-from common.model import TINY, load_model
+from common.scoring import in_parts
+from common.tasks.answers import solve_prompt
 from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import lora, moved, perturb, refused, run_here, small
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer
+from conftest import answering, build, lora, moved, perturb, refused, run_here, small
 
 QUESTION = "(38+4)*7 mod 100"
 RIGHT = gold_solution(QUESTION)
@@ -26,21 +23,8 @@ WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer
 EOS = 4
 
 
-# ------------------------------------------------------------------ best of k
-@pytest.mark.parametrize("seed", range(20))
-def test_best_of_k_is_the_mean_over_all_choices(seed):
-    rng = random.Random(seed)
-    N = rng.randint(1, 8)
-    correct = [rng.random() < 0.5 for _ in range(N)]  # the best first
-    for k in range(1, N + 1):
-        choices = list(itertools.combinations(range(N), k))
-        wanted = sum(correct[min(choice)] for choice in choices) / len(choices)
-        assert vstar.best_of_k(correct, k) == pytest.approx(wanted)
-
-
-def test_best_of_one_is_the_mean_and_of_all_the_first():
-    correct = [True, False, False, True]
-    assert vstar.best_of_k(correct, 1) == 0.5 and vstar.best_of_k(correct, 4) == 1.0
+def row(solution, right, **more):
+    return {"question": QUESTION, "solution": solution, "right": right, "answer": "94"} | more
 
 
 # ------------------------------------------------------------------ losses
@@ -57,39 +41,6 @@ def test_dpo_by_hand():
             assert ours[i].item() == pytest.approx(math.log1p(math.exp(r[1] - r[0])), rel=1e-9)
 
 
-def test_dpo_is_what_trls_trainer_computes(tmp_path):
-    """On the same pairs of different lengths, with another policy than the reference."""
-    policy, base = (AutoModelForCausalLM.from_pretrained(TINY).eval() for _ in range(2))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for p in policy.parameters():
-            p += 0.02 * p.std() * torch.randn_like(p)
-    pairs = [
-        {"prompt": f"<|user|>{QUESTION}<|assistant|>", "chosen": RIGHT, "rejected": rejected}
-        for rejected in (WRONG, "<step>38+4=40</step>")
-    ]
-    trainer = DPOTrainer(
-        policy,
-        base,
-        DPOConfig(str(tmp_path), beta=0.3, use_cpu=True, report_to="none", disable_dropout=True),
-        train_dataset=Dataset.from_list(pairs),
-        processing_class=AutoTokenizer.from_pretrained(TINY),
-    )
-    batch = next(iter(trainer.get_train_dataloader()))
-    theirs = trainer.compute_loss(policy.eval(), dict(batch)).item()
-
-    def sums(model) -> torch.Tensor:
-        """(4,): of the chosen, then of the rejected."""
-        with torch.no_grad():
-            logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        logps = logits[:, :-1].log_softmax(-1).gather(2, batch["input_ids"][:, 1:, None])[..., 0]
-        return (logps * batch["completion_mask"][:, 1:]).sum(1)
-
-    (chosen, rejected), (ref_chosen, ref_rejected) = (sums(m).chunk(2) for m in (policy, base))
-    ours = vstar.dpo_loss(chosen, ref_chosen, rejected, ref_rejected, 0.3).mean().item()
-    assert ours == pytest.approx(theirs, rel=1e-4) and abs(ours - math.log(2)) > 1e-3
-
-
 def test_a_verdicts_loss_is_cross_entropy_with_soft_labels_too():
     for logit, z in itertools.product((-3.0, 0.0, 0.7), (0.0, 0.25, 1.0)):
         p = 1 / (1 + math.exp(-logit))
@@ -98,36 +49,19 @@ def test_a_verdicts_loss_is_cross_entropy_with_soft_labels_too():
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
-def test_steps_are_aggregated():
-    scores = [0.5, 0.9, 0.8]
-    wanted = {"min": 0.5, "prod": 0.36, "last": 0.8}
-    for how, value in wanted.items():
-        assert vstar.aggregated(scores, how) == pytest.approx(value)
-
-
 # ------------------------------------------------------------------ parsing
-def test_beginnings_end_with_a_step_and_the_last_is_all():
-    first, last = vstar.beginnings(RIGHT)
-    assert first == "<step>38+4=42</step>" and last == RIGHT
-    twice = "<step>1+1=2</step><step>1+1=2</step>\nend"
-    assert vstar.beginnings(twice) == ["<step>1+1=2</step>", twice]
-    assert vstar.beginnings("nothing") == ["nothing"]
-    stray = "x</step><step>x</step><step>y</step>end"
-    assert vstar.beginnings(stray) == ["x</step><step>x</step>", stray]
-    assert vstar.beginnings("<step></step>\n<step>a</step>x") == [
-        "<step></step>",
-        "<step></step>\n<step>a</step>x",
-    ]
-
-
-def test_a_rationale_ends_where_its_verdict_begins():
-    thoughts = "<step_verification>\n<step>a\\boxed{INCORRECT}</step>\n</step_verification>\n"
-    text = thoughts + vstar.OPENING + "\\boxed{INCORRECT}</final_verification>"
-    assert vstar.rationale(text) == (thoughts + vstar.OPENING, False)
-    assert vstar.rationale(text.replace("INCORRECT", "CORRECT"))[1] is True
-    for bad in ("", thoughts, "\\boxed{CORRECT}", vstar.OPENING, vstar.OPENING + "yes"):
-        assert vstar.rationale(bad) is None
-    assert vstar.rationale(vstar.OPENING * 3 + vstar.VERDICTS[0])[1] is True
+@pytest.mark.parametrize(
+    "solution, parts",
+    [
+        (RIGHT, ["<step>38+4=42</step>"]),
+        ("<step>1+1=2</step><step>1+1=2</step>\nend", ["<step>1+1=2</step>"]),
+        ("nothing", []),
+        ("x</step><step>x</step><step>y</step>end", ["x</step><step>x</step>"]),
+        ("<step></step>\n<step>a</step>x", ["<step></step>"]),
+    ],
+)
+def test_beginnings_end_with_a_step_and_the_last_is_all(solution, parts):
+    assert vstar.beginnings(solution) == [*parts, solution]
 
 
 # ------------------------------------------------------------------ the schedule
@@ -139,57 +73,52 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
     cfg = vstar.Args(steps=9, ver_steps=3, iterations=3, verifier_in_loop=True)
     names = ["generator", "generator", "verifier"]
     assert [vstar.player_at(s, cfg) for s in range(9)] == [(n, t) for t in range(3) for n in names]
+    assert vstar.player_at(0, vstar.Args(steps=4, ver_steps=4)) == ("verifier", 2)
 
 
+# ------------------------------------------------------------------ on the embedded model
 @pytest.fixture
 def real(tmp_path):
     """real(verifier) -> the trainer on the embedded model, its two adapters apart."""
 
     def make(verifier="dpo"):
-        args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3, four_bit=False)
-        args = fill_in(args, rows=2)
-        model, tokenizer = load_model("tiny", ["generator", "verifier"], 4, False, seed=0)
-        trainer = vstar.VStar(
-            model,
-            args,
-            [],
-            args=grpo_config(args, tmp_path, rows=2),
-            train_dataset=Dataset.from_list([{"prompt": vstar.solve_prompt("")}] * 2),
-            processing_class=tokenizer,
-        )
+        args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3)
+        trainer = build(vstar.VStar, tmp_path, args, vstar.VStar.players(args), solve_prompt)
         perturb(trainer, 0.05)
         return trainer
 
     return make
 
 
-def test_each_player_has_its_own_learning_rate(real):
-    rates = {name: player.lr for name, player in real().players.items()}
-    assert rates == {"generator": 1e-3, "verifier": 3e-4}
-
-
-def log_probs_by_hand(trainer, adapter, prompt, ids) -> list[float]:
-    """Of each of the tokens, by a softmax in float64; adapter None: the base."""
-    text = trainer.processing_class.apply_chat_template(
-        prompt, tokenize=False, add_generation_prompt=True
+def log_probs_by_hand(trainer, adapter, ids) -> list[float]:
+    """Of each of the tokens behind the question, by a softmax in float64; None: the base."""
+    tokenizer = trainer.processing_class
+    asked = tokenizer.apply_chat_template(
+        solve_prompt(QUESTION), tokenize=False, add_generation_prompt=True
     )
-    asked = trainer.processing_class(text, add_special_tokens=False).input_ids
-    with torch.no_grad():
-        if adapter is None:
-            with trainer.model.disable_adapter():
-                logits = trainer.model(torch.tensor([asked + ids])).logits[0]
-        else:
-            trainer.model.set_adapter(adapter)
-            logits = trainer.model(torch.tensor([asked + ids])).logits[0]
+    asked = tokenizer(asked, add_special_tokens=False).input_ids
+    with torch.no_grad(), trainer.playing(adapter):
+        logits = trainer.model(torch.tensor([asked + ids])).logits[0]
     logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
     return [logps[i, token].item() for i, token in enumerate(ids)]
 
 
-def one_loss(trainer, batch) -> float:
+def likelihood(trainer, adapter, text: str) -> float:
+    return sum(log_probs_by_hand(trainer, adapter, trainer.ids(text)))
+
+
+def step_loss(trainer) -> float:
+    """Of the step that the trainer would take, micro-batch by micro-batch."""
+    (batch,) = trainer.step([])
+    live = torch.ones(len(batch["notes"]), dtype=torch.bool)
     with trainer.playing(batch["player"]):
-        return sum(
-            trainer.loss(trainer.model, part).item() for part in trainer.micro_batches(batch)
-        )
+        return sum(trainer.loss(part).item() for part in in_parts(batch, live, 1))
+
+
+def teach(trainer, lessons: list[dict]):
+    """The next step is the verifier's, on these lessons."""
+    trainer.state.global_step = trainer.cfg.steps - 1
+    trainer.saved |= {"iteration": 2, "taught": 2, "lessons": lessons}
 
 
 def sigmoid(x: float) -> float:
@@ -198,82 +127,57 @@ def sigmoid(x: float) -> float:
 
 def test_dpos_loss_by_hand(real):
     """The verifier against the base, of the right solution and of the wrong one."""
-    trainer = real()
+    trainer, wanted = real(), 0.0
     others = [WRONG, "<step>38+4=42</step>\n<answer>\\boxed{42}</answer>"]
-    rows = [row(RIGHT, True, rejected=wrong) for wrong in others]
-    ours = one_loss(trainer, trainer.lesson(rows))
-    asked, wanted = vstar.solve_prompt(QUESTION), 0.0
+    rows = [row(RIGHT, True, rejected=wrong, z=1.0) for wrong in others]
+    teach(trainer, rows)
     for wrong in others:
-        r = [
-            0.3 * (sum(log_probs_by_hand(trainer, "verifier", asked, trainer.ids(text)))
-                   - sum(log_probs_by_hand(trainer, None, asked, trainer.ids(text))))
+        right, wrong = (
+            0.3 * (likelihood(trainer, "verifier", text) - likelihood(trainer, None, text))
             for text in (RIGHT, wrong)
-        ]  # fmt: skip
-        wanted -= math.log(sigmoid(r[0] - r[1])) / 2
-    assert ours == pytest.approx(wanted, rel=1e-4)
-    # and its score is the verifier's likelihood
-    likely = sum(log_probs_by_hand(trainer, "verifier", asked, trainer.ids(RIGHT)))
-    assert trainer.scores(rows)[0] == pytest.approx(likely, rel=1e-4)
+        )
+        wanted -= math.log(sigmoid(right - wrong)) / 2
+    assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
+    # and its score is the verifier's likelihood, end token included
+    likely = likelihood(trainer, "verifier", RIGHT)
+    assert trainer.scores(rows)[0] == pytest.approx(likely, rel=1e-4) and trainer.scores([]) == []
 
 
 @pytest.mark.parametrize("kind", ["orm", "prm"])
-def test_the_heads_losses_by_hand(real, kind):
+def test_the_heads_losses_and_scores_by_hand(real, kind):
     """The token for good against the one for bad, behind what is judged; z may be soft."""
-    trainer = real(kind)
-    part = vstar.beginnings(WRONG)[0]
-    rows = [row(RIGHT, True, z=1.0), row(WRONG, False, z=0.25, part=part)]
-    ours = one_loss(trainer, trainer.lesson(rows))
-    asked, wanted = vstar.solve_prompt(QUESTION), 0.0
-    for text, z in ((RIGHT, 1.0), (part, 0.25)):
-        ids = trainer.processing_class(text + "+", add_special_tokens=False).input_ids
-        bad = trainer.processing_class(text + "-", add_special_tokens=False).input_ids
-        assert ids[:-1] == bad[:-1]
-        logit = (
-            log_probs_by_hand(trainer, "verifier", asked, ids)[-1]
-            - log_probs_by_hand(trainer, "verifier", asked, bad)[-1]
-        )
-        wanted -= (z * math.log(sigmoid(logit)) + (1 - z) * math.log(sigmoid(-logit))) / 2
-    assert ours == pytest.approx(wanted, rel=1e-4)
+    trainer, wanted = real(kind), 0.0
 
+    def logit(text: str) -> float:
+        ids = [
+            trainer.processing_class(text + sign, add_special_tokens=False).input_ids
+            for sign in "+-"
+        ]
+        assert ids[0][:-1] == ids[1][:-1]
+        good, bad = (log_probs_by_hand(trainer, "verifier", x)[-1] for x in ids)
+        return good - bad
 
-def a_mean(trainer, player, texts: list[tuple]) -> float:
-    """Minus the mean log-prob of all tokens of (prompt, text) pairs."""
-    logps = []
-    for asked, text in texts:
-        logps += log_probs_by_hand(trainer, player, asked, trainer.ids(text))
-    return -sum(logps) / len(logps)
-
-
-def test_the_losses_of_those_that_write_by_hand(real):
-    trainer = real("genrm")
-    rows = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True), row(WRONG, False)]
-    ours = one_loss(trainer, trainer.lesson(rows))
-    verdicts = [
-        (vstar.ask_prompt(QUESTION, RIGHT), "Yes"),
-        (vstar.ask_prompt(QUESTION, WRONG), "No"),
-    ]
-    right = [(vstar.solve_prompt(QUESTION), RIGHT)]  # of the other half, the right ones
-    wanted = a_mean(trainer, "verifier", verdicts) + 0.25 * a_mean(trainer, "verifier", right)
-    assert ours == pytest.approx(wanted, rel=1e-4)
-    trainer = real("genrm-cot")
-    said = "<step>4:\\boxed{CORRECT}</step>\n<final_verification>"
-    rows = [row(r["solution"], r["right"], rationale=said) for r in rows[:2]]
-    ours = one_loss(trainer, trainer.lesson([*rows, row(WRONG, False), row(WRONG, False)]))
-    verdicts = [
-        (vstar.verify_prompt(QUESTION, text), f"{said}\\boxed{{{word}}}</final_verification>")
-        for text, word in ((RIGHT, "CORRECT"), (WRONG, "INCORRECT"))
-    ]
-    assert ours == pytest.approx(a_mean(trainer, "verifier", verdicts), rel=1e-4)
+    first = vstar.beginnings(WRONG)[0]
+    teach(trainer, [row(RIGHT, True, z=1.0, part=RIGHT), row(WRONG, False, z=0.25, part=first)])
+    for text, z in ((RIGHT, 1.0), (first, 0.25)):
+        p = sigmoid(logit(text))
+        wanted -= (z * math.log(p) + (1 - z) * math.log(1 - p)) / 2
+    assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
+    parts = vstar.beginnings(WRONG) if kind == "prm" else [WRONG]
+    worst = min(sigmoid(logit(part)) for part in parts)
+    assert trainer.scores([row(RIGHT, True), row(WRONG, False)])[1] == pytest.approx(
+        worst, rel=1e-4
+    )
 
 
 def test_the_generators_loss_and_its_restart(real):
     """A mean over the tokens, of texts of different lengths; then the adapter is the base again,
     and Adam knows nothing of it, while the other one keeps everything."""
     trainer = real()
-    trainer.memory |= {"iteration": 0, "D_gen": [row(RIGHT, True), row(WRONG, True)]}
-    (batch,) = trainer.step([])
-    texts = [(vstar.solve_prompt(QUESTION), text) for text in (RIGHT, WRONG)]
-    assert one_loss(trainer, batch) == pytest.approx(a_mean(trainer, "generator", texts), rel=1e-4)
+    trainer.saved |= {"iteration": 0, "D_gen": [row(RIGHT, True), row(WRONG, True)]}
+    tokens = len(trainer.ids(RIGHT)) + len(trainer.ids(WRONG))
+    wanted = -sum(likelihood(trainer, "generator", text) for text in (RIGHT, WRONG)) / tokens
+    assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
     trainer.create_optimizer()
     for group in trainer.optimizer.param_groups:
         for p in group["params"]:
@@ -284,8 +188,7 @@ def test_the_generators_loss_and_its_restart(real):
     assert not any(p.any() for name, p in own.items() if "lora_B" in name)
     assert all(p.any() for name, p in own.items() if "lora_A" in name)
     assert moved(other, lora(trainer, "verifier")) == 0
-    kept = set(trainer.optimizer.state)
-    assert kept == set(trainer._parameters_of("verifier"))
+    assert set(trainer.optimizer.state) == set(trainer.parameters_of("verifier"))
 
 
 # ------------------------------------------------------------------ data, with given completions
@@ -302,27 +205,31 @@ class Characters:
 
 
 class Given(vstar.VStar):
-    """The trainer without a model: completions are given."""
+    """The trainer without a model: completions are given. `events`: who wrote and who restarted."""
 
     def __init__(self, texts=(), **change):
         self.cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
-        self.texts, self.begun, self.asked, self.logged = list(texts), [], [], {}
+        self.texts, self.begun, self.events, self.logged = list(texts), [], [], {}
         self.processing_class = Characters()
         self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
+        self.state = SimpleNamespace(global_step=0)
         self.pool = [{"question": QUESTION, "answer": "94"}]
-        self.memory = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
-        self.restarted = []
+        self.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
 
     def generate(self, name, prompts, greedy=False):
-        self.asked += prompts
+        self.events.append(f"{name} writes")
         return [self.texts.pop(0) for _ in prompts]
 
     def generate_ids(self, name, prompts, greedy=False, begun=None):
         self.begun += self.processing_class.batch_decode(begun)
-        return [self.processing_class(self.texts.pop(0)).input_ids for _ in prompts]
+        texts = self.generate(name, prompts)
+        return [self.processing_class(text).input_ids for text in texts]
 
     def restart(self, name):
-        self.restarted.append(name)
+        self.events.append(f"{name} restarts")
+
+    def generator_step(self):
+        self.events.append("generator learns")
 
     def gather(self, values):
         return values
@@ -331,24 +238,24 @@ class Given(vstar.VStar):
         self.logged[name] = values
 
 
-def row(solution, right, **more):
-    return {"question": QUESTION, "solution": solution, "right": right, "answer": "94"} | more
-
-
-def test_right_ones_are_learnt_once_and_all_are_judged():
-    trainer = Given([RIGHT, RIGHT, WRONG, "cut off"])
-    trainer.start_iteration(0)
-    assert [r["solution"] for r in trainer.memory["D_gen"]] == [RIGHT]
-    assert [r["right"] for r in trainer.memory["D_ver"]] == [True, True, False]
-    assert trainer.restarted == ["generator"]
-    trainer.texts = [RIGHT, WRONG, WRONG, WRONG]
-    trainer.start_iteration(1)
-    assert len(trainer.memory["D_gen"]) == 1  # it is there already
-    assert [r["iteration"] for r in trainer.memory["D_ver"]] == [0] * 3 + [1] * 4
+def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
+    trainer, another = Given([RIGHT, RIGHT, WRONG, "cut off"], steps=6, ver_steps=3), f"x\n{RIGHT}"
+    trainer.step([])
+    assert [r["solution"] for r in trainer.saved["D_gen"]] == [RIGHT]
+    assert [r["right"] for r in trainer.saved["D_ver"]] == [True, True, False]
+    for t, texts in ((1, [another, another, WRONG, WRONG]), (2, [RIGHT, WRONG, WRONG, WRONG])):
+        trainer.state.global_step, trainer.texts = t, texts
+        trainer.step([])
+    assert [r["solution"] for r in trainer.saved["D_gen"]] == [RIGHT, another]
+    assert [r["iteration"] for r in trainer.saved["D_ver"]] == [0] * 3 + [1] * 4 + [2] * 4
+    # the solutions are those of the generator that was trained, which starts anew after them
+    assert trainer.events == ["generator writes", "generator restarts", "generator learns"] * 3
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would be cut in two when it is encoded
     trainer = Given([RIGHT, WRONG, spelled, "42"], restart=False)
-    trainer.start_iteration(0)
-    assert trainer.restarted == [] and len(trainer.memory["D_ver"]) == 2
+    trainer.step([])
+    trainer.step([])  # nothing is sampled in the same iteration
+    assert trainer.events == ["generator writes", "generator learns", "generator learns"]
+    assert len(trainer.saved["D_ver"]) == 2
 
 
 def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
@@ -356,14 +263,14 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     trainer = Given(others, verifier_in_loop=True)
     trainer.scores = lambda rows: [int(r["solution"][0]) for r in rows]
     trainer.start_iteration(1)
-    assert [r["solution"] for r in trainer.memory["D_gen"]] == [others[3], others[2]]
+    assert [r["solution"] for r in trainer.saved["D_gen"]] == [others[3], others[2]]
     easy = {"question": "1+1 mod 100"}  # however sure it is of this one
     rows = [row(RIGHT, True) | easy, row("a", True), row("b", True), row("c", True)]
     trainer.scores = lambda rows: [9, 1, 3, 2]
     assert [r["solution"] for r in trainer.better_half(rows)] == [RIGHT, "b", "c"]
     trainer = Given(others, verifier_in_loop=True)
     trainer.start_iteration(0)  # nobody has been taught to judge yet
-    assert len(trainer.memory["D_gen"]) == 4
+    assert len(trainer.saved["D_gen"]) == 4
 
 
 def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
@@ -371,14 +278,18 @@ def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
         Given([WRONG] * 4).start_iteration(0)
     for solution, right, says in ((RIGHT, True, "right"), (WRONG, False, "wrong")):
         trainer = Given()
-        trainer.cfg.seed, trainer.memory["D_ver"] = 0, [row(solution, right)]
+        trainer.saved["D_ver"] = [row(solution, right)]
         with pytest.raises(UserError, match=f"all solutions are {says}"):
             trainer.start_verifier(0)
+    trainer = Given()
+    trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False) | {"question": "1+1 mod 100"}]
+    with pytest.raises(UserError, match="no question has a right and a wrong solution"):
+        trainer.start_verifier(0)
 
 
 def test_pairs_are_of_one_question():
     trainer, other = Given(), {"question": "1+1 mod 100"}
-    trainer.memory["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
+    trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
     pairs = trainer.preferences(random.Random(0))
     assert [(p["question"], p["solution"], p["rejected"]) for p in pairs] == [
         (QUESTION, RIGHT, WRONG)
@@ -386,118 +297,65 @@ def test_pairs_are_of_one_question():
 
 
 @pytest.mark.parametrize("how", ["hard", "soft"])
-def test_step_labels_are_what_comes_of_a_beginning(how):
+def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
     rest = RIGHT.removeprefix("<step>38+4=42</step>")
     lost = "\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
-    trainer = Given([rest, lost, lost, "", lost, lost], step_samples=3, step_labels=how)
-    rows = [row(RIGHT, True, z=1.0), row(WRONG, False, z=0.0)]
-    starts = [r | {"part": part} for r in rows for part in vstar.beginnings(r["solution"])]
-    labelled = trainer.with_step_labels(starts)
-    assert [r["z"] for r in labelled] == [
-        1.0 if how == "hard" else pytest.approx(1 / 3),
-        1.0,
-        0.0,
-        0.0,
-    ]
+    trainer = Given([rest, lost, lost, "", lost, lost], step_samples=3, verifier="prm")
+    trainer.cfg.step_labels, trainer.pool = how, trainer.pool * 2
+    lessons = trainer.judged_parts([row(RIGHT, True), row(WRONG, False), row("third", False)])
+    first = 1.0 if how == "hard" else pytest.approx(1 / 3)
+    assert [lesson["z"] for lesson in lessons] == [first, 1.0, 0.0, 0.0]
+    assert [lesson["part"] for lesson in lessons] == [
+        *vstar.beginnings(RIGHT), *vstar.beginnings(WRONG)
+    ]  # fmt: skip
     assert trainer.begun == ["<step>38+4=42</step>"] * 3 + ["<step>38+4=41</step>"] * 3
+    assert trainer.events == ["generator writes"]
 
 
 def test_a_box_in_a_step_is_no_answer_of_what_follows():
     solution = RIGHT.replace("38+4=42", r"38+4=\boxed{94}")
     trainer = Given(["cut off", "again"], step_samples=2)
     part = vstar.beginnings(solution)[0]
-    (found,) = trainer.with_step_labels([row(solution, True, z=1.0) | {"part": part}])
-    assert r"\boxed{94}" in part and found["z"] == 0.0
+    assert r"\boxed{94}" in part
+    assert trainer.step_labels([row(solution, True, part=part)]) == [0.0]
 
 
-def test_rationales_are_kept_if_they_are_right():
-    good, bad = (f"thoughts{vstar.OPENING}{verdict}" for verdict in vstar.VERDICTS)
-    trainer = Given([good, bad, "nothing", bad, f"<|end|>{good}"])
-    rows = [row(RIGHT, True), row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
-    rows += [row(RIGHT, True)]  # a special token, spelled out, would be taught as one
-    kept = trainer.rationales(rows)
-    assert [(r["right"], r["rationale"]) for r in kept] == [
-        (True, "thoughts" + vstar.OPENING),
-        (False, "thoughts" + vstar.OPENING),
-    ]
+def test_orm_is_taught_as_many_right_as_wrong_ones():
+    trainer = Given(verifier="orm")
+    trainer.saved["D_ver"] = [row(RIGHT, True), *[row(f"{i}{WRONG}", False) for i in range(9)]]
+    trainer.start_verifier(0)
+    assert sorted(lesson["z"] for lesson in trainer.saved["lessons"]) == [0.0, 1.0]
 
 
-# ------------------------------------------------------------------ scores, by hand
-def test_p_yes_is_normalised_over_all_forms():
-    trainer = Given()
-    logps = {form: -1.0 - i for i, form in enumerate(vstar.YES + vstar.NO)}
-    decode = trainer.processing_class.batch_decode
-    trainer.likelihoods = lambda prompts, ids: [logps[text] for text in decode(ids)]
-    (found,) = trainer.p_yes([[]], [""], (vstar.YES, vstar.NO))
-    yes, no = (sum(math.exp(logps[form]) for form in forms) for forms in (vstar.YES, vstar.NO))
-    assert found == pytest.approx(yes / (yes + no), rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["orm", "prm"])
-def test_orm_and_prm_compare_two_tokens_behind_the_same_text(kind):
-    trainer, seen = Given(verifier=kind), []
-
-    def likelihoods(prompts, ids):
-        seen.extend(trainer.processing_class.batch_decode(ids))
-        return [2.0, 1.0, -1.0, 1.0][: len(ids)]  # logits 1 and -2
-
-    trainer.likelihoods = likelihoods
-    (score,) = trainer.scores([row(RIGHT, True)])
-    parts = vstar.beginnings(RIGHT) if kind == "prm" else [RIGHT]
-    assert seen == [part + sign for part in parts for sign in "+-"]
-    logit = -2.0 if kind == "prm" else 1.0  # the worst step
-    assert score == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-5)
-
-
-def test_dpo_scores_by_the_likelihood_itself():
-    trainer = Given(verifier="dpo")
-    trainer.likelihoods = lambda prompts, ids: [-float(len(row)) for row in ids]
-    assert trainer.scores([row("abc", True)]) == [-4.0]  # with its end token
-    assert trainer.scores([]) == []
-
-
-def test_a_verdict_is_scored_as_it_was_taught():
-    """Encoded whole, with the closing tag: a tokenizer may join signs over the verdict's border."""
-    thoughts, seen = f"thoughts{vstar.OPENING}", []
-    trainer = Given([thoughts + vstar.VERDICTS[0]], verifier="genrm-cot", rationales=1)
-
-    def likelihoods(prompts, ids):
-        seen.extend(trainer.processing_class.batch_decode(ids))
-        return [math.log(0.6), math.log(0.2)]
-
-    trainer.likelihoods = likelihoods
-    assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.75)]
-    taught = [
-        trainer.judged_text(row(RIGHT, z) | {"rationale": thoughts})[1] for z in (True, False)
-    ]
-    assert seen == taught
-
-
-def test_the_mean_over_rationales_counts_silence_as_one_half():
-    good = f"thoughts{vstar.OPENING}{vstar.VERDICTS[0]}"
-    trainer = Given([good, "nothing", good, "nothing"], verifier="genrm-cot", rationales=4)
-    trainer.p_yes = lambda prompts, begun, says: [0.9, 0.7]
-    assert trainer.scores([row(RIGHT, True)]) == [pytest.approx((0.9 + 0.5 + 0.7 + 0.5) / 4)]
+# ------------------------------------------------------------------ evaluation
+def test_evaluation_by_hand():
+    solutions = [row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
+    trainer = answering(lambda *_: RIGHT, candidates=3)
+    trainer.sample_solutions = lambda rows: solutions
+    trainer.scores = lambda rows: [-5.0, -7.0, -4.0]
+    figures = vstar.evaluate(trainer, [{"question": QUESTION, "answer": "94"}])
+    assert figures == pytest.approx({
+        "generator/greedy": 1.0, "generator/accuracy": 1 / 3, "co/majority": 0.0,
+        "co/best_of_2": 1 / 3, "co/best_of_3": 0.0, "co/oracle": 1.0,
+        "verifier/rank_agreement": 0.5,
+    })  # fmt: skip
+    assert trainer.calls == [("generator", [QUESTION], True)]
 
 
 # ------------------------------------------------------------------ runs
-VERIFIERS = ["orm", "prm", "genrm", "genrm-cot"]
-
-
-@pytest.mark.parametrize("verifier", VERIFIERS)
-def test_every_verifier_runs(finished, tmp_path, verifier):
-    """And all of them judge the same solutions: what the generator does must not depend on it."""
+@pytest.mark.parametrize("verifier", ["orm", "prm"])
+def test_all_verifiers_judge_the_same_solutions(finished, tmp_path, no_report, verifier):
+    """What the generator does must not depend on the verifier."""
     folder = tmp_path / "run"
-    out = run_here("vstar.py", *small("vstar.py", folder, "--verifier", verifier))
-    assert "verifier/rank_agreement" in out
-    memory = json.loads((folder / "checkpoint-8" / "memory.json").read_text())
-    assert memory["lessons"] and {r["right"] for r in memory["lessons"]} == {True, False}
-    last = [
+    run_here("vstar.py", *small("vstar.py", folder, "--verifier", verifier))
+    saved = json.loads((folder / "checkpoint-8" / "saved.json").read_text())
+    assert {r["right"] for r in saved["lessons"]} == {True, False}
+    one, other = (
         json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         for run in (finished("vstar.py")[0], folder)
-    ]
+    )
     for key in ("generator/accuracy", "generator/greedy", "co/oracle"):
-        assert last[0][f"eval/{key}"] == last[1][f"eval/{key}"]
+        assert one[f"eval/{key}"] == other[f"eval/{key}"]
 
 
 @pytest.mark.parametrize("more", ["--verifier-in-loop --steps 9 --ver-steps 3", "--no-restart"])
@@ -509,13 +367,10 @@ def test_ablations_run(tmp_path, brief, more):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ("--questions 3 --micro-batch 1", "--questions 3 must be even"),
         ("--steps 10 --ver-steps 2", "which is not a multiple of --iterations 3"),
         ("--steps 10 --ver-steps 12", "leaves the generator -2"),
-        ("--ver-steps 48 --steps 96 --iterations 5", "is not a multiple of --iterations 5"),
         ("--verifier-in-loop --ver-steps 0", "above 0, as --verifier-in-loop needs it"),
         ("--verifier-in-loop --ver-steps 49 --steps 97", "as --verifier-in-loop needs it"),
-        ("--samples 0", "--samples 0 must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):

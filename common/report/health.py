@@ -1,0 +1,123 @@
+"""How co-training goes wrong: the metrics that show it, and the sentences that say so."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+RECENT = 10  # values over which a metric is averaged
+
+
+class Health(NamedTuple):
+    """A panel of the page, and what is said of a metric in it that stands out."""
+
+    metrics: str  # a regular expression
+    hint: str  # below the panel's title
+    stands_out: Callable[[float, float], bool]  # of the means of its last and its first values
+    sentence: str
+
+
+# In the order in which it shows. The bounds are rules of thumb: they say where to look first.
+HEALTH = {
+    "accepts right, rejects wrong": Health(
+        ".+/(tpr|tnr)",
+        "true-positive and true-negative rate; a lazy verifier has only one of them",
+        lambda now, _: now < 0.1,
+        "{metric} is only {now:.0%}: the {player} has one opinion on nearly everything.",
+    ),
+    "says yes": Health(
+        ".+/(says_correct|says_yes)",
+        "far from the share of right answers: one opinion on everything",
+        lambda now, _: now < 0.05 or now > 0.95,
+        "The {player} says yes to {now:.0%} of everything.",
+    ),
+    "reward minus gold": Health(
+        ".+/(verdict_minus_gold|flattery|rewarded_minus_true|paid_minus_true)",
+        "above 0 verdicts or rewards are better than the answers deserve",
+        lambda now, _: now > 0.25,
+        "Verdicts or rewards are {now:.2f} above the truth on average ({metric}).",
+    ),
+    "can be read": Health(
+        ".+/parsed",
+        "share of what a player writes",
+        lambda now, _: now < 0.8,
+        "Only {now:.0%} of what the {player} writes can be read.",
+    ),
+    "cannot be read": Health(
+        ".+/(silent|unparsable|unreadable)",
+        "share of what a player writes",
+        lambda now, _: now > 0.2,
+        "{now:.0%} of what the {player} writes cannot be read.",
+    ),
+    "groups without a difference": Health(
+        ".+/frac_reward_zero_std",
+        "all rewards of the group are the same, so it teaches nothing",
+        lambda now, _: now > 0.8,
+        "In {now:.0%} of the {player}'s groups all rewards are the same; they teach nothing.",
+    ),
+    "gradient norm": Health(
+        ".+/grad_norm",
+        "before clipping; 0 where all advantages are 0",
+        lambda now, _: now == 0,
+        "The {player}'s gradient was zero in its last {count} updates; it learns nothing.",
+    ),
+    "entropy": Health(
+        ".+/entropy",
+        "nats per token; near 0 nothing new is tried",
+        lambda now, before: now < 0.1 * before,
+        "The {player}'s entropy fell from {before:.2g} to {now:.2g} nats per token; it tries "
+        "hardly anything new.",
+    ),
+    "KL to the base": Health(
+        ".+/kl",
+        "nats per token",
+        lambda now, _: now > 1,
+        "The {player} is {now:.1f} nats per token away from the base.",
+    ),
+    "cut at the length limit": Health(
+        ".+/completions/clipped_ratio",
+        "share of completions; they are rewarded and trained on as written, no end token is added",
+        lambda now, _: now > 0.2,
+        "{now:.0%} of the {player}'s completions are cut at the length limit.",
+    ),
+}
+
+
+def sentences(rows: list[dict]) -> list[str]:
+    """A sentence for each metric of metrics.jsonl that stands out. It needs at least three
+    values in training.
+    """
+    evaluations = [row for row in rows if is_evaluation(row)] or [{}]
+    values = defaultdict(list)  # metric -> its values in training
+    for row in rows:
+        if not is_evaluation(row):
+            for metric, value in row.items():
+                if is_number(value):
+                    values[metric].append(value)
+    found = []
+    for health in HEALTH.values():
+        for metric, y in values.items():
+            now, before = (sum(part) / len(part) for part in (y[-RECENT:], y[:RECENT]))
+            shown = re.fullmatch(health.metrics, metric) and len(y) >= 3
+            if shown and health.stands_out(now, before):
+                known = {"metric": metric, "player": player_of(metric), "count": len(y[-RECENT:])}
+                found.append(health.sentence.format(now=now, before=before, **known))
+    for key, now in evaluations[-1].items():
+        before = evaluations[0].get(key)
+        known = is_number(before) and is_number(now)
+        if known and key.endswith("accuracy") and before - now > 0.05:
+            found.append(f"Held out, {key[5:]} fell from {before:.2f} to {now:.2f}.")
+    return found
+
+
+def is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_evaluation(row: dict) -> bool:
+    return any(key.startswith("eval/") for key in row)
+
+
+def player_of(metric: str) -> str:
+    return metric.split("/")[0]

@@ -1,0 +1,102 @@
+r"""Whether the plain equations of a step hold: the cheap check of a step of any text.
+
+A data set with answers has no labels of steps, but a step that says `3*2 = 7` is faulty, whatever
+else it says. An equation that may be a part of something longer is passed over: a right step that
+is called faulty is a wrong lesson, a faulty one that is not seen only a missed one.
+"""
+
+import itertools
+import re
+from fractions import Fraction
+
+SIGNS = {
+    **dict.fromkeys(("\\times", "\\cdot", "×", "·", "⋅", "∗"), "*"),
+    **dict.fromkeys(("\\div", "÷"), "/"),
+    **dict.fromkeys(("−", "–"), "-"),
+    **{"½": " 1/2", "¼": " 1/4", "¾": " 3/4"},
+    **dict.fromkeys(("\\left", "\\right", "\\$", "$", "€", "£", "\\,", "{,}"), ""),
+    **{"\\%": "%", "\\(": "(", "\\[": "[", "\\)": ")", "\\]": "]"},
+}
+SIGN = re.compile("|".join(re.escape(sign) for sign in sorted(SIGNS, key=len, reverse=True)))
+REWRITES = [
+    (r"^\s*(?:[-*•]|\d+[.)])\s+", ""),  # an item of a list
+    (r"\\[dt]?frac\{(\d{1,15})\}\{(\d{1,15})\}", r" \1/\2"),
+    (r"(?<=\d) ?\*\* ?(?=\d)", "^"),  # a power; all other pairs of stars are bold type
+    (r"\*\*", ""),
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),  # 1,200
+    (r"(?<=[\d%]) ?[xX] ?(?=[\d.(])", "*"),
+    (r"(?<=%) of (?=\d)", "*"),  # 20% of 50
+    (r"(?<=\d) and (?=\d{1,3}/\d)", " "),  # 1 and 1/2
+    (r" ?([-+*/=^]) ?", r"\1"),
+]
+REWRITES = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement in REWRITES]
+
+# behind an equation, as in 3*4 = 12 times 2, and mod: the equation is not all of it
+CONTINUES = """times plus minus multiplied divided over of by per percent mod modulo to and dozen
+hundred thousand million billion squared cubed cents""".split()
+# before an equation, as in "twice 3+4 = 14"; all other words are plain
+OPERATORS = """times plus minus multiplied divided over of by per percent double twice thrice triple
+half third thirds quarter quarters than from less more add subtract if not""".split()
+
+DECIMAL = r"(?:(?:0|[1-9]\d{0,14})(?:\.\d{1,6})?|\.\d{1,6})"  # 0730 is a time of day
+NUMBER = rf"-?(?:[1-9]\d{{0,5}} \d{{1,3}}/[1-9]\d{{0,2}}|{DECIMAL}%?)"  # 16 1/2, 1.5, 20%
+EQUATION = re.compile(
+    rf"({NUMBER})([-+*/])({NUMBER})=({NUMBER})"
+    rf"(?=\Z|[,;:?)\]}}=]|\.(?!\d)| (?!\d|(?:{'|'.join(CONTINUES)})\b))",
+    re.ASCII,
+)
+ALONE = re.compile(
+    r"(?:\A|[(\[{=] ?|(?<=[A-Za-z)]), |(?<=[\w)%])[.?!] |(?<=[A-Za-z)])[:;] ?"
+    r"|(?<![\w\\])(?P<word>[A-Za-z]{2,}) )\Z",
+    re.ASCII,
+)
+
+
+def equations_hold(step: str) -> bool:
+    r"""Are the plain equations of the step true, two numbers with one sign between them? Others,
+    such as chains, are passed over.
+
+    >>> [equations_hold(step) for step in (r"3 \times 4 = 12", "So 3 × 4 = 13.", "2*3 + 4 = 11")]
+    [True, False, True]
+    """
+    text = " ".join(SIGN.sub(lambda sign: SIGNS[sign[0]], step).split())
+    for pattern, replacement in REWRITES:
+        text = pattern.sub(replacement, text)
+    return all(
+        holds(*equation.groups())
+        for equation in EQUATION.finditer(text)
+        if stands_alone(text[max(0, equation.start() - 40) : equation.start()])
+    )
+
+
+def stands_alone(before: str) -> bool:
+    """Whether an equation may begin behind this text: at the start of the step, behind punctuation,
+    "=" or a plain word. Behind "2*", "twice" or "x" it is a part of something longer.
+    """
+    found = ALONE.search(before)
+    return found is not None and (found["word"] or "").lower() not in OPERATORS
+
+
+def holds(a: str, sign: str, b: str, claimed: str) -> bool:
+    """Whether `a sign b = claimed`, by one way to read the percent signs: 20% is 0.2 in 20% * 50 =
+    10 and 20 in 5 * 4 = 20%.
+
+    A result of d decimals may be rounded: it may be off by half a unit of the last one.
+    """
+    rounded = sign == "/" or "." in claimed
+    slack = Fraction(1, 2 * 10 ** len(claimed.rstrip("%").partition(".")[2])) if rounded else 0
+    for (x, _), (y, _), (z, unit) in itertools.product(*map(readings, (a, b, claimed))):
+        if sign == "/" and y == 0:
+            return False
+        value = {"+": x + y, "-": x - y, "*": x * y, "/": x / (y or 1)}[sign]
+        if abs(value - z) <= slack * unit:
+            return True
+    return False
+
+
+def readings(number: str) -> list[tuple[Fraction, Fraction]]:
+    """(value, its unit): one reading of 1.5 and of 16 1/2, but two of 20%."""
+    magnitude = sum(map(Fraction, number.lstrip("-").rstrip("%").split()))
+    value = -magnitude if number.startswith("-") else magnitude
+    units = [Fraction(1), Fraction(1, 100)] if number.endswith("%") else [Fraction(1)]
+    return [(value * unit, unit) for unit in units]

@@ -1,0 +1,97 @@
+r"""Reading a verdict, a score or an analysis from the end of what a model wrote.
+
+Lenient about decoration, for real models write `**Score:** $\boxed{1}$.` or `\[\boxed{0.5}\]` where
+`Score: \boxed{1}` was asked for. Strict about the place: what counts is what a text ends with, so
+that a verdict quoted from the prompt or from a solution never does. The caller cuts out the section
+that it asks about; behind the verdict nothing may follow but whitespace and closing decoration.
+
+Every repetition below is bounded or possessive (`*+` gives nothing back), so that reading takes
+time in proportion to the text, whatever it is.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common.tasks.answers import split_steps
+
+BOX = r"\\box(?:ed)?\{"
+OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
+CLOSING = r"(?:[\s*_$.}]|\\[)\]])"
+VERDICT = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?P<choice>%s){CLOSING}*+\Z"
+# a label begins a line: **Score:**, ### Final score:, \text{Score: }
+LABEL = r"^(?:[ \t*_$#]|\\[(\[]|\\text\{)*+(?:final |overall )?%s(?![A-Za-z0-9])"
+LABEL += r"[ \t*_}]*+:?[ \t*_}]*+"
+FLAGS = re.IGNORECASE | re.ASCII | re.MULTILINE
+SCORE_LABEL, DEFECTS_LABEL = (re.compile(LABEL % word, FLAGS) for word in ("score", "defects"))
+SCORE = re.compile(rf"{OPENING}*+(\d{{1,3}}(?:\.\d)?|\.\d){CLOSING}*+", re.ASCII)
+NUMBERS = r"\d{1,4}(?: ?(?:,|,? ?and) ?\d{1,4}){0,99}+"
+DEFECTS = re.compile(rf"{OPENING}*+(?:none|(?:steps? )?\[?{NUMBERS}\]?){CLOSING}*+", FLAGS)
+
+
+class Analysis(NamedTuple):
+    defects: tuple[int, ...]  # numbers of the steps that it calls faulty, from 1 on
+    score: float
+
+    @property
+    def consistent(self) -> bool:
+        """Whether its score follows from its defects: 1 without any, less with one."""
+        return (self.score == 1) == (not self.defects)
+
+
+def read_verdict(text: str, choices: Iterable[str]) -> str | None:
+    r"""The one of the choices that the text ends with, in a box or in bold type; None if it ends
+    with anything else.
+
+    >>> read_verdict(r"It says \boxed{NO}, but \[ \boxed{\text{Yes}} \].", ("YES", "NO"))
+    'YES'
+    """
+    words = {word.lower(): word for word in choices}
+    pattern = VERDICT % "|".join(map(re.escape, words))
+    found = re.search(pattern, text, re.IGNORECASE | re.ASCII)
+    return words[found["choice"].lower()] if found and balanced(found[0]) else None
+
+
+def read_score(text: str, allowed: Iterable[float]) -> float | None:
+    r"""The score of the line "Score: ..." that the text ends with; None if there is none, or one
+    that is not allowed.
+
+    >>> read_score("A step is wrong.\n**Score:** $\\boxed{0.5}$.", (0, 0.5, 1))
+    0.5
+    """
+    label = last(SCORE_LABEL, text)
+    found = SCORE.fullmatch(text, label.end()) if label else None
+    if not found or not balanced(text[label.start() :]):
+        return None
+    score = float(found[1])
+    return score if score in allowed else None
+
+
+def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysis | None:
+    r"""The two lines "Defects: ..." and "Score: ..." that the text ends with. None if they are not
+    there, or name a step that the solution does not have.
+
+    >>> solution = "<step>3*2 = 7</step> <step>7+1 = 8</step>"
+    >>> read_analysis("**Defects:** 1 and 2.\n\nScore: 0", solution, (0, 0.5, 1))
+    Analysis(defects=(1, 2), score=0.0)
+    """
+    score, label = read_score(text, allowed), last(DEFECTS_LABEL, text)
+    if score is None or not label:
+        return None
+    line = text[label.end() : last(SCORE_LABEL, text).start()]
+    if not DEFECTS.fullmatch(line) or not balanced(text[label.start() :]):
+        return None
+    numbers = {*map(int, re.findall(r"\d+", line, re.ASCII))}
+    if numbers - {*range(1, len(split_steps(solution)) + 1)}:
+        return None
+    return Analysis(tuple(sorted(numbers)), score)
+
+
+def last(label: re.Pattern, text: str) -> re.Match | None:
+    places = [*label.finditer(text)]
+    return places[-1] if places else None
+
+
+def balanced(text: str) -> bool:
+    r"""Whether every brace is closed: `\boxed{0` may have been cut from `\boxed{0.5}`."""
+    return text.count("{") == text.count("}")

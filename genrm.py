@@ -1,0 +1,383 @@
+r"""GenRM, a generative verifier: a language model says whether a solution is right, and learns that
+as it learns everything else, by predicting the next token (Zhang et al. 2024, arXiv:2408.15240).
+
+    python genrm.py                                       the embedded model on a CPU, 3 minutes
+    python genrm.py --verifier direct                     Yes or No at once, without a rationale
+    python genrm.py --solve-weight 0                      ablation: without the solving loss
+    python genrm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+
+The loop. The generator G is fixed: it is the base, without any adapter
+    SAMPLE = `collect`             G writes k solutions y of every question x; z = y is right;
+                                   D_verify: as many right as wrong ones;  D_correct: right ones
+    RATIONALES = `with_rationales` cot: V writes a rationale of each y, kept if its verdict is z
+    VERIFIER = `step`              loss = L(D_verify) + lambda L(D_correct)
+                                   L = - mean of log V(token) over the tokens of verdicts (and
+                                   rationales), or of solutions
+    TEST = `evaluate`              of N solutions by G the one with the highest score:
+        direct                     p = V(Yes | x, y, "Is it right?")
+        cot                        p = mean over K rationales c, sampled from V, of
+                                   V(CORRECT | x, y, c)
+
+Solving and verifying are one task here, next tokens of one model, and each is meant to help the
+other. The verifier cannot see the reference solution, in training or at test time.
+
+What we changed and it matters (the full list is in docs/genrm.md)
+    1. The verifier is a LoRA adapter on the base, trained for a fixed number of steps.
+    2. The verifier writes its own rationales. The paper's were written by a model that had the
+       reference solution in sight.
+    3. p is normalised over both verdicts, and over the forms in which a tokenizer may write them.
+    4. A rationale judges every step and ends in CORRECT or INCORRECT, in place of Yes or No: the
+       embedded model was pretrained to judge so, and a real one is told how.
+
+Shapes: B rows, b of them in a micro-batch, T completion tokens, N solutions of a question.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from common.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.launch import launch
+from common.pairs import completion_batch, in_passes
+from common.run import mean, plain_errors
+from common.sampling import special_tokens
+from common.tasks.answers import (
+    boxed,
+    grouped,
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+)
+from common.tasks.math import load_questions
+from common.tasks.ranking import ranking_figures
+from common.tasks.verdicts import read_verdict
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: Count = 48
+    """optimiser steps"""
+    questions: Count = 16
+    """verdicts per step and process, and as many solutions (paper: 64 together)"""
+    micro_batch: Count = per_model(tiny=32, real=4)
+    """rows per forward and backward pass"""
+    lr: Weight = per_model(tiny=3e-4, real=2e-5)
+    """learning rate of the verifier's adapter, constant"""
+    verifier: Literal["cot", "direct"] = "cot"
+    """a rationale before the verdict, or the verdict at once"""
+    rationales: Several = 4
+    """K, for --verifier cot: rationales that a score is the mean of (paper: 32)"""
+    solve_weight: Weight = 0.25
+    """lambda, weight of the solving loss (paper: 1/4 on GSM8K, 1/3 on algorithmic tasks); ablation:
+    0, verification alone"""
+    pool: Count = per_model(tiny=192, real=1024)
+    """questions that the generator answers for training"""
+    samples: Several = per_model(tiny=8, real=16)
+    """k, solutions of each"""
+    candidates: Several = per_model(tiny=8, real=16)
+    """N, solutions of each held-out question that are ranked (paper: 16)"""
+    eval_every: CountOrZero = 0
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    eval_questions: Count = per_model(tiny=128, real=64)
+    """held-out questions"""
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
+    """length limit of a solution"""
+    judgement_tokens: Tokens = per_model(tiny=112, real=512)
+    """length limit of a rationale"""
+
+
+YES, NO = ("Yes", " Yes", "yes"), ("No", " No", "no")  # the first form is taught, all are read
+VERDICTS = (r"\boxed{CORRECT}", r"\boxed{INCORRECT}")
+OPENING, CLOSING = "<final_verification>", "</final_verification>"
+
+# ------------------------------------------------------------------ prompts and parsing
+ASK = "You are given a problem and a solution. Is its answer right? Say Yes or No, nothing else."
+
+VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
+other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
+in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
+in exactly this form:
+<step_verification>
+<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
+</step_verification>
+<final_verification>\boxed{CORRECT}</final_verification>"""
+
+
+def ask_prompt(question: str, solution: str) -> list[dict]:
+    return prompt(ASK, f"Problem: {question}\nSolution:\n{solution}\nIs it right?")
+
+
+def verify_prompt(question: str, solution: str) -> list[dict]:
+    count = len(split_steps(solution))
+    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
+
+
+def rationale(text: str) -> tuple[str, bool] | None:
+    r"""(a judgement up to its final verdict, whether that is CORRECT); None without a verdict.
+
+    >>> rationale(r"3*2=6 <final_verification>\boxed{INCORRECT}</final_verification>")
+    ('3*2=6 <final_verification>', False)
+    """
+    thoughts, opening, rest = text.rpartition(OPENING)
+    verdict = read_verdict(rest.partition(CLOSING)[0], ("CORRECT", "INCORRECT"))
+    if not opening or verdict is None:
+        return None
+    return thoughts + opening, verdict == "CORRECT"
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def row_weights(verify: list[int], solve: list[int], solve_weight: float) -> list[float]:
+    """Each row's factor in the loss, first the verdicts, then the solutions.
+
+    Every mean is over its own tokens: a verdict may be a single one, and solutions would drown it.
+
+    Args:
+        verify, solve: tokens of each row, of all processes.
+        solve_weight: lambda.
+
+    >>> row_weights([2, 2], [10, 6], solve_weight=0.25)
+    [0.25, 0.25, 0.015625, 0.015625]
+    """
+    # loss = - SUM of log V(verdicts) / their tokens - lambda SUM of log V(solutions) / their tokens
+    weights = [1 / sum(verify)] * len(verify)
+    return weights + [solve_weight / max(1, sum(solve))] * len(solve)
+
+
+def p_yes(logps: torch.Tensor) -> torch.Tensor:
+    """(B, 2, forms) log-probs of yes and no -> (B,): p(yes) / (p(yes) + p(no)), each the sum over
+    its forms. What is left for other words must not count: a verifier new to the question spends
+    most of it there.
+    """
+    return logps.logsumexp(2).softmax(1)[:, 0]
+
+
+def balanced(rows: list[dict], rng: random.Random) -> list[dict]:
+    """As many right as wrong solutions, all of the rarer kind, in random order: else always saying
+    what most of them are would be a good verdict.
+    """
+    right = [row for row in rows if row["right"]]
+    wrong = [row for row in rows if not row["right"]]
+    count = min(len(right), len(wrong))
+    chosen = rng.sample(right, count) + rng.sample(wrong, count)
+    rng.shuffle(chosen)
+    return chosen
+
+
+# ------------------------------------------------------------------ the trainer
+class GenRM(CoTrainer):
+    """`step` trains the verifier. `saved` holds, the same on all processes, D_verify and D_correct,
+    rows {question, solution, right, whole} and in D_verify, for cot, rationale.
+    """
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        return {
+            "verifier": Player([], args.lr, judgement, reads=solution),
+            # never plays with this adapter: it is the base, see `sample_solutions`
+            "generator": Player([], args.lr, solution, adapter="verifier"),
+        }
+
+    def step(self, rows):
+        """rows: not used, solutions are sampled once."""
+        if not self.saved:
+            self.collect()
+        n = self.cfg.questions * self.accelerator.num_processes
+        first = self.state.global_step * n
+        lessons = in_passes(self.saved["D_verify"], first, n, "verify")
+        verify = [self.lesson(row) for row in lessons]
+        solve = []
+        if self.cfg.solve_weight > 0:
+            solutions = in_passes(self.saved["D_correct"], first, n, "solve")
+            solve = [(solve_prompt(row["question"]), row["solution"]) for row in solutions]
+        return [self.batch_of(verify, solve)]
+
+    def batch_of(self, verify: list[tuple], solve: list[tuple]) -> dict:
+        """(prompt, text) of all processes -> a batch of this process's share."""
+        ids = [self.ids(text) for _, text in verify + solve]
+        lengths, count = [len(row) for row in ids], len(verify)
+        weights = row_weights(lengths[:count], lengths[count:], self.cfg.solve_weight)
+        prompts = [messages for messages, _ in verify + solve]
+        solves = [i >= count for i in range(len(ids))]
+        rows = self.my_share(list(zip(prompts, ids, weights, solves)))
+        prompts, ids, weights, solves = map(list, zip(*rows))
+        device = self.accelerator.device
+        batch = completion_batch(prompts, ids, self.processing_class, device)
+        notes = [{"player": "verifier", "prompt": messages[-1]["content"]} for messages in prompts]
+        return batch | {
+            "player": "verifier",
+            "weight": torch.tensor(weights).to(device),  # (B,)
+            "solves": torch.tensor(solves).to(device),  # (B,)
+            "row": torch.arange(len(rows)).to(device),  # (B,)
+            "notes": notes,
+        }
+
+    def loss(self, batch):
+        """A micro-batch's share of L(D_verify) + lambda L(D_correct)."""
+        logp, _ = self.score(batch)  # (b, T)
+        likelihood = logp.sum(1)  # (b,)
+        self.report_rows(batch, logp)
+        return -(likelihood * batch["weight"]).sum()
+
+    # --- data
+    def collect(self):
+        """Sample by the base, once; what of it is right; what the verifier is taught."""
+        cfg, rng = self.cfg, random.Random(self.cfg.seed)
+        questions = [row for row in self.train_rows[: cfg.pool] for _ in range(cfg.samples)]
+        solutions = self.in_parallel(self.sample_solutions, questions)
+        # one without steps or a box would teach the verifier to look at the form
+        whole = [row for row in solutions if row["whole"]]
+        lessons = balanced(whole, rng)
+        if cfg.verifier == "cot":
+            lessons = balanced(self.with_rationales(lessons), rng)
+        if not lessons:
+            count = sum(row["right"] for row in whole)
+            kept = " with a rationale that agrees" if cfg.verifier == "cot" else ""
+            raise UserError(
+                f"{count} of {len(whole)} solutions are right: the verifier needs right and wrong "
+                f"ones{kept}; try a larger --pool (now {cfg.pool}) or --samples (now "
+                f"{cfg.samples})."
+            )
+        # a solution is learnt once, however often it is written
+        right = {(row["question"], row["solution"]): row for row in whole if row["right"]}
+        self.saved = {"D_verify": lessons, "D_correct": [*right.values()]}
+        self.log_mean("generator/accuracy", [row["right"] for row in solutions])
+        self.log_mean("co/lessons", len(lessons))
+        self.log_mean("co/right_solutions", len(right))
+
+    def sample_solutions(self, rows: list[dict]) -> list[dict]:
+        """One solution of each row's question, with z = its boxed answer is right."""
+        prompts = [solve_prompt(row["question"]) for row in rows]
+        with self.playing(None):  # the base, with all adapters off
+            texts = self.generate("generator", prompts)
+        special = special_tokens(self.processing_class)  # spelled out they would become tokens
+        return [
+            {
+                "question": row["question"],
+                "solution": text.strip(),
+                "right": is_correct(text, row["answer"]),
+                "whole": boxed(text) is not None
+                and bool(split_steps(text))
+                and not any(token in text for token in special),
+            }
+            for row, text in zip(rows, texts)
+        ]
+
+    def with_rationales(self, rows: list[dict]) -> list[dict]:
+        """One rationale of each solution, kept if its verdict agrees with the answer."""
+        prompts = [verify_prompt(row["question"], row["solution"]) for row in rows]
+        texts, kept = self.generate_all("verifier", prompts), []
+        special = special_tokens(self.processing_class)
+        for row, text in zip(rows, texts):
+            judged = rationale(text)
+            if judged and judged[1] is row["right"] and not any(s in text for s in special):
+                kept.append(row | {"rationale": judged[0]})
+        self.log_mean("verifier/rationales_kept", len(kept) / max(1, len(rows)))
+        return kept
+
+    def lesson(self, row: dict) -> tuple[list[dict], str]:
+        """(prompt, what the verifier is to write)"""
+        if self.cfg.verifier == "direct":
+            forms = YES if row["right"] else NO
+            return ask_prompt(row["question"], row["solution"]), forms[0]
+        verdict = VERDICTS[0] if row["right"] else VERDICTS[1]
+        text = row["rationale"] + verdict + CLOSING
+        return verify_prompt(row["question"], row["solution"]), text
+
+    def ids(self, text: str) -> list[int]:
+        """As the model would have written it, with an end token."""
+        ids = self.processing_class(text, add_special_tokens=False).input_ids
+        return [*ids, self.processing_class.eos_token_id]
+
+    # --- scores
+    def scores(self, rows: list[dict]) -> list[float]:
+        """p of each row's solution, by the verifier as it is."""
+        if self.cfg.verifier == "direct":
+            asked = [(ask_prompt(row["question"], row["solution"]), "") for row in rows]
+            return self.p_after(asked, YES, NO)
+        # p = mean over K rationales: one alone may be mistaken, and sampling shows the doubt
+        K = self.cfg.rationales
+        prompts = [verify_prompt(r["question"], r["solution"]) for r in rows for _ in range(K)]
+        judged = [rationale(text) for text in self.generate("verifier", prompts)]
+        readable = [(asked, its[0]) for asked, its in zip(prompts, judged) if its]
+        right, wrong = ((verdict + CLOSING,) for verdict in VERDICTS)
+        p = iter(self.p_after(readable, right, wrong))
+        # without a verdict nothing was said for the solution, nor against it
+        every = [next(p) if its else 0.5 for its in judged]
+        return [mean(values) for values in grouped(every, K)]
+
+    def p_after(self, begun: list[tuple], yes: tuple, no: tuple) -> list[float]:
+        """p(yes) as what follows each (prompt, text); yes, no: the forms either may take.
+
+        Text and form are encoded as one string, as they were taught: many tokenizers join signs
+        over the border.
+        """
+        if not begun:
+            return []
+        forms, tokenizer = [*yes, *no], self.processing_class
+        prompts = [messages for messages, _ in begun for _ in forms]
+        texts = [text + form for _, text in begun for form in forms]
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+        batch = completion_batch(prompts, ids, tokenizer, self.accelerator.device)
+        logps = self.log_probs("verifier", batch).sum(1)  # (B * 2 * forms,), sums over tokens
+        return p_yes(logps.reshape(len(begun), 2, -1)).tolist()
+
+    # --- what is logged and shown; nothing below affects training
+    def report_rows(self, batch, logp):
+        tokens = batch["completion_mask"].bool()  # (b, T)
+        solves = batch["solves"][:, None]  # (b, 1)
+        self.log_mean("verifier/verify_loss", -logp[tokens & ~solves])
+        self.log_mean("verifier/solve_loss", -logp[tokens & solves])
+        if 0 in batch["row"]:  # one micro-batch of the step is shown
+            notes = [
+                note | {"rewards": {"log-likelihood": value}, "credit": "log-probability"}
+                for note, value in zip(batch["notes"], logp.sum(1).tolist())
+            ]
+            self.record(batch | {"advantages": logp.detach(), "notes": notes})
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: GenRM, held_out: list[dict]) -> dict[str, float]:
+    """N solutions of every held-out question by the fixed generator, the same ones every time,
+    ranked by the verifier; and what the verifier's own solutions are worth.
+    """
+    N = trainer.cfg.candidates
+    repeated = [row for row in held_out for _ in range(N)]
+    solutions = trainer.in_parallel(trainer.sample_solutions, repeated)
+    scores = trainer.in_parallel(trainer.scores, solutions)
+    figures = ranking_figures(solutions, scores, N)
+    for name, z in (("right", True), ("wrong", False)):
+        values = [p for p, row in zip(scores, solutions) if row["right"] is z]
+        if values:
+            figures[f"verifier/p_of_{name}"] = mean(values)
+    _, solved = solve(trainer, "verifier", held_out, greedy=True)
+    return figures | {"verifier/greedy": mean(solved)}
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+    "loss": ["verifier/verify_loss", "verifier/solve_loss"],
+    "verifier": ["verifier/rank_agreement", "verifier/p_of_right", "verifier/p_of_wrong"],
+    "best of several": ["co/majority", "co/oracle"],
+}
+
+
+def load(args: Args):
+    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(GenRM, args, load, evaluate, CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

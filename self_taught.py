@@ -1,0 +1,376 @@
+r"""Self-Taught Evaluators: a judge that learns from its own judgements, where it is known which of
+two answers is better (Wang et al. 2024, arXiv:2408.02666).
+
+    python self_taught.py                                 the embedded model on a CPU, 2 minutes
+    python self_taught.py --samples 1                     one try at each comparison
+    python self_taught.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
+                                                          one GPU, 4-bit
+
+The loop (section 3).  M_0 is the model as it is given; x are questions
+    once, by M_0                                                          `make_pairs`
+        y answers x;  y' answers x', a changed x: as an answer to x, y' is worse by construction
+    for t = 0 .. iterations - 1                                           `step`, `start_round`
+        JUDGE    M_t compares y and y' in both orders, N times each       `judge`
+        KEEP     one judgement j per comparison that prefers y, as many   `balanced`
+                 that name solution 1 as solution 2
+        RESTART  the adapter is M_0 again, and Adam has no moments        `restart`
+        TRAIN    M_{t+1} = M_0 fine-tuned by                              `loss`
+                 loss = - mean of log M(j | x, y, y') over the tokens of all j
+
+No right answer is used in training, and nobody labels anything. A better M_t judges more of the
+comparisons rightly, harder ones among them, and M_{t+1} learns from these. A judgement can be right
+by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
+
+What we changed and it matters (the full list is in docs/self_taught.md)
+    1. The judge is one LoRA adapter on the base, M_0. To restart is to set its B to zero.
+    2. The script changes one number of the question; the paper's model rewrites the instruction.
+       The embedded model, which compares solutions by their calculations, hardly notices.
+    3. Pairs without two different final answers are left out: they cannot be told apart.
+    4. Judgements are sampled at temperature 1 (paper: 0.7 and top-p 0.9).
+    5. We measure on pairs of a right and a wrong answer; the paper on RewardBench.
+
+Shapes: B judgements, b of them in a micro-batch, T tokens of a judgement, N tries at a comparison.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+
+from common.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.launch import launch
+from common.pairs import completion_batch, in_passes
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, grouped, is_correct, prompt, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: Count = 72
+    """optimiser steps of all rounds; must be a multiple of --iterations"""
+    questions: Count = 32
+    """judgements per step and process"""
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """judgements per forward and backward pass"""
+    lr: Weight = per_model(tiny=3e-4, real=5e-6)
+    """learning rate of the adapter, constant (paper: 1e-6 falling to 1e-7, all weights)"""
+    iterations: Count = 3
+    """rounds, each of which trains the first model anew"""
+    pool: Count = per_model(tiny=192, real=1024)
+    """questions of which pairs are made, once"""
+    samples: Several = per_model(tiny=4, real=8)
+    """N, tries at every comparison, of which one right one is kept"""
+    eval_every: CountOrZero = 24
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    eval_questions: Count = per_model(tiny=128, real=128)
+    """held-out questions"""
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
+    """length limit of an answer"""
+    judgement_tokens: Tokens = per_model(tiny=176, real=768)
+    """length limit of a judgement"""
+
+    def check(self):
+        if self.steps % self.iterations:
+            raise UserError(
+                f"--steps {self.steps} must be a multiple of --iterations {self.iterations}."
+            )
+
+
+# ------------------------------------------------------------------ prompts and parsing
+COMPARE = r"""You are given a problem and two solutions, one of which is better. Check the steps of
+both, by your own calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or
+\boxed{INCORRECT}; a step that the problem does not ask for is INCORRECT, too. End with the number
+of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
+
+
+def compare_prompt(question: str, first: str, second: str) -> list[dict]:
+    both = f"Solution 1:\n{first}\nSolution 2:\n{second}"
+    return prompt(COMPARE, f"Problem: {question}\n{both}\nWhich is right?")
+
+
+def parse_choice(text: str) -> int | None:
+    r"""The solution that a judgement names at its end, 1 or 2; None if it names none.
+
+    >>> parse_choice("The second one. \\boxed{2}"), parse_choice("\\boxed{2} is right")
+    (2, None)
+    """
+    choice = read_verdict(text, ("1", "2"))
+    return int(choice) if choice else None
+
+
+def changed_question(rng: random.Random, question: str) -> str | None:
+    """x': the question with one number replaced by another that has as many digits; None if it has
+    no number.
+
+    Where there are several, the last one is never changed: it is the modulus of an embedded
+    question. Decimals, numbers with thousands separators and digits within words do not count.
+
+    >>> changed_question(random.Random(0), "(38+4)*7 mod 100")
+    '(38+7)*7 mod 100'
+    """
+    numbers = list(re.finditer(r"(?<![\w.,])[0-9]{1,9}(?!\w|[.,]\d)", question))
+    if not numbers:
+        return None
+    number = rng.choice(numbers[:-1] or numbers)
+    digits = len(number[0])
+    least, most = (10 ** (digits - 1), 10**digits - 1) if digits > 1 else (1, 9)
+    others = [n for n in rng.sample(range(least, most + 1), 2) if n != int(number[0])]
+    return question[: number.start()] + str(others[0]) + question[number.end() :]
+
+
+def comparisons_of(question: str, better: str, worse: str) -> list[dict]:
+    """The two comparisons of a pair, one in each order."""
+    return [
+        {"prompt": compare_prompt(question, better, worse), "better": 1},
+        {"prompt": compare_prompt(question, worse, better), "better": 2},
+    ]
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def first_right(judgements: list[dict]) -> dict | None:
+    """Of the N judgements of one comparison the first that prefers the better answer; None if none
+    does: then the comparison is left out of this round.
+
+    The N are independent samples, so the first is as random as any other.
+    """
+    return next((j for j in judgements if j["choice"] == j["better"]), None)
+
+
+def balanced(judgements: list[dict], rng: random.Random) -> list[dict]:
+    """As many that name solution 1 as solution 2, in random order. Otherwise a judge who likes one
+    place would be taught to like it more.
+    """
+    named = [[j for j in judgements if j["choice"] == number] for number in (1, 2)]
+    count = min(map(len, named))
+    lessons = [j for judgements in named for j in rng.sample(judgements, count)]
+    return rng.sample(lessons, len(lessons))
+
+
+# ------------------------------------------------------------------ the trainer
+class SelfTaught(CoTrainer):
+    """`step` is the loop of section 3, `loss` is the fine-tuning of the judge.
+
+    `saved` holds the comparisons, which M_0 has made, and the round's number and lessons: the
+    judgements that its steps train on. All are the same on all processes.
+    """
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.lessons_per_step = self.cfg.questions * self.accelerator.num_processes
+        self.saved = {"comparisons": [], "round": -1, "lessons": []}
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        """The solver only plays at step 0, where the judge's adapter still is M_0: it needs none
+        of its own.
+        """
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        return {
+            "judge": Player([], args.lr, judgement, reads=2 * solution, adapter="judge"),
+            "solver": Player([], args.lr, solution, adapter="judge"),
+        }
+
+    def step(self, rows):
+        """rows: not used; every round makes its own lessons, and its steps pass over them."""
+        now = self.state.global_step
+        t = now // (self.cfg.steps // self.cfg.iterations)  # the round, from 0 on
+        if self.saved["round"] < t:
+            self.start_round(t)
+        first = now * self.lessons_per_step
+        lessons = in_passes(self.saved["lessons"], first, self.lessons_per_step, "j")
+        return [self.lesson_batch(lessons)]
+
+    def start_round(self, t: int):
+        """M_t judges; what it judged rightly is what M_0 learns from to become M_{t+1}."""
+        rng = random.Random(f"{self.cfg.seed} {t}")
+        if t == 0:
+            pairs = self.make_pairs(self.train_rows, rng)
+            self.report_pairs(pairs)
+            both_orders = [comparisons_of(p["question"], p["better"], p["worse"]) for p in pairs]
+            self.saved["comparisons"] = [c for two in both_orders for c in two]
+        N = self.cfg.samples
+        tries = [comparison for comparison in self.saved["comparisons"] for _ in range(N)]
+        judgements = self.in_parallel(self.judge, tries)  # by M_t: the restart comes after
+        kept = [first_right(several) for several in grouped(judgements, N)]
+        lessons = balanced([j for j in kept if j], rng)
+        self.report_round(judgements, lessons)
+        if not lessons:
+            right = sum(j["choice"] == j["better"] for j in judgements)
+            unread = sum(j["choice"] is None for j in judgements)
+            raise UserError(
+                f"round {t}: {right} of {len(judgements)} judgements prefer the better answer, and "
+                f"none of them where it is in one of the two places, so the judge would learn the "
+                f"place and nothing else; {unread} name no solution within --judgement-tokens "
+                f"{self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too small."
+            )
+        self.restart()
+        self.saved |= {"round": t, "lessons": lessons}
+
+    def restart(self):
+        """The judge is M_0 again: an adapter changes nothing while its B is zero. Adam forgets its
+        moments, which belong to the judge that is gone.
+        """
+        for name, parameter in self.model.named_parameters():
+            if "lora_B.judge." in name:
+                parameter.data.zero_()
+        self.own_optimizer().state.clear()
+
+    def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
+        """y and y' for every question that can be changed, where their final answers differ."""
+        changed = [row | {"changed": changed_question(rng, row["question"])} for row in rows]
+        changed = [row for row in changed if row["changed"]]
+        better = self.answers([row["question"] for row in changed])
+        worse = self.answers([row["changed"] for row in changed])
+        pairs = []
+        for row, y, y_changed in zip(changed, better, worse):
+            finals = [boxed(y), boxed(y_changed)]
+            if all(finals) and finals[0] != finals[1]:
+                pair = {"question": row["question"], "better": y, "worse": y_changed}
+                # for the log alone
+                pairs.append(
+                    pair | {"right": [is_correct(z, row["answer"]) for z in (y, y_changed)]}
+                )
+        return pairs
+
+    def answers(self, questions: list[str]) -> list[str]:
+        """One answer to each question, the work shared between processes."""
+        prompts = [solve_prompt(question) for question in questions]
+        return [text.strip() for text in self.generate_all("solver", prompts)]
+
+    def judge(self, comparisons: list[dict]) -> list[dict]:
+        """One judgement of each: its token ids as sampled, and the solution that it names."""
+        ids = self.generate_ids("judge", [row["prompt"] for row in comparisons])
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        return [
+            row | {"ids": list(map(int, token_ids)), "choice": parse_choice(text)}
+            for row, token_ids, text in zip(comparisons, ids, texts)
+        ]
+
+    def lesson_batch(self, everyones: list[dict]) -> dict:
+        """everyones: the lessons of the step on all processes, by whose tokens `loss` divides."""
+        mine, device = self.my_share(everyones), self.accelerator.device
+        prompts = [lesson["prompt"] for lesson in mine]
+        ids = [lesson["ids"] for lesson in mine]
+        batch = completion_batch(prompts, ids, self.processing_class, device)
+        batch["player"] = "judge"
+        batch["row"] = torch.arange(len(mine), device=device)  # (B,)
+        tokens = sum(len(lesson["ids"]) for lesson in everyones)
+        batch["num_items_in_batch"] = torch.tensor(tokens, device=device)
+        batch["notes"] = [{"player": "judge", "prompt": p[-1]["content"]} for p in prompts]
+        return batch
+
+    def loss(self, batch):
+        """A micro-batch's part of - mean of log M(j | x, y, y') over all tokens of the step."""
+        logp = self.score(batch)[0]  # (b, T), 0 behind the end of a judgement
+        self.report_lessons(batch, logp)
+        return -logp.sum() / batch["num_items_in_batch"]
+
+    # --- what is logged and shown; nothing below affects training
+    def report_pairs(self, pairs):
+        self.log_mean("co/better_right", [pair["right"][0] for pair in pairs])
+        self.log_mean("co/worse_right", [pair["right"][1] for pair in pairs])
+
+    def report_round(self, judgements, lessons):
+        named = [j["choice"] for j in judgements if j["choice"] is not None]
+        self.log_mean("judge/prefers_better", [j["choice"] == j["better"] for j in judgements])
+        self.log_mean("judge/unreadable", [j["choice"] is None for j in judgements])
+        self.log_mean("judge/says_1", [choice == 1 for choice in named])
+        comparisons = len(self.saved["comparisons"])
+        self.log_mean("judge/lessons", len(lessons) / max(1, comparisons))
+
+    def report_lessons(self, batch, logp):
+        self.log_mean("judge/logp", logp.sum(1))
+        if 0 in batch["row"]:  # one micro-batch of the step is shown
+            notes = [
+                note | {"rewards": {"log-likelihood": total}, "credit": "log-probability"}
+                for note, total in zip(batch["notes"], logp.sum(1).tolist())
+            ]
+            self.record(batch | {"advantages": logp.detach(), "notes": notes})
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
+    """The judge on two sets of pairs to held-out questions, written by M_0 at step 0 and the same
+    in all evaluations: true ones, of a right and a wrong answer, and ones made as in training.
+
+    What it gains on the second set and not on the first is about changed questions alone.
+    """
+    if "true" not in trainer.saved:
+        # forked, so that the judgements below draw the same random numbers in every evaluation
+        with torch.random.fork_rng():
+            made = trainer.make_pairs(held_out, random.Random(0))
+            trainer.saved["true"] = true_pairs(trainer, held_out)
+            trainer.saved["made"] = [[p["question"], p["better"], p["worse"]] for p in made]
+    result = {"co/true_pairs": len(trainer.saved["true"])}
+    result |= evaluate_judge(trainer, trainer.saved["true"], trainer.cfg.eval_samples)
+    made = evaluate_judge(trainer, trainer.saved["made"], 1)
+    return result | ({"judge/made_pairs": made["judge/accuracy"]} if made else {})
+
+
+def true_pairs(trainer: SelfTaught, held_out: list[dict]) -> list[list[str]]:
+    """[question, right answer, wrong answer] of every question to which M_0 has written both."""
+    n = trainer.cfg.eval_samples
+    answers = trainer.answers([row["question"] for row in held_out for _ in range(n)])
+    pairs = []
+    for row, texts in zip(held_out, grouped(answers, n)):
+        right = [text for text in texts if is_correct(text, row["answer"])]
+        wrong = [text for text in texts if not is_correct(text, row["answer"])]
+        pairs += [[row["question"], *two] for two in zip(right[:1], wrong[:1])]
+    return pairs
+
+
+def evaluate_judge(trainer: SelfTaught, pairs: list, samples: int) -> dict[str, float]:
+    """pairs: [question, better, worse]; each is judged `samples` times in both orders.
+
+    Returns:
+        accuracy: share of judgements that prefer the better one; guessing gets 0.5.
+        both_orders: share that do so and also do in the other order; guessing gets 0.25.
+        vote: the same as accuracy for the majority of all judgements of a pair; a tie counts half.
+        unreadable: share of judgements that name no solution.
+    """
+    if not pairs:
+        return {}
+    tries = [c for pair in pairs for _ in range(samples) for c in comparisons_of(*pair)]
+    judgements = trainer.in_parallel(trainer.judge, tries)
+    right = [j["choice"] == j["better"] for j in judgements]  # y first, y' first, y first, ...
+    return {
+        "judge/accuracy": mean(right),
+        "judge/both_orders": mean([all(two) for two in grouped(right, 2)]),
+        "judge/vote": mean([majority(several) for several in grouped(judgements, 2 * samples)]),
+        "judge/unreadable": mean([j["choice"] is None for j in judgements]),
+    }
+
+
+def majority(judgements: list[dict]) -> float:
+    """1 if most judgements of a pair prefer the better answer, 0 if the worse, 0.5 if as many."""
+    hits = [j["choice"] == j["better"] for j in judgements if j["choice"] is not None]
+    right, wrong = sum(hits), len(hits) - sum(hits)
+    return float(right > wrong) + 0.5 * (right == wrong)
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+    "right above wrong": ["judge/accuracy", "judge/vote", "judge/both_orders"],
+    "changed questions": ["judge/prefers_better", "judge/made_pairs"],
+    "what it learns from": ["judge/lessons", "judge/says_1", "judge/unreadable"],
+}
+
+
+def load(args: Args):
+    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(SelfTaught, args, load, evaluate, CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

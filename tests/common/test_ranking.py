@@ -1,0 +1,59 @@
+"""common/tasks/ranking.py: the best of k against all choices of k, and the figures of an evaluation
+worked by hand."""
+
+import itertools
+import random
+
+from common.tasks import ranking
+
+import pytest
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_best_of_k_is_the_mean_over_all_choices(seed):
+    rng = random.Random(seed)
+    N = rng.randint(1, 8)
+    ranked = [rng.random() < 0.5 for _ in range(N)]  # the best first
+    for k in range(1, N + 1):
+        choices = list(itertools.combinations(range(N), k))
+        wanted = sum(ranked[min(choice)] for choice in choices) / len(choices)
+        assert ranking.best_of_k(ranked, k) == pytest.approx(wanted)
+
+
+def test_the_first_of_equally_frequent_answers_is_the_majoritys():
+    assert ranking.majority(["7", None, "8", "8", "7", None, None], [True, *[False] * 6]) is True
+    assert ranking.majority(["8", "7"], [False, True]) is False
+    assert ranking.majority([None, None], [True, True]) is False
+
+
+def solutions(*rows: tuple) -> list[dict]:
+    return [{"solution": rf"\boxed{{{answer}}}", "right": right} for answer, right in rows]
+
+
+def test_figures_of_two_questions_by_hand():
+    rows = solutions(("1", True), ("2", False), ("2", False))  # scores .2 .9 .1
+    rows += solutions(("5", True), ("5", True), ("6", False))  # scores .3 .3 .3
+    figures = ranking.ranking_figures(rows, [0.2, 0.9, 0.1, 0.3, 0.3, 0.3], 3)
+    assert figures == pytest.approx({
+        "generator/accuracy": 3 / 6,
+        "co/majority": 1 / 2,
+        # of the first question's pairs 2 wins against 1, 1 wins against 2; the other's first wins
+        "co/best_of_2": (1 / 3 + 1) / 2,
+        "co/best_of_3": 1 / 2,
+        "co/oracle": 1.0,
+        # .2 is below .9 and above .1; both of .3 are as high as the wrong one
+        "verifier/rank_agreement": (0 + 1 + 0.5 + 0.5) / 4,
+    })  # fmt: skip
+
+
+def test_one_right_solution_is_enough_for_the_oracle_and_none_leaves_no_pairs():
+    figures = ranking.ranking_figures(solutions(("1", True), ("2", False)), [0.0, 1.0], 2)
+    assert figures["co/oracle"] == 1 and figures["verifier/rank_agreement"] == 0
+    figures = ranking.ranking_figures(solutions(("1", False), ("2", False)), [0.0, 1.0], 2)
+    assert figures["co/oracle"] == 0 and "verifier/rank_agreement" not in figures
+
+
+def test_best_of_some_and_of_all_are_reported():
+    rows = solutions(*[("1", True)] * 10)
+    keys = ranking.ranking_figures(rows, [0.0] * 10, 10).keys()
+    assert {key for key in keys if "best" in key} == {f"co/best_of_{k}" for k in (2, 4, 8, 10)}

@@ -1,0 +1,312 @@
+"""genrm.py: both losses against a softmax by hand, p(Yes) and the mean over rationales, who writes
+solutions, what the verifier is taught, hostile rationales, runs."""
+
+import json
+import math
+import random
+from types import SimpleNamespace
+
+import genrm
+from common.errors import UserError
+from common.scoring import in_parts
+from common.tasks.answers import solve_prompt
+from common.tiny.tasks import gold_solution
+
+import pytest
+import torch
+from conftest import build, perturb, refused, small
+from hypothesis import given
+from hypothesis import strategies as st
+
+QUESTION = "(38+4)*7 mod 100"
+RIGHT = gold_solution(QUESTION)
+WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
+EOS = 4
+
+
+def row(solution, right, **more):
+    return {"question": QUESTION, "solution": solution, "right": right, "whole": True} | more
+
+
+# ------------------------------------------------------------------ formulas
+def test_p_yes_adds_up_the_forms_and_leaves_out_other_words():
+    yes, no = [math.log(x) for x in (0.2, 0.1, 0.1)], [math.log(x) for x in (0.1, 0.05, 0.05)]
+    certain = [0.0, -math.inf, -math.inf]
+    found = genrm.p_yes(torch.tensor([[yes, no], [no, yes], [certain, no]]))
+    assert found.tolist() == pytest.approx([0.4 / 0.6, 0.2 / 0.6, 1 / 1.2])
+
+
+@pytest.mark.parametrize("solve_weight", [0.25, 1.0, 3.0])
+def test_each_mean_is_over_its_own_tokens(solve_weight):
+    """With lambda 1, too: both kinds of rows have the same weight then, and are two means still."""
+    verify, solve = [1, 3], [10, 20, 30]
+    logps = [[-0.5], [-1.0, -2.0, 0.0], [-0.1] * 10, [-0.2] * 20, [-0.3] * 30]  # of their tokens
+    weights = genrm.row_weights(verify, solve, solve_weight)
+    loss = -sum(w * sum(logp) for w, logp in zip(weights, logps))
+    assert loss == pytest.approx(3.5 / 4 + solve_weight * (1 + 4 + 9) / 60)
+
+
+def test_right_and_wrong_solutions_are_taught_equally_often():
+    rows = [row(str(i), i < 3) for i in range(20)]
+    chosen = genrm.balanced(rows, random.Random(0))
+    assert [r["right"] for r in chosen].count(True) == 3 and len(chosen) == 6
+    assert {r["solution"] for r in chosen if r["right"]} == {"0", "1", "2"}
+    assert len({r["solution"] for r in chosen}) == 6
+    assert genrm.balanced(rows[:3], random.Random(0)) == []
+
+
+# ------------------------------------------------------------------ parsing
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        (THOUGHTS + r"\boxed{INCORRECT}</final_verification>", (THOUGHTS, False)),
+        (THOUGHTS + " \n\\boxed{CORRECT}", (THOUGHTS, True)),
+        (genrm.OPENING * 3 + r"\boxed{CORRECT}", (genrm.OPENING * 3, True)),
+        (THOUGHTS + r"**Verdict:** $\boxed{CORRECT}$.</final_verification> So", (THOUGHTS, True)),
+        (THOUGHTS + r"\boxed{CORRECT}, I think</final_verification>", None),
+        (THOUGHTS, None),
+        (r"\boxed{CORRECT}", None),
+        ("", None),
+    ],
+)
+def test_a_rationale_ends_where_its_verdict_begins(text, wanted):
+    assert genrm.rationale(text) == wanted
+
+
+@given(st.lists(st.sampled_from([genrm.OPENING, genrm.CLOSING, *genrm.VERDICTS, " ", "x", "{"])))
+def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
+    text = "".join(parts)
+    judged = genrm.rationale(text)
+    if judged:
+        thoughts, verdict = judged
+        rest = text.removeprefix(thoughts)
+        assert thoughts.endswith(genrm.OPENING) and genrm.OPENING not in rest
+        said = rest.partition(genrm.CLOSING)[0].strip()
+        assert said.endswith(genrm.VERDICTS[0] if verdict else genrm.VERDICTS[1])
+
+
+# ------------------------------------------------------------------ on the embedded model
+@pytest.fixture
+def real(tmp_path):
+    """real(...) -> the trainer on the embedded model, whose adapter is no longer the base."""
+
+    def make(**change):
+        args = genrm.Args(**{"questions": 2, "micro_batch": 2, "solve_weight": 1.0} | change)
+        trainer = build(genrm.GenRM, tmp_path, args, genrm.GenRM.players(args), solve_prompt)
+        perturb(trainer, 0.05)
+        return trainer
+
+    return make
+
+
+def log_probs_by_hand(trainer, prompt, text) -> list[float]:
+    """The verifier's, of each token of the text and of its end, by a softmax in float64."""
+    tokenizer = trainer.processing_class
+    asked = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    asked, ids = tokenizer(asked, add_special_tokens=False).input_ids, trainer.ids(text)
+    with torch.no_grad(), trainer.playing("verifier"):
+        logits = trainer.model(torch.tensor([asked + ids])).logits[0]
+    logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
+    return [logps[i, token].item() for i, token in enumerate(ids)]
+
+
+def mean_loss(trainer, texts: list[tuple]) -> float:
+    """Minus the mean over the tokens of all texts."""
+    logps = [logp for prompt, text in texts for logp in log_probs_by_hand(trainer, prompt, text)]
+    return -sum(logps) / len(logps)
+
+
+@pytest.mark.parametrize("solve_weight", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("verifier", ["direct", "cot"])
+def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
+    """A mean over verdicts and one over solutions, for any lambda: 1 once made one mean of both."""
+    trainer = real(verifier=verifier, solve_weight=solve_weight)
+    lessons = [row(text, z, rationale=THOUGHTS) for text, z in ((RIGHT, True), (WRONG, False))]
+    trainer.saved = {"D_verify": lessons, "D_correct": [row(RIGHT, True)]}
+    (batch,) = trainer.step([])
+    with trainer.playing("verifier"):
+        parts = in_parts(batch, torch.ones(len(batch["weight"]), dtype=torch.bool), 2)
+        ours = sum(trainer.loss(part).item() for part in parts)
+    if verifier == "direct":
+        said = [
+            (genrm.ask_prompt(QUESTION, RIGHT), "Yes"),
+            (genrm.ask_prompt(QUESTION, WRONG), "No"),
+        ]
+    else:
+        said = [
+            (genrm.verify_prompt(QUESTION, text), f"{THOUGHTS}{verdict}</final_verification>")
+            for text, verdict in zip((RIGHT, WRONG), genrm.VERDICTS)
+        ]
+    wanted = mean_loss(trainer, said)
+    wanted += solve_weight * mean_loss(trainer, [(solve_prompt(QUESTION), RIGHT)])
+    assert ours == pytest.approx(wanted, rel=1e-4)
+    assert len(batch["weight"]) == (4 if solve_weight else 2)
+
+
+def test_the_generator_stays_the_base(real):
+    """However the verifier has changed, which writes otherwise by now."""
+    trainer = real()
+    rows = [{"question": QUESTION, "answer": "94"}] * 8
+
+    def texts(write):
+        torch.manual_seed(0)
+        return write()
+
+    solutions = texts(lambda: [r["solution"] for r in trainer.sample_solutions(rows)])
+    own = texts(lambda: trainer.generate("generator", [solve_prompt(QUESTION)] * 8))
+    for name, p in trainer.model.named_parameters():
+        if "lora_B" in name:
+            p.data.zero_()  # the adapter is the base, too
+    base = texts(lambda: trainer.generate("generator", [solve_prompt(QUESTION)] * 8))
+    assert solutions == [text.strip() for text in base] and base != own
+
+
+# ------------------------------------------------------------------ with given completions
+class Characters:
+    """A tokenizer with a token per character, and 4 at the end."""
+
+    eos_token_id, all_special_tokens, added_tokens_decoder = EOS, ["<|end|>"], {}
+
+    def __call__(self, text, add_special_tokens=False):
+        return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
+
+
+class Given(genrm.GenRM):
+    """The trainer without a model: completions are given."""
+
+    def __init__(self, texts=(), **change):
+        self.cfg = genrm.Args(**{"pool": 1, "samples": 4, "rationales": 2} | change)
+        self.texts, self.logged, self.saved = list(texts), {}, {}
+        self.processing_class = Characters()
+        self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
+        self.train_rows = [{"question": QUESTION, "answer": "94"}]
+
+    def playing(self, name):
+        return torch.no_grad()
+
+    def generate(self, name, prompts, greedy=False):
+        return [self.texts.pop(0) for _ in prompts]
+
+    def gather(self, values):
+        return values
+
+    def log_mean(self, name, values):
+        self.logged[name] = values
+
+
+def test_what_is_sampled_once_and_what_of_it_is_taught():
+    spelled = RIGHT.replace("</step>", "<|end|></step>")  # would become a token when it is encoded
+    trainer = Given([RIGHT, RIGHT, WRONG, spelled, "94", WRONG], samples=6, verifier="direct")
+    trainer.collect()
+    assert [r["solution"] for r in trainer.saved["D_correct"]] == [RIGHT]  # once
+    lessons = trainer.saved["D_verify"]
+    assert sorted(r["solution"] for r in lessons) == sorted([RIGHT, RIGHT, WRONG, WRONG])
+    assert trainer.logged["generator/accuracy"] == [True, True, False, True, False, False]
+
+
+def test_rationales_are_kept_if_they_agree_and_balanced_afterwards():
+    correct, incorrect = (THOUGHTS + verdict for verdict in genrm.VERDICTS)
+    trainer = Given([correct, incorrect, "nothing", incorrect, f"<|end|>{correct}"])
+    rows = [row(RIGHT, True), row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
+    kept = trainer.with_rationales([*rows, row(RIGHT, True)])
+    assert [(r["right"], r["rationale"]) for r in kept] == [(True, THOUGHTS), (False, THOUGHTS)]
+    # both wrong solutions get one, of the right solutions one: whichever is judged when
+    trainer = Given([RIGHT, RIGHT, WRONG, WRONG], verifier="cot")
+    judged = {RIGHT: iter([correct, "nothing"]), WRONG: iter([incorrect, incorrect])}
+    trainer.generate_all = lambda name, prompts: [
+        next(judged[RIGHT if RIGHT in prompt[-1]["content"] else WRONG]) for prompt in prompts
+    ]
+    trainer.collect()
+    assert sorted(r["right"] for r in trainer.saved["D_verify"]) == [False, True]
+    assert trainer.logged["verifier/rationales_kept"] == 3 / 4
+
+
+@pytest.mark.parametrize("texts", [[WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG, *"ab"]])
+def test_nothing_to_tell_apart_ends_in_a_sentence(texts):
+    with pytest.raises(UserError, match="solutions are right: the verifier needs right and wrong"):
+        Given(texts).collect()
+
+
+def probabilities(trainer, table: dict) -> list[str]:
+    """Makes `log_probs` say the given probability of each text; the texts that it is asked for."""
+    seen = []
+
+    def log_probs(name, batch):
+        texts = [
+            "".join(chr(i - 10) for i, m in zip(ids, mask) if m)
+            for ids, mask in zip(
+                batch["completion_ids"].tolist(), batch["completion_mask"].tolist()
+            )
+        ]
+        seen.extend(texts)
+        return torch.tensor([[math.log(table[text])] for text in texts])
+
+    trainer.log_probs = log_probs
+    return seen
+
+
+@pytest.fixture
+def characters(monkeypatch):
+    def completion_batch(prompts, ids, tokenizer, device):
+        padded = torch.nested.nested_tensor(ids).to_padded_tensor(0)
+        return {"completion_ids": padded, "completion_mask": (padded > 0).long()}
+
+    monkeypatch.setattr(genrm, "completion_batch", completion_batch)
+
+
+def test_a_direct_score_is_p_yes(characters):
+    trainer = Given(verifier="direct")
+    forms = dict(zip([*genrm.YES, *genrm.NO], (0.3, 0.2, 0.1, 0.1, 0.05, 0.05)))
+    assert {*probabilities(trainer, forms)} == set()
+    assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.6 / 0.8)]
+    assert trainer.scores([]) == []
+
+
+def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(characters):
+    """Two solutions with two rationales each, one of which comes to no verdict."""
+    bodies = ["a" + genrm.OPENING, "b" + genrm.OPENING, "c" + genrm.OPENING]
+    trainer = Given([bodies[0] + genrm.VERDICTS[0], bodies[1] + genrm.VERDICTS[1],
+                     "nothing", bodies[2] + genrm.VERDICTS[0]])  # fmt: skip
+    ends = [verdict + genrm.CLOSING for verdict in genrm.VERDICTS]
+    table = dict(
+        zip([body + end for body in bodies for end in ends], (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))
+    )
+    seen = probabilities(trainer, table)
+    scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
+    assert scores == pytest.approx([(0.9 + 0.25) / 2, (0.5 + 0.75) / 2])
+    # a verdict is encoded behind its rationale as it was taught: a tokenizer may join signs there
+    taught = [trainer.lesson(row(RIGHT, z, rationale=bodies[0]))[1] for z in (True, False)]
+    assert seen[:2] == taught
+
+
+def test_evaluation_by_hand(monkeypatch):
+    solutions = [row(r"\boxed{1}", True), row(r"\boxed{2}", False)] * 2
+    trainer = SimpleNamespace(
+        cfg=SimpleNamespace(candidates=2),
+        sample_solutions=lambda rows: solutions,
+        scores=lambda rows: [0.9, 0.4, 0.3, 0.8],
+        in_parallel=lambda work, rows: work(rows),
+    )
+    monkeypatch.setattr(genrm, "solve", lambda *_, greedy: (["", ""], [True, False]))
+    found = genrm.evaluate(trainer, [{"question": "x"}, {"question": "y"}])
+    assert found == pytest.approx({
+        "generator/accuracy": 0.5, "co/majority": 1.0, "co/best_of_2": 0.5, "co/oracle": 1.0,
+        "verifier/rank_agreement": 0.5, "verifier/p_of_right": 0.6, "verifier/p_of_wrong": 0.6,
+        "verifier/greedy": 0.5,
+    })  # fmt: skip
+
+
+# ------------------------------------------------------------------ runs
+@pytest.mark.parametrize("more", ["--verifier direct", "--solve-weight 0"])
+def test_ablations_run(tmp_path, brief, more):
+    out = brief("genrm.py", *small("genrm.py", tmp_path / "run", *more.split()))
+    assert "verifier/rank_agreement" in out or "co/oracle" in out
+    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("verifier/verify_loss" in r for r in rows)
+    assert any("verifier/solve_loss" in r for r in rows) is ("--solve-weight" not in more)
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    said = refused("genrm.py", "--rationales", 0, "--out", tmp_path / "run")
+    assert "--rationales 0 must be at least 1" in said

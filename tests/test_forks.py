@@ -1,0 +1,136 @@
+"""What a forker gets wrong is said: the example of docs/your-own-script.md, each time with one
+mistake in it, run as its author would. Mistakes of single calls: tests/common/test_checks.py.
+"""
+
+import importlib.util
+import re
+
+from common import checks
+
+import pytest
+from conftest import ROOT, run_module
+
+PAGE = (ROOT / "docs" / "your-own-script.md").read_text()
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SHORT = "--steps 1 --questions 2 --group-size 4 --eval-questions 4 --tokens 24 --eval-samples 1"
+
+ROLL = 'solver = self.rollout("solver", rows)  # B solutions'
+REWARD = "self.set_rewards(solver, [r + 0.5 * a for r, a in zip(right, accepted)])"
+EVALUATE = 'return {"solver/accuracy": mean(right)}'
+LAUNCH = "launch(Trust, args, load, evaluate, CURVES, solve_prompt, args.group_size)"
+BACK = "return [judge, solver]"
+
+REFUSED = [  # old, new, the sentence
+    (REWARD, "pass", "solver's batch has no advantages"),
+    (REWARD, f"{REWARD}; {REWARD}", "has its rewards already"),
+    (REWARD, REWARD.replace("(solver,", "(solver['texts'],"), "first argument must be a batch"),
+    (REWARD, "self.set_rewards(solver, None)", "rewards must be numbers"),
+    (REWARD, "self.set_rewards(solver, ['good'] * len(rows))", "rewards must be numbers"),
+    (REWARD, "self.set_rewards(solver, right[:3])", "one per row; got (3,)"),
+    (REWARD, f"{REWARD}; solver['rewards'] = solver['rewards'] + 1", "has changed"),
+    (REWARD, "self.set_rewards(solver, right, groups=right[:2])", "a key for each of the 8 rows"),
+    (ROLL, 'solver = self.rollout("solver", rows[:3])', "not a multiple of its group of 4"),
+    (ROLL, 'solver = self.rollout("solver", rows[::2] * 2)', "their prompts differ"),
+    (ROLL, 'solver = self.rollout("solver", self.held_out[:1] * 4)', "must be messages"),
+    (ROLL, 'solver = self.rollout("sover", rows)', "there is no player 'sover'"),
+    (
+        ROLL,
+        'solver = self.rollout("solver", [{"prompt": rows[0]["prompt"], **self.held_out[0]}] * 8)',
+        "on a held-out question",
+    ),
+    (BACK, "return judge", "must return a list of at least one batch"),
+    (BACK, "return [judge, solver, judge]", "a batch twice"),
+    (BACK, "return [judge, dict(judge), solver]", "a batch twice, or a part beside its whole"),
+    (BACK, "return [self.concat([judge, solver])]", "batches must be of one adapter"),
+    (BACK, "judge['player'] = 'solver'; return [judge]", "cannot be trained on what the judge"),
+    (BACK, "self.saved['seen'] = {1: 2}; return [judge]", "JSON has no keys but texts"),
+    (BACK, "self.saved['seen'] = judge['rewards']; return [judge]", "of a tensor take .tolist()"),
+    (EVALUATE, "return None", "evaluate must return a dict"),
+    (EVALUATE, 'return {"solver/accuracy": [right]}', "must be a finite number"),
+    (EVALUATE, 'return {"solver/accuracy": float("nan")}', "must be a finite number"),
+    ("[agreement]", "agreement", "must be a list of functions"),
+    ("[agreement]", "[agreement, agreement]", "functions with names of their own"),
+    ('"judge": Player', '"co": Player', "a player cannot be called 'co'"),
+    ("tokens, G, reads", "tokens, 0, reads", "group_size 0"),
+    ('self.log_mean("solver/accuracy"', 'self.log_mean("accuracy"', "must begin with a player's"),
+    ('self.log_mean("solver/accuracy"', 'self.log_mean("eval/accuracy"', "eval/ is for held-out"),
+    (
+        "return load_questions(args.dataset, wanted, args.eval_questions, args.seed)",
+        "return [{'question': '1+1'}, {'questions': '1+2'}], []",
+        "training row 1 differs from row 0 in its columns: question, questions",
+    ),
+    (LAUNCH, f"{LAUNCH[:-1]}, config={{'temperature': 0.7}})", "belongs to each Player"),
+    (LAUNCH, f"{LAUNCH[:-1]}, config={{'top_p': 0.9}})", "would have no effect"),
+    (LAUNCH, f"{LAUNCH[:-1]}, config={{'max_grad_norm': 1.0}})", "must be 0.0"),
+    (
+        'return prompt(JUDGE, f"Problem',
+        'return [{"role": "assistant", "content": "CORRECT"}] or prompt(JUDGE, f"Problem',
+        "ends with a message of the assistant",
+    ),
+    (
+        'return prompt(JUDGE, f"Problem',
+        'return [{"role": "critic", "content": "CORRECT"}] or prompt(JUDGE, f"Problem',
+        "has the role 'critic'",
+    ),
+]
+SAID = [  # old, new, the line
+    ('"solver": ["solver/accuracy"', '"solver": ["solver/acuracy"', "is it solver/accuracy?"),
+    (BACK, "return [judge]", "note: the solver was never trained in this run"),
+    (BACK, "self.pool = [1]; return [judge, solver]", "self.pool was set or changed in the first"),
+    (BACK, "self.log_mean('co/x', float('nan')); return [judge, solver]", "was logged as NaN"),
+    ("[float(accepts", "[None and float(accepts", "agreement gave none of the judge's"),
+    ("Verify its {steps} steps.", "Is this right?", "has not been taught to answer what the judge"),
+    (
+        '{"prompt": asked[i], "right": right[i]}',
+        '{**rows[i], "prompt": judge_prompt("", rows[i]["reference"]), "right": right[i]}',
+        "the judge's prompt shows the row's reference solution",
+    ),
+]
+
+
+@pytest.fixture
+def fork(tmp_path, monkeypatch, no_report):
+    """fork(old, new) runs the example with that change -> (output, errors, exit code)."""
+    monkeypatch.setattr(checks, "WARNED", set())
+
+    def run(old: str, new: str, arguments: str = SHORT):
+        assert EXAMPLE.count(old) == 1, old
+        path = tmp_path / "fork.py"
+        path.write_text(EXAMPLE.replace(old, new))
+        spec = importlib.util.spec_from_file_location("fork", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(importlib.sys.modules, "fork", module)
+        spec.loader.exec_module(module)
+        return run_module(module, *arguments.split(), "--out", tmp_path / "run")
+
+    return run
+
+
+@pytest.mark.parametrize("old, new, says", REFUSED)
+def test_it_ends_in_a_sentence(fork, old, new, says):
+    output, errors, code = fork(old, new)
+    assert code == 2 and errors.count("error: ") == 1 and "Traceback" not in errors, errors
+    assert says in errors, errors
+
+
+def test_the_sentence_names_the_line(fork):
+    _, errors, _ = fork(REWARD, "self.set_rewards(solver, right[:3])")
+    number = next(i for i, text in enumerate(EXAMPLE.splitlines(), 1) if REWARD in text)
+    assert f"fork.py, line {number} (self.set_rewards(solver, right[:3])): " in errors
+
+
+@pytest.mark.parametrize("old, new, says", SAID)
+def test_it_is_said_in_a_line(fork, old, new, says):
+    output, errors, code = fork(old, new)
+    assert code is None and says in output, output + errors
+
+
+def test_questions_that_come_again_are_said(fork):
+    output, _, _ = fork("args.steps * args.questions", "4", SHORT.replace("--steps 1", "--steps 3"))
+    assert "after 2 steps its 4 questions come again" in output
+
+
+def test_a_fork_may_call_its_arguments_as_it_likes(fork):
+    """`beta` may be 0 although spin.py's may not: a bound belongs to the argument."""
+    code = fork("tokens: Tokens", "beta: float = 0.0\n    tokens: Tokens", f"{SHORT} --beta 0")[2]
+    assert code is None
