@@ -50,7 +50,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding"]
+NAMES += ["genrm", "self_rewarding", "self_taught"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -75,8 +75,8 @@ SHORT = {
     " --samples 4 --candidates 4",
     "genrm": "--steps 1 --questions 4 --micro-batch 4 --pool 8 --samples 4 --candidates 4"
     " --rationales 2",
-    "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8"
-    " --train-judge self-taught --judge-steps 1",
+    "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8",
+    "self_taught": "--steps 2 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 3",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
