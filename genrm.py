@@ -86,7 +86,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """N, solutions of each held-out question that are ranked (paper: 16)"""
     eval_every: CountOrZero = 0
     """steps between evaluations on held-out questions; 0 = only first and last"""
-    eval_questions: Count = 128
+    eval_questions: Count = per_model(tiny=128, real=64)
     """held-out questions"""
     solution_tokens: Tokens = per_model(tiny=80, real=512)
     """length limit of a solution"""

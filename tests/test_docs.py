@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +50,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["self_rewarding", "self_taught"]
+NAMES += ["genrm", "self_rewarding", "self_taught"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -72,6 +73,8 @@ SHORT = {
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
     "vstar": "--steps 4 --ver-steps 1 --iterations 3 --questions 4 --micro-batch 4 --pool 8"
     " --samples 4 --candidates 4",
+    "genrm": "--steps 1 --questions 4 --micro-batch 4 --pool 8 --samples 4 --candidates 4"
+    " --rationales 2",
     "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8",
     "self_taught": "--steps 2 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 3",
 }
@@ -102,6 +105,16 @@ def explained(page: str) -> dict[str, str]:
                     assert key not in found, f"{key} is explained twice"
                     found[key] = cells[1]
     return found
+
+
+def is_shared(key: str) -> bool:
+    """Whether docs/runs.md explains this metric for all scripts."""
+    page = ALL_PAGES["docs/runs.md"].split("All scripts log these")[1]
+    spans = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)))
+    patterns = [
+        re.escape(span).replace(r"\*", r"\w+").replace("FUNCTION", r"\w+") for span in spans
+    ]
+    return key in {"step", *spans} or any(re.fullmatch(pattern, key) for pattern in patterns)
 
 
 def anchors(page: str) -> set[str]:
@@ -254,8 +267,10 @@ def test_commands_are_understood(page):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_in_the_text_are_arguments(name):
+    """What was measured may have had arguments that are gone."""
     fields = {field.name for field in dataclasses.fields(importlib.import_module(name).Args)}
-    for flag in re.findall(r"`--([\w-]+)", PAGES[name]):
+    page = re.sub(r"<!-- results.*?<!-- end", "", PAGES[name], flags=re.DOTALL)
+    for flag in re.findall(r"`--([\w-]+)", page):
         argument = flag.replace("-", "_")
         assert argument in fields or argument.removeprefix("no_") in fields, flag
 
@@ -347,15 +362,6 @@ def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
 
 
 # ------------------------------------------------------------------ metrics
-def is_shared(key: str) -> bool:
-    """Whether the second table of docs/runs.md explains it."""
-    table = WITH_README["docs/runs.md"].split("All scripts log these")[1].split("\n\n")[1]
-    first_cells = [line.split(" | ")[0] for line in table.splitlines()]
-    spans = re.findall(r"`([^`]+)`", " ".join(first_cells))
-    patterns = [re.escape(s).replace(r"\*", r"\w+").replace("FUNCTION", r"\w+") for s in spans]
-    return key == "step" or any(re.fullmatch(pattern, key) for pattern in patterns)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_is_explained(name, written):
     """On the script's page, or for all scripts in docs/runs.md."""
@@ -382,7 +388,6 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
                     continue
                 key = re.sub(r"^\s*`(\{[\w,]+\}|\w+)/", "`", key)  # the player
                 assert texts.setdefault(key, text) == text, f"{name}: {key}"
-    assert len(texts) > 10
 
 
 def test_metrics_of_all_runs_are_explained():
@@ -392,9 +397,10 @@ def test_metrics_of_all_runs_are_explained():
     named = [
         key for line in lines for key in re.findall(r"`([\w*]+/[\w/*]+)`", line.split(" | ")[0])
     ]
+    named = [key for key in named if not is_shared(key)]
     for key in named:
         pattern = re.escape(key).replace(r"\*", r"\w+")
-        assert any(re.fullmatch(pattern, metric) for metric in known), key
+        assert is_shared(key) or any(re.fullmatch(pattern, metric) for metric in known), key
     assert len(named) > 5
 
 
@@ -457,7 +463,7 @@ def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, bare):
 
 
 def memory(done) -> dict:
-    return json.loads((done.folder / f"checkpoint-{len(done.steps)}/memory.json").read_text())
+    return json.loads((done.folder / f"checkpoint-{len(done.steps)}/saved.json").read_text())
 
 
 def boxes(*answers: str) -> list:
@@ -526,29 +532,9 @@ def prime_listen(done):
 @edit(SHORT["gar"] + " --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
 def gar_agree(done):
     # YES and NO on a generated slice of a right solution, of a wrong one, and on a reference slice
-    reference = [False] * 4 + [True] * 2
-    right = [True] * 2 + [False] * 2 + [None] * 2
-    rewards = done.module.discriminator_rewards([1, 0] * 3, reference, right)
+    cases = [(verdict, right) for right in (True, False, None) for verdict in (1, 0)]
+    rewards = [done.module.discriminator_reward(*case) for case in cases]
     assert rewards == [0.5, 0.0, 0.0, 1.5, 1.0, 0.0]
-
-
-OWL = r"<step>It hoots.</step> <answer>\boxed{The Owl}</answer>"
-
-
-@edit(
-    SHORT["gar"] + " --silent-share 1 --solution-tokens 16 --judgement-tokens 16",
-    rows=[{"question": "Who?", "answer": "The Owl", "reference": OWL}],
-)
-def gar_words(done):
-    answers = boxes("an owl", "OWL!", "howl")
-    assert done.module.match_reward(answers, ["The Owl"] * 3) == [1.0, 1.0, 0.0]
-
-
-@edit(SHORT["gar"], recorded="reasoner_reward")
-def gar_trust(done):
-    trust = done.calls[0][2]
-    assert 0 <= trust <= 1 and done.steps[0]["discriminator/trust"] == trust
-    assert done.module.reasoner_reward([1, 0], [[1, 0], [1, 1]], trust) == [1 + 0.5 * trust, trust]
 
 
 @edit(SHORT["spin"])
@@ -579,49 +565,11 @@ def cure_strict(done):
     assert done.module.tester_rewards(own, unit).tolist() == [1, 0, 0, 0, -1]
 
 
-@edit(SHORT["cure"] + " --program-tokens 32 --test-tokens 32")
-def cure_words(done):
-    changes = {
-        "reversed": lambda word: word[::-1],
-        "in capitals": str.upper,
-        "without its ends": lambda word: word[1:-1],
-    }
-    for row in done.module.word_tasks(1, 40):
-        change = changes[re.search(r"Print it (.*?)\.", row["question"])[1]]
-        assert row["test_output"] == [change(word) for word in row["test_input"]]
-        assert len(row["test_input"]) == 8
-    assert "coder/total_reward" in done.steps[0]
-
-
-@edit(SHORT["cure"])
-def cure_together(done):
-    step = done.steps[0]
-    assert "policy/loss" in step and not {"coder/loss", "tester/loss"} & step.keys()  # one update
-
-
 @edit(SHORT["mae"] + " --steps 1", recorded="proposer_reward")
 def mae_half(done):
     # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
     difficulties = [call[1] for call in done.calls]
     assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
-
-
-@edit(SHORT["mae"] + " --steps 1", recorded="sensible")
-def mae_checked(done):
-    asked = {question: done.module.sensible(question) for (question,) in list(done.calls)}
-    pool = memory(done)
-    added = pool["questions"][pool["seeds"] :]
-    assert asked and all(asked.get(question) for question in added)
-
-
-@edit(
-    SHORT["mae"] + " --reference-share 1 --solution-tokens 8 --judgement-tokens 8 --silent-share 1",
-    recorded="propose_prompt",
-)
-def mae_alone(done):
-    # 1 for the loader's rows, 2 in the first evaluation, then 8 in each step
-    first, second = (sum(call[0] is not None for call in done.calls[i : i + 8]) for i in (3, 11))
-    assert first == 8 and 0 < second < 8
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")
@@ -648,37 +596,11 @@ def vstar_last(done):
     assert all(row["co/all_solutions"] <= 8 * 4 for row in done.steps[:3])
 
 
-@edit(SHORT["vstar"], recorded="per_token")
-def vstar_mean(done):
-    (totals, lengths), module = done.calls[0], done.module
-    assert len(totals) == len(lengths) == 4 * 4 and max(totals) < 0 < min(lengths)
-    logps = {"short": [-2.0, -2.0], "and long": [-1.0] * 8}  # of their tokens
-    verifier = SimpleNamespace(
-        cfg=SimpleNamespace(verifier="dpo"),
-        ids=logps.get,
-        likelihoods=lambda prompts, rows: list(map(sum, rows)),
-    )
-    rows = [{"question": "", "solution": text} for text in logps]
-    assert module.VStar.scores(verifier, rows) == [-2.0, -1.0]  # by sums -4 and -8
-
-
-@edit(SHORT["vstar"] + " --steps 3 --ver-steps 0")
-def vstar_vote(done):
-    assert "eval/co/weighted_vote" in done.metrics[0]
-    module = load(Path(done.module.__file__))  # whose evaluation has not been replaced
-    answers, scores = (7, 7, 8, 8, 9), (0.3, 0.3, 0.6, 0.1, 0.65)
-    rows = [{"solution": rf"\boxed{{{answer}}}", "right": answer == 8} for answer in answers]
-    for of_dpo in (False, True):
-        trainer = SimpleNamespace(
-            cfg=SimpleNamespace(candidates=5),
-            generate_all=lambda name, prompts, greedy: [""],
-            in_parallel=lambda work, rows: work(rows),
-            attempts=lambda asked: rows,
-            scores=lambda rows: [math.log(s) - 2000 for s in scores] if of_dpo else scores,
-        )
-        found = module.evaluate(trainer, [{"question": "", "answer": "8"}])
-        # 7 is the first of the most frequent answers, 9 has the best solution, 8 the highest sum
-        assert (found["co/majority"], found["co/best_of_5"], found["co/weighted_vote"]) == (0, 0, 1)
+@edit(SHORT["genrm"])
+def genrm_tries(done):
+    lessons = [row["solution"] for row in memory(done)["D_verify"]]
+    assert max(Counter(lessons).values()) > 1 and "verifier/verify_loss" in done.steps[0]
+    assert done.steps[0]["co/lessons"] == len(lessons)
 
 
 @edit(SHORT["self_rewarding"], recorded="best_and_worst")
@@ -694,13 +616,11 @@ def self_rewarding_short(done):
 
 @edit(SHORT["self_taught"], recorded="first_right")
 def self_taught_most(done):
-    tries = [
-        [{"choice": c, "better": 1, "n": n} for n, c in enumerate(t)] for t in ([1, 2, 1], [2, 1])
-    ]
-    assert [done.module.first_right(several) for several in tries] == [tries[0][0], None]
-    kept = [several for (several,) in done.calls[:-2]]
-    assert kept and all(len(several) == 3 for several in kept)
-    assert all(row["judge/lessons"] <= 1 for row in done.steps)
+    asked = list(done.calls)
+    assert asked and all(len(tries) == 3 for (tries,) in asked)
+    right, wrong = {"choice": 2, "better": 2}, {"choice": 1, "better": 2}
+    assert done.module.first_right([wrong, right, right | {"second": True}]) is right
+    assert done.module.first_right([right, wrong]) is None
 
 
 # ------------------------------------------------------------------ how-grpotrainer-works.md
