@@ -328,22 +328,14 @@ def test_measured_metrics_are_still_called_that(name):
     assert {key for key in kept if not is_shared(key)} <= known and (len(kept) > 5 or not runs)
 
 
-@pytest.mark.parametrize("patch", ["half", "only_steps", "no_class_weights"])
-def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monkeypatch):
+def test_a_patch_of_tango_changes_what_the_experiment_says(tmp_path, monkeypatch):
     import tango
 
-    trainer = make_trainer(tmp_path)
-    labels = [True] * 6 + [False] * 2
-    figures = [(trainer.alpha(), trainer.weights_by_class(labels).tolist())]
-    trainer.memory.clear()
-    for name in ("alpha_at", "class_weights"):
-        monkeypatch.setattr(tango, name, getattr(tango, name))  # put back in the end
-    exec(evidence.PATCHES[patch], {"tango": tango})
-    figures.append((trainer.alpha(), trainer.weights_by_class(labels).tolist()))
-    (alpha, weights), (patched_alpha, patched_weights) = figures
-    assert alpha < 0.2 and len(set(weights)) == 2
-    assert patched_alpha == {"half": 0.5, "only_steps": 1}.get(patch, alpha)
-    assert patched_weights == ([1] * 8 if patch == "no_class_weights" else weights)
+    trainer, labels = make_trainer(tmp_path), [True] * 6 + [False] * 2
+    assert len(set(trainer.weights_by_class(labels).tolist())) == 2
+    monkeypatch.setattr(tango, "class_weights", tango.class_weights)  # put back in the end
+    exec(evidence.PATCHES["no_class_weights"], {"tango": tango})
+    assert trainer.weights_by_class(labels).tolist() == [1] * 8
 
 
 @pytest.mark.parametrize("patch", ["only_coder", "only_tester"])
@@ -479,52 +471,11 @@ def tango_length(done):
     assert accuracy == pytest.approx((outcomes > 0).float().mean().item()) and accuracy > 0
 
 
-@edit(
-    SHORT["tango"] + " --ver-warmup 0 --steps 1 --solution-tokens 16 --judgement-tokens 16",
-    rows=[{"question": "(A) 1 (B) 2", "answer": "b"}],
-)
-def tango_choices(done):
-    assert done.module.outcome_reward(boxes("(B)", "2", "A"), ["b"] * 3) == [1.0, 0.0, 0.0]
-    assert "choices" in done.module.solve_prompt("")[0]["content"]
-
-
-@edit(SHORT["tango"] + " --ver-warmup 0")
-def tango_reliable(done):
-    assert "verifier/loss" in done.steps[0]  # as the script stands, the generator would begin
-    both = [row for row in done.steps if {"verifier/tpr", "verifier/tnr"} <= row.keys()]
-    known = [row["verifier/balanced_accuracy"] for row in both]  # the embedded solver's first steps
-    assert known, "no batch with right and wrong solutions: take another seed"
-    reliable = done.steps[0] in both and known[0] >= done.module.RELIABLE
-    assert ("verifier/loss" in done.steps[1]) != reliable
-    assert memory(done)["reliability"] == pytest.approx(
-        known[0] if len(known) == 1 else 0.8 * known[0] + 0.2 * known[1]
-    )
-
-
 @edit(SHORT["prime"], recorded="prime_advantages")
 def prime_partial(done):
     outcomes = torch.cat([call[1] for call in done.calls]).tolist()
     assert all(0 <= value < 0.5 or value == 1 for value in outcomes)
     assert any(0 < value < 1 for value in outcomes)
-
-
-@edit(SHORT["prime"] + " --keep-low 0")
-def prime_letters(done):
-    rows, others = done.module.last_letters(1, 50), done.module.last_letters(0, 50)
-    for row in rows:
-        words = row["question"].removeprefix("Last letters of ").split()
-        assert row["answer"] == "".join(word[-1] for word in words) and len(words) > 1
-    assert not {row["question"] for row in rows} & {row["question"] for row in others}
-    assert done.module.is_correct(r"\boxed{ab}", "ab")
-    assert not done.module.is_correct(r"\boxed{ba}", "ab")
-
-
-@edit(SHORT["prime"] + " --steps 2 --keep-low 0 --solution-tokens 16", recorded="prime_advantages")
-def prime_listen(done):
-    for_policy, for_report = done.calls[::2], done.calls[1::2]
-    assert [call[0] for call in for_policy] == [None, None]  # the policy does not listen,
-    assert [call[0] for call in for_report] == [None, None]
-    assert done.steps[1]["prm/loss"] != done.steps[0]["prm/loss"]  # and the PRM learns
 
 
 @edit(SHORT["gar"] + " --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
@@ -539,21 +490,6 @@ def gar_agree(done):
 def spin_keep(done):
     equal = mean([pair["real"] == pair["generated"] for pair in memory(done)["pairs"]])
     assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
-
-
-HELLO = {"question": "Say hello.", "answer": "Hello to you.", "reference": "Hello to you."}
-
-
-@edit(SHORT["spin"], rows=[HELLO])
-def spin_chat(done):
-    assert [message["role"] for message in done.module.solve_prompt("Say hello.")] == ["user"]
-    assert done.module.is_correct("Hello you", "Hello to you.") == pytest.approx(1 / 3)
-
-
-@edit(SHORT["spin"] + " --steps 3 --iterations 3 --no-mix-previous", recorded="spin_loss")
-def spin_lambda(done):
-    betas = list(dict.fromkeys(round(call[4], 3) for call in done.calls))
-    assert betas == [0.1, 0.707, 5.0]
 
 
 @edit(SHORT["cure"])
