@@ -334,11 +334,10 @@ def test_a_patch_of_tango_changes_what_the_experiment_says(tmp_path, monkeypatch
     import tango
 
     trainer, labels = make_trainer(tmp_path), [True] * 6 + [False] * 2
-    weights = trainer.weights_by_class(labels).tolist()
-    trainer.saved.clear()
+    assert len(set(trainer.weights_by_class(labels).tolist())) == 2
     monkeypatch.setattr(tango, "class_weights", tango.class_weights)  # put back in the end
     exec(evidence.PATCHES["no_class_weights"], {"tango": tango})
-    assert len(set(weights)) == 2 and trainer.weights_by_class(labels).tolist() == [1] * 8
+    assert trainer.weights_by_class(labels).tolist() == [1] * 8
 
 
 @pytest.mark.parametrize("patch", ["only_coder", "only_tester"])
@@ -479,12 +478,6 @@ def gar_agree(done):
 def spin_keep(done):
     equal = mean([pair["real"] == pair["generated"] for pair in memory(done)["pairs"]])
     assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
-
-
-@edit(SHORT["spin"] + " --steps 3 --iterations 3 --no-mix-previous", recorded="spin_loss")
-def spin_lambda(done):
-    betas = list(dict.fromkeys(round(call[4], 3) for call in done.calls))
-    assert betas == [0.1, 0.707, 5.0]
 
 
 @edit(SHORT["cure"])
