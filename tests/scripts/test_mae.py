@@ -168,6 +168,7 @@ def test_shown_answer():
         (V(10), 0.4, 1.0, 0.7, (1 + 0.4 + 1) / 3),
         (V(8), 1.0, 0.5, 0.7, (7 / 9 + 1 + 0.5) / 3),
         (V(7), 1.0, 0.5, 0.7, (6 / 9 + 0.5) / 3),  # difficulty counts from a score of 8 on
+        (0.7, 1.0, 1.0, 0.7, 0.9),
         (0.5, 1.0, 1.0, 0.7, 0.5),  # an unreadable score is below the gate
         (0.0, 1.0, 1.0, 0.0, 2 / 3),  # no gate
     ],
