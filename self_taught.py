@@ -308,7 +308,8 @@ def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
             made = trainer.make_pairs(held_out, random.Random(0))
             trainer.saved["true"] = true_pairs(trainer, held_out)
             trainer.saved["made"] = [[p["question"], p["better"], p["worse"]] for p in made]
-    result = evaluate_judge(trainer, trainer.saved["true"], trainer.cfg.eval_samples)
+    result = {"co/true_pairs": len(trainer.saved["true"])}
+    result |= evaluate_judge(trainer, trainer.saved["true"], trainer.cfg.eval_samples)
     made = evaluate_judge(trainer, trainer.saved["made"], 1)
     return result | ({"judge/made_pairs": made["judge/accuracy"]} if made else {})
 

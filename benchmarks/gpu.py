@@ -334,6 +334,7 @@ def arguments(micro: int, steps: int = 4, checkpointing="on") -> Args:
         micro_batch=micro,
         steps=steps,
         checkpointing=checkpointing,
+        kl=0.0,  # TRL's, beside ours, has no such term
         save_every=10**6,
     )
 

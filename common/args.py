@@ -191,7 +191,6 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "lr_scheduler_type": "constant",
         "logging_steps": 1,  # the player is a property of the step
         "save_steps": args.save_every,
-        "save_total_limit": 2,
         "report_to": args.report_to,
         "project": "duet",  # to a tracker, as is the next; a resumed run keeps its name
         "run_name": Path(folder).name,

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import time
 import zlib
 from pathlib import Path
@@ -144,8 +145,8 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
         )
     if checkpoint is None and not said and steps >= min(before["save_every"], before["steps"]):
         raise UserError(
-            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it is "
-            f"left as it is. Choose another folder."
+            f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it "
+            f"is left as it is. Choose another folder."
         )
     return checkpoint, said
 
@@ -166,9 +167,7 @@ def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     Raises:
         UserError: there are checkpoints, and none is whole.
     """
-    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
-    found.sort(key=lambda path: int(path.name[11:]), reverse=True)
-    said = []
+    found, said = numbered(folder)[::-1], []
     for path in found:
         wrong = whats_wrong(path)
         if not wrong:
@@ -182,6 +181,23 @@ def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
             f"delete them to start again."
         )
     return None, []
+
+
+def numbered(folder: Path) -> list[Path]:
+    """A run's own checkpoints, the oldest first. checkpoint-best, say, is somebody else's."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name[11:])
+
+
+def forget_older(checkpoint: Path):
+    """Of those before it only the last one stays. Trainer would count other folders with them."""
+    earlier = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+    for path in earlier[:-1]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def seal(checkpoint: Path):

@@ -39,7 +39,7 @@ from pathlib import Path
 from common.card import write_cards
 from common.checks import check_evaluation
 from common.errors import ScriptError, UserError
-from common.folder import claim, release, write_whole
+from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
 from common.recording import read_lines
 from common.report import draw_curves, write_report
@@ -65,6 +65,9 @@ def plain_errors():
     a script's `main`. Several processes leave their group together.
     """
     code = None
+    # a stream that the shell has closed is None
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
@@ -399,6 +402,10 @@ class Run(TrainerCallback):
             control.should_save = True
             control.should_training_stop = True
         return control
+
+    def on_save(self, args, state, control, **_):
+        if self.main:
+            forget_older(self.folder / f"checkpoint-{state.global_step}")
 
     def on_log(self, args, state, control, logs=None, **_):
         """After every step: its line, and the sample that is due."""

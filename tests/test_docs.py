@@ -50,7 +50,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding"]
+NAMES += ["genrm", "self_rewarding", "self_taught"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -75,8 +75,8 @@ SHORT = {
     " --samples 4 --candidates 4",
     "genrm": "--steps 1 --questions 4 --micro-batch 4 --pool 8 --samples 4 --candidates 4"
     " --rationales 2",
-    "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8"
-    " --train-judge self-taught --judge-steps 1",
+    "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8",
+    "self_taught": "--steps 2 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 3",
 }
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
@@ -267,8 +267,10 @@ def test_commands_are_understood(page):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_in_the_text_are_arguments(name):
+    """What was measured may have had arguments that are gone."""
     fields = {field.name for field in dataclasses.fields(importlib.import_module(name).Args)}
-    for flag in re.findall(r"`--([\w-]+)", PAGES[name]):
+    page = re.sub(r"<!-- results.*?<!-- end", "", PAGES[name], flags=re.DOTALL)
+    for flag in re.findall(r"`--([\w-]+)", page):
         argument = flag.replace("-", "_")
         assert argument in fields or argument.removeprefix("no_") in fields, flag
 
@@ -317,15 +319,15 @@ def test_measured_metrics_are_still_called_that(name):
     """
     experiment, runs = evidence.EXPERIMENTS[name], evidence.read(name)["runs"]
     known = explained(PAGES[experiment.script.removesuffix(".py")]).keys()
-    unknown = evidence.kept_metrics(name) - {"co/alpha"} - known
-    assert all(map(is_shared, unknown)), unknown
+    kept = {key for key in evidence.kept_metrics(name) if not is_shared(key)}
+    assert kept - {"co/alpha"} <= known
     texts = [text for _, text, *_ in experiment.columns]
     texts += [claim.measure for claim in claims.CLAIMS if claim.experiment == name]
     for text in texts:
         for key in re.findall(r"\b(?:last|after|gain|first):([\w/]+)", text):
             assert f"eval/{key}" in known, text
     kept = {key for r in runs for row in r["evaluations"] + r["steps"] for key in row if "/" in key}
-    assert all(map(is_shared, kept - known)) and (len(kept) > 5 or not runs)
+    assert {key for key in kept if not is_shared(key)} <= known and (len(kept) > 5 or not runs)
 
 
 @pytest.mark.parametrize("patch", ["half", "only_steps", "no_class_weights"])
@@ -335,7 +337,7 @@ def test_a_patch_of_tango_changes_what_the_experiment_says(patch, tmp_path, monk
     trainer = make_trainer(tmp_path)
     labels = [True] * 6 + [False] * 2
     figures = [(trainer.alpha(), trainer.weights_by_class(labels).tolist())]
-    trainer.memory.clear()
+    trainer.saved.clear()
     for name in ("alpha_at", "class_weights"):
         monkeypatch.setattr(tango, name, getattr(tango, name))  # put back in the end
     exec(evidence.PATCHES[patch], {"tango": tango})
@@ -362,8 +364,9 @@ def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
 # ------------------------------------------------------------------ metrics
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_is_explained(name, written):
-    missing = written(name) - explained(PAGES[name]).keys()
-    assert {key for key in missing if not is_shared(key)} == set()
+    """On the script's page, or for all scripts in docs/runs.md."""
+    own = written(name) - explained(PAGES[name]).keys()
+    assert {key for key in own if not is_shared(key)} == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -376,8 +379,8 @@ def test_every_explained_metric_is_written(name, written):
 def test_trls_own_metrics_are_explained_in_the_same_words():
     """Pages are read alone, so the lines are repeated; they must not drift apart."""
     texts = {}
-    for name in [name for name in NAMES if "### TRL's own" in PAGES[name]]:
-        block = PAGES[name].split("### TRL's own")[1].split("\n## ")[0]
+    for name in NAMES:
+        block = PAGES[name].partition("### TRL's own")[2].split("\n## ")[0]
         for line in block.splitlines():
             if line.startswith("| `"):
                 key, text = line.strip("|").split(" | ")[:2]
@@ -385,19 +388,19 @@ def test_trls_own_metrics_are_explained_in_the_same_words():
                     continue
                 key = re.sub(r"^\s*`(\{[\w,]+\}|\w+)/", "`", key)  # the player
                 assert texts.setdefault(key, text) == text, f"{name}: {key}"
-    assert len(texts) > 10
 
 
 def test_metrics_of_all_runs_are_explained():
     known = set().union(*[explained(page).keys() for page in PAGES.values()])
-    lines = [line for line in WITH_README["docs/runs.md"].splitlines() if line.startswith("| `")]
+    page = WITH_README["docs/runs.md"].split("All scripts log these")[0]
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
     named = [
         key for line in lines for key in re.findall(r"`([\w*]+/[\w/*]+)`", line.split(" | ")[0])
     ]
     named = [key for key in named if not is_shared(key)]
     for key in named:
         pattern = re.escape(key).replace(r"\*", r"\w+")
-        assert any(re.fullmatch(pattern, metric) for metric in known), key
+        assert is_shared(key) or any(re.fullmatch(pattern, metric) for metric in known), key
     assert len(named) > 5
 
 
@@ -478,28 +481,6 @@ def tango_length(done):
     assert accuracy == pytest.approx((outcomes > 0).float().mean().item()) and accuracy > 0
 
 
-@edit(
-    SHORT["tango"] + " --ver-warmup 0 --steps 1 --solution-tokens 16 --judgement-tokens 16",
-    rows=[{"question": "(A) 1 (B) 2", "answer": "b"}],
-)
-def tango_choices(done):
-    assert done.module.outcome_reward(boxes("(B)", "2", "A"), ["b"] * 3) == [1.0, 0.0, 0.0]
-    assert "choices" in done.module.solve_prompt("")[0]["content"]
-
-
-@edit(SHORT["tango"] + " --ver-warmup 0")
-def tango_reliable(done):
-    assert "verifier/loss" in done.steps[0]  # as the script stands, the generator would begin
-    both = [row for row in done.steps if {"verifier/tpr", "verifier/tnr"} <= row.keys()]
-    known = [row["verifier/balanced_accuracy"] for row in both]  # the embedded solver's first steps
-    assert known, "no batch with right and wrong solutions: take another seed"
-    reliable = done.steps[0] in both and known[0] >= done.module.RELIABLE
-    assert ("verifier/loss" in done.steps[1]) != reliable
-    assert memory(done)["reliability"] == pytest.approx(
-        known[0] if len(known) == 1 else 0.8 * known[0] + 0.2 * known[1]
-    )
-
-
 @edit(SHORT["prime"], recorded="prime_advantages")
 def prime_partial(done):
     outcomes = torch.cat([call[1] for call in done.calls]).tolist()
@@ -507,66 +488,18 @@ def prime_partial(done):
     assert any(0 < value < 1 for value in outcomes)
 
 
-@edit(SHORT["prime"] + " --keep-low 0")
-def prime_letters(done):
-    rows, others = done.module.last_letters(1, 50), done.module.last_letters(0, 50)
-    for row in rows:
-        words = row["question"].removeprefix("Last letters of ").split()
-        assert row["answer"] == "".join(word[-1] for word in words) and len(words) > 1
-    assert not {row["question"] for row in rows} & {row["question"] for row in others}
-    assert done.module.is_correct(r"\boxed{ab}", "ab")
-    assert not done.module.is_correct(r"\boxed{ba}", "ab")
-
-
-@edit(SHORT["prime"] + " --steps 2 --keep-low 0 --solution-tokens 16", recorded="prime_advantages")
-def prime_listen(done):
-    for_policy, for_report = done.calls[::2], done.calls[1::2]
-    assert [call[0] for call in for_policy] == [None, None]  # the policy does not listen,
-    assert [call[0] for call in for_report] == [None, None]
-    assert done.steps[1]["prm/loss"] != done.steps[0]["prm/loss"]  # and the PRM learns
-
-
 @edit(SHORT["gar"] + " --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
 def gar_agree(done):
     # YES and NO on a generated slice of a right solution, of a wrong one, and on a reference slice
-    reference = [False] * 4 + [True] * 2
-    right = [True] * 2 + [False] * 2 + [None] * 2
-    rewards = done.module.discriminator_rewards([1, 0] * 3, reference, right)
+    cases = [(verdict, right) for right in (True, False, None) for verdict in (1, 0)]
+    rewards = [done.module.discriminator_reward(*case) for case in cases]
     assert rewards == [0.5, 0.0, 0.0, 1.5, 1.0, 0.0]
-
-
-OWL = r"<step>It hoots.</step> <answer>\boxed{The Owl}</answer>"
-
-
-@edit(
-    SHORT["gar"] + " --silent-share 1 --solution-tokens 16 --judgement-tokens 16",
-    rows=[{"question": "Who?", "answer": "The Owl", "reference": OWL}],
-)
-def gar_words(done):
-    answers = boxes("an owl", "OWL!", "howl")
-    assert done.module.match_reward(answers, ["The Owl"] * 3) == [1.0, 1.0, 0.0]
-
-
-@edit(SHORT["gar"], recorded="reasoner_reward")
-def gar_trust(done):
-    trust = done.calls[0][2]
-    assert 0 <= trust <= 1 and done.steps[0]["discriminator/trust"] == trust
-    assert done.module.reasoner_reward([1, 0], [[1, 0], [1, 1]], trust) == [1 + 0.5 * trust, trust]
 
 
 @edit(SHORT["spin"])
 def spin_keep(done):
     equal = mean([pair["real"] == pair["generated"] for pair in memory(done)["pairs"]])
     assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
-
-
-HELLO = {"question": "Say hello.", "answer": "Hello to you.", "reference": "Hello to you."}
-
-
-@edit(SHORT["spin"], rows=[HELLO])
-def spin_chat(done):
-    assert [message["role"] for message in done.module.solve_prompt("Say hello.")] == ["user"]
-    assert done.module.is_correct("Hello you", "Hello to you.") == pytest.approx(1 / 3)
 
 
 @edit(SHORT["spin"] + " --steps 3 --iterations 3 --no-mix-previous", recorded="spin_loss")
@@ -582,26 +515,6 @@ def cure_strict(done):
     assert done.module.tester_rewards(own, unit).tolist() == [1, 0, 0, 0, -1]
 
 
-@edit(SHORT["cure"] + " --program-tokens 32 --test-tokens 32")
-def cure_words(done):
-    changes = {
-        "reversed": lambda word: word[::-1],
-        "in capitals": str.upper,
-        "without its ends": lambda word: word[1:-1],
-    }
-    for row in done.module.word_tasks(1, 40):
-        change = changes[re.search(r"Print it (.*?)\.", row["question"])[1]]
-        assert row["test_output"] == [change(word) for word in row["test_input"]]
-        assert len(row["test_input"]) == 8
-    assert "coder/total_reward" in done.steps[0]
-
-
-@edit(SHORT["cure"])
-def cure_together(done):
-    step = done.steps[0]
-    assert "policy/loss" in step and not {"coder/loss", "tester/loss"} & step.keys()  # one update
-
-
 @edit(SHORT["mae"] + " --steps 1", recorded="proposer_reward")
 def mae_half(done):
     # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
@@ -609,80 +522,20 @@ def mae_half(done):
     assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
 
 
-@edit(SHORT["mae"] + " --steps 1", recorded="sensible")
-def mae_checked(done):
-    asked = {question: done.module.sensible(question) for (question,) in list(done.calls)}
-    pool = memory(done)
-    added = pool["questions"][pool["seeds"] :]
-    assert asked and all(asked.get(question) for question in added)
-
-
-@edit(
-    SHORT["mae"] + " --reference-share 1 --solution-tokens 8 --judgement-tokens 8 --silent-share 1",
-    recorded="propose_prompt",
-)
-def mae_alone(done):
-    # 1 for the loader's rows, 2 in the first evaluation, then 8 in each step
-    first, second = (sum(call[0] is not None for call in done.calls[i : i + 8]) for i in (3, 11))
-    assert first == 8 and 0 < second < 8
-
-
 @edit(SHORT["azr"], recorded="proposer_reward")
 def azr_half(done):
-    paid = [done.module.proposer_reward(True, True, k / 4) for k in range(5)]
-    assert paid == [-0.5, 0.5, 1, 0.5, -0.5]
-    assert done.module.proposer_reward(False, True, 0.5) == -1
+    rewards = [done.module.proposer_reward(True, k / 4) for k in range(5)]
+    assert rewards == [-0.5, 0.5, 1, 0.5, -0.5]
+    assert done.module.proposer_reward(False, 0.5) == -1
     assert len(done.calls) > 24  # three kinds of eight proposals, and those above
-
-
-@edit(SHORT["azr"] + " --steps 2", recorded="only_new")
-def azr_new(done):
-    seeds = {"".join(task["program"].split()) for task in done.calls[0][1][:16]}
-    for kind in ("deduction", "abduction"):
-        found = memory(done)["buffers"][kind][16:]
-        programs = ["".join(task["program"].split()) for task in found]
-        assert programs and not seeds & set(programs)
-        assert len(set(programs)) == len(programs)
-
-
-@edit(SHORT["azr"] + " --steps 2 --gate leak --leak 1")
-def azr_rising(done):
-    first, last = done.steps
-    assert (first["co/leak"], last["co/leak"]) == (0, 1)
-    assert first["proposer/joined"] == first["proposer/valid"]
-    assert last["proposer/joined"] >= last["proposer/valid"]
 
 
 @edit(SHORT["deepseekmath"] + " --steps 1", recorded="verifier_reward")
 def deepseekmath_exact(done):
-    hits = [said == truth for _, truth, said, _ in done.calls]  # of what can be read; R_meta is 1
+    hits = [said == truth for said, truth, _ in done.calls]  # R_meta is 1
     assert done.steps[0]["verifier/total_reward"] == pytest.approx(sum(hits) / 8) and any(hits)
-    paid = [done.module.verifier_reward(True, 0.5, said, 0.5) for said in (0, 0.5, 1)]
-    assert paid == [0, 0.5, 0]
-
-
-@edit(
-    SHORT["deepseekmath"] + " --steps 3 --meta-steps 0 --generator-steps 0",
-    recorded="majority_label",
-)
-def deepseekmath_majority(done):
-    # the third step begins the second round, which is labelled by votes
-    asked = [scores for (scores,) in done.calls]
-    labels = Counter(map(done.module.majority_label, asked))
-    kept = Counter(row["label"] for row in memory(done)["labelled"] if row["round"] == 1)
-    assert len(asked) == 8 and kept and kept <= labels  # without steps a solution is dropped
-    assert kept.total() == 8 * done.steps[2]["labels/kept"]
-
-
-@edit(SHORT["deepseekmath"] + " --steps 3 --meta-steps 0", recorded="copy_adapter")
-def deepseekmath_start(done):
-    # once; then comes Adam's first update, which is at most the learning rate
-    ((model, *players),) = done.calls
-    verifier, generator = (
-        [w for name, w in model.named_parameters() if f".{player}." in name] for player in players
-    )
-    moved = max((mine - its).abs().max().item() for mine, its in zip(generator, verifier))
-    assert 0 < moved < 1.01 * done.steps[2]["generator/learning_rate"]
+    rewards = [done.module.verifier_reward(said, 0.5, 0.5) for said in (0, 0.5, 1)]
+    assert rewards == [0, 0.5, 0]
 
 
 @edit(SHORT["vstar"])
@@ -700,32 +553,7 @@ def genrm_tries(done):
     assert done.steps[0]["co/lessons"] == len(lessons)
 
 
-ONLY_PAIRS = " --train-judge none"  # pairs alone, as in the paper
-
-
-@edit(SHORT["self_rewarding"] + ONLY_PAIRS + " --pool 16", recorded="best_and_worst")
-def self_rewarding_agree(done):
-    differ = [done.module.best_and_worst(*call) is not None for call in list(done.calls)[:16]]
-    assert 0 < done.steps[0]["co/pairs"] < mean(differ)  # of the first round's 16 questions
-    right, wrong = "a right one", "a wrong one"
-    asked = []
-
-    def compare(rows):  # knows the right one, and takes the first if there is none
-        asked.extend(row["prompt"][-1]["content"] for row in rows)
-        seconds = [f"Solution 2:\n{right}" in row["prompt"][-1]["content"] for row in rows]
-        return [row | {"choice": 1 + second} for row, second in zip(rows, seconds)]
-
-    judge = SimpleNamespace(compare=compare, in_parallel=lambda work, rows: work(rows))
-    pairs = [
-        {"question": "", "chosen": {"text": chosen}, "rejected": {"text": rejected}}
-        for chosen, rejected in ((right, wrong), (wrong, right), (wrong, "another"))
-    ]
-    assert done.module.SelfRewarding.preferred_twice(judge, pairs) == pairs[:1]
-    assert len(asked) == 6 and asked[0].index(right) < asked[0].index(wrong)
-    assert asked[1].index(wrong) < asked[1].index(right)
-
-
-@edit(SHORT["self_rewarding"] + ONLY_PAIRS, recorded="best_and_worst")
+@edit(SHORT["self_rewarding"], recorded="best_and_worst")
 def self_rewarding_short(done):
     assert len(done.calls) == 2 * 8
     for scores, lengths in list(done.calls):
@@ -736,11 +564,13 @@ def self_rewarding_short(done):
     assert chosen([0.5, 0.5], [9, 8]) is None and chosen([None, 1.0], [9, 8]) is None
 
 
-@edit(SHORT["self_rewarding"] + ONLY_PAIRS)
-def self_rewarding_first(done):
-    first, _, second, _ = done.steps  # of both rounds, the first step
-    assert first["solver/pair_loss"] == pytest.approx(math.log(2), abs=1e-4)
-    assert abs(second["solver/margin"]) > 1e-3  # as the script stands, it is 0 again
+@edit(SHORT["self_taught"], recorded="first_right")
+def self_taught_most(done):
+    asked = list(done.calls)
+    assert asked and all(len(tries) == 3 for (tries,) in asked)
+    right, wrong = {"choice": 2, "better": 2}, {"choice": 1, "better": 2}
+    assert done.module.first_right([wrong, right, right | {"second": True}]) is right
+    assert done.module.first_right([right, wrong]) is None
 
 
 # ------------------------------------------------------------------ how-grpotrainer-works.md

@@ -10,7 +10,6 @@ import sys
 from types import SimpleNamespace
 
 import tango
-from common.adapters import AdapterTrainer
 from common.cotrainer import CoTrainer
 from common.memory import GIB
 from common.model import TINY
@@ -50,11 +49,8 @@ def bench(tmp_path, monkeypatch):
         gpu.child(command[3], command[4:])
         return SimpleNamespace(returncode=0)
 
-    for owner, name in (
-        (AdapterTrainer, "_generate_single_turn"),
-        (CoTrainer, "micro_batches"),
-        (tango, "evaluate"),
-    ):  # what `child` replaces
+    # what `child` replaces
+    for owner, name in ((CoTrainer, "sample"), (CoTrainer, "update"), (tango, "evaluate")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(gpu, "full_batch", within_vocabulary)
     monkeypatch.setattr(gpu.subprocess, "run", in_this_process)
@@ -132,7 +128,7 @@ def test_the_example_for_verl_gives_tangos_advantages():
     ends = torch.tensor([[2, 4], [1, -1], [0, 5], [3, 6], [-1, -1], [2, 3]])
     values = torch.tensor([0.5, -0.5, 1.0, -1.0]).repeat(3).reshape(6, 2)
     values = torch.where(ends >= 0, values, torch.nan)
-    expected = tango.tango_advantages(outcome, values, ends, mask, 3, 0.3)
+    expected = sum(tango.tango_advantages(outcome, values, ends, mask, 3, 0.3))
     rewards = torch.zeros(6, 9).scatter(1, lengths[:, None] - 1, outcome[:, None])
     for row, (some, which) in enumerate(zip(ends, values)):
         for end, value in zip(some.tolist(), which.tolist()):
@@ -184,7 +180,7 @@ with tango.plain_errors():
 
 
 def test_a_four_bit_base_on_two_processes(tmp_path):
-    """DDP around frozen 4-bit weights and two adapters: both are trained, and alike on both
+    """Frozen 4-bit weights and two adapters: both are trained, and alike on both
     processes, which see different rows.
     """
     script, out, err = (tmp_path / name for name in ("two.py", "out", "err"))

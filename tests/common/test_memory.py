@@ -366,12 +366,6 @@ def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
     assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there(tmp_path, card):
-    message = "--model .*nowhere: not tiny or tiny-programs, and neither a local folder nor the hub"
-    with pytest.raises(UserError, match=message):
-        plan(arguments(tmp_path / "nowhere"))
-
-
 def test_the_embedded_model_on_this_machine(capsys):
     with pytest.raises(SystemExit) as end:
         plan(arguments("tiny", four_bit=False))

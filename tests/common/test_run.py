@@ -34,29 +34,6 @@ def test_a_finished_run_is_left_as_it_is(copied):
     assert metrics(folder) == metrics(whole)
 
 
-def test_a_run_is_resumed_with_as_many_processes(copied):
-    """prime.py's waiting questions, say, are a list per process."""
-    folder, _ = copied
-    versions = json.loads((folder / "versions.json").read_text())
-    before = json.dumps(versions | {"processes": 2})
-    (folder / "versions.json").write_text(before)
-    said = refused("tango.py", *small("tango.py", folder))
-    assert f"--out {folder}: its run has 2 processes, this one 1" in said
-    assert (folder / "versions.json").read_text() == before
-    (folder / "versions.json").write_text("{")  # cut short: nobody knows
-    run_here("tango.py", *small("tango.py", folder))
-
-
-def test_lines_after_the_checkpoint_are_written_again_and_half_a_line_is_dropped(copied):
-    folder, whole = copied
-    shutil.rmtree(folder / "checkpoint-6")
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        (folder / name).write_text((folder / name).read_text() + '{"step": 7, "sec')
-    run_here("tango.py", *small("tango.py", folder))
-    assert [row["step"] for row in metrics(folder)] == [row["step"] for row in metrics(whole)]
-    assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
-
-
 def test_arguments_that_change_nothing_may_be_others(copied):
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
@@ -118,14 +95,6 @@ def test_an_embedded_model_leaves_the_gpus_alone(finished, tmp_path, monkeypatch
     same_weights(tmp_path / "run", finished("tango.py")[0])
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["device"].startswith("CPU")
     assert json.loads((tmp_path / "run" / "args.json").read_text())["four_bit"] is False
-
-
-def test_arguments_that_change_the_run_may_not(copied):
-    folder, whole = copied
-    message = refused("tango.py", *small("tango.py", folder, "--lr", "0.5", "--steps", "7"))
-    assert f"--out {folder} holds a run with other arguments (--lr 0.002, --steps 6)" in message
-    same_weights(folder, whole)
-    assert (folder / "args.json").read_text() == (whole / "args.json").read_text()
 
 
 def test_a_script_that_has_changed_does_not_replace_what_made_the_run(copied):
@@ -193,60 +162,7 @@ def test_what_was_never_logged_or_trained_is_noted(tmp_path, monkeypatch, no_rep
     assert "the generator was never" not in said
 
 
-def test_a_dry_run_loads_and_leaves_nothing(tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        run_here("tango.py", *small("tango.py", tmp_path / "run", "--dry-run"))
-    assert not ended.value.code and not (tmp_path / "run").exists()
-
-
 # ------------------------------------------------------------------ bad input: one sentence
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ("--model no/such-model", "--model no/such-model"),
-        ("--dataset no/such-dataset", "--dataset no/such-dataset"),
-        ("--dataset missing.jsonl", "--dataset missing.jsonl: there is no such file"),
-        ("--group-size 1", "--group-size 1 must be at least 2"),
-        ("--steps 0", "--steps 0 must be at least 1"),
-        ("--eval-questions 0", "--eval-questions 0 must be at least 1"),
-        ("--generator frozen --verifier none", "leaves nobody to train"),
-        ("--gen-steps 0 --ver-steps 0", "--gen-steps 0 and --ver-steps 0"),
-        ("--out /dev/null/run", "--out /dev/null/run: cannot be written"),
-    ],
-)
-def test_arguments(arguments, says, tmp_path):
-    out = [] if "--out" in arguments else ["--out", tmp_path / "run"]
-    assert says in refused("tango.py", *arguments.split(), *out)
-
-
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ('{"question": "1+1", "answer"', "row 2 is not JSON"),
-        ("[1, 2]", "row 2 is not a JSON object"),
-        ('{"question": "1+1"}', "row 2 has no answer"),
-        ('{"answer": "2"}', "row 2 has no question"),
-        ('{"question": "1+1", "answer": ""}', "row 2 has an empty answer"),
-        ('{"question": "1+1", "answer": "so ####  "}', "row 2 has an empty answer"),
-        ('{"question": "  ", "answer": "2"}', "row 2 has no question"),
-    ],
-)
-def test_rows(line, says, tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"question": "1+2", "answer": "3"}\n' + line + "\n")
-    message = refused("tango.py", "--dataset", path, "--out", tmp_path / "run")
-    assert says in message and str(path) in message
-
-
-# cure.py wants tests with its questions, and mae.py writes its own
-@pytest.mark.parametrize("script", ["tango.py", "gar.py", "prime.py", "spin.py"])
-def test_too_few_questions_for_one_step(script, tmp_path):
-    path = tmp_path / "few.jsonl"
-    rows = [{"question": f"{i}+1", "answer": "1", "reference": r"\boxed{1}"} for i in range(7)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    arguments = ["--questions", "16", "--eval-questions", "2", "--dataset", path]
-    message = refused(script, *arguments, "--out", tmp_path / "run")
-    assert "training questions are too few for one step, see --questions 16" in message
 
 
 def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, monkeypatch):

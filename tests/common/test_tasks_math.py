@@ -72,46 +72,6 @@ def test_any_valid_json_lines_are_read(tmp_path):
     assert {row["question"] for row in train + held_out} == {row["question"] for row in rows}
 
 
-@pytest.mark.parametrize(
-    "row",
-    ['{"question": "\\ud83d", "answer": "1"}', "[" * 100_000, '{"answer": ' + "9" * 5000 + "}"],
-)
-def test_what_python_cannot_read_ends_in_a_sentence(tmp_path, row):
-    path = tmp_path / "odd.jsonl"
-    path.write_text('{"question": "1", "answer": "1"}\n' + row)
-    with pytest.raises(UserError, match="row 2 cannot be read"):
-        load_questions(str(path), 100, 100, seed=0)
-
-
-@pytest.mark.parametrize(
-    "row, says",
-    [
-        ('{"question": "q", "answer": NaN}', "its answer is not text but nan"),
-        ('{"question": "q", "answer": 1e999}', "its answer is not text but inf"),
-        ('{"question": "q", "answer": [1, 2]}', r"its answer is not text but \[1, 2\]"),
-        ('{"question": "q", "answer": true}', "its answer is not text but True"),
-        ('{"question": "q", "answer": {"a": 1}}', "row 2 has no answer"),
-        ('{"question": "q", "reward_model": {"ground_truth": [1]}}', "its answer is not text"),
-        ('{"question": 7, "answer": "1"}', "its question is not text but 7"),
-        ('{"question": [], "answer": "1"}', "row 2 has no question"),
-        ('{"question": null, "answer": "1"}', "row 2 has no question"),
-        ('{"question": [{"role": "user"}], "answer": "1"}', "row 2 has no question"),
-        ('{"question": [{"role": "user", "content": [1]}], "answer": "1"}', "question is not text"),
-        ('{"question": "q", "answer": "1", "solution": ["s"]}', "its solution is not text"),
-        ('{"question": "q", "answer": "1", "reference": NaN}', "its reference is not text but nan"),
-        (
-            '{"question": "q", "answer": ' + "[" * 900 + "]" * 900 + "}",
-            r"its answer is not text but \[\[\[",
-        ),
-    ],
-)
-def test_values_of_another_type_are_refused_with_file_and_row(tmp_path, row, says):
-    path = write(tmp_path, ['{"question": "1", "answer": "1"}', row])
-    with pytest.raises(UserError, match=says) as error:
-        load_questions(path, 100, 100, seed=0)
-    assert f"--dataset {path}: row 2" in str(error.value) and len(str(error.value)) < 300
-
-
 def test_numbers_are_answers_and_null_is_nothing(tmp_path):
     filler = [{"question": f"filler {i}", "answer": "1"} for i in range(60)]
     nothing = {"solution": None, "reference": None}
@@ -121,24 +81,6 @@ def test_numbers_are_answers_and_null_is_nothing(tmp_path):
     for x in (0, -3, 2.5, 10**20):
         assert answers[str(x)] == str(x)
     assert {row["reference"] for row in train + held_out} == {""}
-
-
-def test_files_that_are_no_rows(tmp_path):
-    path = tmp_path / "data.jsonl"
-    for array in ('[{"question": "1", "answer": "1"}]', '\ufeff [\n{"question": "1"}\n]'):
-        path.write_text(array, encoding="utf-8")
-        with pytest.raises(UserError, match="row 1 is not a JSON object, but a JSON array"):
-            load_questions(str(path), 9, 9, 0)
-    for nothing in ("", "\n \n"):
-        path.write_text(nothing)
-        with pytest.raises(UserError, match="0 training and 0 held-out questions; both are"):
-            load_questions(str(path), 9, 9, 0)
-    for name, says in ((tmp_path / "a.jsonl", "is not a file"), ("x" * 999, "name too long")):
-        (tmp_path / "a.jsonl").mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=says):
-            load_questions(f"{str(name).removesuffix('.jsonl')}.jsonl", 9, 9, 0)
-    with pytest.raises(UserError, match="there is no such file"):
-        load_questions(str(tmp_path / "missing.jsonl"), 9, 9, 0)
 
 
 def test_rows_are_drawn_from_the_whole_file_by_the_seed(tmp_path):

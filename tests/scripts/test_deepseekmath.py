@@ -56,9 +56,9 @@ def test_generator_reward_weighs_the_solution_and_what_it_says_of_itself():
 @pytest.mark.parametrize("seed", range(50))
 def test_labels_against_the_rule_read_from_the_bottom_up(seed):
     rng = random.Random(seed)
-    n, k = rng.randint(1, 6), rng.randint(1, 3)
+    n, m, k = rng.randint(1, 6), rng.randint(2, 3), rng.randint(1, 3)
     scores = [rng.choice(SCORES) for _ in range(n)]
-    votes = [[rng.random() < 0.5 for _ in range(3)] if s < 1 else [] for s in scores]
+    votes = [[rng.random() < 0.6 for _ in range(m)] if s < 1 else [] for s in scores]
     wanted, any_valid = None, False
     for candidate in (0.0, 0.5):
         count = 0
@@ -66,7 +66,7 @@ def test_labels_against_the_rule_read_from_the_bottom_up(seed):
             yes = 0
             for v in vote:
                 yes += v
-            if score == candidate and yes >= 2:  # of three
+            if score == candidate and yes >= 2:  # of three, or of two: half is no majority
                 count, any_valid = count + 1, True
         if count >= k and wanted is None:
             wanted = candidate
@@ -199,6 +199,7 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
     assert trainer.logged["labels/single"] == [True, True, False] + [False] * 4
     asked = [user for name, user in trainer.asked if name == "meta"]
     assert len(asked) == 9 and all("Defects: 1\nAre they real?" in user for user in asked)
+    assert [LUCKY in user for user in asked] == [True, True, False] * 3
 
 
 def test_every_round_labels_solutions_of_other_questions():

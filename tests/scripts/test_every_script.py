@@ -205,15 +205,6 @@ def test_two_processes_part_in_order(together):
     assert code == 0 and out.count("=== the end") == 1, err
 
 
-def test_the_command_itself_ends_in_a_sentence(tmp_path):
-    out, err = tmp_path / "out", tmp_path / "err"
-    arguments = ["--dataset", "missing.jsonl", "--out", tmp_path / "run"]
-    process = warm.start("tango.py", arguments, out, err)
-    process.join(timeout=900)
-    said = err.read_text()
-    assert process.exitcode == 2 and said.count("error: ") == 1 and "Traceback" not in said, said
-
-
 # ------------------------------------------------------------------ arguments
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_is_one_flat_list_with_the_defaults_of_both_kinds_of_model(script, capsys):

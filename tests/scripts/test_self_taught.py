@@ -1,0 +1,308 @@
+"""self_taught.py: what is kept of the judgements, changed questions, the loss against log-probs of
+the model itself, rounds that start from the first model, evaluation by hand.
+"""
+
+import random
+from types import SimpleNamespace
+
+import self_taught as st
+from common.errors import UserError
+from common.tiny.tasks import gold_solution, parse_question
+
+import pytest
+import torch
+from conftest import answering, build, lora, perturb
+from hypothesis import given, strategies
+
+QUESTION = "(38+4)*7 mod 100"
+RIGHT = gold_solution(QUESTION)
+WORSE = "<step>38+7=45</step>\n<step>45*7=15</step>\n<answer>\\boxed{15}</answer>"
+EOS = 4
+
+
+# ------------------------------------------------------------------ what is kept
+def judgement(choice, better, name=""):
+    return {"choice": choice, "better": better, "name": name}
+
+
+def test_of_several_tries_one_right_one_is_kept():
+    tries = [judgement(1, 2, "wrong"), judgement(None, 2), judgement(2, 2, "x"), judgement(2, 2)]
+    assert st.first_right(tries)["name"] == "x"
+    assert st.first_right(tries[:2]) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_of_either_place(seed):
+    rng = random.Random(seed)
+    judgements = [judgement(*[rng.choice([1, 1, 1, 2])] * 2, name=i) for i in range(12)]
+    kept = st.balanced(judgements, rng)
+    counts = [sum(j["choice"] == n for j in kept) for n in (1, 2)]
+    fewer = min(sum(j["choice"] == n for j in judgements) for n in (1, 2))
+    assert counts == [fewer, fewer] and len({j["name"] for j in kept}) == len(kept)
+
+
+def test_a_judge_with_one_answer_only_teaches_nothing():
+    assert st.balanced([judgement(1, 1)] * 3, random.Random(0)) == []
+
+
+def test_which_of_too_many_are_kept_is_chance():
+    judgements = [judgement(1, 1, i) for i in range(30)] + [judgement(2, 2, 99)]
+    kept = [st.balanced(judgements, random.Random(seed)) for seed in range(30)]
+    assert len({j["name"] for pair in kept for j in pair if j["choice"] == 1}) > 10
+    assert {pair[0]["choice"] for pair in kept} == {1, 2}  # nor do they come in order
+
+
+# ------------------------------------------------------------------ parsing, changed questions
+@pytest.mark.parametrize(
+    "text, choice",
+    [
+        ("<step>a:3\\boxed{CORRECT}</step>\n\\boxed{2} \n", 2),
+        ("\\boxed{1}\\boxed{2}", 2),  # the last word counts
+        (r"The second. $\boxed{ 2 }$.", 2),
+        ("\\boxed{1} is right", None),
+        ("\\boxed{3}", None),
+        (r"\boxed{1}, or \boxed{12}", None),
+        ("", None),
+    ],
+)
+def test_choices_are_read_from_the_end(text, choice):
+    assert st.parse_choice(text) == choice
+
+
+@given(strategies.text(max_size=60))
+def test_any_text_can_be_read_and_changed(text):
+    assert st.parse_choice(text) in (None, 1, 2)
+    changed = st.changed_question(random.Random(0), text)
+    assert changed is None or changed != text
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_one_number_is_changed_and_keeps_its_digits(seed):
+    changed = st.changed_question(random.Random(seed), QUESTION)
+    (start, operations), (new_start, new_operations) = map(parse_question, (QUESTION, changed))
+    pairs = [(start, new_start), *zip(operations, new_operations)]
+    assert sum(a != b for a, b in pairs) == 1 and len(changed) == len(QUESTION)
+    assert [op for op, _ in operations] == [op for op, _ in new_operations]
+
+
+def test_other_questions_are_changed_too():
+    text = "Natalia sold 48 clips in April and half as many in May."
+    assert st.changed_question(random.Random(0), text) not in (None, text)  # its only number
+    assert st.changed_question(random.Random(0), "How many?") is None
+    words = "In H2O the 2nd x_1 is v1.0 of 7."
+    assert st.changed_question(random.Random(0), words)[:-2] == words[:-2]
+    for seed in range(20):  # neither decimals nor thousands are torn apart
+        changed = st.changed_question(random.Random(seed), "Of 1,200 or 3.5 take 7 and 8.")
+        assert "1,200" in changed and "3.5" in changed
+
+
+# ------------------------------------------------------------------ the loss, the restart
+@pytest.fixture
+def trainer(tmp_path):
+    args = st.Args(questions=2, micro_batch=1, pool=2, samples=1, steps=3)
+    players = st.SelfTaught.players(args)
+    return build(st.SelfTaught, tmp_path, args, players, st.solve_prompt, rows=4)
+
+
+def lessons_of(trainer, *texts):
+    prompt = st.compare_prompt(QUESTION, RIGHT, WORSE)
+    tokens = [trainer.processing_class(text, add_special_tokens=False).input_ids for text in texts]
+    return [{"prompt": prompt, "ids": [*ids, EOS]} for ids in tokens]
+
+
+def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
+    """Judgements of different lengths, in one micro-batch or in two, against the model's logits."""
+    perturb(trainer, 0.05)
+    lessons, tokenizer = lessons_of(trainer, "The first. \\boxed{1}", "\\boxed{2}"), None
+    tokenizer = trainer.processing_class
+    batch = trainer.lesson_batch(lessons)
+    halves = [trainer.lesson_batch(lessons[i : i + 1]) for i in range(2)]
+    for half in halves:
+        half["num_items_in_batch"] = batch["num_items_in_batch"]
+    with trainer.playing("judge"), torch.no_grad():
+        ours, parts = trainer.loss(batch).item(), [trainer.loss(half).item() for half in halves]
+        logps = []
+        for lesson in lessons:
+            text = tokenizer.apply_chat_template(
+                lesson["prompt"], tokenize=False, add_generation_prompt=True
+            )
+            prompt = tokenizer(text, add_special_tokens=False).input_ids
+            ids = torch.tensor([prompt + lesson["ids"]])
+            rows = trainer.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+            logps += [row[i].item() for row, i in zip(rows, lesson["ids"])]
+    assert ours == pytest.approx(-sum(logps) / len(logps), rel=1e-4)
+    assert ours == pytest.approx(sum(parts), rel=1e-5)
+
+
+def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer):
+    trainer.create_optimizer()
+    trainer.update(trainer.lesson_batch(lessons_of(trainer, "\\boxed{1}", "\\boxed{2}")))
+    trained = lora(trainer, "judge")
+    assert any(w.any() for name, w in trained.items() if "lora_B" in name)
+    assert trainer.own_optimizer().state
+    judges = []
+
+    def judge(comparisons):
+        judges.append(lora(trainer, "judge"))
+        return [c | {"ids": [5, EOS], "choice": c["better"]} for c in comparisons]
+
+    trainer.judge = judge
+    trainer.saved |= {"round": 0, "comparisons": st.comparisons_of(QUESTION, RIGHT, WORSE)}
+    trainer.start_round(1)
+    assert all(torch.equal(judges[0][name], w) for name, w in trained.items())
+    assert not any(w.any() for name, w in lora(trainer, "judge").items() if "lora_B" in name)
+    assert not trainer.own_optimizer().state  # nor has Adam moments of the judge that is gone
+    assert sorted(j["choice"] for j in trainer.saved["lessons"]) == [1, 2]
+
+
+# ------------------------------------------------------------------ rounds with given completions
+class Text(str):
+    """A completion: its text, and as token ids its code points."""
+
+    def __iter__(self):
+        return iter(map(ord, str(self)))
+
+
+class Given(st.SelfTaught):
+    """The trainer without a model: completions are given."""
+
+    def __init__(self, texts=(), **change):
+        self.cfg = st.Args(**{"pool": 1, "samples": 1, "questions": 2, "steps": 6} | change)
+        self.texts, self.prompts, self.logged, self.restarts = list(texts), [], {}, 0
+        self.processing_class = SimpleNamespace(batch_decode=lambda ids, **_: list(ids))
+        self.train_rows = [{"question": QUESTION, "answer": "94"}]
+        self.accelerator = SimpleNamespace(num_processes=1, process_index=0)
+        self.state = SimpleNamespace(global_step=0)
+        self.lessons_per_step = 2
+        self.saved = {"comparisons": [], "round": -1, "lessons": []}
+
+    def generate_ids(self, name, prompts, greedy=False):
+        self.prompts += [(name, prompt[-1]["content"]) for prompt in prompts]
+        return [Text(self.texts.pop(0)) for _ in prompts]
+
+    def generate(self, name, prompts, greedy=False):
+        return self.generate_ids(name, prompts)
+
+    def restart(self):
+        self.restarts += 1
+
+    def gather(self, values):
+        return values
+
+    def log_mean(self, name, values):
+        self.logged[name] = values
+
+
+def test_the_judge_learns_what_prefers_the_answer_to_the_question():
+    trainer = Given([RIGHT, WORSE, "\\boxed{2}", "hm\\boxed{1}", "?", "hm\\boxed{2}"], samples=2)
+    trainer.start_round(0)
+    solved = [text for who, text in trainer.prompts if who == "solver"]
+    assert solved[0] == QUESTION != solved[1]
+    shown = [text for who, text in trainer.prompts if who == "judge"]
+    assert all(text.startswith(f"Problem: {QUESTION}\n") for text in shown)  # not the changed one
+    assert shown[0] == shown[1] and shown[2] == shown[3]
+    assert shown[0].index(RIGHT) < shown[0].index(WORSE)
+    assert shown[2].index(WORSE) < shown[2].index(RIGHT)
+    assert sorted((j["choice"], j["better"]) for j in trainer.saved["lessons"]) == [(1, 1), (2, 2)]
+    assert trainer.restarts == 1 and trainer.saved["round"] == 0
+    assert trainer.logged == {
+        "co/better_right": [True],
+        "co/worse_right": [False],
+        "judge/prefers_better": [False, True, False, True],
+        "judge/unreadable": [False, False, True, False],
+        "judge/says_1": [False, True, False],
+        "judge/lessons": 1.0,
+    }
+    # the next round judges the same comparisons again, and makes no new pairs
+    trainer.texts, trainer.prompts = ["\\boxed{1}"] * 2 + ["\\boxed{2}"] * 2, []
+    trainer.start_round(1)
+    assert [text for _, text in trainer.prompts] == shown and trainer.restarts == 2
+
+
+@pytest.mark.parametrize("said", ["\\boxed{1}", "no idea"])
+def test_what_would_teach_a_place_only_stops_the_run(said):
+    trainer = Given([RIGHT, WORSE, said, said])
+    with pytest.raises(UserError, match="learn the place and nothing else"):
+        trainer.start_round(0)
+    assert trainer.logged["judge/lessons"] == 0 and trainer.restarts == 0
+
+
+@pytest.mark.parametrize("worse", [RIGHT.replace("38+4=42", "30+12=42"), "<step>1</step>"])
+def test_answers_that_agree_or_have_no_end_are_not_compared(worse):
+    trainer = Given([RIGHT, worse])
+    with pytest.raises(UserError, match="0 of 0 judgements"):
+        trainer.start_round(0)
+
+
+def test_gold_answers_change_nothing_but_the_log():
+    kept = []
+    for gold in ("94", "15"):
+        trainer = Given([RIGHT, WORSE, "\\boxed{1}", "\\boxed{2}"])
+        trainer.train_rows = [{"question": QUESTION, "answer": gold}]
+        trainer.start_round(0)
+        kept.append(trainer.saved["lessons"])
+    assert kept[0] == kept[1]
+
+
+def test_every_round_has_its_own_steps():
+    trainer, rounds, trained = Given(), [], []
+
+    def start_round(t):
+        rounds.append((t, trainer.state.global_step))
+        trainer.saved |= {"round": t, "lessons": [f"{t} {i}" for i in range(3)]}
+
+    trainer.start_round, trainer.lesson_batch = start_round, lambda lessons: lessons
+    for step in range(6):
+        trainer.state.global_step = step
+        trained.append(trainer.step([])[0])
+    assert rounds == [(0, 0), (1, 2), (2, 4)]
+    assert [{lesson[0] for lesson in lessons} for lessons in trained] == [{c} for c in "001122"]
+
+
+# ------------------------------------------------------------------ evaluation
+def test_a_judge_is_measured_by_hand():
+    """Two pairs, judged twice in both orders: 3 of 4 right, then 1 of 4, one being unreadable."""
+    choices = iter([1, 2, 2, 2, 1, 1, None, 1])  # y stands first, second, first, second, ...
+    trainer = SimpleNamespace(in_parallel=lambda fn, items: fn(items))
+    trainer.judge = lambda comparisons: [c | {"choice": next(choices)} for c in comparisons]
+    assert st.evaluate_judge(trainer, [[QUESTION, RIGHT, WORSE]] * 2, 2) == {
+        "judge/accuracy": 4 / 8,
+        "judge/both_orders": 1 / 4,
+        "judge/vote": 1 / 2,
+        "judge/unreadable": 1 / 8,
+    }
+    assert st.evaluate_judge(trainer, [], 2) == {}
+    assert st.majority([judgement(1, 1), judgement(1, 2), judgement(None, 2)]) == 0.5
+
+
+def test_the_two_sets_are_made_once():
+    """Of the second question all answers are wrong, so it gives no true pair."""
+    questions = {"1+1 mod 100": "2", "2+2 mod 100": "4"}
+    held_out = [{"question": q, "answer": gold} for q, gold in questions.items()]
+
+    def say(player, user, greedy, before):
+        if user not in questions:
+            return "<answer>\\boxed{77}</answer>"  # to a changed question
+        right = user == "1+1 mod 100" and before != 1
+        return f"<answer>\\boxed{{{questions[user] if right else 50 + before}}}</answer>"
+
+    trainer = answering(say, eval_samples=3)
+    trainer.answers = lambda asked: st.SelfTaught.answers(trainer, asked)
+    trainer.make_pairs = lambda rows, rng: st.SelfTaught.make_pairs(trainer, rows, rng)
+    trainer.judge = lambda comparisons: [c | {"choice": 1} for c in comparisons]
+    result = st.evaluate(trainer, held_out)
+    assert result == {
+        "co/true_pairs": 1,
+        "judge/accuracy": 1 / 2,
+        "judge/both_orders": 0.0,
+        "judge/vote": 1 / 2,
+        "judge/unreadable": 0.0,
+        "judge/made_pairs": 1 / 2,
+    }
+    ((question, right, wrong),) = trainer.saved["true"]
+    assert (question, st.boxed(right), st.boxed(wrong)) == ("1+1 mod 100", "2", "51")
+    assert [(q, st.boxed(worse)) for q, _, worse in trainer.saved["made"]] == [
+        (q, "77") for q in questions
+    ]
+    asked = len(trainer.calls)
+    assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked
