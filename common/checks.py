@@ -138,18 +138,21 @@ def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
 
 
 def check_gold(name: str, rows: list[dict]):
-    """Whether each prompt shows the gold answer where the question does not, or the reference."""
-    shown = []
+    """Whether every prompt shows its row's gold answer where the question does not, or the reference
+    solution. A single one may: a judge's, about a right solution.
+    """
+    answers, references = [], []
     for row in rows:
         question, answer = str(row.get("question", "")), str(row.get("answer", ""))
-        text = row["prompt"][-1]["content"].replace(question, "")
+        text, reference = row["prompt"][-1]["content"].replace(question, ""), row.get("reference")
         word = rf"(?<![\w.]){re.escape(answer)}(?![\w.]|\.\d)"
-        shown.append(bool(answer) and re.search(word, text) is not None)
-        reference = row.get("reference")
-        if isinstance(reference, str) and len(reference) > 20 and reference in text:
-            warn_once(f"the {name}'s prompt shows the row's reference solution")
-            return
-    if len({str(row.get("answer")) for row in rows}) >= 4 and all(shown):
+        answers.append(bool(answer) and re.search(word, text) is not None)
+        long = isinstance(reference, str) and len(reference) > 20
+        references.append(long and reference in text)
+    different = len({str(row.get("answer")) for row in rows})
+    if different >= 2 and all(references):
+        warn_once(f"every prompt of the {name} shows its row's reference solution")
+    elif different >= 4 and all(answers):
         warn_once(f"every prompt of the {name} shows its row's gold answer")
 
 

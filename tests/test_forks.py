@@ -83,7 +83,7 @@ SAID = [  # old, new, the line
     (
         '{"prompt": asked[i], "right": right[i]}',
         '{**rows[i], "prompt": judge_prompt("", rows[i]["reference"]), "right": right[i]}',
-        "the judge's prompt shows the row's reference solution",
+        "every prompt of the judge shows its row's reference solution",
     ),
 ]
 

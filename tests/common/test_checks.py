@@ -210,7 +210,7 @@ def test_a_prompt_that_gives_the_answer_away_is_said_once(capsys):
         checks.check_gold("ann", rows("so it is said, one " * 2, reference="so it is said, one so"))
     assert capsys.readouterr().out.splitlines() == [
         "warning: every prompt of the ann shows its row's gold answer",
-        "warning: the ann's prompt shows the row's reference solution",
+        "warning: every prompt of the ann shows its row's reference solution",
     ]
 
 
