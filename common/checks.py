@@ -138,7 +138,7 @@ def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
 
 
 def check_gold(name: str, rows: list[dict]):
-    """Whether every prompt shows its row's gold answer where the question does not, or the reference
+    """Whether every prompt shows its gold answer where the question does not, or the reference
     solution. A single one may: a judge's, about a right solution.
     """
     answers, references = [], []
