@@ -122,8 +122,7 @@ def parse_judgement(text: str) -> Judgement:
     _, opened, rest = text[section.end() if section else 0 :].rpartition("<final_verification>")
     inside, closed, _ = rest.partition("</final_verification>")
     final = read_verdict(inside, VERDICTS) if opened and closed else None
-    steps = split_steps(section[1]) if section else []
-    verdicts = [read_verdict(step, VERDICTS) for step in steps]
+    verdicts = [read_verdict(s, VERDICTS) for s in split_steps(section[1] if section else "")]
     return Judgement([v == "CORRECT" for v in verdicts if v], final and final == "CORRECT")
 
 
@@ -196,7 +195,6 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
 
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
     """Eq. 4-7: the generator's per-token advantages, as the two terms whose sum they are.
-
     (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
 
     >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])

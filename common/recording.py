@@ -1,5 +1,4 @@
-"""rollouts.jsonl: a few rows of every update, each token with its advantage (docs/report.md); and
-reading such files."""
+"""rollouts.jsonl: a few rows of every update, each token with its advantage; and how to read it."""
 
 import itertools
 import json

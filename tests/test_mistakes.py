@@ -18,7 +18,7 @@ from common.model import TINY
 
 import pytest
 import warm
-from conftest import ROOT, SCRIPTS, environment, refused, run_here, same_weights, small, table
+from conftest import ROOT, SMALL, environment, refused, run_here, same_weights, small, table
 
 COMMANDS = r"""
 cut() { for f; do truncate -s $(($(stat -c%s "$f") / 2)) "$f"; done; }
@@ -50,6 +50,8 @@ label() { echo '{"question": "1", "slice": "1", "judgement": "**'$1'**"}' >> lab
 start() { touch start; until [ -s pid ]; do sleep 0.01; done; PID=$(cat pid); }
 fresh() { bash -c "exec $COMMAND $1" >> out 2>&1 & PID=$!; }  # which imports everything first
 printed() { until grep -qs "$1" out || ! kill -0 $PID; do sleep 0.01; done; }
+loaded() { until grep -qs "$1" /proc/$PID/maps; do sleep 0.01; done; }  # a library
+made() { until [ -e "$1" ] || ! kill -0 $PID; do :; done; }
 disk() { mkdir run; mount -t tmpfs -o size=$1 none run || touch no-mount; }
 set -m  # or what runs in the background would not hear Ctrl-C
 """
@@ -74,7 +76,7 @@ def cases(section: str) -> list[tuple[str, list[str], str, str]]:
         words, says, commands = [*row.split("\t"), "", ""][:3]
         script, *given = words.replace("LONG", "x" * 300).split() or [""]
         if not script.endswith(".py"):
-            script, given = SCRIPTS[number % len(SCRIPTS)], [script, *given]
+            script, given = [*SMALL][number % len(SMALL)], [script, *given]
         given = [word for word in [*always.split(), *given] if word.strip("-")]
         says = says or next(iter(given), "").split("=")[0]
         found.append((script, given, says, f"{first}\n{commands}".strip()))
@@ -83,19 +85,14 @@ def cases(section: str) -> list[tuple[str, list[str], str, str]]:
 
 def mistakes(*sections: str):
     """The decorator of a test that makes all mistakes of these sections."""
-    found = [
-        pytest.param(*case, id=re.sub(r"\s+", " ", f"{name}: {case[0]} {case[1]} {case[3]}")[:100])
-        for name in sections
-        for case in cases(name)
-    ]
-    return pytest.mark.parametrize("script, given, says, commands", found)
+    found = [case for section in sections for case in cases(section)]
+    names = [" ".join(f"{case[0]} {' '.join(case[1])} {case[3]}".split())[:90] for case in found]
+    return pytest.mark.parametrize("script, given, says, commands", found, ids=names)
 
 
 def bash(commands: str, folder: Path, **more: str) -> subprocess.Popen:
-    names = {"TINY": TINY, "PYTHON": sys.executable, **more}
-    names = {**environment(), **{name: str(value) for name, value in names.items()}}
-    command = ["bash", "-ec", f"{COMMANDS}\n{commands}"]
-    return subprocess.Popen(command, cwd=folder, env=names)
+    names = {**environment(), "TINY": str(TINY), "PYTHON": sys.executable, **more}
+    return subprocess.Popen(["bash", "-ec", f"{COMMANDS}\n{commands}"], cwd=folder, env=names)
 
 
 def files(folder: Path) -> dict[Path, bytes | str]:
@@ -123,15 +120,13 @@ def without_privileges():
 
 
 # ------------------------------------------------------------------ one sentence
-@mistakes(
-    "arguments", "models", "data sets", "rows of a data set", "run folders",
-    "runs that cannot be resumed", "permissions",
-)  # fmt: skip
+@mistakes("arguments", "models", "data sets", "rows of a data set", "run folders", "permissions",
+          "runs that cannot be resumed")  # fmt: skip
 def test_a_mistake_ends_in_one_sentence(
     script, given, says, commands, tmp_path, monkeypatch, finished
 ):
     run = finished(script)[0] if "$RUN" in commands else ""
-    assert bash(commands, tmp_path, RUN=run).wait() == 0
+    assert bash(commands, tmp_path, RUN=str(run)).wait() == 0
     monkeypatch.chdir(tmp_path)
     before, there = files(tmp_path), (tmp_path / "run").exists()
     try:
@@ -139,7 +134,8 @@ def test_a_mistake_ends_in_one_sentence(
             said = refused(script, *small(script, "run", *given))
     finally:
         bash("chmod -R u+rwX .", tmp_path).wait()
-    assert says in said and len(said) <= 500, said
+    assert says in said and len(said.replace("x" * 300, "")) <= 500, said
+    assert "row 2" in said or "\nrow " not in commands
     after = files(tmp_path)
     assert {path: after.get(path) for path in before} == before
     made = {path.relative_to(tmp_path).parts[0] for path in after.keys() - before.keys()}
@@ -168,10 +164,8 @@ def test_what_is_harmless_in_a_run_stays_and_the_run_resumes(finished, tmp_path)
     planted = ("checkpoint-", "checkpoint-best", "checkpoint-4-old", "checkpoint-9")
     assert all((folder / name).exists() for name in planted)
     same_weights(folder, whole)
-    lines = [
-        [json.loads(x)["step"] for x in open(run / "metrics.jsonl")] for run in (folder, whole)
-    ]
-    assert lines[0] == lines[1]
+    steps = lambda run: [json.loads(row)["step"] for row in open(run / "metrics.jsonl")]  # noqa: E731
+    assert steps(folder) == steps(whole)
     assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
 
 
@@ -198,21 +192,19 @@ def whole(tmp_path_factory):
 @mistakes("in a process of its own")
 def test_what_a_process_meets_loses_nothing(script, given, says, commands, tmp_path, brief, whole):
     """It ends with this exit code, and afterwards the same command finishes the run bit for bit."""
-    folder, out, pid = tmp_path / "run", tmp_path / "out", tmp_path / "pid"
-    command, process = small(script, folder, *SHORT), None
-    code, _, says = says.partition(" ")
-    end = "wait $PID" if "fresh" in commands else ""
+    out, process, (code, _, says) = tmp_path / "out", None, says.partition(" ")
+    command = small(script, tmp_path / "run", *SHORT)
     words = shlex.join(map(str, [sys.executable, ROOT / script, *command, *given]))
+    end = "wait $PID" if "fresh" in commands else ""
     story = bash(f"{commands}\n{end}", tmp_path, COMMAND=words)
     while story.poll() is None and process is None:
         time.sleep(0.01)
         if (tmp_path / "start").exists():
             process = warm.start(script, [*command, *given], out, out)
-            pid.write_text(str(process.pid))
+            (tmp_path / "pid").write_text(str(process.pid))
     try:
         story.wait(timeout=600)
-        if process:
-            process.join(timeout=600)
+        process and process.join(timeout=600)
         printed = out.read_text() if out.is_file() else ""
         if (tmp_path / "no-mount").exists():
             pytest.skip("no right to mount a small disk")
@@ -221,7 +213,7 @@ def test_what_a_process_meets_loses_nothing(script, given, says, commands, tmp_p
         assert "Traceback" not in printed and ("\n" + printed).count("\nerror: ") == (ended == 2)
         bash("! mountpoint -q run || mount -o remount,size=200m run", tmp_path).wait()
         brief(script, *command)
-        same_weights(folder, whole)
+        same_weights(tmp_path / "run", whole)
     finally:
         bash("! mountpoint -q run || umount -l run", tmp_path).wait()
 
@@ -235,3 +227,12 @@ def test_the_same_folder_twice_at_a_time(tmp_path, whole):
     process.join(timeout=600)
     assert process.exitcode == 0, out.read_text()
     same_weights(tmp_path / "run", whole)
+
+
+def test_the_page_counts_these_mistakes_and_the_hostile_programs():
+    page = (ROOT / "docs" / "robustness.md").read_text()
+    titles = [title.split(" | ")[0] for title in table("mistakes.txt")]
+    numbers = [(title, len(cases(title))) for title in titles]
+    numbers += [(title, len(found)) for title, found in table("hostile_programs.txt").items()]
+    typed = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", page, re.MULTILINE)
+    assert typed == [(title, str(number)) for title, number in numbers]

@@ -7,21 +7,22 @@ from common.errors import UserError
 from common.report.build import page, read_run, run_data
 from common.report.compare import comparison_data
 
-import tyro
+from tyro import cli
+from tyro.conf import Positional
 
 
-def main(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None):
-    """Make the page of a run, or of several, with the seeds of a variant as mean and band.
+def main(run: Positional[Path], others: Positional[tuple[Path, ...]] = (), out: Path | None = None):
+    """Make a run's page, or compare runs, with the seeds of a variant as mean and band.
 
     Args:
-        runs: Run folders; several are compared.
+        run: The run's folder.
+        others: More runs, to compare with it.
         out: The page (default: report.html in the run's folder, comparison.html for several).
     """
     try:
-        data = [read_run(folder) for folder in runs]
-        one = len(data) == 1
-        out = out or (runs[0] / "report.html" if one else Path("comparison.html"))
-        out.write_text(page(run_data(data[0]) if one else comparison_data(data)))
+        runs = [read_run(folder) for folder in (run, *others)]
+        out = out or (Path("comparison.html") if others else run / "report.html")
+        out.write_text(page(comparison_data(runs) if others else run_data(runs[0])))
         print(out)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -29,4 +30,4 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None):
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    cli(main, prog="python -m common.report")

@@ -1,15 +1,23 @@
-"""Values, calls and rows of functions: what a hostile program or answer can try."""
+"""Values, programs, tasks, calls and rows: what a hostile program or answer can try."""
 
 import json
 
 from common.sandbox import Sandbox
 from common.tasks.functions import (
     LONGEST,
+    bare,
     call_all,
+    call_each,
+    is_program,
     load_functions,
+    make_tasks,
+    parse_answer,
+    parse_proposal,
     read_arguments,
     read_value,
     same_value,
+    shown,
+    solve_prompt,
 )
 
 import pytest
@@ -105,6 +113,128 @@ def test_values_are_compared_not_texts():
     assert not same_value("nan", "nan") and not same_value("x", "x")
 
 
+# ------------------------------------------------------------------ programs
+PLUS = "def f(x):\n return (x+3)%100"
+CLOCK = "def f(x): return __import__('time').time_ns()"  # no import statement
+
+
+@pytest.mark.parametrize(
+    "module", ["os", "os.path", "sys", "random", "time", "subprocess", "datetime", "threading"]
+)
+def test_banned_modules_are_found_in_all_forms(module):
+    root = module.split(".")[0]
+    forms = [f"import {module}", f"import math, {module} as m", f"from {module} import path"]
+    forms += [f"def g():\n import {module}", f"from {root}.x import y"]
+    for form in forms:
+        assert not is_program(f"{form}\n{PLUS}"), form
+    assert is_program(f"import math, osmium, re\n{PLUS}")
+
+
+@pytest.mark.parametrize(
+    "text, fine",
+    [
+        (PLUS, True),
+        ("def g(x):\n def f(x): return x", False),  # f is not at the top level
+        ("f = lambda x: x", True),
+        ("class A:\n def f(self): pass", False),
+        ("def f(x):\n def inner(y): return y\n return inner(x)", True),  # nested ones are allowed
+        ("\0", False),
+        ("(" * 5000, False),
+        ("", False),
+    ],
+)
+def test_programs(text, fine):
+    assert is_program(text) is fine
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        "def f(x):\n    return (x+3) % 100  # a comment\n\n",
+        "def f(number):\n return (number+3)%100",
+        "def plus(n):\n return (n+3)%100\n\nf = plus",  # as MBPP's rows become
+    ],
+)
+def test_a_program_under_other_names_is_the_same(same):
+    assert bare(same) == bare(PLUS)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (PLUS, PLUS.replace("3", "4")),
+        ("def f(x): return max(x)", "def f(x): return min(x)"),
+        ("import math\ndef f(x): return math.sin(x)", "import math\ndef f(x): return math.cos(x)"),
+        ("def f(a, b): return a - b", "def f(a, b): return b - a"),
+        ("def g(x): return x\ndef f(x): return 1", "def f(x): return x\ndef g(x): return 1"),
+        ("def f(x): return x\ndef g(x): return 1\nf = g", "def f(x): return 1\ndef g(x): return x"),
+    ],
+)
+def test_another_program_is_another_one(one, other):
+    assert bare(one) != bare(other)
+
+
+@pytest.mark.parametrize("hopeless", ["def f(x", "\0", "(" * 10_000, "x=" + "+".join("1" * 50_000)])
+def test_what_cannot_be_parsed_is_itself(hopeless):
+    assert bare(hopeless) == hopeless
+
+
+# ------------------------------------------------------------------ tasks
+def answer(kind, content):
+    return f"<think>1</think>\n<answer>\n```{kind}\n{content}\n```\n</answer>"
+
+
+@pytest.mark.parametrize(
+    "kind, text, wanted",
+    [
+        ("deduction", answer("output", "[1,2]"), "[1, 2]"),
+        ("deduction", answer("output", "1") + answer("output", "2"), "2"),  # the last answer
+        ("deduction", "<answer>\n```output\n1\n```", None),  # not closed
+        ("deduction", "```output\n1\n```", None),  # outside
+        ("deduction", "<answer>```output\n1\n```<answer>\n```output\n2\n```</answer>", "2"),
+        ("deduction", answer("output", "1 + 1"), None),
+        ("deduction", answer("output", "type('A', (), {'__eq__': lambda *_: True})()"), None),
+        ("deduction", answer("input", "1"), None),
+        ("abduction", answer("input", "3,  [1]"), "3, [1]"),
+        ("abduction", answer("input", "3) or (True"), None),
+        ("induction", answer("python", PLUS), PLUS),
+        ("induction", answer("python", "import sys\n" + PLUS), "import sys\n" + PLUS),
+        ("induction", answer("python", "def g(x): return x"), None),
+    ],
+)
+def test_answers(kind, text, wanted):
+    assert parse_answer(kind, text) == wanted
+
+
+def test_proposals():
+    text = f"<answer>\n```python\n{PLUS}\n```\n```input\n5\n```\n</answer>"
+    task = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "message": ""}
+    assert parse_proposal("deduction", text, None, 6) == task
+    assert parse_proposal("abduction", text.replace("input", "output"), None, 6) is None
+    blocks = "".join(f"```input\n{x}\n```\n" for x in range(8))
+    text = f"<answer>\n{blocks}```message\nadd ?\n```\n</answer>"
+    task = parse_proposal("induction", text, {"program": PLUS}, 6)
+    assert task["inputs"] == ["2", "3", "4", "5", "6", "7"] and task["message"] == "add ?"
+    assert parse_proposal("induction", text, {"program": PLUS}, 9) is None
+    for message in ("m", "message\n \n```\n```m"):  # none, and an empty one
+        without = text.replace("message\nadd ?", message)
+        assert parse_proposal("induction", without, {"program": PLUS}, 6) is None
+
+
+@pytest.mark.parametrize("count, seen", [(2, 1), (3, 2), (6, 3), (10, 5)])
+def test_at_least_one_input_is_hidden_and_no_prompt_shows_an_answer(count, seen):
+    inputs = [str(x) for x in range(70, 70 + count)]
+    outputs = [f"'out {letter}'" for letter in "abcdefghij"[:count]]
+    task = {"program": PLUS, "inputs": inputs, "outputs": outputs, "message": "add ?"}
+    assert shown(task) == seen < count
+    text = solve_prompt({**task, "kind": "induction"})[-1]["content"]
+    assert [x in text for x in outputs] == [True] * seen + [False] * (count - seen)
+    assert PLUS not in text
+    assert outputs[0] not in solve_prompt({**task, "kind": "deduction"})[-1]["content"]
+    asked = solve_prompt({**task, "kind": "abduction"})[-1]["content"]
+    assert inputs[0] not in asked and outputs[0] in asked
+
+
 # ------------------------------------------------------------------ calls
 @pytest.fixture(scope="module")
 def sandbox():
@@ -189,6 +319,27 @@ def test_arguments_that_are_none_are_not_run(sandbox):
     assert call_all(sandbox, calls, 0.5) == [None, "4", None]
 
 
+def test_calls_of_several_tasks_come_back_by_task(sandbox):
+    calls = [[(PLUS, "1"), (CLOCK, "1")], [], [(CLOCK, "1"), (PLUS, "x")]]
+    (plus, first), nothing, (again, unread) = call_each(sandbox, calls, 0.5)
+    assert (plus, nothing, unread) == ("4", [], None) and first == again  # run once
+
+
+def test_tasks_are_made_of_what_runs_twice_alike(sandbox):
+    message = {"message": "m"}
+    rows = [
+        message | {"program": PLUS, "inputs": ["1", "2", "3"]},
+        message | {"program": PLUS, "inputs": ["4"]},
+        message | {"program": "def f(x): return y", "inputs": ["1", "2"]},
+        message | {"program": f"import time\n{PLUS}", "inputs": ["1", "2"]},
+        message
+        | {"program": "def f(x): return __import__('time').time_ns()", "inputs": ["1", "2"]},
+    ]
+    tasks = make_tasks(sandbox, rows, 2, 0.5)
+    assert [t["inputs"] for t in tasks["deduction"]] == [["1"], ["4"]]
+    assert [(t["inputs"], t["outputs"]) for t in tasks["induction"]] == [(["1", "2"], ["4", "5"])]
+
+
 # ------------------------------------------------------------------ rows
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -231,6 +382,31 @@ def test_rows_of_a_file(tmp_path):
     assert all(row["message"].startswith("m") and row["inputs"] == ["1"] for row in train)
 
 
+def test_a_program_is_on_one_side_whatever_its_names(tmp_path):
+    """Forty programs, each under three names: by their texts some would be on both sides."""
+    text = "def {0}(x):\n return (x+{1})%100\n\nf = {0}"
+    rows = [
+        {"program": text.format(name, i), "inputs": ["1", "2"]}
+        for i in range(40)
+        for name in ("add", "plus", "more")
+    ]
+    train, held_out = load_functions(write(tmp_path / "f.jsonl", rows), 200, 200, 2, seed=0)
+    assert len(train) + len(held_out) == 120 and len(held_out) >= 3
+    assert not {bare(row["program"]) for row in train} & {bare(row["program"]) for row in held_out}
+
+
+def test_programs_with_few_inputs_are_said(tmp_path, capsys):
+    rows = [
+        {"program": f"def f(x):\n return x + {i}", "inputs": ["1", "2", "3"][: 2 + i % 2]}
+        for i in range(60)
+    ]
+    path = write(tmp_path / "f.jsonl", rows)
+    load_functions(path, 100, 100, 3, seed=0)
+    assert "30 of 60 programs have fewer than 3 inputs, 2 at least" in capsys.readouterr().out
+    load_functions(path, 100, 100, 2, seed=0)
+    assert not capsys.readouterr().out
+
+
 def test_mbpp_becomes_functions(tmp_path):
     rows = [
         {
@@ -255,3 +431,4 @@ def test_published_mbpp(real_data):
         pytest.skip("no mbpp.jsonl")
     train, held_out = load_functions(str(DATA / "mbpp.jsonl"), 2000, 2000, 3, seed=0)
     assert len(train) + len(held_out) > 600
+    assert not {bare(row["program"]) for row in train} & {bare(row["program"]) for row in held_out}

@@ -13,7 +13,7 @@ from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import answering, build, lora, moved, perturb, refused
+from conftest import answering, build, lora, moved, perturb
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -312,14 +312,3 @@ def test_what_cannot_be_read_is_neither_right_nor_ranked_first():
         "judge/readings_right": 6 / 12,
     }
     assert sr.evaluate_judge(trainer, []) == {}
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        ("--steps 10", "--steps 10 must be a multiple of --iterations 3"),
-        ("--samples 1", "--samples 1 must be at least 2"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
-    assert sentence in refused("self_rewarding.py", *arguments.split(), "--out", tmp_path / "run")

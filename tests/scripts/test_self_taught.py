@@ -11,7 +11,7 @@ from common.tiny.tasks import gold_solution, parse_question
 
 import pytest
 import torch
-from conftest import answering, build, lora, perturb, refused
+from conftest import answering, build, lora, perturb
 from hypothesis import given, strategies
 
 QUESTION = "(38+4)*7 mod 100"
@@ -306,8 +306,3 @@ def test_the_two_sets_are_made_once():
     ]
     asked = len(trainer.calls)
     assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked
-
-
-def test_what_cannot_be_is_refused(tmp_path):
-    said = refused("self_taught.py", "--steps", 10, "--out", tmp_path / "run")
-    assert "--steps 10 must be a multiple of --iterations 3" in said
