@@ -302,6 +302,7 @@ def logged(trainer) -> dict[str, float]:
 
 GOOD, POOR, NONE = "1+2 mod 100", "1+ mod 100", "no tags"
 TWO = "<question>x</question><question>2+2 mod 100</question>"
+EMPTY = "<question>x</question><question> </question>"  # its last one is none
 
 
 def test_the_proposers_reward_by_hand(tmp_path):
@@ -314,7 +315,7 @@ def test_the_proposers_reward_by_hand(tmp_path):
 
     before = list(trainer.saved["questions"])
     written = [f"<question>{text}</question>" for text in (GOOD, POOR)]
-    completions = {"proposer": [*written, NONE, TWO]}
+    completions = {"proposer": [*written, EMPTY, TWO]}
     asked = speak(trainer, completions, r"<answer>\boxed{3}</answer>", judge)
     batch = trainer.propose([None] * 4)
     difficulties = [note["rewards"].get("difficulty") for note in batch["notes"]]
