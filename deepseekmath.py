@@ -159,7 +159,7 @@ def parse_solution(text: str) -> tuple[str, Analysis | None]:
     return solution.strip(), read_analysis(own, solution, SCORES) if complete else None
 
 
-# ------------------------------------------------------------------ rewards, and mathematics
+# ------------------------------------------------------------------ rewards and mathematics
 def verifier_reward(said: float | None, truth: float, R_meta: float = 1.0) -> float:
     """Sec. 2.1.2: R_V = R_format * (1 - |s' - s|) * R_meta, and with ms' and ms that of META."""
     if said is None:  # R_format = 0

@@ -192,20 +192,19 @@ class GenRM(CoTrainer):
             self.collect()
         n = self.cfg.questions * self.accelerator.num_processes
         first = self.state.global_step * n
-        lessons = in_passes(self.saved["D_verify"], first, n, "verify")
-        verify = [self.lesson(row) for row in lessons]
-        solve = []
+        judged = in_passes(self.saved["D_verify"], first, n, "verify")
+        lessons, solutions = [self.lesson(row) for row in judged], []
         if self.cfg.solve_weight > 0:
-            solutions = in_passes(self.saved["D_correct"], first, n, "solve")
-            solve = [(solve_prompt(row["question"]), row["solution"]) for row in solutions]
-        return [self.batch_of(verify, solve)]
+            right = in_passes(self.saved["D_correct"], first, n, "solve")
+            solutions = [(solve_prompt(row["question"]), row["solution"]) for row in right]
+        return [self.batch_of(lessons, solutions)]
 
-    def batch_of(self, verify: list[tuple], solve: list[tuple]) -> dict:
+    def batch_of(self, lessons: list[tuple], solutions: list[tuple]) -> dict:
         """(prompt, text) of all processes -> a batch of this process's share."""
-        ids = [self.ids(text) for _, text in verify + solve]
-        lengths, count = [len(row) for row in ids], len(verify)
+        ids = [self.ids(text) for _, text in lessons + solutions]
+        lengths, count = [len(row) for row in ids], len(lessons)
         weights = row_weights(lengths[:count], lengths[count:], self.cfg.solve_weight)
-        prompts = [messages for messages, _ in verify + solve]
+        prompts = [messages for messages, _ in lessons + solutions]
         solves = [i >= count for i in range(len(ids))]
         rows = self.my_share(list(zip(prompts, ids, weights, solves)))
         prompts, ids, weights, solves = map(list, zip(*rows))
@@ -301,18 +300,18 @@ class GenRM(CoTrainer):
     def scores(self, rows: list[dict]) -> list[float]:
         """p of each row's solution, by the verifier as it is."""
         if self.cfg.verifier == "direct":
-            asked = [(ask_prompt(row["question"], row["solution"]), "") for row in rows]
-            return self.p_after(asked, YES, NO)
+            prompts = [ask_prompt(row["question"], row["solution"]) for row in rows]
+            return self.p_after([(messages, "") for messages in prompts], YES, NO)
         # p = mean over K rationales: one alone may be mistaken, and sampling shows the doubt
         K = self.cfg.rationales
         prompts = [verify_prompt(r["question"], r["solution"]) for r in rows for _ in range(K)]
         judged = [rationale(text) for text in self.generate("verifier", prompts)]
-        readable = [(asked, its[0]) for asked, its in zip(prompts, judged) if its]
+        readable = [(messages, read[0]) for messages, read in zip(prompts, judged) if read]
         right, wrong = ((verdict + CLOSING,) for verdict in VERDICTS)
         p = iter(self.p_after(readable, right, wrong))
         # without a verdict nothing was said for the solution, nor against it
-        every = [next(p) if its else 0.5 for its in judged]
-        return [mean(values) for values in grouped(every, K)]
+        values = [next(p) if read else 0.5 for read in judged]
+        return [mean(group) for group in grouped(values, K)]
 
     def p_after(self, begun: list[tuple], yes: tuple, no: tuple) -> list[float]:
         """p(yes) as what follows each (prompt, text); yes, no: the forms either may take.

@@ -102,16 +102,15 @@ def _say_error(sentence: str) -> int:
 
 
 def _line_of_the_script(error: ScriptError) -> str:
-    """ "fork.py, line 120 (self.update(batch)): ", or "" where no line of the script's own led to
-    the error.
+    """Such as `fork.py, line 120 (self.update(batch)): `; "" where no line of the script led to the
+    error.
     """
     libraries = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(libraries) and frame.name not in ("main", "<module>")
-    ]
-    if not frames or "conftest" in frames[-1].filename:
+    frames = traceback.extract_tb(error.__traceback__)
+    names = [frame.name for frame in frames]
+    below = names.index("main") + 1 if "main" in names else 0  # what `main` has called
+    frames = [frame for frame in frames[below:] if not frame.filename.startswith(libraries)]
+    if not frames:
         return ""
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno} ({frames[-1].line}): "
 

@@ -120,10 +120,8 @@ def without_privileges():
 
 
 # ------------------------------------------------------------------ one sentence
-FOLDERS = ["run folders", "runs that cannot be resumed", "permissions"]
-
-
-@mistakes("arguments", "models", "data sets", "rows of a data set", *FOLDERS)
+@mistakes("arguments", "models", "data sets", "rows of a data set", "run folders", "permissions",
+          "runs that cannot be resumed")  # fmt: skip
 def test_a_mistake_ends_in_one_sentence(
     script, given, says, commands, tmp_path, monkeypatch, finished
 ):
@@ -206,8 +204,7 @@ def test_what_a_process_meets_loses_nothing(script, given, says, commands, tmp_p
             (tmp_path / "pid").write_text(str(process.pid))
     try:
         story.wait(timeout=600)
-        if process:
-            process.join(timeout=600)
+        process and process.join(timeout=600)
         printed = out.read_text() if out.is_file() else ""
         if (tmp_path / "no-mount").exists():
             pytest.skip("no right to mount a small disk")
@@ -230,3 +227,12 @@ def test_the_same_folder_twice_at_a_time(tmp_path, whole):
     process.join(timeout=600)
     assert process.exitcode == 0, out.read_text()
     same_weights(tmp_path / "run", whole)
+
+
+def test_the_page_counts_these_mistakes_and_the_hostile_programs():
+    page = (ROOT / "docs" / "robustness.md").read_text()
+    titles = [title.split(" | ")[0] for title in table("mistakes.txt")]
+    numbers = [(title, len(cases(title))) for title in titles]
+    numbers += [(title, len(found)) for title, found in table("hostile_programs.txt").items()]
+    typed = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", page, re.MULTILINE)
+    assert typed == [(title, str(number)) for title, number in numbers]

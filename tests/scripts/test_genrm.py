@@ -285,14 +285,14 @@ def test_evaluation_by_hand(monkeypatch):
     trainer = SimpleNamespace(
         cfg=SimpleNamespace(candidates=2),
         sample_solutions=lambda rows: solutions,
-        scores=lambda rows: [0.9, 0.4, 0.3, 0.8],
+        scores=lambda rows: [0.9, 0.4, 0.3, 0.6],
         in_parallel=lambda work, rows: work(rows),
     )
     monkeypatch.setattr(genrm, "solve", lambda *_, greedy: (["", ""], [True, False]))
     found = genrm.evaluate(trainer, [{"question": "x"}, {"question": "y"}])
     assert found == pytest.approx({
         "generator/accuracy": 0.5, "co/majority": 1.0, "co/best_of_2": 0.5, "co/oracle": 1.0,
-        "verifier/rank_agreement": 0.5, "verifier/p_of_right": 0.6, "verifier/p_of_wrong": 0.6,
+        "verifier/rank_agreement": 0.5, "verifier/p_of_right": 0.6, "verifier/p_of_wrong": 0.5,
         "verifier/greedy": 0.5,
     })  # fmt: skip
 

@@ -3,7 +3,8 @@ weights, on a CPU."""
 
 import json
 
-from common.args import fill_in, grpo_config
+from common.adapters import with_adapters
+from common.args import grpo_config
 from common.cotrainer import CoTrainer, Player
 from common.model import load_model
 from common.tasks.answers import split_steps, step_ends
@@ -123,11 +124,11 @@ def test_adapters_on_a_four_bit_base_stay_float32_in_the_trainer(qwen, tmp_path)
     weight = torch.tensor(0.01)
     assert weight.bfloat16() + 2e-5 == weight.bfloat16() and weight + 2e-5 != weight
     model, tokenizer = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
-    args = fill_in(Args(model=str(qwen), micro_batch=2), rows=2)
+    args = Args(model=str(qwen), micro_batch=2)
     rows = Dataset.from_list([{"prompt": solve_prompt("What is 2+2?")}] * 2)
-    players = {name: Player([], 2e-5, 8, 2) for name in ("generator", "verifier")}
-    data = {"train_dataset": rows, "processing_class": tokenizer}
-    trainer = CoTrainer(model, players, grpo_config(args, tmp_path, 2), **data)
+    names = ("generator", "verifier")
+    players = with_adapters({name: Player([], 2e-5, 8, 2) for name in names})
+    trainer = CoTrainer(model, players, args, grpo_config(args, tmp_path, 2), rows, tokenizer)
     assert {p.dtype for n, p in trainer.model.named_parameters() if "lora_" in n} == {torch.float32}
     optimizer = trainer.create_optimizer()
     trained = [p for group in optimizer.param_groups for p in group["params"]]
