@@ -341,7 +341,8 @@ class Tango(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def verdict_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
     """Final verdicts against gold. One that is not readable is wrong in both classes."""
-    finals, hits = [judgement.final for judgement in judgements], {"tpr": [], "tnr": []}
+    finals = [judgement.final for judgement in judgements]
+    hits = {"tpr": [], "tnr": []}
     for final, label in zip(finals, labels):
         hits["tpr" if label else "tnr"].append(final is label)
     rates = {name: mean(values) for name, values in hits.items() if values}  # of classes that occur
@@ -406,7 +407,8 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result |= evaluate_verifier(trainer, held_out, solutions)
     # A quarter of the questions. It picks a solution that it accepts, of these one with good steps.
     count = n * max(1, len(held_out) // 4)
-    rows, scores = [row for row in held_out for _ in range(n)][:count], []
+    rows = [row for row in held_out for _ in range(n)][:count]
+    scores = []
     for verdicts, final in judge(trainer, rows, samples[:count]):
         scores.append((final is True, sum(verdicts) / max(1, len(verdicts))))
     picked = [max(range(i, i + n), key=scores.__getitem__) for i in range(0, count, n)]

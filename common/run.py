@@ -347,7 +347,8 @@ class Run(TrainerCallback):
                 f"{dataset}: {questions} training questions are too few for one step, see "
                 f"--questions {self.args.questions}."
             )
-        if self.trainer.train_rows and 1 < steps < self.args.steps:
+        own = questions == len(self.trainer.train_rows)  # else rows that `step` does not use
+        if own and 1 < steps < self.args.steps:
             say(f"note: {dataset}: after {steps} steps its {questions} questions come again")
 
     def _finish(self):
