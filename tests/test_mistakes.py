@@ -92,7 +92,9 @@ def mistakes(*sections: str):
 
 def bash(commands: str, folder: Path, **more: str) -> subprocess.Popen:
     names = {**environment(), "TINY": str(TINY), "PYTHON": sys.executable, **more}
-    return subprocess.Popen(["bash", "-ec", f"{COMMANDS}\n{commands}"], cwd=folder, env=names)
+    script = ["bash", "-ec", f"{COMMANDS}\n{commands}"]
+    # in a session of its own: job control would stop all that is behind a terminal's foreground
+    return subprocess.Popen(script, cwd=folder, env=names, start_new_session=True)
 
 
 def files(folder: Path) -> dict[Path, bytes | str]:
