@@ -436,8 +436,11 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class(tmp_path):
     trainer = make_trainer(tmp_path, questions=8)
     trainer.saved["class_counts"] = [30.0, 2.0]
     torch.manual_seed(3)
-    data = [trainer.train_dataset[i] for i in range(0, 32, 4)]
+    data, asked, generate = trainer.train_dataset, [], trainer.generate
+    trainer.generate = lambda name, *rest: asked.append(name) or generate(name, *rest)
+    data = [data[i] for i in range(0, 32, 4)]
     batch = trainer.verifier_step(data)
+    assert asked == ["generator"]
     labels = [note["solution is right"] for note in batch["notes"]]
     prompts = [note["prompt"] for note in batch["notes"]]
     assert batch["player"] == "verifier" and len(labels) == 32 and 0 < sum(labels) < 32
