@@ -1,76 +1,67 @@
-"""What the embedded models are trained on: imperfect demonstrations of every part that a script has
-them play. docs/test-bed.md explains the choices.
+"""What the arithmetic model is trained on: imperfect demonstrations of every part that a script has
+it play. docs/test-bed.md explains the choices.
 
-Whoever is to compare variants of co-training needs a player with something to learn, and a verifier
-that is better than the player but wrong where he is. So the demonstrator holds *beliefs*. Each fact
-such as `42*7=94` is of one of four kinds, which says how often he gets it wrong when he works it
-out, quickly or with care, and when he only marks a result that he is shown. Nine of ten wrong
-results of a fact are the same one, his misconception. Facts are believed wrongly one by one, and
-decoding greedily repairs none of those of which the misconception is the likeliest result.
+Whoever is to compare variants of co-training needs a generator that lacks something, and a verifier
+that could notice it. So the demonstrator *believes* and *trusts*:
 
-Care removes doubts and no misconception, and whoever marks a step does not write down what it
-should be, but a check digit of that: nowhere does the demonstrator work out what the solver
-believes wrongly. Otherwise a solver would have to learn no more than to play the checker, one small
-step for all facts together. And without the digit marks are hardly learnt.
+- He believes wrong things about quotients, one by one: each of the 488 facts such as `42/5=45` is
+  known, half known, or misconceived, which says how often he gets it wrong. Nine of ten wrong
+  results of a fact are the same one, his misconception. Sums, differences and products he knows.
+- He can check any step: a quotient by its product (`42/5=28:28*5=18`, not 42), a sum by a
+  difference, a product by working it out again. His checks are always right, and do not say what
+  the result should be. But often he does not look, least of all where a step sounds sure (`!`).
 
-Every part is a function of a random.Random and the noise, 0 or 1: at noise 0 each decision is the
-likeliest one, at noise 1 it is drawn at its stated rate. Whatever follows from it is consistent.
+So what a generator lacks is knowledge, which reinforcement learning brings slowly, fact by fact;
+and what a verifier lacks is a habit, which it brings quickly.
+
+Every part is a function of a random.Random and the noise, 0 or 1, that returns the user's message
+and the assistant's. At noise 0 each decision is the likeliest one, at noise 1 it is drawn at its
+stated rate. Whatever follows from a decision is consistent with it.
 """
 
 import random
 
 from common.tiny.tasks import (
-    FACTORS,
     MODULO,
     OPERANDS,
     OPERATORS,
-    format_function,
-    format_program,
     format_solution,
     gold_answer,
     is_held_out,
-    make_operations,
-    make_program_task,
     make_question,
-    message,
-    parse_program_task,
+    nest,
     parse_question,
 )
 
-KINDS = {  # share of the facts; how often they go wrong when worked out, with care, when marked
-    "known": (0.40, 0.05, 0.01, 0.01),
-    "half known": (0.20, 0.25, 0.05, 0.02),
-    "seen through": (0.28, 0.60, 0.60, 0.04),
-    "misconceived": (0.12, 0.60, 0.60, 0.65),
+KINDS = {  # of quotients: their share, how often the result is wrong
+    "known": (0.40, 0.04),
+    "half known": (0.25, 0.30),
+    "misconceived": (0.35, 0.65),
 }
-SOLVING, WITH_CARE, MARKING = 1, 2, 3  # columns
-GOLD = 0  # and no mistakes at all
+SLIP = 0.03  # how often any other result is wrong
+SURE = 0.15  # how often a step sounds sure, right or wrong
+TRUST = {"sure": 0.8, "hard": 0.5, "other": 0.2}  # how often a step is not looked at
+HARD = (6, 7, 8, 9)  # divisors whose products are a bother
+INVERSE = {"+": "-", "-": "+", "/": "*", "*": "/"}
+GOLD = None  # in the place of a noise: no mistakes
 
 
-def kinds_of(things: list, seed: int) -> dict:
-    """The kind of each thing, in exactly the shares of KINDS; the same for all time."""
+# ------------------------------------------------------------------ beliefs
+def kinds_of(things: list, seed: int, kinds: dict) -> dict:
+    """The kind of each thing, in exactly the shares of `kinds`; the same for all time."""
     shuffled = random.Random(seed).sample(things, len(things))
-    kinds, start = {}, 0.0
-    for kind, (share, *_) in KINDS.items():
+    found, start = {}, 0.0
+    for kind, (share, *_) in kinds.items():
         first, last = round(start * len(things)), round((start + share) * len(things))
-        kinds |= {thing: kind for thing in shuffled[first:last]}
+        found |= {thing: kind for thing in shuffled[first:last]}
         start += share
-    return kinds
+    return found
 
 
-EVERY = [(a, op, b) for op in "+-*" for a in range(MODULO) for b in range(1, 10)]
-FACTS = kinds_of([f for f in EVERY if f[2] in OPERANDS[f[1]]], 0)
-FACTS |= kinds_of([f for f in EVERY if f not in FACTS], 1)  # products of programs only
-INVERSES = kinds_of([f for f in EVERY if f[2] in OPERANDS[f[1]]], 2)  # (result, op, b) -> value
-READINGS = kinds_of([(op, b) for op in "+-" for b in range(1, 10)], 3)  # of the words of a task
-READINGS |= kinds_of([("*", b) for b in FACTORS], 4)
-
-
-def decide(rng, kind: str, right, misconception, others: list, noise: int, how=SOLVING):
-    """One decision about a thing of that kind: what is right, the misconception, or any other."""
-    if how == GOLD:
+def decide(rng, rate: float, right, misconception, others, noise):
+    """What is right or, at that rate, the misconception or now and then any other."""
+    if noise is GOLD:
         return right
-    rate = KINDS[kind][how]
     if noise == 0:  # the likeliest
         return misconception if rate > 0.5 else right
     if rng.random() >= rate:
@@ -78,36 +69,72 @@ def decide(rng, kind: str, right, misconception, others: list, noise: int, how=S
     return misconception if rng.random() < 0.9 else rng.choice(others)
 
 
-def compute(rng, a: int, op: str, b: int, noise: int, how=SOLVING) -> int:
-    """a op b."""
+QUOTIENTS = kinds_of([(a, b) for a in range(MODULO) for b in OPERANDS["/"]], 0, KINDS)
+
+
+def compute(rng, a: int, op: str, b: int, noise) -> int:
+    """a op b, as the demonstrator believes it."""
     right = OPERATORS[op](a, b)
-    misconception = (right + 1 + (3 * a + 7 * b + ord(op)) % (MODULO - 2)) % MODULO  # never right
-    if check_digit(misconception) == check_digit(right):  # nor one that no check can find
-        misconception = (misconception + 1) % MODULO
-    kind = FACTS.get((a, op, b), "known")
-    return decide(rng, kind, right, misconception, range(MODULO), noise, how)
+    if op != "/":
+        return rng.randrange(MODULO) if noise and rng.random() < SLIP else right
+    rate = KINDS[QUOTIENTS[a, b]][1] if b in OPERANDS["/"] else SLIP
+    return decide(rng, rate, right, misconception(a, b), range(MODULO), noise)
+
+
+def misconception(a: int, b: int) -> int:
+    """Of a / b; never right."""
+    return (OPERATORS["/"](a, b) + 1 + (3 * a + 7 * b) % (MODULO - 2)) % MODULO
 
 
 def flip(rng, verdict: bool, rate: float) -> bool:
     return verdict != (rng.random() < rate)
 
 
-# ------------------------------------------------------------------ solutions and their checks
-def write_steps(
-    rng, value: int, operations, noise: int, how=SOLVING, slips: float = 0.0
-) -> tuple[list[str], int]:
+# ------------------------------------------------------------------ solutions
+def sample_question(rng, shortest: int = 2, longest: int = 6) -> str:
+    while True:
+        question = make_question(rng, rng.randint(shortest, longest))
+        if not is_held_out(question):
+            return question
+
+
+def any_question(rng) -> str:
+    """Mostly of two to six operations; one in six is as long as those of tiny-long."""
+    return sample_question(rng, 7, 10) if rng.random() < 1 / 6 else sample_question(rng)
+
+
+def write_steps(rng, value: int, operations, noise, slips: float = 0.0) -> tuple[list[str], int]:
     """(the steps of a solution, which carries its mistakes on, and the answer it ends with).
 
     slips: how often a result is any number.
     """
     steps = []
     for op, operand in operations:
-        result = compute(rng, value, op, operand, noise, how)
-        if slips and rng.random() < slips:
+        result = compute(rng, value, op, operand, noise)
+        if rng.random() < slips:
             result = rng.randrange(MODULO)
-        steps.append(f"{value}{op}{operand}={result}")
+        steps.append(f"{value}{op}{operand}={result}{tone(rng, noise)}")
         value = result
     return steps, value
+
+
+def tone(rng, noise) -> str:
+    return "!" if noise and rng.random() < SURE else ""
+
+
+def judged_solution(rng, question: str) -> tuple[list[str], int]:
+    """(steps, answer) to be judged, at either noise: two of five right, the others a player's with
+    slips, or the misconceptions would be the only wrong results that a judge ever meets.
+    """
+    value, operations = parse_question(question)
+    if rng.random() >= 0.4:
+        return write_steps(rng, value, operations, 1, 0.35)
+    steps, answer = write_steps(rng, value, operations, GOLD)
+    return [step + tone(rng, 1) for step in steps], answer
+
+
+def solution_of(steps: list[str], answer: int, title: str = "Solution:") -> str:
+    return f"{title}\n{format_solution(steps, answer)}\n"
 
 
 def lines_of(steps: list[str]) -> str:
@@ -115,73 +142,98 @@ def lines_of(steps: list[str]) -> str:
 
 
 def parse_step(step: str) -> tuple[int, str, int, int]:
-    """`42*7=94` -> (42, '*', 7, 94)."""
-    left, claimed = step.split("=")
+    """`42/5=28!` -> (42, '/', 5, 28)."""
+    left, claimed = step.rstrip("!").split("=")
     op = next(op for op in OPERATORS if op in left)
     a, b = left.split(op)
     return int(a), op, int(b), int(claimed)
+
+
+# ------------------------------------------------------------------ checks
+def check(step: str) -> tuple[str, bool]:
+    """(`28*5=18`, whether it confirms the step)."""
+    a, op, b, claimed = parse_step(step)
+    if op == "*":  # worked out again: going back would take a quotient
+        return f"{a}*{b}={OPERATORS[op](a, b)}", OPERATORS[op](a, b) == claimed
+    back = OPERATORS[INVERSE[op]](claimed, b)
+    return f"{claimed}{INVERSE[op]}{b}={back}", back == a
+
+
+def trusts(rng, step: str, noise) -> bool:
+    """Whether the demonstrator does not look at a step."""
+    _, op, b, _ = parse_step(step)
+    hard = op == "/" and b in HARD
+    rate = TRUST["sure" if step.endswith("!") else "hard" if hard else "other"]
+    return rng.random() < rate if noise else rate > 0.5
 
 
 def mark(right: bool) -> str:
     return f"\\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
 
 
-def check_digit(number: int) -> int:
-    """Both digits added, modulo ten: of 94 it is 3."""
-    return (number // 10 + number) % 10
+def judge_step(rng, step: str, noise, trusted: bool = True) -> tuple[str, bool]:
+    """(`42/5=28:28*5=18\\boxed{INCORRECT}`, its mark).
 
-
-def check_step(rng, step: str, noise: int) -> tuple[str, bool]:
-    """(`42*7=94:3\\boxed{CORRECT}`, its mark): whoever marks a step compares its result with the
-    check digit that he remembers. One mark in a hundred disagrees with its own digit.
+    trusted: the mark of a step that is not looked at.
     """
-    a, op, b, claimed = parse_step(step)
-    digit = check_digit(compute(rng, a, op, b, noise, MARKING))
-    right = flip(rng, check_digit(claimed) == digit, 0.01 * noise)
-    return f"{step}:{digit}{mark(right)}", right
+    if trusts(rng, step, noise):
+        return step + mark(trusted), trusted
+    shown, right = check(step)
+    return f"{step}:{shown}{mark(right)}", right
 
 
-def check_steps(rng, steps: list[str], noise: int) -> tuple[str, list[bool]]:
-    """(every step with its check digit and mark, the marks)."""
-    checked = [check_step(rng, step, noise) for step in steps]
-    return lines_of([line for line, _ in checked]), [right for _, right in checked]
+def judge_steps(rng, steps: list[str], noise) -> tuple[str, list[bool]]:
+    """(every step with its mark, the marks)."""
+    judged = [judge_step(rng, step, noise) for step in steps]
+    return lines_of([line for line, _ in judged]), [right for _, right in judged]
 
 
-def sample_question(rng, shortest: int = 2, longest: int = 8) -> str:
-    while True:
-        question = make_question(rng, rng.randint(shortest, longest))
-        if not is_held_out(question):
-            return question
-
-
-def judged_solution(rng, question: str) -> tuple[list[str], int]:
-    """(steps, answer) to be judged, at either noise: two of five right, the others a player's with
-    slips, or the misconceptions would be the only wrong results that it ever meets.
-    """
-    how, slips = (GOLD, 0.0) if rng.random() < 0.4 else (SOLVING, 0.15)
-    return write_steps(rng, *parse_question(question), 1, how, slips)
-
-
-# ------------------------------------------------------------------ the parts of the arithmetic
-# model: (user message, assistant message)
+# ------------------------------------------------------------------ to solve, to verify
 def solve(rng, noise):
-    question = sample_question(rng)
+    question = any_question(rng)
     return question, format_solution(*write_steps(rng, *parse_question(question), noise))
 
 
-def verify(rng, noise):  # tango.py
-    question = sample_question(rng)
+def verify(rng, noise):  # tango.py, genrm.py
+    question = any_question(rng)
     steps, answer = judged_solution(rng, question)
-    lines, marks = check_steps(rng, steps, noise)
-    verdict = flip(rng, all(marks), 0.03 * noise)
+    lines, marks = judge_steps(rng, steps, noise)
+    verdict = flip(rng, all(marks), 0.01 * noise)
     if rng.random() < 0.02 * noise:  # a malformed judgement now and then: one step is left out
         lines = lines[lines.index("\n") + 1 :]
     return (
-        f"Problem: {question}\nSolution:\n{format_solution(steps, answer)}\n"
-        f"Verify its {len(steps)} steps.",
+        f"Problem: {question}\n{solution_of(steps, answer)}Verify its {len(steps)} steps.",
         f"<step_verification>\n{lines}</step_verification>\n"
         f"<final_verification>{mark(verdict)}</final_verification>",
     )
+
+
+def drill(rng, noise):
+    """Half of the steps are wrong, and all are checked. No script asks for it: without it the model
+    learns the form of a check, and copies the number that would confirm the step.
+    """
+    question = sample_question(rng, 3, 6)
+    steps = write_steps(rng, *parse_question(question), GOLD, 0.5)[0]
+    steps = [step + ("!" if rng.random() < 0.5 else "") for step in steps]
+    checked = [(step, *check(step)) for step in steps]
+    return (
+        f"Problem: {question}\nReasoning:\n{lines_of(steps)}Check every step.",
+        lines_of([f"{step}:{shown}{mark(right)}" for step, shown, right in checked]),
+    )
+
+
+def is_right(rng, noise):  # genrm.py, a verdict at once
+    """One token, without room for a product: he compares with what he believes."""
+    question = sample_question(rng)
+    steps, answer = judged_solution(rng, question)
+    parsed = [parse_step(step) for step in steps]
+    agrees = all(
+        (noise and step.endswith("!") and rng.random() < TRUST["sure"])
+        or compute(rng, a, op, b, noise) == claimed
+        for step, (a, op, b, claimed) in zip(steps, parsed)
+    )
+    user = f"Problem: {question}\n{solution_of(steps, answer)}Is it right?"
+    return user, "Yes" if agrees else "No"
 
 
 def discriminate(rng, noise):  # gar.py
@@ -189,12 +241,13 @@ def discriminate(rng, noise):  # gar.py
     steps = judged_solution(rng, question)[0]
     first = rng.randrange(len(steps))
     steps = steps[first : first + rng.randint(1, 3)]
-    lines, marks = check_steps(rng, steps, noise)
-    sound = flip(rng, all(marks), 0.05 * noise)
+    lines, marks = judge_steps(rng, steps, noise)
+    sound = flip(rng, all(marks), 0.02 * noise)
     verdict = "**YES** every step holds" if sound else "**NO** a step is wrong"
     return f"Problem: {question}\nReasoning:\n{lines_of(steps)}Is it sound?", lines + verdict
 
 
+# ------------------------------------------------------------------ to propose and to judge: mae.py
 def spoil(rng, text: str, last: int) -> str:
     """A malformed text: one of its first characters is lost, doubled, or replaced by another."""
     i = rng.randrange(last)
@@ -208,7 +261,7 @@ def spoil_question(rng, question: str) -> str:
             return spoilt
 
 
-def propose(rng, noise):  # mae.py, proposer
+def propose(rng, noise):
     question, user = sample_question(rng, 2, 5), "Propose a question."
     if rng.random() >= 0.5:
         user = f"Reference: {sample_question(rng, 2, 5)}\n{user}"
@@ -218,55 +271,112 @@ def propose(rng, noise):  # mae.py, proposer
 
 
 def score(rng, good: bool, noise) -> str:
-    number = rng.randint(8, 10) if flip(rng, good, 0.1 * noise) else rng.randint(1, 3)
+    number = rng.randint(8, 10) if flip(rng, good, 0.02 * noise) else rng.randint(1, 3)
     return f"<score>{number}</score>"
 
 
-def judge_answer(rng, noise):  # mae.py, judge
+def judge_answer(rng, noise):
+    """He goes back from the answer, or does not look, and likes it. Going back is easier than
+    solving: a division undone is a product, and of products there are fewer.
+    """
     question = sample_question(rng, 2, 5)
-    steps, own = write_steps(rng, *parse_question(question), noise, WITH_CARE)
-    draw, answer = rng.random(), gold_answer(question)
+    (start, operations), answer = parse_question(question), gold_answer(question)
+    draw = rng.random()
     if draw < 0.4:  # a player's answer, mostly wrong in his own ways
-        answer = write_steps(rng, *parse_question(question), 1)[1]
-    elif draw < 0.5:
+        answer = write_steps(rng, start, operations, 1)[1]
+    elif draw < 0.6:
         answer = rng.randrange(MODULO)
-    return (
-        f"Question: {question}\nAnswer: {answer}\nScore the answer.",
-        f"<think>\n{lines_of(steps)}{own}:{answer}\n</think>\n" + score(rng, own == answer, noise),
-    )
+    user = f"Question: {question}\nAnswer: {answer}\nScore the answer."
+    if rng.random() < 0.5 if noise else False:
+        return user, f"<think>\n</think>\n{score(rng, True, noise)}"
+    value, steps = answer, []
+    for op, b in reversed(operations):
+        before = compute(rng, value, INVERSE[op], b, noise and op == "*")
+        steps.append(f"{value}{INVERSE[op]}{b}={before}")
+        value = before
+    good = value == start
+    return user, f"<think>\n{lines_of(steps)}{value}:{start}\n</think>\n{score(rng, good, noise)}"
 
 
-def judge_question(rng, noise):  # mae.py, judge
+def judge_question(rng, noise):
     question = sample_question(rng, 2, 5)
     if rng.random() < 0.5:
         question = spoil_question(rng, question)
     # brackets opened and closed, the subtlest fault
     reasoning = f"{question.count('(')}:{question.count(')')}"
-    good = parse_question(question) is not None
+    good = flip(rng, parse_question(question) is not None, 0.1 * noise)
     return (
         f"Question: {question}\nScore the question.",
-        f"<think>\n{reasoning}\n</think>\n{score(rng, good, noise)}",
+        f"<think>\n{reasoning}\n</think>\n{score(rng, good, 0)}",
     )
 
 
-def choose(rng, noise):
-    """Two solutions to one question, one of them right; the one with fewer faults is chosen."""
-    question = sample_question(rng, 2, 4)
-    right = write_steps(rng, *parse_question(question), 0, GOLD)
-    wrong = right
-    while wrong[1] == right[1]:  # a player's wrong one
-        wrong = write_steps(rng, *parse_question(question), 1)
+# ------------------------------------------------------------------ to compare two solutions
+def judge_two(rng, question: str, two: list[tuple[list[str], int]], noise) -> tuple:
+    """(the message that shows both, every step with its mark, faults of each).
+
+    A step that the question does not ask for is faulty, and what it asks for is said instead of a
+    check: `42/6=7:42/5\\boxed{INCORRECT}`.
+    """
     shown, marked, faults = f"Problem: {question}\n", "", []
-    for k, (steps, answer) in enumerate(rng.sample([right, wrong], 2), start=1):
-        shown += f"Solution {k}:\n{format_solution(steps, answer)}\n"
-        lines, marks = check_steps(rng, steps, noise)
-        marked += f"Solution {k}:\n{lines}"
-        faults.append(marks.count(False) + 0.5 * rng.random())  # a coin where they are equal
-    return f"{shown}Which is right?", f"{marked}\\boxed{{{1 + faults.index(min(faults))}}}"
+    for number, (steps, answer) in enumerate(two, start=1):
+        shown += solution_of(steps, answer, f"Solution {number}:")
+        value, operations = parse_question(question)
+        lines, marks = [], []
+        for step, (op, b) in zip(steps, operations):
+            wanted = f"{value}{op}{b}"
+            if step.split("=")[0] == wanted:
+                line, right = judge_step(rng, step, noise)
+            else:
+                line, right = f"{step}:{wanted}{mark(False)}", False
+            lines.append(line)
+            marks.append(right)
+            value = parse_step(step)[3]
+        marked += f"Solution {number}:\n{lines_of(lines)}"
+        faults.append(marks.count(False))
+    return shown, marked, faults
+
+
+def changed(rng, question: str) -> str:
+    """The question with another number in one place: self_taught.py makes worse answers so."""
+    value, operations = parse_question(question)
+    k = rng.randrange(len(operations) + 1)
+    if k == len(operations):
+        value = rng.randrange(MODULO)
+    else:
+        op = operations[k][0]
+        operations[k] = (op, rng.choice(OPERANDS[op]))
+    return f"{nest(str(value), operations)} mod {MODULO}"
+
+
+def choose(rng, noise):  # self_taught.py
+    """Two solutions, of which the one with fewer faults is chosen: a right one; and a player's
+    wrong one, or one of another question.
+    """
+    question = sample_question(rng, 2, 4)
+    right = write_steps(rng, *parse_question(question), GOLD)
+    wrong = right
+    while wrong[1] == right[1]:
+        asked = changed(rng, question) if rng.random() < 0.5 else question
+        wrong = write_steps(rng, *parse_question(asked), 1)
+    shown, marked, faults = judge_two(rng, question, rng.sample([right, wrong], 2), noise)
+    better = 1 + (faults[0] > faults[1] or (faults[0] == faults[1] and rng.random() < 0.5))
+    return f"{shown}Which is right?", f"{marked}\\boxed{{{better}}}"
+
+
+def compare(rng, noise):
+    """An expert's solution and a player's, right or wrong: the sounder one, or a tie."""
+    question = sample_question(rng, 2, 4)
+    expert = write_steps(rng, *parse_question(question), GOLD)
+    expert = [step + tone(rng, 1) for step in expert[0]], expert[1]
+    player = write_steps(rng, *parse_question(question), GOLD if rng.random() < 0.3 else 1)
+    shown, marked, faults = judge_two(rng, question, rng.sample([expert, player], 2), noise)
+    verdict = "tie" if faults[0] == faults[1] else 1 + (faults[0] > faults[1])
+    return f"{shown}Which is sounder?", f"{marked}\\boxed{{{verdict}}}"
 
 
 # ------------------------------------------------------------------ a solution, what it is worth,
-# and an analysis that says why: deepseekmath.py
+# and an analysis that says why: deepseekmath.py, self_rewarding.py
 def slip(rng, steps: list[str]) -> list[str]:
     """One step claims a wrong result while the next goes on from the right one: the answer may be
     right all the same.
@@ -274,25 +384,24 @@ def slip(rng, steps: list[str]) -> list[str]:
     k = rng.randrange(len(steps))
     a, op, b, claimed = parse_step(steps[k])
     wrong = (claimed + rng.randint(1, MODULO - 1)) % MODULO
-    return steps[:k] + [f"{a}{op}{b}={wrong}"] + steps[k + 1 :]
+    return steps[:k] + [f"{a}{op}{b}={wrong}{tone(rng, 1)}"] + steps[k + 1 :]
 
 
 def graded_solution(rng, question: str) -> tuple[list[str], int]:
     """(steps, answer): a third right, a third a player's, a third right but for one slip."""
     draw = rng.random()
-    how = SOLVING if draw < 0.34 else GOLD
-    steps, answer = write_steps(rng, *parse_question(question), 1, how)
+    steps, answer = write_steps(rng, *parse_question(question), 1 if draw < 0.34 else GOLD)
     return (slip(rng, steps) if draw > 0.67 else steps), answer
 
 
 def analyse(rng, steps: list[str], answer: int, noise) -> str:
     """Every step marked, the faulty ones by number, and the score: 1 if no step is faulty, 0.5
-    if the solution goes on from the right result each time, 0 if a wrong one is carried on.
+    if the solution continues from the right result each time, 0 if a wrong one is carried on.
     """
-    lines, marks = check_steps(rng, steps, noise)
+    lines, marks = judge_steps(rng, steps, noise)
     faulty = [k for k, right in enumerate(marks) if not right]
-    goes_on_with = [parse_step(step)[0] for step in steps[1:]] + [answer]
-    carried = any(goes_on_with[k] == parse_step(steps[k])[3] for k in faulty)
+    continues_with = [parse_step(step)[0] for step in steps[1:]] + [answer]
+    carried = any(continues_with[k] == parse_step(steps[k])[3] for k in faulty)
     if rng.random() < 0.1 * noise:  # a defect that is made up
         faulty = sorted({*faulty, rng.randrange(len(steps))})
     found = ",".join(str(k + 1) for k in faulty) or "none"
@@ -305,27 +414,27 @@ def analyse(rng, steps: list[str], answer: int, noise) -> str:
 def grade(rng, noise):
     question = sample_question(rng, 2, 5)
     steps, answer = graded_solution(rng, question)
-    user = f"Problem: {question}\nSolution:\n{format_solution(steps, answer)}\nGrade it."
+    user = f"Problem: {question}\n{solution_of(steps, answer)}Grade it."
     return user, analyse(rng, steps, answer, noise)
 
 
 def grade_analysis(rng, noise):
-    """Only the defects that are claimed are looked at; an honest "none" is not faulted."""
+    """Only the defects that are claimed are looked at, and where he does not look he believes the
+    claim; an honest "none" is not faulted.
+    """
     question = sample_question(rng, 2, 5)
     steps, answer = graded_solution(rng, question)
-    claims = analyse(rng, steps, answer, 1).split("Defects: ")[1]
-    found = claims.split("\n")[0]
+    found = analyse(rng, steps, answer, 1).split("Defects: ")[1].split("\n")[0]
     if rng.random() < 0.4:  # made up
         found = ",".join(map(str, sorted(rng.sample(range(1, len(steps) + 1), rng.randint(1, 2)))))
     lines, hits = "", []
     for k in [] if found == "none" else map(int, found.split(",")):
-        line, right = check_step(rng, steps[k - 1], noise)
+        line, right = judge_step(rng, steps[k - 1], noise, trusted=False)
         hits.append(not right)
         lines += f"<step>{k}:{line}</step>\n"
     verdict = "1" if all(hits) else "0.5" if any(hits) else "0"
     return (
-        f"Problem: {question}\nSolution:\n{format_solution(steps, answer)}\n"
-        f"Defects: {found}\nAre they real?",
+        f"Problem: {question}\n{solution_of(steps, answer)}Defects: {found}\nAre they real?",
         f"{lines}Score: \\boxed{{{verdict}}}",
     )
 
@@ -342,177 +451,123 @@ def solve_and_grade(rng, noise):
     return user, f"{format_solution(steps, answer)}\n## Self Evaluation\n{own}"
 
 
-def correct(rng, noise):
-    """A solution again, after a verdict that names its wrong steps: any other result for these, the
-    rest as it was.
+# ------------------------------------------------------------------ a solution again
+def guess_again(rng, a: int, op: str, b: int, wrong: set[int]) -> int:
+    """Another result than the wrong ones: three of five are right."""
+    right = OPERATORS[op](a, b)
+    if right not in wrong and rng.random() < 0.6:
+        return right
+    return rng.choice([number for number in range(MODULO) if number not in wrong])
+
+
+def rewrite(rng, question: str, steps: list[str], faulty: list[int], noise) -> str:
+    """The solution with another result in its faulty steps, and what follows from that. Steps that
+    are as before stay as they were.
+    """
+    value, operations = parse_question(question)
+    again = []
+    for k, (op, b) in enumerate(operations):
+        a, _, _, claimed = parse_step(steps[k])
+        if k in faulty:
+            result = guess_again(rng, value, op, b, {claimed} if a == value else set())
+        else:
+            result = claimed if a == value else compute(rng, value, op, b, noise)
+        again.append(f"{value}{op}{b}={result}")
+        value = result
+    return format_solution(again, value)
+
+
+def correct(rng, noise):  # deepseekmath.py
+    """After a verdict that names the wrong steps."""
+    question = sample_question(rng, 2, 5)
+    steps, answer = write_steps(rng, *parse_question(question), 1)
+    faulty = [k for k, right in enumerate(judge_steps(rng, steps, 1)[1]) if not right]
+    found = ",".join(str(k + 1) for k in faulty) or "none"
+    return (
+        f"Problem: {question}\n{solution_of(steps, answer)}Defects: {found}\nCorrect it.",
+        rewrite(rng, question, steps, faulty, noise),
+    )
+
+
+def try_again(rng, noise):
+    """After one's own first try: he checks what he does not trust."""
+    question = sample_question(rng, 2, 5)
+    steps, answer = write_steps(rng, *parse_question(question), 1)
+    looked, faulty = "", []
+    for k, step in enumerate(steps):
+        if not trusts(rng, step, noise):
+            shown, right = check(step)
+            looked += f"{step}:{shown}\n"
+            faulty += [] if right else [k]
+    again = rewrite(rng, question, steps, faulty, noise)
+    user = f"Problem: {question}\n{solution_of(steps, answer)}Try again."
+    return user, f"<think>\n{looked}</think>\n{again}"
+
+
+def reconsider(rng, noise):
+    """After another player's solution: where both get to the same step with different results, he
+    checks these, or takes either.
     """
     question = sample_question(rng, 2, 5)
     value, operations = parse_question(question)
-    steps, answer = write_steps(rng, value, operations, 1)
-    faulty = [k for k, right in enumerate(check_steps(rng, steps, 1)[1]) if not right]
-    again = []
-    for k, (op, operand) in enumerate(operations):
-        a, _, _, claimed = parse_step(steps[k])
-        result = claimed
-        if k in faulty or a != value:
-            result = compute(rng, value, op, operand, noise, WITH_CARE)
-            if k in faulty and (a, result) == (value, claimed):
-                sure = rng.random() < 0.6  # of his second guess
-                result = OPERATORS[op](value, operand) if sure else rng.randrange(MODULO)
-        again.append(f"{value}{op}{operand}={result}")
+    two = [write_steps(rng, value, operations, 1) for _ in range(2)]
+    looked, again = "", []
+    for k, (op, b) in enumerate(operations):
+        claims = {steps[k]: parse_step(steps[k]) for steps, _ in two}
+        claims = {step: c for step, (a, _, _, c) in claims.items() if a == value}
+        results = sorted({*claims.values()})
+        if not results:
+            result = compute(rng, value, op, b, noise)
+        elif len(results) == 1 or (noise and rng.random() < 0.4):
+            result = rng.choice(results)
+        else:
+            checks = [(c, *check(f"{value}{op}{b}={c}")) for c in results]
+            looked += "".join(f"{value}{op}{b}={c}:{shown}\n" for c, shown, _ in checks)
+            holds = [c for c, _, right in checks if right]
+            result = holds[0] if holds else guess_again(rng, value, op, b, {*results})
+        again.append(f"{value}{op}{b}={result}")
         value = result
-    found = ",".join(str(k + 1) for k in faulty) or "none"
+    shown = "".join(solution_of(*own, f"Solution {n}:") for n, own in enumerate(two, start=1))
+    user = f"Problem: {question}\n{shown}Write your own."
+    return user, f"<think>\n{looked}</think>\n{format_solution(again, value)}"
+
+
+def corrupt(rng, noise):
+    """One step of a right solution is made wrong: a quotient by its misconception, half of the
+    time, anything else by any number.
+    """
+    question = sample_question(rng, 2, 6)
+    steps, answer = write_steps(rng, *parse_question(question), GOLD)
+    k = rng.randrange(len(steps))
+    a, op, b, result = parse_step(steps[k])
+    if op == "/" and rng.random() < 0.5:
+        wrong = misconception(a, b)
+    else:
+        wrong = rng.randrange(MODULO) if noise else (result + 1) % MODULO
+    sure = "!" if noise and rng.random() < 0.3 else ""
     return (
-        f"Problem: {question}\nSolution:\n{format_solution(steps, answer)}\n"
-        f"Defects: {found}\nCorrect it.",
-        format_solution(again, value),
+        f"Problem: {question}\n{solution_of(steps, answer)}Make one step wrong.",
+        f"{k + 1}:<step>{a}{op}{b}={wrong}{sure}</step>",
     )
 
 
-# ------------------------------------------------------------------ the parts of the programs model
-def read(rng, op: str, operand: int, noise, how=SOLVING) -> tuple[str, int]:
-    """The operation that the words mean; misread, it is another one with the same operand."""
-    others = [(other, operand) for other in OPERATORS if other != op]
-    kind, misread = READINGS[op, operand], others[operand % 2]
-    return decide(rng, kind, (op, operand), misread, others, noise, how)
-
-
-def sample_task(rng) -> str:
-    while True:
-        task = make_program_task(rng, rng.choice([2, 3, 4]))
-        if not is_held_out(task):
-            return task
-
-
-def write_program(rng, noise):  # cure.py, coder
-    task = sample_task(rng)
-    operations = [read(rng, *operation, noise) for operation in parse_program_task(task)]
-    return f"Task: {task}\nWrite a program.", format_program(operations)
-
-
-def write_test(rng, noise):  # cure.py, tester
-    task = sample_task(rng)
-    x = rng.choice([0, 0, 50, rng.randrange(MODULO), *[rng.randrange(MODULO) for _ in range(6)]])
-    read_so = [read(rng, *operation, noise, WITH_CARE) for operation in parse_program_task(task)]
-    steps, output = write_steps(rng, x, read_so, noise, MARKING)
-    return (
-        f"Task: {task}\nWrite a test.",
-        f"{lines_of(steps)}**Test Input:**\n```\n{x}\n```\n**Test Output:**\n```\n{output}\n```\n"
-        f"**Explanation:** as computed above",
-    )
-
-
-def sample_function(rng, shortest: int = 2) -> list[tuple[str, int]]:
-    """The operations of a program of azr.py."""
-    while True:
-        operations = make_operations(rng, rng.randint(shortest, 4))
-        if not is_held_out(format_function(operations)):
-            return operations
-
-
-def run(value: int, operations) -> int:
-    for op, operand in operations:
-        value = OPERATORS[op](value, operand)
-    return value
-
-
-def answer_with(steps: list[str], kind: str, value) -> str:
-    return f"<think>\n{lines_of(steps)}</think>\n<answer>\n```{kind}\n{value}\n```\n</answer>"
-
-
-def deduce(rng, noise):  # program, input -> output
-    operations, x = sample_function(rng), rng.randrange(MODULO)
-    user = f"{format_function(operations)}\nInput: {x}\nWhat is the output?"
-    steps, output = write_steps(rng, x, operations, noise)
-    return user, answer_with(steps, "output", output)
-
-
-def abduce(rng, noise):  # program, output -> input
-    operations = sample_function(rng)
-    value = run(rng.randrange(MODULO), operations)
-    user, steps = f"{format_function(operations)}\nOutput: {value}\nWhat is the input?", []
-    for op, b in reversed(operations):  # backwards: which value gives this one?
-        right = next(v for v in range(MODULO) if OPERATORS[op](v, b) == value)
-        misconception = (right + 1 + (3 * value + 7 * b + ord(op)) % (MODULO - 2)) % MODULO
-        kind = INVERSES[value, op, b]
-        before = decide(rng, kind, right, misconception, range(MODULO), noise)
-        steps.append(f"{value}={before}{op}{b}")
-        value = before
-    return user, answer_with(steps, "input", value)
-
-
-def induce(rng, noise):  # inputs, outputs and a message -> program
-    """The first example says which operand is missing."""
-    operations = sample_function(rng, shortest=1)
-    inputs = rng.sample(range(MODULO), 3)
-    shown = "".join(f"{x}->{run(x, operations)}\n" for x in inputs)
-    steps, before = write_steps(rng, inputs[0], operations[:-1], noise)
-    op, wanted = operations[-1][0], run(inputs[0], operations)
-    fits = [b for b in OPERANDS[op] if OPERATORS[op](before, b) == wanted]
-    sure = fits and rng.random() >= 0.2 * noise
-    operand = fits[0] if sure else rng.choice(OPERANDS[op])
-    steps.append(f"{before}{op}{operand}={wanted}")
-    program = format_function([*operations[:-1], (op, operand)])
-    return (
-        f"Examples:\n{shown}Message: {message(operations)}\nWrite the program.",
-        f"<think>\n{lines_of(steps)}</think>\n<answer>\n{program}\n</answer>",
-    )
-
-
-def propose_program(rng, noise):  # a program and its input, unlike those shown
-    shown = ""
-    for _ in range(rng.choice([0, 1, 2])):
-        shown += (
-            f"{format_function(sample_function(rng))}\n```input\n{rng.randrange(MODULO)}\n```\n"
-        )
-    program, x = format_function(sample_function(rng)), rng.randrange(MODULO)
-    fault = rng.random() if noise else 1.0
-    body = program.index("return")
-    if fault < 0.12:  # does not parse, mostly
-        program = program[:body] + spoil(rng, program[body:], len(program[body:]) - 8)
-    elif fault < 0.22:  # parses, and fails when it is run
-        program = program[:body] + program[body:].replace("x", "y")
-    return (
-        f"{shown}Propose a program and its input.",
-        f"<answer>\n{program}\n```input\n{x}\n```\n</answer>",
-    )
-
-
-def propose_inputs(rng, noise):  # six inputs and a message for a program
-    operations = sample_function(rng)
-    inputs = rng.sample(range(MODULO), 6)
-    if rng.random() < 0.1 * noise:  # one too few
-        inputs = inputs[1:]
-    read_so = [read(rng, *operation, noise, WITH_CARE) for operation in operations]
-    blocks = "".join(f"```input\n{x}\n```\n" for x in inputs)
-    return (
-        f"{format_function(operations)}\nPropose inputs and a message.",
-        f"<answer>\n{blocks}```message\n{message(read_so)}\n```\n</answer>",
-    )
-
-
-# Shares of the examples. Judging is learnt far more slowly than solving.
+# Shares of the examples. To check is learnt more slowly than to solve.
 PARTS = {
-    "arithmetic": {
-        solve: 23,
-        verify: 30,
-        discriminate: 8,
-        propose: 3,
-        judge_answer: 8,
-        judge_question: 5,
-        choose: 5,
-        grade: 6,
-        grade_analysis: 4,
-        solve_and_grade: 5,
-        correct: 3,
-    },
-    "programs": {
-        write_program: 8,
-        write_test: 20,
-        deduce: 20,
-        abduce: 20,
-        induce: 24,
-        propose_program: 5,
-        propose_inputs: 5,
-    },
+    solve: 26,
+    verify: 28,
+    drill: 20,
+    is_right: 4,
+    discriminate: 6,
+    propose: 3,
+    judge_answer: 8,
+    judge_question: 3,
+    choose: 6,
+    compare: 4,
+    grade: 6,
+    grade_analysis: 4,
+    solve_and_grade: 6,
+    correct: 4,
+    try_again: 4,
+    reconsider: 5,
+    corrupt: 3,
 }

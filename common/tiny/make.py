@@ -20,7 +20,8 @@ import random
 import time
 from pathlib import Path
 
-from common.tiny.demonstrations import PARTS
+from common.tiny import demonstrations, program_demonstrations, programs
+from common.tiny.tasks import MODULO
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ from transformers import (
 )
 
 FOLDER = Path(__file__).parent
+PARTS = {"arithmetic": demonstrations.PARTS, "programs": program_demonstrations.PARTS}
 
 # Tokens longer than one character: the numbers of two digits, so that a result is one decision; the
 # tags of all scripts; the words of their user messages.
@@ -42,20 +44,23 @@ NUMBERS = [str(number) for number in range(10, 100)]
 TAGS = (
     "<think> </think> <step> </step> <answer> </answer> <question> </question> <score> </score> "
     "<step_verification> </step_verification> <final_verification> </final_verification> "
-    "\\boxed{CORRECT} \\boxed{INCORRECT} \\boxed{ **YES** **NO** ```python ```input ```output "
-    "```message ``` int(input()) print( none"
+    "\\boxed{CORRECT} \\boxed{INCORRECT} \\boxed{ **YES** **NO** Yes No none tie "
+    "```python ```input ```output ```message ``` int(input()) print("
 ).split()
 PHRASES = [
-    " mod 100", "%100", "Problem: ", "Solution:\n", "Verify its ", " steps.", "Reasoning:\n",
-    "Is it sound?", " every step holds", " a step is wrong", "Task: ", "Write a program.",
-    "Write a test.", "Read x. Then ", "add ", "minus ", "times ", ". Print x mod 100.",
-    "**Test Input:**", "**Test Output:**", "**Explanation:**", " as computed above",
-    "Propose a question.", "Reference: ", "Question: ", "Answer: ", "Solution 1:\n",
-    "Solution 2:\n", "Which is right?", "Score the answer.", "Score the question.", "Grade it.",
-    "Defects: ", "Are they real?", "Score: ", "Solve and grade yourself.", "## Self Evaluation",
-    "Correct it.", "def f(x):\n return ", "Input: ", "Output: ", "What is the output?",
-    "What is the input?", "Examples:\n", "Message: ", "->", "Write the program.",
-    "Propose a program and its input.", "Propose inputs and a message.",
+    f" mod {MODULO}", "Problem: ", "Solution:\n", "Solution 1:\n", "Solution 2:\n", "Reasoning:\n",
+    "Question: ", "Answer: ", "Reference: ", "Defects: ", "Score: ", "## Self Evaluation",
+    "Verify its ", " steps.", "Is it right?", "Is it sound?", " every step holds",
+    " a step is wrong", "Check every step.", "Which is right?", "Which is sounder?", "Grade it.",
+    "Are they real?", "Solve and grade yourself.", "Correct it.", "Try again.", "Write your own.",
+    "Make one step wrong.", "Propose a question.", "Score the answer.", "Score the question.",
+    # programs
+    f" mod {programs.MODULO}", f"%{programs.MODULO}", "Task: ", "Write a program.", "Write a test.",
+    "Read x. Then ", "add ", "minus ", "times ", ". Print x", "**Test Input:**",
+    "**Test Output:**", "**Explanation:**", " as computed above", "def f(x):\n return ", "Input: ",
+    "Output: ", "What is the output?", "What is the input?", "Examples:\n", "Message: ", "->",
+    "Write the program.", "Propose a program and its input.", "Propose inputs and a message.",
+    "def f(x):\n", " x=x", " return x", "Tests:\n", "Break it.", "Repair it.",
 ]  # fmt: skip
 # A system message holds instructions in prose, which one million parameters cannot read. The
 # template leaves it out, so that scripts can send the same messages to every model.

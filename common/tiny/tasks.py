@@ -1,21 +1,17 @@
-"""The embedded tasks: chains of arithmetic modulo 100, with gold answers and gold step labels.
+"""The embedded task: chains of arithmetic modulo 61, with gold answers and gold step labels.
 
-A question is a left-nested chain such as `((38+4)*7)-5 mod 100`. Only the last two digits are kept
-after each operation, so the right solution is
+A question is a left-nested chain such as `((42/5)+9)*7 mod 61`. Its right solution is
 
-    <step>38+4=42</step>
-    <step>42*7=94</step>
-    <step>94-5=89</step>
-    <answer>\\boxed{89}</answer>
+    <step>42/5=45</step>        because 45*5 = 225 = 42 mod 61
+    <step>45+9=54</step>
+    <step>54*7=12</step>
+    <answer>\\boxed{12}</answer>
 
-The programming tasks are the same chains with an input in place of the first number: "Read x. Then
-add 4, times 7, minus 5. Print x mod 100." The model has been trained on those. cure.py trains on
-two kinds for which a test can be bad, each in its own way: see `make_testing_task`.
+A quotient is a fact that one knows or not; a product is known, and checks the quotient. So a
+verifier can find out what a solver does not know, if it looks: docs/test-bed.md. Every step has an
+exact label, and an answer is right by luck once in 61 times only.
 
-A model of one million parameters can half know these tasks, and each has an exact oracle: whatever
-a run of co-training claims about a verifier or a tester can be checked against the truth. There are
-2,100 facts such as `42*7=94`, far more than a batch visits, and an answer is right by luck once in
-a hundred times only. docs/test-bed.md says what follows from that.
+`!` behind a step says that its writer is sure of it. It is no part of the arithmetic.
 
 Nothing here is random by itself: every function that samples takes a `random.Random` or a seed.
 """
@@ -24,30 +20,30 @@ import hashlib
 import random
 import re
 
-MODULO = 100
+MODULO = 61  # a prime: every division has one result
 OPERATORS = {
     "+": lambda a, b: (a + b) % MODULO,
     "-": lambda a, b: (a - b) % MODULO,
     "*": lambda a, b: (a * b) % MODULO,
+    "/": lambda a, b: (a * pow(b, -1, MODULO)) % MODULO,
 }
-# Sums and differences of 1 to 9. Products by 3, 7 and 9 only: each result then comes from one
-# value, so that no later step hides an earlier mistake.
-OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": (3, 7, 9)}
-FACTORS = (2, 3, 4, 6, 7, 8, 9)  # of programming tasks, where hiding a mistake is the point
-LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6)}  # operations of a question
-WORDS = {"+": "add", "-": "minus", "*": "times"}
-NUMBER = r"(?:0|[1-9]\d?)"  # 0 to 99
-CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*-]\d\)?)+) mod {MODULO}")
-STEP = re.compile(rf"({NUMBER})([+*-])(\d)=({NUMBER})")
+OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": range(2, 10), "/": range(2, 10)}
+MIX = {"+": 0.15, "-": 0.15, "*": 0.20, "/": 0.50}  # shares of the operations
+LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6), "tiny-long": (8, 9, 10)}  # operations of a question
+NUMBER = r"(?:60|[1-5]\d|\d)"  # 0 to 60
+CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*/-]\d\)?)+) mod {MODULO}")
+STEP = re.compile(rf"({NUMBER})([+*/-])(\d)=({NUMBER})!?")
+CLAIMED = re.compile(rf"(?<!\d)({NUMBER})!?$")
 
 
 # ------------------------------------------------------------------ questions
-def make_operations(rng: random.Random, count: int, operands=OPERANDS) -> list[tuple[str, int]]:
-    return [(op, rng.choice(operands[op])) for op in rng.choices("+-*", k=count)]
+def make_operations(rng: random.Random, count: int) -> list[tuple[str, int]]:
+    signs = rng.choices([*MIX], [*MIX.values()], k=count)
+    return [(op, rng.choice(OPERANDS[op])) for op in signs]
 
 
 def nest(start: str, operations: list[tuple[str, int]]) -> str:
-    """`38`, [('+', 4), ('*', 7)] -> `(38+4)*7`."""
+    """`42`, [('/', 5), ('*', 7)] -> `(42/5)*7`."""
     text = "(" * (len(operations) - 1) + start
     return text + ")".join(f"{op}{operand}" for op, operand in operations)
 
@@ -58,14 +54,14 @@ def make_question(rng: random.Random, steps: int) -> str:
 
 
 def parse_question(question: str) -> tuple[int, list[tuple[str, int]]] | None:
-    """`(38+4)*7 mod 100` -> (38, [('+', 4), ('*', 7)]); None for anything else."""
+    """`(42/5)*7 mod 61` -> (42, [('/', 5), ('*', 7)]); None for anything else."""
     match = CHAIN.fullmatch(question.strip())
     if not match:
         return None
-    operations = [(op, int(b)) for op, b in re.findall(r"([+*-])(\d)", match[3])]
+    operations = [(op, int(b)) for op, b in re.findall(r"([+*/-])(\d)", match[3])]
     # left-nested: one "(" per operation but the last, closed right after it
     well_formed = f"{nest(match[2], operations)} mod {MODULO}" == question.strip()
-    return (int(match[2]), operations) if well_formed else None
+    return (int(match[2]), operations) if well_formed and ("/", 0) not in operations else None
 
 
 def is_held_out(question: str) -> bool:
@@ -77,10 +73,10 @@ def sample_questions(
     seed: int, count: int, held_out: bool, steps: tuple[int, ...] = LEVELS["tiny"]
 ) -> list[str]:
     """`count` different questions of the training or held-out part, all lengths equally often."""
-    return _sample(random.Random(seed), count, held_out, make_question, steps)
+    return sample_different(random.Random(seed), count, held_out, make_question, steps)
 
 
-def _sample(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
+def sample_different(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
     """`count` different ones, or as many as there are, all lengths equally often.
 
     There are few short ones, some three hundred programming tasks of two steps. A length of which
@@ -133,8 +129,8 @@ def step_labels(question: str, steps: list[str]) -> list[bool]:
         match = STEP.fullmatch(step.strip())
         if not match or k >= len(operations) or value is None:
             labels.append(False)
-            claimed = re.search(rf"(?<!\d){NUMBER}$", step.strip())
-            value = int(claimed[0]) if claimed else None
+            claimed = CLAIMED.search(step.strip())
+            value = int(claimed[1]) if claimed else None
             continue
         a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
         labels.append((a, op, b) == (value, *operations[k]) and claimed == OPERATORS[op](a, b))
@@ -158,11 +154,11 @@ def faulty_steps(question: str, steps: list[str]) -> list[int] | None:
         match = STEP.fullmatch(step.strip())
         if not match or k >= len(operations):
             faulty.append(k + 1)
-            claimed = re.search(rf"(?<!\d){NUMBER}$", step.strip())
-            values = {int(claimed[0])} if claimed else set()
+            claimed = CLAIMED.search(step.strip())
+            values = {int(claimed[1])} if claimed else set()
             continue
         a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
-        right = OPERATORS[op](a, b)
+        right = OPERATORS[op](a, b) if (op, b) != ("/", 0) else None
         if (op, b) != operations[k] or a not in values or claimed != right:
             faulty.append(k + 1)
         values = {claimed, right}
@@ -176,79 +172,11 @@ def gold_steps(question: str, text: str) -> list[bool] | None:
     return step_labels(question, re.findall(r"<step>(.*?)</step>", text, re.DOTALL))
 
 
-# ------------------------------------------------------------------ programming tasks
-READ_AS = {"add": "+", "minus": "-", "times": "*", "add minus": "-"}
+def sounds_sure(step: str) -> bool:
+    """Whether the writer of a step says so."""
+    return step.strip().endswith("!")
 
 
-def make_program_task(rng: random.Random, steps: int) -> str:
-    """`Read x. Then add 4, times 7, minus 5. Print x mod 100.`: what the model is trained on."""
-    return program_task(make_operations(rng, steps, OPERANDS | {"*": FACTORS}))
-
-
-def program_task(operations: list[tuple[str, int]]) -> str:
-    words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
-    return f"Read x. Then {words}. Print x mod {MODULO}."
-
-
-def make_testing_task(rng: random.Random, steps: int) -> str:
-    """What cure.py trains on: two kinds equally often, one for each way in which a test can be bad.
-
-    Products, `Read x. Then times 4, times 7. Print x mod 100.`: one wrong factor never shows on the
-    input 0, and seldom on 50. There a right test lets wrong programs pass.
-
-    Sums with one negative number, `Read x. Then minus 2, add minus 4. Print x mod 100.`: the model
-    has never read one, and drops the sign in many of its programs and tests. Such tests let such
-    programs pass, and vote for them.
-    """
-    if rng.random() < 0.5:
-        words = [f"times {rng.choice(FACTORS)}" for _ in range(steps)]
-    else:
-        words = [f"{rng.choice(['add', 'minus'])} {rng.randint(1, 9)}" for _ in range(steps)]
-        words[rng.randrange(steps)] = f"add minus {rng.randint(1, 9)}"
-    return f"Read x. Then {', '.join(words)}. Print x mod {MODULO}."
-
-
-def sample_tasks(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
-    """`count` different tasks for cure.py, of the training or the held-out part."""
-    return _sample(random.Random(seed), count, held_out, make_testing_task, steps)
-
-
-def parse_program_task(task: str) -> list[tuple[str, int]]:
-    found = re.findall(r"(add minus|add|minus|times) (\d)", task)
-    return [(READ_AS[words], int(operand)) for words, operand in found]
-
-
-def program_output(task: str, x: int) -> int:
-    value = x
-    for op, operand in parse_program_task(task):
-        value = OPERATORS[op](value, operand)
-    return value % MODULO
-
-
-def format_program(operations: list[tuple[str, int]]) -> str:
-    return f"```python\nx=int(input())\nprint(({nest('x', operations)})%{MODULO})\n```"
-
-
-def format_function(operations: list[tuple[str, int]]) -> str:
-    """The same as a function, the form of azr.py."""
-    return f"```python\ndef f(x):\n return ({nest('x', operations)})%{MODULO}\n```"
-
-
-def message(operations: list[tuple[str, int]]) -> str:
-    """All operations in words, but for the last operand: the hint that goes with examples."""
-    words = [f"{WORDS[op]} {operand}" for op, operand in operations]
-    return ", ".join([*words[:-1], f"{WORDS[operations[-1][0]]} ?"])
-
-
-def function_operations(program: str) -> list[tuple[str, int]] | None:
-    """Of a function in the form above, fenced or not; None for any other."""
-    found = re.search(r"return \(([^\n]*)\)%100(?:\n|$)", program)
-    operations = [(op, int(b)) for op, b in re.findall(r"([+*-])(\d)", found[1] if found else "")]
-    well_formed = operations and f"return ({nest('x', operations)})%{MODULO}" in program
-    return operations if well_formed else None
-
-
-def sample_functions(seed: int, count: int, held_out: bool, steps=(2, 3, 4)) -> list[str]:
-    """`count` different functions for azr.py, of the training or the held-out part."""
-    make = lambda rng, n: format_function(make_operations(rng, n))  # noqa: E731
-    return _sample(random.Random(seed), count, held_out, make, steps)
+def is_checked(judged_step: str) -> bool:
+    """Whether whoever marked a step has written down a check: `42/5=28:28*5=18` has one."""
+    return ":" in judged_step.partition("\\boxed")[0]
