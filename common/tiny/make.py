@@ -20,7 +20,7 @@ import random
 import time
 from pathlib import Path
 
-from common.tiny import demonstrations, program_demonstrations, programs
+from common.tiny import demonstrations, program_demonstrations
 from common.tiny.tasks import MODULO
 
 import torch
@@ -38,30 +38,41 @@ FOLDER = Path(__file__).parent
 PARTS = {"arithmetic": demonstrations.PARTS, "programs": program_demonstrations.PARTS}
 
 # Tokens longer than one character: the numbers of two digits, so that a result is one decision; the
-# tags of all scripts; the words of their user messages.
+# tags that the scripts ask for; the words of their user messages.
 SPECIAL = ["<|pad|>", "<|unk|>", "<|user|>", "<|assistant|>", "<|end|>"]
 NUMBERS = [str(number) for number in range(10, 100)]
-TAGS = (
-    "<think> </think> <step> </step> <answer> </answer> <question> </question> <score> </score> "
-    "<step_verification> </step_verification> <final_verification> </final_verification> "
-    "\\boxed{CORRECT} \\boxed{INCORRECT} \\boxed{ **YES** **NO** Yes No none tie "
-    "```python ```input ```output ```message ``` int(input()) print("
-).split()
-PHRASES = [
-    f" mod {MODULO}", "Problem: ", "Solution:\n", "Solution 1:\n", "Solution 2:\n", "Reasoning:\n",
-    "Question: ", "Answer: ", "Reference: ", "Defects: ", "Score: ", "## Self Evaluation",
-    "Verify its ", " steps.", "Is it right?", "Is it sound?", " every step holds",
-    " a step is wrong", "Check every step.", "Which is right?", "Which is sounder?", "Grade it.",
-    "Are they real?", "Solve and grade yourself.", "Correct it.", "Try again.", "Write your own.",
-    "Make one step wrong.", "Propose a question.", "Score the answer.", "Score the question.",
-    # programs
-    f" mod {programs.MODULO}", f"%{programs.MODULO}", "Task: ", "Write a program.", "Write a test.",
-    "Read x. Then ", "add ", "minus ", "times ", ". Print x", "**Test Input:**",
-    "**Test Output:**", "**Explanation:**", " as computed above", "def f(x):\n return ", "Input: ",
-    "Output: ", "What is the output?", "What is the input?", "Examples:\n", "Message: ", "->",
-    "Write the program.", "Propose a program and its input.", "Propose inputs and a message.",
-    "def f(x):\n", " x=x", " return x", "Tests:\n", "Break it.", "Repair it.",
-]  # fmt: skip
+WORDS = {
+    "arithmetic": [
+        "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<question>",
+        "</question>", "<score>", "</score>", "<step_verification>", "</step_verification>",
+        "<final_verification>", "</final_verification>", "\\boxed{CORRECT}",
+        "\\boxed{INCORRECT}", "\\boxed{", "**YES**", "**NO**", "Yes", "No", "none", "tie",
+        f" mod {MODULO}", "Problem: ", "Solution:\n", "Solution 1:\n", "Solution 2:\n",
+        "Reasoning:\n", "Question: ", "Answer: ", "Reference: ", "Defects: ", "Score: ",
+        "## Self Evaluation", "Verify its ", " steps.", "Is it right?", "Is it sound?",
+        " every step holds", " a step is wrong", "Check every step.", "Which is right?",
+        "Which is sounder?", "Grade it.", "Are they real?", "Solve and grade yourself.",
+        "Correct it.", "Try again.", "Write your own.", "Make one step wrong.",
+        "Propose a question.", "Score the answer.", "Score the question.",
+    ],
+    "programs": [
+        "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<question>",
+        "</question>", "<score>", "</score>", "<step_verification>", "</step_verification>",
+        "<final_verification>", "</final_verification>", "\\boxed{CORRECT}", "\\boxed{INCORRECT}",
+        "\\boxed{", "**YES**", "**NO**", "```python", "```input", "```output", "```message", "```",
+        "int(input())", "print(", "none", " mod 100", "%100", "Problem: ", "Solution:\n",
+        "Verify its ", " steps.", "Reasoning:\n", "Is it sound?", " every step holds",
+        " a step is wrong", "Task: ", "Write a program.", "Write a test.", "Read x. Then ", "add ",
+        "minus ", "times ", ". Print x mod 100.", "**Test Input:**", "**Test Output:**",
+        "**Explanation:**", " as computed above", "Propose a question.", "Reference: ",
+        "Question: ", "Answer: ", "Solution 1:\n", "Solution 2:\n", "Which is right?",
+        "Score the answer.", "Score the question.", "Grade it.", "Defects: ", "Are they real?",
+        "Score: ", "Solve and grade yourself.", "## Self Evaluation", "Correct it.",
+        "def f(x):\n return ", "Input: ", "Output: ", "What is the output?", "What is the input?",
+        "Examples:\n", "Message: ", "->", "Write the program.", "Propose a program and its input.",
+        "Propose inputs and a message.",
+    ],
+}  # fmt: skip
 # A system message holds instructions in prose, which one million parameters cannot read. The
 # template leaves it out, so that scripts can send the same messages to every model.
 CHAT_TEMPLATE = (
@@ -72,14 +83,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    characters = ["\n"] + [chr(c) for c in range(32, 127)]
-    vocab = {token: i for i, token in enumerate(SPECIAL + TAGS + PHRASES + characters + NUMBERS)}
+def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    words, characters = WORDS[name], ["\n"] + [chr(c) for c in range(32, 127)]
+    vocab = {token: i for i, token in enumerate(SPECIAL + words + characters + NUMBERS)}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<|unk|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.add_tokens(TAGS + PHRASES + NUMBERS)
+    tokenizer.add_tokens(words + NUMBERS)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",
@@ -178,7 +189,7 @@ def main():
     parser.add_argument("--out", type=Path, help="default: where the scripts look for it")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the same file on any number of cores
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(args.name)
     model = make_model(tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     rng = random.Random(args.seed)

@@ -1,5 +1,5 @@
 """What the programs model is trained on: imperfect demonstrations of every part of cure.py and
-azr.py, and of breaking and repairing a program. docs/test-bed.md explains the choices.
+azr.py. docs/test-bed.md explains the choices.
 
 As in demonstrations.py the demonstrator holds beliefs, here about every operation modulo 100 and
 about the words of a task. Each is of one of four kinds, which says how often he goes wrong when he
@@ -41,8 +41,15 @@ def compute(rng, a: int, op: str, b: int, noise: int, how=SOLVING) -> int:
     """a op b, as the demonstrator believes it."""
     right = OPERATORS[op](a, b)
     misconception = (right + 1 + (3 * a + 7 * b + ord(op)) % (MODULO - 2)) % MODULO  # never right
+    if check_digit(misconception) == check_digit(right):
+        misconception = (misconception + 1) % MODULO
     rate = KINDS[FACTS.get((a, op, b), "known")][how]
     return decide(rng, rate, right, misconception, range(MODULO), noise)
+
+
+def check_digit(number: int) -> int:
+    """Both digits added, modulo ten."""
+    return (number // 10 + number) % 10
 
 
 def write_steps(rng, value: int, operations, noise: int, how=SOLVING) -> tuple[list[str], int]:
