@@ -62,7 +62,7 @@ import tyro
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
     dataset: str = "tiny"
-    """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
+    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, a solution"""
     steps: Count = 24
     """optimiser steps, each of both players (paper: 400)"""

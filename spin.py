@@ -67,7 +67,7 @@ import tyro
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
     dataset: str = "tiny"
-    """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
+    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, the human answer"""
     steps: Count = 64
     """optimiser steps of all iterations together"""

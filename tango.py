@@ -39,7 +39,7 @@ from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
-from common.tiny.tasks import gold_steps
+from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
 
 import torch
 import tyro
@@ -72,9 +72,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
-    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
-    judgement_tokens: Tokens = per_model(tiny=112, real=1024)
+    judgement_tokens: Tokens = per_model(tiny=208, real=1024)
     """length limit of a judgement (released code: 4096)"""
 
     def check(self):
@@ -319,6 +319,15 @@ class Tango(CoTrainer):
         # a generator that games its verifier lives on these
         pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
+        if None in gold:
+            return
+        # how it does, on embedded questions: `!` makes a step sound sure, a check is 28*5=18
+        steps = [step for text in batch["texts"] for step in split_steps(text)]
+        judged = [step for text in batch["judgements"] for step in split_steps(text)]
+        self.log_mean("co/sounds_sure", [sounds_sure(step) for step in steps])
+        self.log_mean("verifier/checked", [is_checked(step) for step in judged])
+        asked = [len(parse_question(row["question"])[1]) for row in rows]
+        self.log_mean("co/steps_left_out", 1 - sum(counts) / sum(asked))
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
@@ -423,6 +432,7 @@ CURVES = {  # panels of curves.png and report.html; step lines show the first me
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],
 }
+TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
 
 
 def load(args: Args):
@@ -431,7 +441,8 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(Tango, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
+    launch(Tango, args, load, evaluate, curves, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

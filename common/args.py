@@ -75,7 +75,7 @@ class RunArgs:
     model: str = "tiny"
     """the embedded model, a hub id or a folder"""
     dataset: str = "tiny"
-    """the embedded questions, tiny or tiny-hard; a hub id (openai/gsm8k) or a .jsonl file with
+    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question and answer"""
     out: str | None = None
     """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run resumes where it stopped

@@ -11,7 +11,8 @@ import random
 
 from common.errors import UserError
 from common.tasks.math import QUESTION_COLUMNS, as_text, read_rows, split
-from common.tiny import tasks
+from common.tiny import programs
+from common.tiny.tasks import LEVELS
 
 READ_AND_PRINT = (
     "Write it as a program: every argument stands on a line of its own on standard input, a list "
@@ -31,10 +32,10 @@ def load_tasks(
     tasks have one level only, "tiny".
     """
     if dataset == "tiny":
-        train = tasks.sample_tasks(seed + 1, train_count, held_out=False)
-        held_out = tasks.sample_tasks(0, held_out_count, held_out=True)
+        train = programs.sample_tasks(seed + 1, train_count, held_out=False)
+        held_out = programs.sample_tasks(0, held_out_count, held_out=True)
         return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
-    if dataset in tasks.LEVELS:
+    if dataset in LEVELS:
         raise UserError(f"--dataset {dataset}: programming tasks have one level only, tiny.")
     raw = read_rows(dataset)  # the training part, and the held-out part
     found = [[_read_task(row, where) for where, row in part] for part in raw]
@@ -49,12 +50,12 @@ def load_tasks(
 
 
 def _tiny_row(task: str) -> dict:
-    inputs = random.Random(task).sample(range(tasks.MODULO), 10)
-    program = tasks.format_program(tasks.parse_program_task(task))
+    inputs = random.Random(task).sample(range(programs.MODULO), 10)
+    program = programs.format_program(programs.parse_program_task(task))
     return {
         "question": task,
         "test_input": [f"{x}\n" for x in inputs],
-        "test_output": [f"{tasks.program_output(task, x)}\n" for x in inputs],
+        "test_output": [f"{programs.program_output(task, x)}\n" for x in inputs],
         "reference": program.removeprefix("```python\n").removesuffix("\n```"),
     }
 

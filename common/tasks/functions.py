@@ -16,7 +16,8 @@ from common.errors import UserError
 from common.sandbox import Sandbox, Status
 from common.tasks.answers import prompt
 from common.tasks.math import as_text, read_rows, split
-from common.tiny import tasks
+from common.tiny import programs
+from common.tiny.tasks import LEVELS
 
 LONGEST = 1000
 """characters of an input or a result; a longer one is none (the released code cuts it in two)"""
@@ -329,10 +330,10 @@ def load_functions(
         UserError: see there.
     """
     if dataset == "tiny":
-        train = tasks.sample_functions(seed + 1, train_count, held_out=False)
-        held_out = tasks.sample_functions(0, held_out_count, held_out=True)
+        train = programs.sample_functions(seed + 1, train_count, held_out=False)
+        held_out = programs.sample_functions(0, held_out_count, held_out=True)
         return [_tiny_row(o, inputs) for o in train], [_tiny_row(o, inputs) for o in held_out]
-    if dataset in tasks.LEVELS:
+    if dataset in LEVELS:
         raise UserError(f"--dataset {dataset}: functions have one level only, tiny.")
     parts = [[_read_row(row, where) for where, row in part] for part in read_rows(dataset)]
     rows, held_out = split(*([row for row in part if row] for part in parts), dataset)
@@ -351,8 +352,8 @@ def load_functions(
 
 def _tiny_row(function: str, count: int) -> dict:
     program = function.removeprefix("```python\n").removesuffix("\n```")
-    numbers = random.Random(function).sample(range(tasks.MODULO), count)
-    hint = tasks.message(tasks.function_operations(program))
+    numbers = random.Random(function).sample(range(programs.MODULO), count)
+    hint = programs.message(programs.function_operations(program))
     inputs = [str(x) for x in numbers]
     return {"question": bare(program), "program": program, "inputs": inputs, "message": hint}
 

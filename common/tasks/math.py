@@ -33,11 +33,10 @@ def load_questions(
     references.py); else "".
 
     Args:
-        dataset: "tiny" or "tiny-hard" (the embedded chains of arithmetic, short and long, as many
-            as wanted), a path to a .jsonl file, or a hub id (openai/gsm8k;
-            PRIME-RL/Eurus-2-RL-Data and its like). A hub data set's own test or validation split is
-            the held-out part if it has one. Otherwise a question's hash decides, so that a question
-            never changes sides.
+        dataset: "tiny", "tiny-hard" or "tiny-long" (the embedded chains of arithmetic, as many as
+            wanted), a path to a .jsonl file, or a hub id (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data
+            and its like). A hub data set's own test or validation split is the held-out part if it
+            has one. Otherwise a question's hash decides, so that a question never changes sides.
         train_count: at most so many training rows, drawn from all (of the embedded ones
             exactly so many, but for MOST_TINY).
         held_out_count: at most so many held-out rows, likewise.

@@ -2,9 +2,10 @@
 each on one core.
 
 Two Qwen3-shaped models of one million parameters with one character tokenizer, trained by plain
-supervised learning on the imperfect demonstrations of demonstrations.py to play every part that the
-scripts need: `arithmetic` solves, verifies step by step, judges, proposes, grades and corrects;
-`programs` writes programs and tests and reasons about what a program does.
+supervised learning on imperfect demonstrations to play every part that the scripts need. The
+`arithmetic` model solves, verifies step by step, judges, proposes, grades and corrects
+(demonstrations.py); `programs` writes programs and tests and reasons about what a program does
+(program_demonstrations.py).
 
 What they must be is *half* competent: RL needs something to sharpen and something to unlearn. So
 there are two stages. In the first each decision is the demonstrator's likeliest one: the model
@@ -35,6 +36,7 @@ from transformers import (
 )
 
 FOLDER = Path(__file__).parent
+STEPS = {"arithmetic": 4000, "programs": 3000}
 PARTS = {"arithmetic": demonstrations.PARTS, "programs": program_demonstrations.PARTS}
 
 # Tokens longer than one character: the numbers of two digits, so that a result is one decision; the
@@ -181,13 +183,14 @@ def main():
     )
     clean = "share of the steps on the likeliest decisions (stage 1)"
     parser.add_argument("name", choices=list(PARTS))
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, help="default: as the shipped model")
     parser.add_argument("--clean-share", type=float, default=0.6, help=clean)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="default: where the scripts look for it")
     args = parser.parse_args()
+    args.steps = args.steps or STEPS[args.name]
     torch.set_num_threads(1)  # the same file on any number of cores
     tokenizer = make_tokenizer(args.name)
     model = make_model(tokenizer, args.seed)
