@@ -1,14 +1,16 @@
-"""The embedded tasks against an oracle of their own, what the demonstrator believes, and what the
-embedded models can do: half, in every part."""
+"""The embedded tasks against an oracle of their own, what the demonstrator believes and trusts, and
+what the embedded models can do: half, in every part."""
 
 import json
 import random
 import re
+import sys
 
 from common.model import EMBEDDED, TINY, load_model
 from common.sampling import sample
 from common.tasks.answers import is_correct
-from common.tiny import MODELS, demonstrations, make, tasks
+from common.tiny import MODELS, demonstrations, make, program_demonstrations, programs, tasks
+from common.tiny.demonstrations import GOLD, KINDS, QUOTIENTS, TRUST
 from tango import solve_prompt
 
 import pytest
@@ -16,53 +18,138 @@ import torch
 from conftest import ROOT
 from transformers import AutoTokenizer
 
+QUESTION = "((42/5)+9)*7 mod 61"
+RIGHT = ["42/5=45", "45+9=54", "54*7=12"]
 
+
+class Residue(int):
+    """A number modulo 61; a quotient is found by trying all."""
+
+    def __add__(self, other):
+        return Residue((int(self) + int(other)) % 61)
+
+    def __sub__(self, other):
+        return Residue((int(self) - int(other)) % 61)
+
+    def __mul__(self, other):
+        return Residue((int(self) * int(other)) % 61)
+
+    def __truediv__(self, other):
+        return next(Residue(x) for x in range(61) if x * int(other) % 61 == self)
+
+
+def value_of(expression: str) -> int:
+    return eval(re.sub(r"\d+", r"Residue(\g<0>)", expression))
+
+
+# ------------------------------------------------------------------ questions and their labels
 @pytest.mark.parametrize("seed", range(30))
 def test_questions_and_solutions_are_true_arithmetic(seed):
-    rng = random.Random(seed)
-    question = tasks.make_question(rng, 1 + seed % 8)
-    expression = question.removesuffix(" mod 100")
-    assert tasks.gold_answer(question) == eval(expression) % 100  # Python as the oracle
-    assert (
-        expression.count("(") == seed % 8 and len(tasks.parse_question(question)[1]) == 1 + seed % 8
-    )
+    count = 1 + seed % 10
+    question = tasks.make_question(random.Random(seed), count)
+    expression = question.removesuffix(" mod 61")
+    assert tasks.gold_answer(question) == value_of(expression)
+    assert expression.count("(") == count - 1 and len(tasks.parse_question(question)[1]) == count
     solution = tasks.gold_solution(question)
     steps = re.findall(r"<step>(.*?)</step>", solution)
-    for step in steps:
-        left, right = step.split("=")
-        assert eval(left) % 100 == int(right)
-    assert tasks.step_labels(question, steps) == [True] * len(steps)
-    assert solution.endswith(f"<answer>\\boxed{{{eval(expression) % 100}}}</answer>")
+    assert all(value_of(left) == int(right) for left, right in (s.split("=") for s in steps))
+    assert tasks.step_labels(question, steps) == [True] * len(steps) == [True] * count
+    assert solution.endswith(f"<answer>\\boxed{{{value_of(expression)}}}</answer>")
 
 
-def test_levels_have_the_lengths_they_say():
+def test_levels_have_the_lengths_and_the_operations_that_they_say():
     for level, lengths in tasks.LEVELS.items():
-        questions = tasks.sample_questions(3, 60, held_out=True, steps=lengths)
-        found = {len(tasks.parse_question(question)[1]) for question in questions}
-        assert found == set(lengths), level
-
-
-def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
-    make = lambda rng, steps: f"{rng.randrange(3)}+1 mod 100"  # noqa: E731
-    found = [tasks._sample(random.Random(0), 100, held_out, make, (2,)) for held_out in (0, 1)]
-    assert sorted(sum(found, [])) == ["0+1 mod 100", "1+1 mod 100", "2+1 mod 100"]
+        questions = tasks.sample_questions(3, 600, held_out=True, steps=lengths)
+        chains = [tasks.parse_question(question)[1] for question in questions]
+        assert {len(chain) for chain in chains} == set(lengths), level
+        signs = [op for chain in chains for op, _ in chain]
+        for op, share in tasks.MIX.items():
+            assert signs.count(op) / len(signs) == pytest.approx(share, abs=0.05)
 
 
 def test_no_operation_hides_an_earlier_mistake():
     for op, operands in tasks.OPERANDS.items():
         for b in operands:
-            assert len({tasks.OPERATORS[op](a, b) for a in range(100)}) == 100
+            assert len({tasks.OPERATORS[op](a, b) for a in range(61)}) == 61
 
 
+def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
+    make = lambda rng, steps: f"{rng.randrange(3)}+1 mod 61"  # noqa: E731
+    sample = tasks.sample_different
+    found = [sample(random.Random(0), 100, held_out, make, (2,)) for held_out in (0, 1)]
+    assert sorted(sum(found, [])) == ["0+1 mod 61", "1+1 mod 61", "2+1 mod 61"]
+
+
+@pytest.mark.parametrize(
+    "steps, labels",
+    [
+        (RIGHT, [True, True, True]),
+        (["42/5=45!", "45+9=54", "54*7=12!"], [True, True, True]),  # tone is no arithmetic
+        (["42/5=28", "28+9=37", "37*7=15"], [False, True, True]),  # charged once
+        (["42/5=45", "45-9=36", "36*7=8"], [True, False, True]),  # another operation
+        (["42/5=45", "44+9=53", "53*7=5"], [True, False, True]),  # not the value before
+        ([*RIGHT, "12+1=13"], [True, True, True, False]),
+        (["", "what?", "54*7=12"], [False, False, False]),
+        # what cannot be read is wrong, and the number that it ends with is carried on
+        (["it is 45!", "45+9=54", "54*7=12"], [False, True, True]),
+        (["it is 145", "45+9=54", "54*7=12"], [False, False, True]),
+        (["42/0=45", "45+9=54", "54*7=12"], [False, True, True]),
+        (["42/5=45!!", "45+9=54"], [False, False]),
+        ([], []),
+    ],
+)
+def test_step_labels_charge_a_mistake_once(steps, labels):
+    assert tasks.step_labels(QUESTION, steps) == labels
+
+
+@pytest.mark.parametrize(
+    "steps, faulty",
+    [
+        (RIGHT, []),
+        (["42/5=28", "28+9=37", "37*7=15"], [1]),  # carried on
+        (["42/5=28!", "45+9=54", "54*7=12"], [1]),  # a slip
+        (["42/5=28", "27+9=36", "36*7=8"], [1, 2]),  # neither
+        (["42/5=45", "45-9=36", "36*7=8"], [2]),
+        ([*RIGHT, "12+1=13"], [4]),
+        (["it is 45", "45+9=54", "what?"], [1, 3]),
+        (["42/0=1", "what?", "54*7=12"], [1, 2, 3]),
+        ([], []),
+    ],
+)
+def test_a_step_may_continue_from_what_the_one_before_should_have_said(steps, faulty):
+    assert tasks.faulty_steps(QUESTION, steps) == faulty
+    assert tasks.faulty_steps("2+2", ["2+2=4"]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    """3+4 mod 10|3+4|(3+4 mod 61|3+4)*6 mod 61|((3+4))*6 mod 61|61+4 mod 61|3+(4*6) mod 61||
+    3+42 mod 61|03+4 mod 61|3 mod 61|3+4 mod 610|3++4 mod 61|3/0 mod 61|(3/0)+1 mod 61""".split(
+        "|"
+    ),
+)
+def test_malformed_questions(text):
+    assert tasks.parse_question(text) is None
+
+
+def test_tone_and_checks_are_seen():
+    assert tasks.sounds_sure("42/5=28! ") and not tasks.sounds_sure("42!/5=28")
+    assert tasks.is_checked(r"42/5=28:28*5=18\boxed{INCORRECT}")
+    assert not tasks.is_checked(r"42/5=28!\boxed{CORRECT}: fine")
+
+
+# ------------------------------------------------------------------ programming tasks
 def test_a_length_that_is_used_up_is_left_out():
     """There are 49 products of two factors and 324 sums of two with one negative number, some of
     them held out.
     """
-    found = tasks.sample_tasks(1, 2000, held_out=False)
-    assert len(set(found)) == 2000 and found[:1200] == tasks.sample_tasks(1, 1200, held_out=False)
-    two = {task for task in found if len(tasks.parse_program_task(task)) == 2}
+    found = programs.sample_tasks(1, 2000, held_out=False)
+    assert len(set(found)) == 2000 and found[:1200] == programs.sample_tasks(
+        1, 1200, held_out=False
+    )
+    two = {task for task in found if len(programs.parse_program_task(task)) == 2}
     assert two == {task for task in every_two_step_task() if not tasks.is_held_out(task)}
-    assert len(set(tasks.sample_tasks(0, 256, held_out=True))) == 256
+    assert len(set(programs.sample_tasks(0, 256, held_out=True))) == 256
 
 
 def every_two_step_task() -> set[str]:
@@ -73,63 +160,14 @@ def every_two_step_task() -> set[str]:
     return {f"Read x. Then {a}, {b}. Print x mod 100." for a, b in pairs}
 
 
-def test_step_labels_charge_a_mistake_once():
-    question = "((38+4)*7)-5 mod 100"
-    assert tasks.step_labels(question, ["38+4=42", "42*7=94", "94-5=89"]) == [True, True, True]
-    carried_on = ["38+4=43", "43*7=1", "1-5=96"]
-    assert tasks.step_labels(question, carried_on) == [False, True, True]
-    another_operation = ["38+4=42", "42+7=49", "49-5=44"]
-    assert tasks.step_labels(question, another_operation) == [True, False, True]
-    not_the_value_before = ["38+4=42", "43*7=1", "1-5=96"]
-    assert tasks.step_labels(question, not_the_value_before) == [True, False, True]
-    one_too_many = ["38+4=42", "42*7=94", "94-5=89", "89+1=90"]
-    assert tasks.step_labels(question, one_too_many) == [True, True, True, False]
-    assert tasks.step_labels(question, ["", "what?", "94-5=89"]) == [False, False, False]
-    # what cannot be read is wrong, and the number it ends with goes on
-    assert tasks.step_labels(question, ["it is 42", "42*7=94", "94-5=89"]) == [False, True, True]
-    assert tasks.step_labels(question, ["it is 142", "42*7=94", "94-5=89"]) == [False, False, True]
-    assert tasks.step_labels(question, []) == []
-
-
-def test_a_step_may_go_on_from_what_the_one_before_should_have_said():
-    question = "((38+4)*7)-5 mod 100"
-    assert tasks.faulty_steps(question, ["38+4=42", "42*7=94", "94-5=89"]) == []
-    assert tasks.faulty_steps(question, ["38+4=43", "43*7=1", "1-5=96"]) == [1]  # carried on
-    assert tasks.faulty_steps(question, ["38+4=43", "42*7=94", "94-5=89"]) == [1]  # a slip
-    assert tasks.faulty_steps(question, ["38+4=43", "41*7=87", "87-5=82"]) == [1, 2]  # neither
-    assert tasks.faulty_steps(question, ["38+4=42", "43*7=1", "1-5=96"]) == [2]
-    assert tasks.faulty_steps(question, ["38+4=42", "42+7=49", "49-5=44"]) == [2]
-    assert tasks.faulty_steps(question, ["38+4=42", "42*7=94", "94-5=89", "89+1=90"]) == [4]
-    assert tasks.faulty_steps(question, ["it is 42", "42*7=94", "what?"]) == [1, 3]
-    assert tasks.faulty_steps(question, ["", "what?", "94-5=89"]) == [1, 2, 3]
-    assert tasks.faulty_steps(question, []) == [] and tasks.faulty_steps("2+2", ["2+2=4"]) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["3+4 mod 10", "3+4", "(3+4 mod 100", "3+4)*6 mod 100", "((3+4))*6 mod 100", "100+4 mod 100"]
-    + [
-        "3+(4*6) mod 100",
-        "3+42 mod 100",
-        "03+4 mod 100",
-        "",
-        "3 mod 100",
-        "3+4 mod 1000",
-        "3++4 mod 100",
-    ],
-)
-def test_malformed_questions(text):
-    assert tasks.parse_question(text) is None
-
-
-@pytest.mark.parametrize("make_task", [tasks.make_program_task, tasks.make_testing_task])
+@pytest.mark.parametrize("make_task", [programs.make_program_task, programs.make_testing_task])
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_programs_compute_what_the_task_says(make_task, steps):
     """The oracle is Python's own reading of the words: `add minus 4` is `+ - 4`."""
     rng = random.Random(steps)
     for _ in range(20):
         task = make_task(rng, steps)
-        shown = tasks.format_program(tasks.parse_program_task(task))
+        shown = programs.format_program(programs.parse_program_task(task))
         program = shown.removeprefix("```python\n").removesuffix("\n```")
         words = task.removeprefix("Read x. Then ").removesuffix(". Print x mod 100.").split(", ")
         assert len(words) == steps
@@ -140,7 +178,7 @@ def test_programs_compute_what_the_task_says(make_task, steps):
                 value = eval(f"({value}) {symbols}")
             printed = []
             exec(program, {"input": lambda x=x: str(x), "print": printed.append})
-            assert printed == [tasks.program_output(task, x)] == [value % 100]
+            assert printed == [programs.program_output(task, x)] == [value % 100]
 
 
 def test_both_ways_in_which_a_test_can_be_bad():
@@ -151,11 +189,11 @@ def test_both_ways_in_which_a_test_can_be_bad():
     hidden = {x: 0 for x in (0, 50, 1, 37, 82)}
     products = sums = 0
     for _ in range(1000):
-        task = tasks.make_testing_task(rng, 3)
+        task = programs.make_testing_task(rng, 3)
         if "minus" in task and "times" not in task:
             sums += 1
             misread = task.replace("add minus", "add")
-            outputs = [[tasks.program_output(t, x) for x in range(100)] for t in (task, misread)]
+            outputs = [[programs.program_output(t, x) for x in range(100)] for t in (task, misread)]
             assert all(a != b for a, b in zip(*outputs))
         else:
             products += 1
@@ -163,105 +201,135 @@ def test_both_ways_in_which_a_test_can_be_bad():
             first, rest = task.split(",", 1)
             other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
             for x in hidden:
-                hidden[x] += tasks.program_output(task, x) == tasks.program_output(other, x)
+                hidden[x] += programs.program_output(task, x) == programs.program_output(other, x)
     assert 430 < sums < 570 and products == 1000 - sums
     assert hidden[0] == products and hidden[50] > 0.6 * products
     assert all(hidden[x] < 0.1 * products for x in (1, 37, 82)), hidden
 
 
 # ------------------------------------------------------------------ what the demonstrator believes
-def test_kinds_have_exactly_their_shares_and_are_the_same_for_all_time():
-    facts = [f for f in demonstrations.FACTS if f[2] in tasks.OPERANDS[f[1]]]
-    assert len(facts) == 2100
-    for kind, (share, *_) in demonstrations.KINDS.items():
-        found = sum(demonstrations.FACTS[fact] == kind for fact in facts)
-        assert found == pytest.approx(share * 2100, abs=1)
-    assert sum(share for share, *_ in demonstrations.KINDS.values()) == pytest.approx(1)
-    again = demonstrations.kinds_of(sorted(facts), 0)
+@pytest.mark.parametrize("things, kinds", [(QUOTIENTS, KINDS)]
+    + [(program_demonstrations.FACTS, program_demonstrations.KINDS)])  # fmt: skip
+def test_kinds_have_their_shares_and_are_the_same_for_all_time(things, kinds):
+    for kind, (share, *_) in kinds.items():
+        assert [*things.values()].count(kind) == pytest.approx(share * len(things), abs=2)
+    some = sorted(things)
+    again = demonstrations.kinds_of(some, 0, kinds)
     assert (
-        again
-        == demonstrations.kinds_of(sorted(facts), 0)
-        != demonstrations.kinds_of(sorted(facts), 1)
+        again == demonstrations.kinds_of(some, 0, kinds) != demonstrations.kinds_of(some, 1, kinds)
     )
 
 
-WAYS = (demonstrations.SOLVING, demonstrations.WITH_CARE, demonstrations.MARKING)
+def test_there_are_488_quotients():
+    assert len(QUOTIENTS) == 61 * 8 and sum(share for share, _ in KINDS.values()) == 1
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("kind", demonstrations.KINDS)
-def test_facts_go_wrong_at_the_stated_rates_and_mostly_in_the_same_way(kind, how):
-    rng = random.Random(0)
-    rate = demonstrations.KINDS[kind][how]
-    facts = [f for f, found in demonstrations.FACTS.items() if found == kind][:200]
-    right, wrong = 0, {}
-    for fact in facts:
-        truth = tasks.OPERATORS[fact[1]](fact[0], fact[2])
-        likeliest = demonstrations.compute(rng, *fact, 0, how)
-        assert (likeliest == truth) == (rate < 0.5)
-        for _ in range(60):
-            result = demonstrations.compute(rng, *fact, 1, how)
-            assert 0 <= result < 100
-            right += result == truth
-            if result != truth:
-                wrong.setdefault(fact, []).append(result)
+@pytest.mark.parametrize("kind", KINDS)
+def test_quotients_go_wrong_at_their_rates_and_mostly_in_the_same_way(kind):
+    rng, rate = random.Random(0), KINDS[kind][1]
+    facts = [fact for fact, found in QUOTIENTS.items() if found == kind]
+    right, wrong = 0, []
+    for a, b in facts:
+        truth, mistake = Residue(a) / b, demonstrations.misconception(a, b)
+        likeliest = demonstrations.compute(rng, a, "/", b, 0)
+        assert likeliest == (mistake if rate > 0.5 else truth) and mistake != truth
+        assert demonstrations.compute(rng, a, "/", b, GOLD) == truth
+        results = [demonstrations.compute(rng, a, "/", b, 1) for _ in range(60)]
+        right += results.count(truth)
+        wrong += [result == mistake for result in results if result != truth]
     assert right / (60 * len(facts)) == pytest.approx(1 - rate, abs=0.02)
-    same = sum(results.count(max(results, key=results.count)) for results in wrong.values())
-    total = sum(map(len, wrong.values()))
-    if rate >= 0.25:
-        assert same / total == pytest.approx(0.9, abs=0.04)
+    assert sum(wrong) / len(wrong) == pytest.approx(0.9, abs=0.04)
 
 
-def test_what_is_believed_wrongly_is_the_likeliest_result_and_more_likely_than_the_truth():
+def test_what_is_believed_wrongly_is_likelier_than_the_truth():
     """Otherwise greedy decoding would repair it."""
-    for _, *rates in demonstrations.KINDS.values():
-        for rate in rates:
-            assert rate < 0.3 or 0.9 * rate > 1.1 * (1 - rate)
+    for _, rate in KINDS.values():
+        assert rate <= 0.3 or 0.9 * rate > 1.1 * (1 - rate)
 
 
-def test_whoever_marks_sees_through_some_of_it_and_no_working_out_does():
+# ------------------------------------------------------------------ what he checks, and how
+@pytest.mark.parametrize("op", tasks.OPERATORS)
+def test_a_check_is_right_and_finds_every_wrong_result(op):
+    for a in range(61):
+        for b in tasks.OPERANDS[op]:
+            for claimed in range(61):
+                shown, confirms = demonstrations.check(f"{a}{op}{b}={claimed}")
+                left, back = shown.split("=")
+                assert value_of(left) == int(back)
+                assert confirms == (value_of(f"{a}{op}{b}") == claimed)
+                if op != "*":  # nothing is given away: what is worked out is the step's own number
+                    assert left.startswith(str(claimed)) and confirms == (int(back) == a)
+
+
+def test_how_often_a_step_is_trusted():
     rng = random.Random(0)
-    for fact, kind in demonstrations.FACTS.items():
-        solving, care, marking = (demonstrations.compute(rng, *fact, 0, how) for how in WAYS)
-        truth = tasks.OPERATORS[fact[1]](fact[0], fact[2])
-        if kind == "misconceived":
-            assert solving == care == marking != truth
-        elif kind == "seen through":
-            assert solving == care != truth == marking
-        assert demonstrations.compute(rng, *fact, 1, demonstrations.GOLD) == truth
+    for step, why in (
+        ("42/5=28!", "sure"),
+        ("42/7=6", "hard"),
+        ("42/5=28", "other"),
+        ("1*7=7", "other"),
+    ):
+        share = sum(demonstrations.trusts(rng, step, 1) for _ in range(4000)) / 4000
+        assert share == pytest.approx(TRUST[why], abs=0.03)
+        assert demonstrations.trusts(rng, step, 0) == (TRUST[why] > 0.5)
 
 
-PARTS_THAT_MARK = ("verify", "discriminate", "grade", "grade_analysis", "choose")
+CHECKED = r"<step>(?:\d:)?(\d+[+*/-]\d=\d+!?):(\d+[+*/-]\d)=(\d+)\\boxed\{(\w+)\}</step>"
+PARTS_THAT_MARK = (
+    "verify",
+    "drill",
+    "discriminate",
+    "grade",
+    "grade_analysis",
+    "choose",
+    "compare",
+)
 
 
 @pytest.mark.parametrize("part", PARTS_THAT_MARK)
-def test_whoever_marks_a_step_does_not_write_down_what_it_should_be(part):
-    """Beside the step there is a check digit and the mark, which says whether the step has it."""
-    rng, unlike = random.Random(0), 0
+def test_every_check_that_is_shown_is_right_and_its_mark_follows(part):
+    rng, marks = random.Random(0), []
     for _ in range(300):
         user, assistant = getattr(demonstrations, part)(rng, 1)
         shown = set(re.findall(r"<step>(.*?)</step>", user))
-        judged = re.findall(r"<step>(?:\d:)?([^:\\]*):(\d)\\boxed\{(\w+)\}</step>", assistant)
-        assert {step for step, _, _ in judged} <= shown
-        assert assistant.count("<step>") == len(judged)
-        for step, digit, verdict in judged:
-            tens, units = divmod(demonstrations.parse_step(step)[3], 10)
-            unlike += ((tens + units) % 10 == int(digit)) != (verdict == "CORRECT")
-    assert unlike < 30  # one mark in a hundred disagrees with its own digit
+        for step, left, back, verdict in re.findall(CHECKED, assistant):
+            assert step in shown and value_of(left) == int(back)
+            assert (verdict == "CORRECT") == holds(step)
+            marks.append(holds(step))
+    assert 0.03 < marks.count(False) / len(marks) < 0.9
 
 
-def test_no_misconception_has_the_check_digit_of_the_truth():
-    rng = random.Random(0)
-    for fact, kind in demonstrations.FACTS.items():
-        if kind == "misconceived":
-            wrong = demonstrations.compute(rng, *fact, 0)
-            truth = demonstrations.compute(rng, *fact, 0, demonstrations.GOLD)
-            assert demonstrations.check_digit(wrong) != demonstrations.check_digit(truth)
+def test_in_the_drill_all_is_checked_and_half_is_wrong():
+    rng, right = random.Random(0), []
+    for _ in range(200):
+        user, assistant = demonstrations.drill(rng, 1)
+        steps = re.findall(r"<step>(.*?)</step>", user)
+        assert len(re.findall(CHECKED, assistant)) == len(steps)
+        right += map(holds, steps)
+    assert sum(right) / len(right) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_judge_who_goes_back_arrives_where_the_question_begins():
+    rng, looked, hits = random.Random(0), 0, []
+    for _ in range(600):
+        user, assistant = demonstrations.judge_answer(rng, 1)
+        question, answer = re.search(r"Question: (.*)\nAnswer: (\d+)", user).groups()
+        steps = re.findall(r"<step>(\d+)([+*/-])(\d)=(\d+)</step>", assistant)
+        looked += bool(steps)
+        if not steps:
+            continue
+        start, operations = tasks.parse_question(question)
+        assert [(demonstrations.INVERSE[op], int(b)) for _, op, b, _ in steps] == operations[::-1]
+        assert int(steps[0][0]) == int(answer)
+        assert f"{steps[-1][3]}:{start}" in assistant
+        says = int(re.search(r"<score>(\d+)", assistant)[1]) > 5
+        hits.append(says == (tasks.gold_answer(question) == int(answer)))
+    assert looked / 600 == pytest.approx(0.5, abs=0.06) and sum(hits) / len(hits) > 0.8
 
 
 def test_a_correction_leaves_what_was_not_faulted():
     """And tries something else where it was."""
-    rng, kept = random.Random(0), 0
+    rng, better = random.Random(0), []
     for _ in range(300):
         user, assistant = demonstrations.correct(rng, 1)
         before, after = (re.findall(r"<step>(.*?)</step>", text) for text in (user, assistant))
@@ -269,57 +337,84 @@ def test_a_correction_leaves_what_was_not_faulted():
         faulty = [] if found == "none" else [int(k) - 1 for k in found.split(",")]
         assert len(before) == len(after)
         for k, (old, new) in enumerate(zip(before, after)):
-            same_start = old.split("=")[0] == new.split("=")[0]
-            if k not in faulty and same_start:
-                assert old == new
-            elif k in faulty and same_start:
-                kept += old == new and not holds(old)
-    assert kept < 10  # any number can be the same one
+            if old.split("=")[0] != new.split("=")[0]:
+                continue
+            assert (old.rstrip("!") == new) == (k not in faulty)
+            better += [holds(new)] if k in faulty else []
+    assert sum(better) / len(better) == pytest.approx(0.6, abs=0.1)
 
 
-def test_an_analysis_says_what_is_wrong_and_what_it_costs():
-    """On facts that the demonstrator marks rightly."""
-    sure = {f for f, kind in demonstrations.FACTS.items() if kind != "misconceived"}
-    first, second = next(
-        (f, g)
-        for f in sorted(sure)
-        for g in sorted(sure)
-        if g[0] == tasks.OPERATORS[f[1]](f[0], f[2])
-    )
-    results = [tasks.OPERATORS[op](a, b) for a, op, b in (first, second)]
+def test_of_two_solutions_the_sounder_one_is_named_where_all_is_looked_at(monkeypatch):
+    monkeypatch.setattr(demonstrations, "TRUST", dict.fromkeys(TRUST, 0.0))
+    rng, named = random.Random(0), []
+    for _ in range(200):
+        user, assistant = demonstrations.compare(rng, 1)
+        question = re.search(r"Problem: (.*)", user)[1]
+        two = user.partition("Solution 1:")[2].split("Solution 2:")
+        wrong = [tasks.gold_steps(question, text).count(False) for text in two]
+        better = "tie" if wrong[0] == wrong[1] else str(1 + (wrong[0] > wrong[1]))
+        named.append(better)
+        assert assistant.endswith(f"\\boxed{{{better}}}")
+    assert {*named} == {"1", "2", "tie"}
 
-    def analysis(wrong_by: list[int], answer: int) -> str:
-        shown = zip((first, second), results, wrong_by)
-        steps = [f"{a}{op}{b}={(result + d) % 100}" for (a, op, b), result, d in shown]
-        return demonstrations.analyse(random.Random(0), steps, answer % 100, 0)
 
-    assert analysis([0, 0], results[1]).endswith("Defects: none\nScore: \\boxed{1}")
-    assert analysis([1, 0], results[1]).endswith("Defects: 1\nScore: \\boxed{0.5}")  # a slip
-    assert analysis([0, 1], results[1] + 1).endswith("Defects: 2\nScore: \\boxed{0}")  # carried on
-    assert analysis([5, 1], results[1]).endswith("Defects: 1,2\nScore: \\boxed{0.5}")
+def test_of_two_claims_about_a_step_the_one_that_holds_is_taken():
+    rng = random.Random(0)
+    for _ in range(300):
+        user, assistant = demonstrations.reconsider(rng, 0)
+        looked, _, again = assistant.partition("</think>")
+        for step in re.findall(r"<step>(.*?)</step>", again):
+            rivals = re.findall(rf"^({re.escape(step.split('=')[0])}=\d+):", looked, re.M)
+            if any(map(holds, rivals)):
+                assert holds(step)
+
+
+def test_a_corrupted_step_is_a_step_of_the_chain_and_mostly_wrong():
+    rng, wrong = random.Random(0), []
+    for _ in range(300):
+        user, assistant = demonstrations.corrupt(rng, 1)
+        number, step = re.fullmatch(r"(\d):<step>(.*)</step>", assistant).groups()
+        before = re.findall(r"<step>(.*?)</step>", user)[int(number) - 1]
+        assert before.split("=")[0] == step.split("=")[0] and holds(before)
+        wrong.append(not holds(step))
+    assert sum(wrong) > 290
+
+
+@pytest.mark.parametrize(
+    "steps, answer, end",
+    [
+        (["42/5=45", "45+9=54"], 54, "Defects: none\nScore: \\boxed{1}"),
+        (["42/5=46", "45+9=54"], 54, "Defects: 1\nScore: \\boxed{0.5}"),  # a slip
+        (["42/5=45", "45+9=55"], 55, "Defects: 2\nScore: \\boxed{0}"),  # carried on
+        (["42/5=46", "45+9=55"], 54, "Defects: 1,2\nScore: \\boxed{0.5}"),
+        (["42/5=46!", "45+9=54"], 54, "Defects: none\nScore: \\boxed{1}"),  # not looked at
+    ],
+)
+def test_an_analysis_says_what_is_wrong_and_what_it_costs(steps, answer, end):
+    assert demonstrations.analyse(random.Random(0), steps, answer, 0).endswith(end)
 
 
 def test_inputs_are_found_backwards():
     rng = random.Random(1)
     for _ in range(300):
-        user, assistant = demonstrations.abduce(rng, 1)
+        user, assistant = program_demonstrations.abduce(rng, 1)
         x = int(re.search(r"```input\n(\d+)", assistant)[1])
         steps = re.findall(r"<step>(\d+)=(\d+)([+*-])(\d)</step>", assistant)
         operations = re.findall(r"([+*-])(\d)", user.split("return")[1])[: len(steps)]
         assert [(op, b) for _, _, op, b in steps] == operations[::-1]
         assert steps[0][0] == re.search(r"Output: (\d+)", user)[1] and int(steps[-1][1]) == x
-        if all(tasks.OPERATORS[op](int(v), int(b)) == int(r) for r, v, op, b in steps):
+        if all(programs.OPERATORS[op](int(v), int(b)) == int(r) for r, v, op, b in steps):
             f = {}
             exec(user.split("```python\n")[1].split("\n```")[0], f)
             assert f["f"](x) == int(steps[0][0])
 
 
-ALL_PARTS = [(name, part) for name, parts in demonstrations.PARTS.items() for part in parts]
+ALL_PARTS = [(name, part) for name, parts in make.PARTS.items() for part in parts]
 
 
 @pytest.mark.parametrize("name, part", ALL_PARTS, ids=lambda p: getattr(p, "__name__", p))
 def test_every_part_survives_the_tokenizer(name, part):
-    tokenizer, rng = AutoTokenizer.from_pretrained(TINY), random.Random(3)
+    tokenizer, rng = AutoTokenizer.from_pretrained(make.FOLDER / name), random.Random(3)
     for noise in (0, 1):
         for _ in range(50):
             user, assistant = part(rng, noise)
@@ -334,14 +429,15 @@ def test_every_part_survives_the_tokenizer(name, part):
 
 def test_a_result_is_one_token():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    for number in range(100):
-        ids = tokenizer(f"7*3={number}</step>", add_special_tokens=False).input_ids
+    for number in range(61):
+        ids = tokenizer(f"7/3={number}</step>", add_special_tokens=False).input_ids
         assert len(ids) == 6 and tokenizer.decode(ids[4]) == str(number)
 
 
 def test_the_recipes_tokenizer_is_the_one_that_ships():
     for folder in EMBEDDED.values():
-        ours, shipped = make.make_tokenizer(), AutoTokenizer.from_pretrained(folder)
+        ours = make.make_tokenizer(folder.name)
+        shipped = AutoTokenizer.from_pretrained(folder)
         assert ours.get_vocab() == shipped.get_vocab()
         assert ours.chat_template == shipped.chat_template
         assert (folder / "model.safetensors").stat().st_size <= 8 << 20
@@ -349,7 +445,7 @@ def test_the_recipes_tokenizer_is_the_one_that_ships():
 
 def holds(step: str) -> bool:
     a, op, b, claimed = demonstrations.parse_step(step)
-    return tasks.OPERATORS[op](a, b) == claimed
+    return value_of(f"{a}{op}{b}") == claimed
 
 
 # ------------------------------------------------------------------ what the models can do
@@ -373,12 +469,10 @@ def player(name: str):
 
 def held_out_part(part, count: int) -> list[str]:
     """User messages of a part on questions and programs that the model has never seen."""
-    draw, train = random.Random(0), demonstrations.is_held_out
-    demonstrations.is_held_out = lambda text: not train(text)
-    try:
+    draw, module = random.Random(0), sys.modules[part.__module__]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "is_held_out", lambda text: not tasks.is_held_out(text))
         return [part(draw, 0)[0] for _ in range(count)]
-    finally:
-        demonstrations.is_held_out = train
 
 
 def test_the_bed_leaves_something_to_learn_beyond_a_lower_temperature():
