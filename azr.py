@@ -20,7 +20,7 @@ The loop (algorithm 1).  A buffer of tasks for each of three kinds, all about a 
 
 Python runs every program, in common/sandbox, and knows every answer; no human wrote a task. --gate
 and the two rewards can take that away: a self-rewarded run cannot detect its own failure, which is
-why co/paid_minus_true is logged.
+why co/rewarded_minus_true is logged.
 
 What we changed and it matters (the full list is in docs/azr.md)
     1. One LoRA adapter plays both roles (paper: all weights). No entropy bonus.
@@ -386,7 +386,7 @@ class Azr(CoTrainer):
             self.log_mean(f"solver/{kind}", hits)
         self.log_mean("solver/accuracy", truly)
         self.log_mean("solver/parsed", [answer is not None for answer in answers])
-        self.log_mean("co/paid_minus_true", mean(correct) - mean(truly))
+        self.log_mean("co/rewarded_minus_true", mean(correct) - mean(truly))
         for note, task, answer, hit in zip(batch["notes"], tasks, answers, truly):
             note |= {"kind": task["kind"], "answer": answer, "right": hit}
 
@@ -432,7 +432,7 @@ def evaluate_proposer(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
 CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
     "solver": ["solver/accuracy", *[f"solver/{kind}" for kind in KINDS]],
     "proposer": ["proposer/valid", "proposer/rate", "proposer/too_easy", "proposer/too_hard"],
-    "against the truth": ["co/paid_minus_true", "co/tasks_that_run"],
+    "against the truth": ["co/rewarded_minus_true", "co/tasks_that_run"],
 }
 
 

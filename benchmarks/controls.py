@@ -1,7 +1,6 @@
 """Judges that nobody trains, in the place of the one that a script trains: for tango.py a verifier
-that knows the truth and one that knows nothing, and rewards that luck earns; for mae.py and
-self_rewarding.py scores that know the truth or nothing, and for mae.py a judge that is trained
-towards the truth.
+that knows the truth and one that knows nothing; for mae.py and self_rewarding.py scores that know
+the truth or nothing, and for mae.py a judge that is trained towards the truth.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. The patches of experiments.toml put them in place.
@@ -10,7 +9,7 @@ than the one that is always right. The patches of experiments.toml put them in p
 import random
 import re
 
-from common.tasks.answers import boxed, split_steps
+from common.tasks.answers import split_steps
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_answer, parse_question, step_labels
 
@@ -50,28 +49,6 @@ def judged_by(judge, trainer_class):
         return [judge(*ASKED.fullmatch(prompt[-1]["content"]).groups()) for prompt in prompts]
 
     trainer_class.generate = generate
-
-
-def odd_as_gold(text: str, gold: str) -> bool:
-    """Whether the boxed number is odd or even as the right one is: luck is one in two."""
-    answer = (boxed(text) or "").strip()
-    return re.fullmatch(r"-?[0-9]+", answer) is not None and int(answer) % 2 == int(gold) % 2
-
-
-def paid_for_luck(tango):
-    """Makes the steps of tango.py take an answer for right if it is `odd_as_gold`, in the reward
-    and in the verifier's labels. Evaluations ask for the number itself, as ever.
-    """
-    exact, step = tango.is_correct, tango.Tango.step
-
-    def lucky_step(self, rows):
-        tango.is_correct = odd_as_gold
-        try:
-            return step(self, rows)
-        finally:
-            tango.is_correct = exact
-
-    tango.Tango.step = lucky_step
 
 
 # ------------------------------------------------------------------ mae.py: scores from elsewhere

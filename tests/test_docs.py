@@ -287,23 +287,6 @@ def test_tables_are_those_of_the_measured_runs():
         assert sorted(marks) == sorted(mark for other, mark in made if other == page)
 
 
-def test_what_the_page_on_luck_says_is_what_was_measured():
-    """Its three sentences, against the rows of the claims and the runs themselves."""
-    rows = {r["claim"]: r for r in json.loads((evidence.FOLDER / "summary.json").read_text())}
-    back = ("lucky-steps", "lucky-co-trained", "lucky-true-verdicts")
-    assert all(rows[name]["low"] > 0 and rows[name]["seeds"] >= 5 for name in back)
-    some, lost = rows["lucky-co-trained"]["ours"], rows["lucky-steps"]["ours"]
-    assert 0.4 * lost < some < 0.9 * lost and rows["lucky-true-verdicts"]["ours"] > 0.9 * lost
-    mean = lambda text, runs: statistics.mean(claims.measure(text, run) for run in runs)  # noqa: E731
-    runs = evidence.runs_of("lucky", "odd or even counts").values()
-    assert abs(mean("gain:generator/accuracy", runs)) < 0.03
-    exact, paid = (
-        evidence.runs_of("lucky", "the number counts").values(),
-        "end:5:generator/accuracy",
-    )
-    assert mean(paid, runs) > 2 * mean(paid, exact)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_no_result_is_typed_by_hand(name):
     """Before each block stands what is measured in it, and no table or figure."""

@@ -233,8 +233,8 @@ def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------ controls
-QUESTION = "((38+4)*7)-5 mod 100"
-SOLUTION = tasks.gold_solution(QUESTION).replace("42*7=94", "42*7=95")
+QUESTION = "((42/5)+9)*7 mod 61"
+SOLUTION = tasks.gold_solution(QUESTION).replace("45+9=54", "45+9=55")
 
 
 def test_the_control_that_knows_the_truth_marks_the_wrong_step_and_no_other():
@@ -274,32 +274,11 @@ def test_controls_are_asked_in_the_verifiers_place():
     assert Trainer().generate("verifier", asked) == [controls.gold(QUESTION, SOLUTION)]
 
 
-def test_luck_pays_for_every_second_wrong_number_and_in_steps_only():
-    paid = [controls.odd_as_gold(rf"\boxed{{{n}}}", "89") for n in range(100)]
-    assert paid == [n % 2 == 1 for n in range(100)]
-    for text in ("89", r"\boxed{}", r"\boxed{x}", r"\boxed{8.9}", r"\boxed{89", r"\boxed{²}"):
-        assert controls.odd_as_gold(text, "89") is False
-
-    class Trainer:
-        def step(self, rows):
-            if not rows:
-                raise KeyError
-            return [module.is_correct(r"\boxed{91}", "89") for _ in rows]
-
-    exact = lambda text, gold: text == rf"\boxed{{{gold}}}"  # noqa: E731
-    module = SimpleNamespace(is_correct=exact, Tango=Trainer)
-    controls.paid_for_luck(module)
-    assert Trainer().step([1, 2]) == [True, True] and module.is_correct is exact
-    with pytest.raises(KeyError):
-        Trainer().step([])
-    assert module.is_correct is exact
-
-
 def test_scores_from_elsewhere_take_the_judges_place():
     import mae
 
-    asked = [mae.judge_answer_prompt(QUESTION, "89"), mae.judge_answer_prompt(QUESTION, "90")]
-    asked += [mae.judge_question_prompt(QUESTION), mae.judge_question_prompt("38+ mod 100")]
+    asked = [mae.judge_answer_prompt(QUESTION, "12"), mae.judge_answer_prompt(QUESTION, "13")]
+    asked += [mae.judge_question_prompt(QUESTION), mae.judge_question_prompt("38+ mod 61")]
     given = [0.1, 0.2, 0.3, 0.4]
     wanted = {"gold": [1.0, 0.0, 1.0, 0.0], "constant": [0.7] * 4}
     for how in ("gold", "constant", "shuffled"):

@@ -33,7 +33,7 @@ HEALTH = {
         "The {player} says yes to {now:.0%} of everything.",
     ),
     "reward minus gold": Health(
-        ".+/(verdict_minus_gold|flattery|rewarded_minus_true|paid_minus_true)",
+        ".+/(verdict_minus_gold|flattery|rewarded_minus_true)",
         "above 0 verdicts or rewards are better than the answers deserve",
         lambda now, _: now > 0.25,
         "Verdicts or rewards are {now:.2f} above the truth on average ({metric}).",

@@ -366,7 +366,7 @@ def test_switches(tmp_path, brief, flags):
         kinds = 1 if "deduction" in flags else 2
         assert grown == round(steps[1]["proposer/valid"] * 4 * kinds)
         assert all(
-            row["co/tasks_that_run"] == 1 and row["co/paid_minus_true"] == 0 for row in steps
+            row["co/tasks_that_run"] == 1 and row["co/rewarded_minus_true"] == 0 for row in steps
         )
     if "--no-train-proposer" in flags:
         recorded = map(json.loads, (tmp_path / "rollouts.jsonl").read_text().splitlines())
