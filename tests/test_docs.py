@@ -16,7 +16,6 @@ import math
 import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 from collections import Counter
