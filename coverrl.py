@@ -1,0 +1,380 @@
+r"""CoVerRL (2026, arXiv:2603.17775): one model solves, verifies and corrects, without gold answers.
+
+    python coverrl.py                                     the embedded model on a CPU, 4 minutes
+    python coverrl.py --verifier none                     majority vote alone: TTRL
+    python coverrl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k    one GPU, 4-bit
+
+The loop (algorithm 1) is `CoVerRL.step`
+    SOLVE     N solutions of each question; m = the most frequent answer, its label
+    VERIFY    V+ = judgements of up to M different solutions with the answer m, one each
+              V- = as many judgements of ONE solution with the rarest other answer
+    FILTER    a question is kept if more than half of its V+ say CORRECT
+    CORRECT   each judgement that says INCORRECT gets K corrected solutions
+    UPDATE    one, of one model: T of the N solutions, all judgements, all corrections
+              r = [format] + [agrees with m];  a judgement agrees if it says CORRECT of m, only
+              A = (r - mean) / std within a group: the solutions of a question; V+; V-; the
+              corrections after one judgement
+
+So the labels come from a vote, and the vote is trusted only where a verifier of the same weights
+accepts it; and the verifier is rewarded for agreeing with the vote. V+ and V- are equally many,
+which is what makes a verifier that always says the same earn no more than half.
+
+What we changed and it matters (the full list is in docs/coverrl.md)
+    1. The three turns of a conversation are prompts of their own: what a turn must know of the
+       turns before it is shown in it. The verifier does not see that the solution is its own.
+    2. Questions on which all solutions agree are kept without being verified, as in the released
+       code: their solutions teach nothing. Algorithm 1 verifies them.
+    3. A question that is dropped has no advantages, but still feels the small KL term.
+    4. Judgements of the form that was asked for only; the released code guesses the others.
+
+Shapes: P questions, N solutions of each, T of them trained, B rows of the joined batch.
+"""
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from common.advantage import named_group_advantage
+from common.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: Count = 48
+    """optimiser steps"""
+    questions: Count = 8
+    """P, questions per step and process (paper: 64)"""
+    samples: GroupSize = 16
+    """N, solutions of a question that vote (paper: 32)"""
+    group_size: GroupSize = 8
+    """T, those of them that are trained on (paper: 16)"""
+    checks: Count = 4
+    """M, at most so many judgements in V+, and as many in V- (paper: 8)"""
+    corrections: CountOrZero = 2
+    """K, corrected solutions after a judgement that says INCORRECT (paper: 6; ablation: 0)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the adapter, constant (released code: 5e-7, cosine, all weights)"""
+    kl: Weight = 0.001
+    """weight of the k3 penalty towards the base (released code: 0.001)"""
+    verifier: Literal["co-trained", "untrained", "none"] = "co-trained"
+    """ablation: judgements are not trained on; or no verifier, which is TTRL"""
+    filter: Literal["verifier", "coin", "none"] = "verifier"
+    """which questions are kept; the control: as many, but drawn; ablation: all"""
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    """length limit of a solution (released code: 2048)"""
+    judgement_tokens: Tokens = per_model(tiny=112, real=1024)
+    """length limit of a judgement (released code: 2048)"""
+
+    def check(self):
+        if self.group_size > self.samples:
+            most = f"must be at most --samples {self.samples}"
+            raise UserError(f"--group-size {self.group_size} {most}.")
+
+
+# ------------------------------------------------------------------ prompts and parsing
+VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
+other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
+in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
+in exactly this form:
+<step_verification>
+<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
+</step_verification>
+<final_verification>\boxed{CORRECT}</final_verification>"""
+
+CORRECT = r"""You are given a problem, a solution, and the numbers of its steps that were found
+wrong. Solve the problem again. Put every step in its own <step> </step> tags, and after the last
+one the answer in this form: <answer>\boxed{...}</answer>."""
+
+VERDICTS = ("CORRECT", "INCORRECT")
+JUDGEMENT = re.compile(
+    r"(?s)\s*<step_verification>(?P<steps>.*)</step_verification>"
+    r"\s*<final_verification>(?P<final>[^<]*)</final_verification>\s*"
+)
+
+
+def verify_prompt(question: str, solution: str) -> list[dict]:
+    count = len(split_steps(solution))
+    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
+
+
+def correct_prompt(question: str, solution: str, faulty: list[int]) -> list[dict]:
+    found = ",".join(map(str, faulty)) or "none"
+    user = f"Problem: {question}\nSolution:\n{solution}\nDefects: {found}\nCorrect it."
+    return prompt(CORRECT, user)
+
+
+def parse_judgement(text: str) -> tuple[bool | None, list[int]]:
+    r"""(whether it says CORRECT, numbers of the steps that it calls wrong); None without the form.
+
+    >>> end = r"</step_verification><final_verification>\boxed{INCORRECT}</final_verification>"
+    >>> parse_judgement(rf"<step_verification><step>3*2=7:6\boxed{{INCORRECT}}</step>{end}")
+    (False, [1])
+    """
+    found = JUDGEMENT.fullmatch(text)
+    final = read_verdict(found["final"], VERDICTS) if found else None
+    if final is None:
+        return None, []
+    verdicts = [read_verdict(step, VERDICTS) for step in split_steps(found["steps"])]
+    return final == "CORRECT", [k for k, v in enumerate(verdicts, 1) if v == "INCORRECT"]
+
+
+def final_answer(text: str) -> str | None:
+    """The boxed answer as it is voted with; None if there is none.
+
+    >>> final_answer(r"\\boxed{ 007 }"), final_answer("7")
+    ('7', None)
+    """
+    answer = (boxed(text) or "").strip()
+    return str(int(answer)) if re.fullmatch(r"-?[0-9]{1,15}", answer) else answer or None
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def vote(answers: list[str | None]) -> tuple[str | None, str | None]:
+    """(m, the most frequent answer; the rarest other one): the first of equally frequent answers;
+    None where there is none.
+
+    >>> vote(["7", None, "8", "7", "9", "8", "7"]), vote(["7", "7", None]), vote([None])
+    (('7', '9'), ('7', None), (None, None))
+    """
+    counts = Counter(answer for answer in answers if answer is not None).most_common()
+    most = counts[0][0] if counts else None
+    return most, min(counts[1:], key=lambda pair: pair[1], default=(None, 0))[0]
+
+
+def to_verify(texts: list[str], answers: list, M: int) -> tuple[list[str], list[str]]:
+    """What V+ and V- judge, equally many: up to M different solutions with the answer m; one
+    solution with the rarest other answer, again and again. Both are empty if all agree.
+    """
+    m, rarest = vote(answers)
+    if rarest is None:
+        return [], []
+    for_m = list(dict.fromkeys(text for text, answer in zip(texts, answers) if answer == m))[:M]
+    return for_m, [texts[answers.index(rarest)]] * len(for_m)
+
+
+def is_kept(said: list[bool | None]) -> bool:
+    """Whether more than half of V+ say CORRECT; nobody was asked where all solutions agree."""
+    return not said or sum(s is True for s in said) > len(said) / 2
+
+
+def reward(answer: str | None, m: str | None) -> float:
+    """Of a solution or a correction: r = [it has a boxed answer] + [the answer is m]."""
+    return float(answer is not None) + float(answer is not None and answer == m)
+
+
+def judgement_reward(said: bool | None, for_m: bool) -> float:
+    """r = [format] + [says CORRECT of m, or INCORRECT of another answer]."""
+    return float(said is not None) + float(said is for_m)
+
+
+def advantages(rewards: torch.Tensor, groups: list) -> torch.Tensor:
+    """A = (r - mean) / (std + 1e-6) of each group; r itself of a row alone in its group, as in the
+    released code. (B,) rewards, NaN for rows of dropped questions, and a key per row -> (B,)
+
+    >>> advantages(torch.tensor([2.0, 1.0, 2.0]), ["a", "a", "b"])
+    tensor([ 0.7071, -0.7071,  2.0000])
+    """
+    sizes = Counter(groups)
+    alone = torch.tensor([sizes[group] == 1 for group in groups], device=rewards.device)
+    A = named_group_advantage(rewards, groups)
+    return torch.where(alone, rewards.nan_to_num(0.0), A)
+
+
+# ------------------------------------------------------------------ the trainer
+@dataclass
+class Asked:
+    """What a step knows of one question."""
+
+    question: str
+    gold: str  # for the log alone
+    texts: list[str]  # N solutions
+    answers: list[str | None]
+    m: str | None  # the label
+    kept: bool = True
+
+
+class CoVerRL(CoTrainer):
+    """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        shared = {"group_size": 1, "adapter": "agent"}  # groups have names, see `advantages`
+        return {
+            "solver": Player([], args.lr, solution, **shared),
+            "verifier": Player([], args.lr, judgement, reads=solution, **shared),
+            "corrector": Player([], args.lr, solution, reads=solution, **shared),
+        }
+
+    def step(self, rows):
+        """rows: B, every question T times in a row."""
+        T, extra = self.cfg.group_size, self.cfg.samples - self.cfg.group_size
+        solver = self.rollout("solver", rows)  # P * T solutions, trained on
+        more = [row["prompt"] for row in rows[::T] for _ in range(extra)]
+        more = self.generate("solver", more)  # they only vote
+        asked = []
+        for i, row in enumerate(rows[::T]):
+            texts = solver["texts"][i * T :][:T] + more[i * extra :][:extra]
+            answers = [final_answer(text) for text in texts]
+            asked.append(Asked(row["question"], row["answer"], texts, answers, vote(answers)[0]))
+        batches = [solver]
+        if self.cfg.verifier != "none":
+            batches += self.verify_and_correct(asked)
+        keys = [(i, "solution") for i in range(len(asked)) for _ in range(T)]
+        rewards = [reward(answer, one.m) for one in asked for answer in one.answers[:T]]
+        self.set_advantages(solver, rewards, keys, asked)
+        self.report(asked)
+        return [self.concat(batches)]
+
+    def verify_and_correct(self, asked: list[Asked]) -> list[dict]:
+        """Judgements decide which questions are kept; those that find fault are followed by
+        corrections. Both are batches to train on, where there are any.
+        """
+        rows = []  # a judgement each
+        for i, one in enumerate(asked):
+            for_m, for_other = to_verify(one.texts, one.answers, self.cfg.checks)
+            rows += [{"i": i, "for_m": True, "solution": text} for text in for_m]
+            rows += [{"i": i, "for_m": False, "solution": text} for text in for_other]
+        prompts = [verify_prompt(asked[row["i"]].question, row["solution"]) for row in rows]
+        if not any(self.gather([len(rows)])):
+            return []
+        # a process without a row judges one for nothing: all must take part in a rollout
+        idle = [] if rows else [verify_prompt(asked[0].question, asked[0].texts[0])]
+        verifier = self.rollout("verifier", [{"prompt": p} for p in prompts + idle])
+        found = [parse_judgement(text) for text in verifier["texts"]]
+        self.filter(asked, rows, found)
+        rewards = [judgement_reward(said, row["for_m"]) for row, (said, _) in zip(rows, found)]
+        if self.cfg.verifier == "untrained":
+            rewards = [torch.nan] * len(rows)
+        keys = [(row["i"], row["for_m"]) for row in rows]
+        self.set_advantages(verifier, rewards, keys, asked, len(idle))
+        return [verifier, *self.correct(asked, rows, found)]
+
+    def filter(self, asked: list[Asked], rows: list[dict], found: list[tuple]):
+        """Sets `kept` of each question."""
+        said = [[] for _ in asked]
+        for row, (verdict, _) in zip(rows, found):
+            said[row["i"]] += [verdict] if row["for_m"] else []
+        kept = [is_kept(verdicts) for verdicts in said]
+        if self.cfg.filter == "coin":  # as many, but without a reason
+            random.Random(f"{self.cfg.seed} {self.state.global_step}").shuffle(kept)
+        for one, keep in zip(asked, kept):
+            one.kept = keep or self.cfg.filter == "none"
+
+    def correct(self, asked: list[Asked], rows: list[dict], found: list[tuple]) -> list[dict]:
+        K, prompts, keys, labels = self.cfg.corrections, [], [], []
+        for j, (row, (said, faulty)) in enumerate(zip(rows, found)):
+            one = asked[row["i"]]
+            if said is False and one.kept:
+                prompts += [correct_prompt(one.question, row["solution"], faulty)] * K
+                keys += [(row["i"], "correction", j)] * K
+                labels += [one.m] * K
+        if not any(self.gather([len(prompts)])):
+            return []
+        idle = [] if prompts else [correct_prompt(asked[0].question, asked[0].texts[0], [])]
+        corrector = self.rollout("corrector", [{"prompt": p} for p in prompts + idle])
+        answers = [final_answer(text) for text in corrector["texts"]]
+        rewards = [reward(answer, m) for answer, m in zip(answers, labels)]
+        self.set_advantages(corrector, rewards, keys, asked, len(idle))
+        gold = [asked[key[0]].gold for key in keys]
+        right = [is_correct(text, g) for text, g in zip(corrector["texts"], gold)]
+        self.log_mean("corrector/accuracy", right)
+        return [corrector]
+
+    def set_advantages(self, batch: dict, rewards: list, keys: list, asked: list[Asked], idle=0):
+        """keys: (number of the question, ...), the group of each row. Idle rows, behind the others,
+        and those of dropped questions teach nothing.
+        """
+        known = [r if asked[key[0]].kept else torch.nan for r, key in zip(rewards, keys)]
+        known, keys = known + [torch.nan] * idle, keys + [(None,)] * idle
+        self.set_rewards(batch, known, keys)
+        batch["advantages"] = advantages(batch["rewards"], keys)  # (B,)
+
+    # --- what is logged and shown; nothing below affects training
+    def report(self, asked: list[Asked]):
+        right = [[is_correct(t, one.gold) for t in one.texts] for one in asked]
+        agrees = [[answer == one.m is not None for answer in one.answers] for one in asked]
+        self.log_mean("solver/accuracy", [r for its in right for r in its])
+        self.log_mean("co/majority_ratio", [a for its in agrees for a in its])
+        self.log_mean("co/kept", [one.kept for one in asked])
+        kept = [i for i, one in enumerate(asked) if one.kept]
+        labels = [is_correct(rf"\boxed{{{one.m}}}", one.gold) for one in asked]
+        self.log_mean("co/label_accuracy", labels)
+        # of the rewards that are trained on: is a solution rewarded exactly if it is right?
+        true = [a == r for i in kept for a, r in zip(agrees[i], right[i])]
+        self.log_mean("co/reward_accuracy", true)
+        wrong = [all(its) and not label for its, label in zip(agrees, labels)]
+        self.log_mean("co/unanimous_and_wrong", wrong)
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
+    """The first answers; what one turn of verifying and correcting makes of them; and the verifier
+    on what the base has written, the same in every evaluation.
+    """
+    n = trainer.cfg.eval_samples
+    texts, right = solve(trainer, "solver", held_out, n)
+    _, greedy = solve(trainer, "solver", held_out, greedy=True)
+    result = {"solver/accuracy": mean(right), "solver/greedy": mean(greedy)}
+    if trainer.cfg.verifier == "none":
+        return result
+    first = texts[::n]
+    doubts = [(row, t, faulty) for row, t, (said, faulty) in judged(trainer, held_out, first)
+              if said is False]  # fmt: skip
+    prompts = [correct_prompt(row["question"], t, faulty) for row, t, faulty in doubts]
+    again = trainer.generate_all("corrector", prompts) if prompts else []
+    kept = mean(right[::n]) * len(held_out)
+    for (row, before, _), after in zip(doubts, again):
+        kept += is_correct(after, row["answer"]) - is_correct(before, row["answer"])
+    base = trainer.saved.setdefault("base_solutions", first)  # step 0: the solver is the base
+    said = {True: [], False: []}
+    for row, text, (verdict, _) in judged(trainer, held_out, base):
+        label = is_correct(text, row["answer"])
+        said[label].append(verdict is label)
+    return result | {
+        "solver/first": mean(right[::n]),
+        "solver/final": kept / len(held_out),
+        "verifier/balanced_accuracy": mean([mean(hits) for hits in said.values() if hits]),
+    }
+
+
+def judged(trainer, rows: list[dict], solutions: list[str]) -> list[tuple]:
+    """(row, solution, judgement) of each."""
+    prompts = [verify_prompt(row["question"], text) for row, text in zip(rows, solutions)]
+    texts = trainer.generate_all("verifier", prompts)
+    return list(zip(rows, solutions, map(parse_judgement, texts)))
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+    "solver": ["solver/accuracy", "solver/final"],
+    "the labels": ["co/reward_accuracy", "co/label_accuracy", "co/majority_ratio", "co/kept"],
+    "verifier": ["verifier/balanced_accuracy"],
+}
+
+
+def load(args: Args):
+    wanted = args.steps * args.questions * 4  # enough for four processes
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(CoVerRL, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

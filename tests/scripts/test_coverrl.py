@@ -1,0 +1,296 @@
+"""coverrl.py: votes, judgements, filter, rewards and groups against loops of their own; one step by
+hand."""
+
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+
+import coverrl
+from common.cotrainer import Player
+from coverrl import (
+    advantages,
+    final_answer,
+    is_kept,
+    judgement_reward,
+    parse_judgement,
+    reward,
+    to_verify,
+    vote,
+)
+
+import pytest
+import torch
+from conftest import refused
+from hypothesis import given
+from hypothesis import strategies as st
+
+C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
+an_answer = st.sampled_from(["7", "8", "9", None])
+
+
+def judgement(*verdicts, final=C) -> str:
+    steps = "".join(f"<step>it is {v}</step>\n" for v in verdicts)
+    end = f"<final_verification>{final}</final_verification>"
+    return f"<step_verification>\n{steps}</step_verification>\n{end}"
+
+
+# ------------------------------------------------------------------ parsing
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (judgement(C, X, X, final=X), (False, [2, 3])),
+        (judgement(C), (True, [])),
+        (judgement("no verdict", X, final=r" \box{Incorrect}. "), (False, [2])),
+        (judgement(X, final="maybe"), (None, [])),
+        (judgement(C) + " and more", (None, [])),
+        ("it is right " + judgement(C), (None, [])),
+        (f"<final_verification>{C}</final_verification>", (None, [])),
+        (judgement(C, final=f"<b>{C}</b>"), (None, [])),
+        (judgement(*[X] * 400, final=X), (False, [*range(1, 401)])),
+        ("", (None, [])),
+    ],
+)
+def test_parse_judgement(text, expected):
+    assert parse_judgement(text) == expected
+
+
+@given(st.text(alphabet="<>/_step verificatonCRETINboxd{}\\\n", max_size=200))
+def test_no_text_breaks_the_parsers(text):
+    said, faulty = parse_judgement(text)
+    assert said in (True, False, None) and faulty == sorted(set(faulty))
+    assert final_answer(text) != ""
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        (r"\boxed{ 007 }", "7"),
+        (r"\boxed{-0}", "0"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{}", None),
+        (r"\boxed{  }", None),
+        ("7", None),
+        (r"\boxed{" + "9" * 5000 + "}", "9" * 5000),  # int() would refuse it
+        (r"\boxed{²}", "²"),
+    ],
+)
+def test_the_answer_that_votes(text, answer):
+    assert final_answer(text) == answer
+
+
+# ------------------------------------------------------------------ the vote and its filter
+@given(st.lists(an_answer, max_size=12))
+def test_the_vote_equals_counting(answers):
+    m, rarest = vote(answers)
+    counts = {a: answers.count(a) for a in answers if a is not None}
+    if not counts:
+        assert (m, rarest) == (None, None)
+        return
+    assert counts[m] == max(counts.values())
+    others = {a: n for a, n in counts.items() if a != m}
+    assert (rarest is None) == (not others)
+    assert not others or others[rarest] == min(others.values())
+    first = [a for a in answers if counts.get(a) == counts[m]][0]
+    assert m == first  # of equally frequent ones
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), an_answer), max_size=12), st.integers(1, 4))
+def test_both_sides_are_judged_equally_often(solutions, M):
+    texts, answers = [t + str(a) for t, a in solutions], [a for _, a in solutions]
+    for_m, for_other = to_verify(texts, answers, M)
+    m, rarest = vote(answers)
+    assert len(for_m) == len(for_other) <= M and (for_m == []) == (rarest is None)
+    assert len(set(for_m)) == len(for_m) and len(set(for_other)) <= 1
+    assert all(text.endswith(str(m)) for text in for_m)
+    assert all(text.endswith(str(rarest)) for text in for_other)
+    if rarest is not None:
+        assert len(for_m) == min(M, len({t for t, a in zip(texts, answers) if a == m}))
+
+
+@pytest.mark.parametrize(
+    "said, kept",
+    [
+        ([], True),
+        ([True], True),
+        ([True, False], False),  # half is not more than half
+        ([True, True, False], True),
+        ([True, None, None], False),
+        ([None], False),
+        ([False] * 3, False),
+    ],
+)
+def test_more_than_half_must_accept(said, kept):
+    assert is_kept(said) is kept
+
+
+# ------------------------------------------------------------------ rewards and advantages
+def test_rewards_in_every_case():
+    assert [reward(a, "7") for a in ("7", "8", None)] == [2, 1, 0]
+    assert reward(None, None) == 0 and reward("7", None) == 1
+    table = {(True, True): 2, (False, True): 1, (None, True): 0}
+    table |= {(True, False): 1, (False, False): 2, (None, False): 0}
+    assert {key: judgement_reward(*key) for key in table} == table
+
+
+def test_who_always_says_the_same_earns_no_more_than_half():
+    for said in (True, False):
+        agrees = [judgement_reward(said, for_m) - 1 for for_m in (True, False)]
+        assert sum(agrees) / 2 == 0.5
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0, 2.0, math.nan]), st.sampled_from("abc")), min_size=1
+    )
+)
+def test_advantages_equal_the_loop(rows):
+    values, keys = map(list, zip(*rows))
+    expected = []
+    for value, key in rows:
+        members = [v for v, k in rows if k == key]
+        known = [v for v in members if v == v]
+        if value != value:
+            expected.append(0.0)
+        elif len(members) == 1:
+            expected.append(value)
+        elif len(set(known)) < 2:
+            expected.append(0.0)
+        else:
+            mean = sum(known) / len(known)
+            std = math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
+            expected.append((value - mean) / (std + 1e-6))
+    found = advantages(torch.tensor(values, dtype=torch.float64), keys)
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+# ------------------------------------------------------------------ a step by hand
+class Given(coverrl.CoVerRL):
+    """Without a model: what each player writes is given."""
+
+    def __init__(self, written: dict, **change):
+        self.cfg = coverrl.Args(**{"group_size": 2, "samples": 4, "corrections": 2} | change)
+        self.written = {name: list(texts) for name, texts in written.items()}
+        self.asked, self.logged, self.batches = defaultdict(list), {}, {}
+        self.state = SimpleNamespace(global_step=0)
+        self.players = dict.fromkeys(("solver", "verifier", "corrector"), Player([], 1.0, 8, 1))
+
+    def player_named(self, name):
+        return self.players[name]
+
+    def generate(self, name, prompts, greedy=False):
+        self.asked[name] += [prompt[-1]["content"] for prompt in prompts]
+        return [self.written[name].pop(0) for _ in prompts]
+
+    def rollout(self, name, rows):
+        texts = self.generate(name, [row["prompt"] for row in rows])
+        notes = [{"rewards": {}} for _ in rows]
+        return {"player": name, "texts": texts, "rewards": torch.zeros(len(rows)), "notes": notes}
+
+    def set_rewards(self, batch, rewards, groups=None):
+        batch["rewards"] = torch.tensor(rewards)
+
+    def concat(self, batches):
+        self.batches = {batch["player"]: batch for batch in batches}
+        return batches
+
+    def gather(self, values):
+        return values
+
+    def log_mean(self, name, values):
+        self.logged[name] = sum(values) / len(values) if len(values) else None
+
+
+def solution(answer) -> str:
+    return rf"<step>x={answer}</step><answer>\boxed{{{answer}}}</answer>"
+
+
+def rows():
+    """Two questions, each twice: 1 has the gold answer 7, 2 has 5."""
+    given = [("1", "7"), ("1", "7"), ("2", "5"), ("2", "5")]
+    prompt = lambda q: [{"role": "user", "content": q}]  # noqa: E731
+    return [{"prompt": prompt(q), "question": q, "answer": a} for q, a in given]
+
+
+WRITTEN = {
+    # the trained solutions of both, then those that only vote: 7 7 8 7 wins 3 to 1; 4 6 4 none
+    "solver": [*map(solution, (7, 8, 4, 6)), solution(7) + " ", solution(7), solution(4), "none"],
+    # 1: two different solutions for 7, twice the one for 8; 2: one for 4 ("4" twice is one text)
+    "verifier": [
+        judgement(C),
+        judgement(C),
+        judgement(X, final=X),
+        judgement(C),
+        judgement(X, final=X),
+        judgement(C),
+    ],
+    "corrector": [solution(7), "hm"],
+}
+
+
+def test_a_step():
+    trainer = Given(WRITTEN)
+    trainer.step(rows())
+    assert [user.count("Verify its 1 steps.") for user in trainer.asked["verifier"]] == [1] * 6
+    # the judgements that say INCORRECT: of 8, and of 4, whose question is dropped with it
+    assert len(trainer.asked["corrector"]) == 2
+    assert all(user.endswith("Defects: 1\nCorrect it.") for user in trainer.asked["corrector"])
+    A = {name: batch["advantages"].tolist() for name, batch in trainer.batches.items()}
+    half = pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
+    assert A["solver"][:2] == half and A["solver"][2:] == [0, 0]
+    # V+ of the first question agrees; in V- the one that says INCORRECT is right
+    assert A["verifier"][:2] == [0, 0] and A["verifier"][2:4] == half
+    assert A["verifier"][4:] == [0, 0]  # dropped
+    assert A["corrector"] == half  # 2 for the answer 7, 0 without a box
+    assert trainer.logged["co/kept"] == 0.5 and trainer.logged["co/label_accuracy"] == 0.5
+    assert trainer.logged["co/reward_accuracy"] == 1.0
+    assert trainer.logged["corrector/accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "change, trains",
+    [
+        ({"verifier": "none"}, {"solver": [True, True]}),
+        (
+            {"verifier": "untrained"},
+            {"solver": [True, False], "verifier": [False, False], "corrector": [True]},
+        ),
+        ({"corrections": 0}, {"solver": [True, False], "verifier": [True, False]}),
+        ({"filter": "none"}, {"solver": [True, True], "verifier": [True, True]}),
+    ],
+)
+def test_ablations(change, trains):
+    """Who is trained on, for each of the two questions."""
+    written = WRITTEN | {"corrector": [solution(7), "hm", solution(4), "hm"]}
+    trainer = Given(written, **change)
+    trainer.step(rows())
+    found = {name: batch["advantages"] != 0 for name, batch in trainer.batches.items()}
+    for name, expected in trains.items():
+        parts = found[name].split([2, 2] if name == "solver" else [4, 2][: len(expected)] if name
+                                  == "verifier" else [len(found[name])])  # fmt: skip
+        assert [bool(part.any()) for part in parts] == expected, name
+    assert change.get("verifier") != "none" or set(trainer.batches) == {"solver"}
+
+
+def test_a_coin_keeps_as_many_without_a_reason():
+    kept = []
+    for step in range(40):
+        trainer = Given({}, filter="coin")
+        trainer.state.global_step = step
+        asked = [coverrl.Asked(str(i), "", [], [], None) for i in range(4)]
+        judged = [{"i": i, "for_m": True} for i in range(4)]
+        trainer.filter(asked, judged, [(True, []), (False, [1]), (False, [1]), (False, [1])])
+        assert sum(one.kept for one in asked) == 1
+        kept.append([one.kept for one in asked].index(True))
+    assert set(kept) == {0, 1, 2, 3}
+
+
+def test_where_all_agree_nobody_is_asked():
+    trainer = Given({"solver": [solution(3)] * 8})
+    trainer.step(rows())
+    assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
+    assert trainer.logged["co/unanimous_and_wrong"] == 1.0
+
+
+def test_more_trained_than_sampled_is_refused(tmp_path):
+    arguments = ("--group-size", "8", "--samples", "4", "--out", tmp_path / "run")
+    assert "--group-size 8 must be at most --samples 4" in refused("coverrl.py", *arguments)
