@@ -300,7 +300,7 @@ class CoVerRL(CoTrainer):
         """
         known = [r if asked[key[0]].kept else torch.nan for r, key in zip(rewards, keys)]
         known, keys = known + [torch.nan] * idle, keys + [(None,)] * idle
-        self.set_rewards(batch, known, keys)
+        self.set_rewards(batch, known)
         batch["advantages"] = advantages(batch["rewards"], keys)  # (B,)
 
     # --- what is logged and shown; nothing below affects training

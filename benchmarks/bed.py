@@ -7,6 +7,7 @@ which keeps what was measured of the programs model; takes five minutes on one c
 
 import argparse
 import json
+import random
 import re
 import sys
 from collections import Counter
@@ -104,6 +105,10 @@ def verifying(play, questions, solutions, right, temperature: float) -> dict[str
 
 # ------------------------------------------------------------------ the other parts: what is said,
 # and what is true, of a user's message and what the model answers
+def last(pattern: str, text: str) -> str | None:
+    return (re.findall(pattern, text) or [None])[-1]
+
+
 def problem(user: str) -> str:
     return re.search(r"(?:Problem|Question): (.*)", user)[1]
 
@@ -114,7 +119,7 @@ def solutions_of(user: str) -> list[str]:
 
 def sound(user: str, text: str) -> tuple:
     steps = split_steps(user)
-    return re.findall(r"\*\*(YES|NO)\*\*", text)[-1:], ["YES" if all(map(holds, steps)) else "NO"]
+    return last(r"\*\*(YES|NO)\*\*", text), "YES" if all(map(holds, steps)) else "NO"
 
 
 def right_at_once(user: str, text: str) -> tuple:
@@ -133,8 +138,8 @@ def proposed(user: str, text: str) -> tuple:
 
 
 def said_score(text: str) -> float | None:
-    found = re.findall(r"Score: \\boxed\{([\d.]+)\}", text)
-    return float(found[-1]) if found else None
+    found = last(r"Score: \\boxed\{([\d.]+)\}", text)
+    return float(found) if found else None
 
 
 def graded(user: str, text: str) -> tuple:
@@ -160,9 +165,9 @@ def solved_again(user: str, text: str) -> tuple:
 
 
 def better(user: str, text: str) -> tuple:
-    said = re.findall(r"\\boxed\{(1|2|tie)\}", text)
+    said = last(r"\\boxed\{(1|2|tie)\}", text)
     wrong = [tasks.gold_steps(problem(user), s).count(False) for s in solutions_of(user)]
-    return said[-1:], ["tie" if wrong[0] == wrong[1] else str(1 + (wrong[0] > wrong[1]))]
+    return said, "tie" if wrong[0] == wrong[1] else str(1 + (wrong[0] > wrong[1]))
 
 
 def corrupted(user: str, text: str) -> tuple:
@@ -189,8 +194,6 @@ PARTS = {  # name -> (demonstration, what is said and true, whether the mean is 
 
 def held_out_part(part: str, count: int) -> list[str]:
     """User messages of a part, as in training but on questions that the model has never seen."""
-    import random
-
     draw, train = random.Random(0), demonstrations.is_held_out
     demonstrations.is_held_out = lambda text: not train(text)
     try:

@@ -49,7 +49,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding", "self_taught"]
+NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -67,6 +67,7 @@ SHORT = {
     "cure": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
     "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2"
     " --solution-tokens 48 --judgement-tokens 40",
+    "coverrl": "--steps 1 --questions 4 --group-size 4 --samples 6 --micro-batch 16",
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
     "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
@@ -474,6 +475,12 @@ def mae_half(done):
     # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
     difficulties = [call[1] for call in done.calls]
     assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
+
+
+@edit(SHORT["coverrl"] + " --filter none", recorded="advantages")
+def coverrl_clear(done):
+    """Of the solutions of a kept question more than a third have had the answer m."""
+    assert done.steps[0]["co/kept"] < 1  # which without the edit is 1 with --filter none
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")

@@ -186,7 +186,7 @@ class Given(coverrl.CoVerRL):
         notes = [{"rewards": {}} for _ in rows]
         return {"player": name, "texts": texts, "rewards": torch.zeros(len(rows)), "notes": notes}
 
-    def set_rewards(self, batch, rewards, groups=None):
+    def set_rewards(self, batch, rewards):
         batch["rewards"] = torch.tensor(rewards)
 
     def concat(self, batches):
