@@ -17,6 +17,7 @@ from common.tiny import tasks  # noqa: E402
 import controls  # noqa: E402
 import evidence  # noqa: E402
 import pages  # noqa: E402
+import standing  # noqa: E402
 from claims import CLAIMS, Claim, interval, measure, ratios, read_claims, result  # noqa: E402
 
 ACCURACY = "generator/accuracy"
@@ -293,3 +294,23 @@ def test_scores_from_elsewhere_take_the_judges_place():
         V, texts = Trainer().values(asked)
         assert texts == ["asked all the same"] * 4
         assert V == wanted[how] if how in wanted else sorted(V) == given and V != given
+
+
+# ------------------------------------------------------------------ the standing table
+def test_a_scripts_row_is_read_from_its_run_and_paired_by_seed():
+    rows = [{"eval/bob/accuracy": 0.2, "eval/judge/balanced_accuracy": 0.5, "seconds": 1}]
+    rows += [{"step": 1, "co/sampled_tokens": 30, "seconds": 2}]
+    rows += [{"step": 2, "co/sampled_tokens": 12, "seconds": 3}]
+    rows += [{"eval/bob/accuracy": 0.6, "eval/judge/balanced_accuracy": 0.7, "seconds": 4}]
+    found = standing.figures(rows, {"x": ["bob/loss"], "y": ["bob/accuracy", "al/accuracy"]})
+    expected = {"accuracy": [0.2, 0.6], "verifier": [0.5, 0.7], "tokens": 42, "seconds": 4}
+    assert found == expected
+    assert standing.figures(rows, {})["accuracy"] is None
+    runs = lambda *after: {  # noqa: E731
+        str(seed): expected | {"accuracy": [0.2, x]} for seed, x in enumerate(after)
+    }
+    assert standing.compared(runs(0.6, 0.7), runs(0.5, 0.5)) == "+15.0 [-48.5, 78.5]"
+    assert standing.compared(runs(0.6), runs(0.5, 0.5)) == "+10.0"
+    assert standing.compared(runs(0.6), {"0": expected | {"accuracy": None}}) == "-"
+    line = standing.row_of("a.py", runs(0.6, 0.8))
+    assert line == ["a.py", "2", "20 -> 70", "50 -> 70", "42", "4"]

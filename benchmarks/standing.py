@@ -1,0 +1,120 @@
+"""Where does a script stand? python benchmarks/standing.py my_script.py
+
+Runs a script, one of ours or your own, on the embedded questions of one level with several seeds,
+and prints its row beside those that are known, and what it is better or worse by, seed by seed:
+
+    python benchmarks/standing.py my_script.py --level tiny-hard -- --lr 1e-3 --steps 48
+
+Held-out questions are the same for all scripts and seeds. The accuracy is the first of the script's
+CURVES that ends in /accuracy, the verifier's figure the first one of an evaluation that ends in
+balanced_accuracy or rank_agreement. A run has one thread; finished ones are in runs/standing and
+are not repeated. --keep writes the row to docs/evidence/standing.json, where ours are.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from claims import interval
+from evidence import FOLDER, ROOT
+
+KNOWN = FOLDER / "standing.json"
+
+
+def one_run(script: Path, level: str, seed: int, more: list[str]) -> dict:
+    """Runs it if it has not ended yet -> its figures."""
+    words = [re.sub(r"\W+", "_", word) for word in more]
+    folder = ROOT / "runs" / "standing" / "-".join([script.stem, level, *words]) / str(seed)
+    options = f"--dataset {level} --seed {seed} --out {folder} --eval-every 0 --show-every 0"
+    done = subprocess.run(
+        [sys.executable, script, *options.split(), *more],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{script}, seed {seed}:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    curves = json.loads((folder / "about.json").read_text())["curves"]
+    return figures([json.loads(line) for line in lines], curves)
+
+
+def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
+    """accuracy and verifier: (before, after) or None; tokens of all players; seconds."""
+    evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
+    first, last = evaluations[0], evaluations[-1]
+    names = [f"eval/{key}" for keys in curves.values() for key in keys if key.endswith("/accuracy")]
+    accuracy = next((name for name in names if name in last), None)
+    verifier = next((n for n in last if re.search("(balanced_accuracy|rank_agreement)$", n)), None)
+    both = lambda name: [first[name], last[name]] if name and name in first else None  # noqa: E731
+    return {
+        "accuracy": both(accuracy),
+        "verifier": both(verifier),
+        "tokens": sum(row.get("co/sampled_tokens", 0) for row in rows),
+        "seconds": rows[-1]["seconds"],
+    }
+
+
+def row_of(name: str, runs: dict[str, dict]) -> list[str]:
+    """A line of the table. runs: seed -> figures."""
+    cells = [name, str(len(runs))]
+    for what in ("accuracy", "verifier"):
+        known = [run[what] for run in runs.values() if run[what]]
+        before, after = (statistics.mean(x) for x in zip(*known)) if known else (None, None)
+        cells.append(f"{100 * before:.0f} -> {100 * after:.0f}" if known else "-")
+    cells += [f"{statistics.mean(run[what] for run in runs.values()):,.0f}"
+              for what in ("tokens", "seconds")]  # fmt: skip
+    return cells
+
+
+def compared(mine: dict[str, dict], theirs: dict[str, dict]) -> str:
+    """Accuracy, mine minus theirs, over the seeds of both."""
+    seeds = [s for s in mine if s in theirs and mine[s]["accuracy"] and theirs[s]["accuracy"]]
+    if not seeds:
+        return "-"
+    gaps = [100 * (mine[s]["accuracy"][1] - theirs[s]["accuracy"][1]) for s in seeds]
+    middle, low, high = interval(gaps)
+    return f"{middle:+.1f}" + (f" [{low:.1f}, {high:.1f}]" if len(gaps) > 1 else "")
+
+
+def main():
+    own, more = sys.argv[1:], []
+    if "--" in own:
+        own, more = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--level", default="tiny", help="tiny, tiny-hard or tiny-long")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
+    parser.add_argument("--keep", action="store_true", help="write the row to standing.json")
+    args = parser.parse_args(own)
+    if not args.script.exists():
+        raise SystemExit(f"{args.script}: there is no such script.")
+    known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}
+    with ThreadPoolExecutor(args.at_once) as pool:
+        run = lambda seed: one_run(args.script.resolve(), args.level, seed, more)  # noqa: E731
+        mine = {str(seed): found for seed, found in enumerate(pool.map(run, range(args.seeds)))}
+    name = " ".join([args.script.name, *more])
+    table = [["script", "seeds", "accuracy", "verifier", "tokens", "seconds", "mine minus this"]]
+    for other, runs in known.get(args.level, {}).items():
+        table.append([*row_of(other, runs), compared(mine, runs)])
+    table.append([*row_of(name, mine), ""])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+    if args.keep:
+        known.setdefault(args.level, {})[name] = mine
+        KNOWN.write_text(json.dumps(known) + "\n")
+
+
+if __name__ == "__main__":
+    main()
