@@ -49,7 +49,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl"]
+NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -68,6 +68,7 @@ SHORT = {
     "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2"
     " --solution-tokens 48 --judgement-tokens 40",
     "coverrl": "--steps 1 --questions 4 --group-size 4 --samples 6 --micro-batch 16",
+    "raro": "--steps 1 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
     "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
@@ -481,6 +482,12 @@ def mae_half(done):
 def coverrl_clear(done):
     """Of the solutions of a kept question more than a third have had the answer m."""
     assert done.steps[0]["co/kept"] < 1  # which without the edit is 1 with --filter none
+
+
+@edit(SHORT["raro"], recorded="policy_reward")
+def raro_absolute(done):
+    """A tie is worth nothing to the policy, so every reward is 0 or 1."""
+    assert {done.module.policy_reward(*call) for call in done.calls} <= {0.0, 1.0}
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")

@@ -1,0 +1,303 @@
+r"""RARO (Cai, Ryabinin and Provilkov 2025, arXiv:2511.21667): reason like the experts, from their
+demonstrations alone, against a critic that may say tie.
+
+    python raro.py                                        the embedded model on a CPU, 5 minutes
+    python raro.py --critic frozen                        the critic is never trained
+    python raro.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU, 4-bit
+
+The loop is `Raro.step`. No checker: an expert's solution of each question is all that is given
+    POLICY    K solutions of each question. The critic sees each one beside the expert's, in random
+              order, and names the better one, or a tie
+    CRITIC    pairs, half of them of this step, half from a buffer of older ones; G judgements each
+    UPDATE    one, on both, of one model (or of two adapters, --no-shared)
+
+                      the critic names      the expert's    the policy's    a tie
+              R_policy                           0               1          tau_pol
+              R_critic                           1               0          tau_crit
+
+A critic that is not sure does better to say tie than to guess, as soon as tau_crit is more than its
+belief. And both are content with a tie: tau_crit + tau_pol > 1, so the two could agree to say
+nothing. Whether they do is in critic/says_tie, and in what the critic says of right solutions.
+
+What we changed and it matters (the full list is in docs/raro.md)
+    1. The critic is shown steps and answers of both sides, in one form, so that the form does not
+       say who wrote which. The paper's critic sees final answers, without the reasoning.
+    2. The critic judges a solution once for the policy's reward, and G times for its own.
+    3. A judgement that names nobody earns 0, and gives the policy 0.
+    4. The loss is a mean over all tokens of the batch; the paper divides by a constant.
+
+Shapes: P questions, K solutions each; C pairs, G judgements each; T tokens.
+"""
+
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+from common.advantage import group_advantage
+from common.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.math import load_questions
+from common.tasks.references import check_references
+from common.tasks.verdicts import read_verdict
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+    dataset: str = "tiny"
+    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
+    question, answer and reference, an expert's solution"""
+    steps: Count = 48
+    """optimiser steps"""
+    questions: Count = 8
+    """P, questions per step and process"""
+    group_size: GroupSize = 8
+    """K, solutions of a question, and G, judgements of a pair (paper: 16)"""
+    pairs: Count = 8
+    """C, pairs that the critic is trained on per step and process"""
+    old_share: Share = 0.5
+    """share of them from the buffer, as far as there are any (paper: a half)"""
+    buffer: Count = 10_000
+    """pairs that are kept, the newest (an unofficial port: 10,000)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate, constant (an unofficial port: 1e-6, all weights)"""
+    kl: Weight = 0.001
+    """weight of the k3 penalty towards the base (an unofficial port: 0.001)"""
+    tau_pol: Share = 0.6
+    """the policy's reward for a tie"""
+    tau_crit: Share = 0.55
+    """the critic's reward for a tie; ablation: 0, a critic that must choose"""
+    weight_pol: Weight = 1.0
+    """of the policy's advantages (an unofficial port: 1/9)"""
+    weight_crit: Weight = 1.0
+    """of the critic's advantages (an unofficial port: 8/9)"""
+    critic: Literal["co-trained", "frozen", "coin"] = "co-trained"
+    """controls: never trained; or one that knows nothing, and is never trained"""
+    shared: bool = True
+    """policy and critic are one model, as in the paper; or two adapters"""
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    """length limit of a solution"""
+    judgement_tokens: Tokens = per_model(tiny=176, real=1024)
+    """length limit of a judgement"""
+
+    def check(self):
+        if self.tau_pol + self.tau_crit == 0:
+            raise UserError("--tau-pol 0 and --tau-crit 0: then a tie is worth nothing to anybody.")
+
+
+# ------------------------------------------------------------------ prompts and parsing
+COMPARE = r"""You are given a problem and two solutions. One of them was written by an expert. Check
+the steps of both, by your own calculation, each in its own <step> </step> tags that end in
+\boxed{CORRECT} or \boxed{INCORRECT}. End with the number of the expert's solution, or with a tie if
+you cannot tell, and nothing after it: \boxed{1}, \boxed{2} or \boxed{tie}"""
+
+
+def compare_prompt(question: str, first: str, second: str) -> list[dict]:
+    both = f"Solution 1:\n{first}\nSolution 2:\n{second}"
+    return prompt(COMPARE, f"Problem: {question}\n{both}\nWhich is sounder?")
+
+
+def shown(text: str) -> str:
+    r"""A solution as the critic sees it: steps and boxed answer in one form, whoever wrote it.
+
+    >>> shown("Well: <step>3+4=7</step> <answer>so \\boxed{7}.</answer>")
+    '<step>3+4=7</step>\n<answer>\\boxed{7}</answer>'
+    """
+    steps = "".join(f"<step>{step.strip()}</step>\n" for step in split_steps(text))
+    return rf"{steps}<answer>\boxed{{{boxed(text) or ''}}}</answer>"
+
+
+def parse_choice(text: str) -> str | None:
+    r"""What a judgement ends with: "1", "2" or "tie"; None if it ends with anything else.
+
+    >>> parse_choice("Both hold: **Tie.**"), parse_choice("\\boxed{2} or a tie")
+    ('tie', None)
+    """
+    return read_verdict(text, ("1", "2", "tie"))
+
+
+# ------------------------------------------------------------------ rewards
+def policy_reward(choice: str | None, expert: str, tau_pol: float) -> float:
+    """Of a solution: 1 if the critic takes it for the expert's, tau_pol for a tie, else 0.
+
+    expert: the place of the expert's solution, "1" or "2".
+    """
+    if choice is None or choice == expert:
+        return 0.0
+    return tau_pol if choice == "tie" else 1.0
+
+
+def critic_reward(completions, expert, tau_crit, **_) -> list[float]:
+    """Of a judgement: 1 if it names the expert's solution, tau_crit for a tie, else 0. Called by
+    TRL with the columns of the rows.
+    """
+    choices = [parse_choice(completion[0]["content"]) for completion in completions]
+    return [
+        1.0 if choice == place else tau if choice == "tie" else 0.0
+        for choice, place, tau in zip(choices, expert, tau_crit)
+    ]
+
+
+# ------------------------------------------------------------------ the trainer
+class Raro(CoTrainer):
+    """`step` is the loop. `saved` holds the buffer, the same on all processes."""
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        K, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
+        adapter = {"adapter": "agent"} if args.shared else {}
+        lr = args.lr if args.shared or args.critic == "co-trained" else 0.0
+        return {
+            "policy": Player([], args.lr, solution, K, **adapter),
+            "critic": Player([critic_reward], lr, judgement, K, reads=2 * solution, **adapter),
+        }
+
+    def step(self, rows):
+        """rows: B, every question K times in a row."""
+        cfg = self.cfg
+        policy = self.rollout("policy", rows)  # P * K solutions
+        rng = random.Random(f"{cfg.seed} {self.state.global_step} {self.accelerator.process_index}")
+        pairs = [
+            {
+                "question": row["question"],
+                "expert": rng.choice("12"),
+                "theirs": shown(row["reference"]),
+                "ours": shown(text),
+                "right": is_correct(text, row["answer"]),  # for the log alone
+            }
+            for row, text in zip(rows, policy["texts"])
+        ]
+        choices = self.judged(pairs, rng)
+        rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
+        self.set_rewards(policy, rewards)
+        policy["advantages"] = cfg.weight_pol * self.advantages(policy)  # (B,)
+        self.report(pairs, choices)
+        batches = [policy]
+        if cfg.critic == "co-trained":
+            batches.append(self.train_critic(pairs, rng))
+        buffer = self.saved.get("buffer", []) + self.gather(pairs)
+        self.saved["buffer"] = buffer[-cfg.buffer :]
+        return [self.concat(batches)] if cfg.shared and len(batches) > 1 else batches
+
+    def judged(self, pairs: list[dict], rng: random.Random) -> list[str | None]:
+        """One judgement of each pair, which nothing is trained on."""
+        if self.cfg.critic == "coin":
+            return [rng.choice("12") for _ in pairs]
+        with self.as_critic():
+            return [parse_choice(text) for text in self.generate("critic", [*map(asked, pairs)])]
+
+    def as_critic(self):
+        """A frozen critic that shares the policy's adapter is the base, with that adapter off."""
+        frozen = self.cfg.shared and self.cfg.critic == "frozen"
+        return self.playing(None) if frozen else nullcontext()
+
+    def train_critic(self, new: list[dict], rng: random.Random) -> dict:
+        """G judgements of each of C pairs, of this step and of old policies."""
+        cfg, buffer = self.cfg, self.saved.get("buffer", [])
+        old = min(round(cfg.pairs * cfg.old_share), len(buffer))
+        drawn = rng.sample(buffer, old) + rng.choices(new, k=cfg.pairs - old)
+        rows = [
+            {"prompt": asked(pair), "expert": pair["expert"], "tau_crit": cfg.tau_crit}
+            for pair in drawn
+            for _ in range(cfg.group_size)
+        ]
+        critic = self.rollout("critic", rows)
+        critic["advantages"] = cfg.weight_crit * self.advantages(critic)  # (C * G,)
+        return critic
+
+    def advantages(self, batch: dict) -> torch.Tensor:
+        """A = r - mean over the group, without dividing by its deviation (Dr. GRPO); 0 for a
+        completion that was cut at its limit. (B,)
+        """
+        A = group_advantage(batch["rewards"], self.cfg.group_size, scale=False)  # (B,)
+        ends = torch.tensor(self.eos_token_ids, device=batch["completion_ids"].device)
+        ended = torch.isin(batch["completion_ids"], ends) & batch["completion_mask"].bool()
+        return A * ended.any(1)
+
+    # --- what is logged and shown; nothing below affects training
+    def report(self, pairs: list[dict], choices: list[str | None]):
+        self.log_mean("policy/accuracy", [pair["right"] for pair in pairs])
+        self.log_mean("critic/parsed", [choice is not None for choice in choices])
+        self.log_mean("critic/says_tie", [choice == "tie" for choice in choices])
+        self.log_mean("co/same_text", [pair["ours"] == pair["theirs"] for pair in pairs])
+        for key, value in by_truth(pairs, choices).items():
+            self.log_mean(f"critic/{key}", value)
+
+
+def asked(pair: dict) -> list[dict]:
+    both = (pair["theirs"], pair["ours"])
+    return compare_prompt(pair["question"], *(both if pair["expert"] == "1" else both[::-1]))
+
+
+def by_truth(pairs: list[dict], choices: list[str | None]) -> dict[str, list[bool]]:
+    """What the critic says of right and of wrong solutions beside the expert's.
+
+    Of a right one it should say tie in the end: a critic that still names the expert knows who
+    writes how, and not what is right.
+    """
+    said = list(zip(pairs, choices))
+    return {
+        "tie_where_right": [c == "tie" for p, c in said if p["right"]],
+        "expert_where_right": [c == p["expert"] for p, c in said if p["right"]],
+        "expert_where_wrong": [c == p["expert"] for p, c in said if not p["right"]],
+    }
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
+    """The policy; and the critic on what the base has written, the same in every evaluation."""
+    n = trainer.cfg.eval_samples
+    texts, right = solve(trainer, "policy", held_out, n)
+    _, greedy = solve(trainer, "policy", held_out, greedy=True)
+    result = {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}
+    base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the policy is the base
+    pairs = [
+        {
+            "question": row["question"],
+            "expert": "12"[i % 2],
+            "theirs": shown(row["reference"]),
+            "ours": shown(text),
+            "right": is_correct(text, row["answer"]),
+        }
+        for i, (row, text) in enumerate(zip(held_out, base))
+    ]
+    with trainer.as_critic():
+        texts = trainer.generate_all("critic", [*map(asked, pairs)])
+    found = by_truth(pairs, [parse_choice(text) for text in texts])
+    return result | {f"critic/{key}": mean(hits) for key, hits in found.items() if hits}
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+    "policy": ["policy/accuracy"],
+    "critic": ["critic/expert_where_wrong", "critic/expert_where_right", "critic/tie_where_right"],
+    "ties": ["critic/says_tie", "critic/parsed"],
+}
+
+
+def load(args: Args):
+    wanted = args.steps * args.questions * 4  # enough for four processes
+    parts = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    train, held_out = ([row for row in part if row["reference"]] for part in parts)
+    if not train or not held_out:
+        raise UserError(f"--dataset {args.dataset}: no question has a reference, which is all that "
+                        f"the policy learns from.")  # fmt: skip
+    check_references(train + held_out, is_correct, args.dataset)
+    return train, held_out
+
+
+def main(args: Args):
+    launch(Raro, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

@@ -1,0 +1,239 @@
+"""raro.py: both rewards in every case, groups without a deviation, what the critic sees; one step
+by hand."""
+
+import random
+from types import SimpleNamespace
+
+import raro
+from common.cotrainer import Player
+from common.errors import UserError
+from raro import by_truth, compare_prompt, critic_reward, parse_choice, policy_reward, shown
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+END = 2  # the end token
+
+
+# ------------------------------------------------------------------ parsing
+@pytest.mark.parametrize(
+    "text, choice",
+    [
+        (r"\boxed{1}", "1"),
+        (r"so **2**.", "2"),
+        (r"\[ \boxed{\text{Tie}} \]", "tie"),
+        (r"\boxed{1} or \boxed{tie}", "tie"),
+        (r"\boxed{tie} it is", None),
+        (r"\boxed{3}", None),
+        ("tie", None),
+        ("necktie", None),
+        ("Answer 1 is better", None),  # the words alone are no verdict
+        (r"\boxed{1", None),
+        ("", None),
+    ],
+)
+def test_parse_choice(text, choice):
+    assert parse_choice(text) == choice
+
+
+@given(st.text(alphabet="<>/step answer\\boxed{}12!\n", max_size=200))
+def test_both_sides_are_shown_in_one_form(text):
+    once = shown(text)
+    assert once.endswith("</answer>") and once.count("<answer>") >= 1
+    outside = "".join(part.partition("</step>")[2] for part in once.split("<step>"))
+    assert once.startswith("<step>") or outside == "" or "<step>" not in once
+
+
+def test_what_is_shown_keeps_steps_and_answer_and_nothing_else():
+    text = (
+        "I am an expert.\n<step> 3+4=7 </step> clearly <step>7!</step> <answer>\\boxed{7} </answer>"
+    )
+    assert shown(text) == "<step>3+4=7</step>\n<step>7!</step>\n<answer>\\boxed{7}</answer>"
+    assert shown(shown(text)) == shown(text)
+    assert shown("no idea") == "<answer>\\boxed{}</answer>"
+
+
+# ------------------------------------------------------------------ rewards, as the sheet's table
+TAU_POL, TAU_CRIT = 0.6, 0.55
+
+
+@pytest.mark.parametrize("expert", ["1", "2"])
+def test_rewards_in_every_case(expert):
+    policy = {"1": "2", "2": "1"}[expert]
+    cases = {expert: (1.0, 0.0), policy: (0.0, 1.0), "tie": (TAU_CRIT, TAU_POL), "?": (0.0, 0.0)}
+    for said, (of_critic, of_policy) in cases.items():
+        text = [[{"role": "assistant", "content": rf"\boxed{{{said}}}"}]]
+        assert critic_reward(text, expert=[expert], tau_crit=[TAU_CRIT]) == [of_critic]
+        choice = parse_choice(rf"\boxed{{{said}}}")
+        assert policy_reward(choice, expert, TAU_POL) == of_policy
+
+
+def test_a_critic_that_guesses_does_better_to_say_tie():
+    """And both earn more than half by a tie: the channel through which they could collude."""
+    guess = [critic_reward([[{"content": rf"\boxed{{{c}}}"}]], "1", [TAU_CRIT])[0] for c in "12"]
+    assert sum(guess) / 2 < TAU_CRIT < 1 < TAU_CRIT + TAU_POL
+
+
+def test_what_is_said_of_right_and_of_wrong_solutions():
+    pairs = [{"right": r, "expert": e} for r, e in zip([1, 1, 1, 0, 0], "12112")]
+    found = by_truth(pairs, ["tie", "2", None, "1", "1"])
+    assert found == {
+        "tie_where_right": [True, False, False],
+        "expert_where_right": [False, True, False],
+        "expert_where_wrong": [True, False],
+    }
+
+
+# ------------------------------------------------------------------ a step by hand
+class Given(raro.Raro):
+    """Without a model: what policy and critic write is given."""
+
+    def __init__(self, policy: list[str], judgements: list[str], saved=(), **change):
+        self.cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)
+        self.written = {"policy": list(policy), "critic": list(judgements)}
+        self.state, self.saved = SimpleNamespace(global_step=0), {"buffer": list(saved)}
+        self.accelerator = SimpleNamespace(process_index=0, num_processes=1)
+        self.players = {"policy": Player([], 1.0, 8, 2), "critic": Player([], 1.0, 8, 2)}
+        self.asked, self.logged, self.eos_token_ids = [], {}, [END]
+
+    def generate(self, name, prompts, greedy=False):
+        self.asked += [prompt[-1]["content"] for prompt in prompts]
+        return [self.written[name].pop(0) for _ in prompts]
+
+    def rollout(self, name, rows):
+        texts = self.generate(name, [row["prompt"] for row in rows])
+        self.rows = rows
+        ids = torch.tensor([[7, END if "cut" not in text else 7] for text in texts])
+        batch = {"player": name, "texts": texts, "completion_ids": ids}
+        batch["completion_mask"] = torch.ones_like(ids)
+        if name == "critic":
+            columns = {key: [row[key] for row in rows] for key in ("expert", "tau_crit")}
+            rewards = critic_reward([[{"content": text}] for text in texts], **columns)
+            batch["rewards"] = torch.tensor(rewards)
+        return batch
+
+    def set_rewards(self, batch, rewards):
+        batch["rewards"] = torch.tensor(rewards)
+
+    def concat(self, batches):
+        return batches
+
+    def gather(self, values):
+        return values
+
+    def log_mean(self, name, values):
+        self.logged[name] = sum(values) / len(values) if len(values) else None
+
+
+def rows(*questions: str) -> list[dict]:
+    """Each twice; the gold answer is 7."""
+    of = lambda q: {"question": q, "answer": "7", "reference": solution(7)}  # noqa: E731
+    return [of(q) | {"prompt": [{"content": q}]} for q in questions for _ in range(2)]
+
+
+def solution(answer) -> str:
+    return rf"<step>x={answer}</step><answer>\boxed{{{answer}}}</answer>"
+
+
+def places(count: int) -> str:
+    """Where the expert's solutions stand in the first step's pairs."""
+    rng = random.Random("0 0 0")
+    return "".join(rng.choice("12") for _ in range(count))
+
+
+def test_a_step():
+    """Four solutions: right, wrong, right but cut, wrong; the critic takes the first for the
+    expert's, sees through the second, calls the others ties.
+    """
+    expert = places(4)
+    other = {"1": "2", "2": "1"}
+    said = [rf"\boxed{{{c}}}" for c in (other[expert[0]], expert[1], "tie", "tie")]
+    trainer = Given([solution(7), solution(8), solution(7) + "cut", solution(9)],
+                    [*said, r"\boxed{1}", r"\boxed{2}", r"\boxed{tie}", "hm"])  # fmt: skip
+    (policy, critic) = trainer.step(rows("1+6", "2+5"))[0]
+    assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0.6])
+    assert policy["advantages"].tolist() == pytest.approx([0.5, -0.5, 0, 0])  # no deviation
+    one, two = critic["advantages"].split(2)
+    assert one.tolist() == pytest.approx(
+        [0.5, -0.5] if trainer.rows[0]["expert"] == "1" else [-0.5, 0.5]
+    )
+    assert two.tolist() == pytest.approx([0.275, -0.275])  # .55 and 0
+    assert len(trainer.saved["buffer"]) == 4
+    # the expert's solution stands where it is said to stand
+    for place, ours, text in zip(expert, (7, 8, 7, 9), trainer.asked[4:8]):
+        first, second = text.partition("Solution 1:\n")[2].split("Solution 2:\n")
+        assert (first if place == "1" else second).startswith("<step>x=7")
+        assert (second if place == "1" else first).startswith(f"<step>x={ours}")
+    assert trainer.logged["critic/says_tie"] == 0.5 and trainer.logged["policy/accuracy"] == 0.5
+
+
+def test_a_completion_that_was_cut_has_no_advantage():
+    trainer = Given([], [])
+    batch = {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
+    batch["completion_ids"] = torch.tensor([[5, END], [5, 5], [END, 0], [5, END]])
+    batch["completion_mask"] = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
+    assert trainer.advantages(batch).tolist() == [0.5, 0.0, 0.5, 0.0]  # the last: behind the mask
+
+
+def old_pair(i: int) -> dict:
+    return {"question": f"old {i}", "expert": "1", "theirs": "a", "ours": "b", "right": False}
+
+
+@pytest.mark.parametrize(
+    "share, count, known", [(0.5, 2, 9), (1.0, 4, 9), (1.0, 3, 3), (0.0, 0, 9)]
+)
+def test_the_critic_trains_on_new_and_old_pairs(share, count, known):
+    trainer = Given([], ["x"] * 8, pairs=4, old_share=share)
+    trainer.saved["buffer"] = [old_pair(i) for i in range(known)]
+    new = [old_pair(0) | {"question": "new"}]
+    trainer.train_critic(new, random.Random(0))
+    olds = [text for text in trainer.asked[::2] if "Problem: old" in text]
+    assert len(olds) == len(set(olds)) == count and len(trainer.asked) == 8
+    assert trainer.asked[::2] == trainer.asked[1::2]  # G judgements of one pair
+
+
+def test_a_full_buffer_drops_the_oldest():
+    trainer = Given(
+        [solution(8)] * 2, [r"\boxed{1}"] * 6, [old_pair(i) for i in range(3)], buffer=4
+    )
+    trainer.step(rows("1+6"))
+    assert [pair["question"] for pair in trainer.saved["buffer"]] == [
+        "old 1",
+        "old 2",
+        "1+6",
+        "1+6",
+    ]
+
+
+def test_controls_are_never_trained_and_a_coin_is_not_asked():
+    trainer = Given([solution(8)] * 4, [], critic="coin")
+    batches = trainer.step(rows("1+6", "2+5"))
+    assert [batch["player"] for batch in batches] == ["policy"] and len(trainer.asked) == 4
+    assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
+    of = lambda **change: raro.Raro.players(raro.Args(**change))  # noqa: E731
+    assert of()["critic"].adapter == of()["policy"].adapter == "agent"
+    apart = of(shared=False, critic="frozen")
+    assert apart["critic"].lr == 0 < apart["policy"].lr and not apart["critic"].adapter
+
+
+def test_weights_of_both_sides():
+    expert = places(2)
+    said = [rf"\boxed{{{c}}}" for c in ({"1": "2", "2": "1"}[expert[0]], expert[1])]
+    trainer = Given([solution(7), solution(8)], [*said, r"\boxed{1}", r"\boxed{2}"], pairs=1,
+                    weight_pol=0.25, weight_crit=2.0)  # fmt: skip
+    policy, critic = trainer.step(rows("1+6"))[0]
+    assert policy["advantages"].abs().tolist() == pytest.approx([0.125] * 2)
+    assert critic["advantages"].abs().tolist() == pytest.approx([1.0] * 2)
+
+
+def test_the_prompt_is_one_that_the_embedded_model_has_been_taught():
+    assert compare_prompt("1+2", "a", "b")[1]["content"].endswith("Which is sounder?")
+
+
+def test_without_experts_there_is_nothing_to_learn(tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"question": "{i}+1?", "answer": "{i + 1}"}}\n' for i in range(60)))
+    with pytest.raises(UserError, match="no question has a reference"):
+        raro.load(raro.Args(dataset=str(data)))
