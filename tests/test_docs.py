@@ -297,11 +297,9 @@ def test_what_the_page_on_luck_says_is_what_was_measured():
     mean = lambda text, runs: statistics.mean(claims.measure(text, run) for run in runs)  # noqa: E731
     runs = evidence.runs_of("lucky", "odd or even counts").values()
     assert abs(mean("gain:generator/accuracy", runs)) < 0.03
-    exact, paid = (
-        evidence.runs_of("lucky", "the number counts").values(),
-        "end:5:generator/accuracy",
-    )
-    assert mean(paid, runs) > 2 * mean(paid, exact)
+    exact = evidence.runs_of("lucky", "the number counts").values()
+    rewarded = "end:5:generator/accuracy"
+    assert mean(rewarded, runs) > 2 * mean(rewarded, exact)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -366,20 +364,6 @@ def test_every_explained_metric_is_written(name, written):
     """Or its line says when it is missing."""
     for key, text in explained(PAGES[name]).items():
         assert key in written(name) or "only " in text or "missing " in text, key
-
-
-def test_metrics_of_all_runs_are_explained():
-    known = set().union(*[explained(page).keys() for page in PAGES.values()])
-    page = WITH_README["docs/runs.md"].split("All scripts log these")[0]
-    lines = [line for line in page.splitlines() if line.startswith("| `")]
-    named = [
-        key for line in lines for key in re.findall(r"`([\w*]+/[\w/*]+)`", line.split(" | ")[0])
-    ]
-    named = [key for key in named if not is_shared(key)]
-    for key in named:
-        pattern = re.escape(key).replace(r"\*", r"\w+")
-        assert is_shared(key) or any(re.fullmatch(pattern, metric) for metric in known), key
-    assert len(named) > 5
 
 
 # ------------------------------------------------------------------ make it yours
