@@ -1,8 +1,9 @@
-"""Controls. For tango.py a verifier that knows the truth, one that knows nothing, and a reward that
-lucky answers earn, too. For mae.py and self_rewarding.py scores that know the truth or nothing, and
-for mae.py a judge that is rewarded for the truth.
+"""Judges that nobody trains, in the place of the one that a script trains: for tango.py a verifier
+that knows the truth and one that knows nothing, and rewards that luck earns; for mae.py and
+self_rewarding.py scores that know the truth or nothing, and for mae.py a judge that is trained
+towards the truth.
 
-A gain that random verdicts bring as well is not the verifier's; and no verifier can be worth more
+A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. The patches of experiments.toml put them in place.
 """
 
@@ -57,7 +58,7 @@ def odd_as_gold(text: str, gold: str) -> bool:
     return re.fullmatch(r"-?[0-9]+", answer) is not None and int(answer) % 2 == int(gold) % 2
 
 
-def rewarded_for_luck(tango):
+def paid_for_luck(tango):
     """Makes the steps of tango.py take an answer for right if it is `odd_as_gold`, in the reward
     and in the verifier's labels. Evaluations ask for the number itself, as ever.
     """

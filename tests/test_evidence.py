@@ -274,9 +274,9 @@ def test_controls_are_asked_in_the_verifiers_place():
     assert Trainer().generate("verifier", asked) == [controls.gold(QUESTION, SOLUTION)]
 
 
-def test_luck_rewards_every_second_wrong_number_and_in_steps_only():
-    rewarded = [controls.odd_as_gold(rf"\boxed{{{n}}}", "89") for n in range(100)]
-    assert rewarded == [n % 2 == 1 for n in range(100)]
+def test_luck_pays_for_every_second_wrong_number_and_in_steps_only():
+    paid = [controls.odd_as_gold(rf"\boxed{{{n}}}", "89") for n in range(100)]
+    assert paid == [n % 2 == 1 for n in range(100)]
     for text in ("89", r"\boxed{}", r"\boxed{x}", r"\boxed{8.9}", r"\boxed{89", r"\boxed{²}"):
         assert controls.odd_as_gold(text, "89") is False
 
@@ -288,7 +288,7 @@ def test_luck_rewards_every_second_wrong_number_and_in_steps_only():
 
     exact = lambda text, gold: text == rf"\boxed{{{gold}}}"  # noqa: E731
     module = SimpleNamespace(is_correct=exact, Tango=Trainer)
-    controls.rewarded_for_luck(module)
+    controls.paid_for_luck(module)
     assert Trainer().step([1, 2]) == [True, True] and module.is_correct is exact
     with pytest.raises(KeyError):
         Trainer().step([])
