@@ -297,9 +297,11 @@ def test_what_the_page_on_luck_says_is_what_was_measured():
     mean = lambda text, runs: statistics.mean(claims.measure(text, run) for run in runs)  # noqa: E731
     runs = evidence.runs_of("lucky", "odd or even counts").values()
     assert abs(mean("gain:generator/accuracy", runs)) < 0.03
-    exact = evidence.runs_of("lucky", "the number counts").values()
-    rewarded = "end:5:generator/accuracy"
-    assert mean(rewarded, runs) > 2 * mean(rewarded, exact)
+    exact, paid = (
+        evidence.runs_of("lucky", "the number counts").values(),
+        "end:5:generator/accuracy",
+    )
+    assert mean(paid, runs) > 2 * mean(paid, exact)
 
 
 @pytest.mark.parametrize("name", NAMES)
