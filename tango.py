@@ -210,7 +210,7 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     z = group_advantage(r_step, group_size, keep_single=True)  # (B, K)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
     A_step = step_return_to_go(z, tokens, mask)  # (B, T)
-    # A = (1 - alpha) A_out + alpha A_step: each normalised; the paper found merging less stable
+    # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
     return (1 - alpha) * A_out, alpha * A_step
 
 
