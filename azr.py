@@ -142,7 +142,7 @@ block.""",
 
 
 def propose_prompt(kind: str, references: list[dict], inputs: int) -> list[dict]:
-    """references: tasks whose programs are shown; for induction one, whose program is meant."""
+    """references: tasks whose programs are shown; for induction one, to write inputs for."""
     programs = [functions.fenced(task["program"]) for task in references]
     if kind == "induction":
         user = f"{programs[0]}\nPropose inputs and a message."

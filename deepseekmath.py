@@ -242,7 +242,7 @@ class DeepSeekMath(CoTrainer):
         return batch
 
     def meta_step(self) -> dict:
-        """Its lessons are those of the first round, whose faulty steps the truth has named."""
+        """It learns from the first round's solutions, whose faulty steps the truth tells."""
         rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
         pool = [row for row in self.saved["labelled"] if row["faulty"] is not None]
         lessons = [row for row in pool if row["round"] == 0]
@@ -287,8 +287,8 @@ class DeepSeekMath(CoTrainer):
         return [read_analysis(text, row["solution"], SCORES) for text, row in zip(texts, rows)]
 
     def meta_verify(self, rows: list[dict], analyses: list[Analysis | None]) -> list[float]:
-        """R_meta of each row's analysis, by one meta-verification of its claims. Whoever claims
-        nothing claims nothing false: R_meta = 1, unasked.
+        """R_meta of each row's analysis, by one meta-verification of its claims. An
+        analysis that claims nothing is not asked about: R_meta = 1.
         """
         claiming = [i for i, analysis in enumerate(analyses) if analysis and analysis.defects]
         asked = [meta_prompt(rows[i], analyses[i].defects) for i in claiming]
@@ -347,7 +347,7 @@ class DeepSeekMath(CoTrainer):
         return labels
 
     def draw(self, pool: list[dict], rng: random.Random) -> list[dict]:
-        """P labelled solutions of this process, every label equally often, or 0 is a safe guess.
+        """P labelled solutions of this process, every label equally often: else 0 is a safe guess.
 
         A label with fewer different solutions than a step needs is drawn as often as it occurs:
         else a handful of solutions, which votes mostly get wrong, would be a third of all lessons.
@@ -390,7 +390,7 @@ class DeepSeekMath(CoTrainer):
 
 def phase_at(step: int, cfg: Args) -> tuple[str, int]:
     """(the player of this step, the round): verifier, meta-verifier, then rounds of both and the
-    generator. Every third of a round's verifier steps is the meta-verifier's, or it would forget.
+    generator. Every third of a round's verifier steps is the meta-verifier's, lest it forget.
     """
     V, meta, G = cfg.verifier_steps, cfg.meta_steps, cfg.generator_steps
     if step < V + meta:

@@ -85,11 +85,11 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution"""
     judgement_tokens: Tokens = per_model(tiny=64, real=128)
-    """K, length limit of a judgement, which is to cut its rationale only (paper: 128)"""
+    """K, length limit of a judgement, which should cut only its rationale (paper: 128)"""
     sft_labels: str | None = None
     """stage 1 first: a .jsonl file with question, slice and judgement (analysis **YES** reason)"""
     sft_steps: Count = 8
-    """so many of the steps are stage 1, on P * G labels each (paper: 500 on 128, before the 400)"""
+    """steps of stage 1, among --steps, on P * G labels each (paper: 500 on 128, before the 400)"""
     silent_share: Share = 0.5
     """stop with an explanation when a larger share of a step's judgements has no verdict"""
 
@@ -264,7 +264,7 @@ class Gar(CoTrainer):
             for _ in range(M)  # a group is M judgements of one slice
         ]
         batch = self.rollout("discriminator", judged)
-        # in the place of GRPO's, and over all processes, since the std is the whole batch's
+        # instead of GRPO's, and over all processes, because the std is the whole batch's
         A = self.over_all_processes(lambda R: discriminator_advantages(R, M), batch["rewards"])
         batch["advantages"] = A  # (B,)
         for part, texts in zip(chosen, grouped(batch["texts"], M)):

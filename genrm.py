@@ -160,8 +160,8 @@ def p_yes(logps: torch.Tensor) -> torch.Tensor:
 
 
 def balanced(rows: list[dict], rng: random.Random) -> list[dict]:
-    """As many right as wrong solutions, all of the rarer kind, in random order: else always saying
-    what most of them are would be a good verdict.
+    """As many right as wrong solutions, all of the rarer kind, in random order: else always giving
+    the more frequent verdict would be good.
     """
     right = [row for row in rows if row["right"]]
     wrong = [row for row in rows if not row["right"]]
@@ -228,7 +228,7 @@ class GenRM(CoTrainer):
 
     # --- data
     def collect(self):
-        """Sample by the base, once; what of it is right; what the verifier is taught."""
+        """Sample by the base, once: D_correct, the right solutions; D_verify, what is judged."""
         cfg, rng = self.cfg, random.Random(self.cfg.seed)
         questions = [row for row in self.train_rows[: cfg.pool] for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)

@@ -168,8 +168,8 @@ class SelfTaught(CoTrainer):
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        """The solver only plays at step 0, where the judge's adapter still is M_0: it needs none
-        of its own.
+        """The solver only plays at step 0, where the judge's adapter still is M_0, so it
+        needs no adapter.
         """
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
@@ -188,7 +188,7 @@ class SelfTaught(CoTrainer):
         return [self.lesson_batch(lessons)]
 
     def start_round(self, t: int):
-        """M_t judges; what it judged rightly is what M_0 learns from to become M_{t+1}."""
+        """M_t judges; M_0 learns from the right judgements and becomes M_{t+1}."""
         rng = random.Random(f"{self.cfg.seed} {t}")
         if t == 0:
             pairs = self.make_pairs(self.train_rows, rng)
@@ -331,7 +331,7 @@ def evaluate_judge(trainer: SelfTaught, pairs: list, samples: int) -> dict[str, 
 
     Returns:
         accuracy: share of judgements that prefer the better one; guessing gets 0.5.
-        both_orders: share that do so and also do in the other order; guessing gets 0.25.
+        both_orders: share that do so in this order and in the other; guessing gets 0.25.
         vote: the same as accuracy for the majority of all judgements of a pair; a tie counts half.
         unreadable: share of judgements that name no solution.
     """
@@ -349,7 +349,7 @@ def evaluate_judge(trainer: SelfTaught, pairs: list, samples: int) -> dict[str, 
 
 
 def majority(judgements: list[dict]) -> float:
-    """1 if most judgements of a pair prefer the better answer, 0 if the worse, 0.5 if as many."""
+    """1 if most judgements of a pair prefer the better answer, 0 if the worse, 0.5 for a tie."""
     hits = [j["choice"] == j["better"] for j in judgements if j["choice"] is not None]
     right, wrong = sum(hits), len(hits) - sum(hits)
     return float(right > wrong) + 0.5 * (right == wrong)

@@ -169,7 +169,7 @@ class Spin(CoTrainer):
         tokens, temperature = args.solution_tokens, args.opponent_temperature
         return {
             "player": Player([], args.lr, tokens, rows=2),
-            # the frozen opponent, once as it is scored, at temperature 1, and once as it writes
+            # the frozen opponent twice: scored at temperature 1, and writing at its own
             "opponent": Player([], 0.0, tokens, adapter="ref"),
             "writer": Player([], 0.0, tokens, temperature=temperature, adapter="ref"),
         }

@@ -67,7 +67,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     alpha: Share = 0.1
     """weight of the step advantage in the first generator step (paper: 0.1); 0: no judgements"""
     alpha_end: Share = 0.001
-    """to which it falls by the end (paper: 0.001); with --alpha 1 --alpha-end 1 it stays 1"""
+    """what --alpha falls to by the end (paper: 0.001); --alpha 1 --alpha-end 1 keeps it at 1"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
     """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
@@ -117,7 +117,7 @@ class Judgement(NamedTuple):
 
 
 def parse_judgement(text: str) -> Judgement:
-    """Verdicts quoted inside a step are ignored: its own is at its end, the final one after all."""
+    """A step's verdict is at its end, the final one after all steps; quoted ones are ignored."""
     section = SECTION.search(text)
     _, opened, rest = text[section.end() if section else 0 :].rpartition("<final_verification>")
     inside, closed, _ = rest.partition("</final_verification>")
@@ -194,7 +194,7 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
 
 
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
-    """Eq. 4-7: the generator's per-token advantages, as the two terms whose sum they are.
+    """Eq. 4-7: the generator's per-token advantages, as two terms that add up to them.
     (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
 
     >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])
@@ -286,7 +286,7 @@ class Tango(CoTrainer):
         return batch
 
     def alpha(self) -> float:
-        """Its clock counts the generator's steps only."""
+        """It falls with the generator's steps, not with all steps."""
         if self.cfg.verifier == "none":
             return 0.0
         steps = [n for n in range(self.cfg.steps) if self.player_at(n) == "generator"]
@@ -316,7 +316,7 @@ class Tango(CoTrainer):
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         for i, note in enumerate(batch["notes"]):
             note |= {"judgement": batch["judgements"][i], "verdicts": verdicts[i], "gold": gold[i]}
-        # a generator that games its verifier lives on these
+        # a generator that games its verifier exploits these
         pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         if None in gold:
@@ -414,7 +414,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     # The base's, at every evaluation: a better generator must not look like a better verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
-    # A quarter of the questions. It picks a solution that it accepts, of these one with good steps.
+    # A quarter of the questions. Accepted solutions first, then by the share of accepted steps.
     count = n * max(1, len(held_out) // 4)
     rows = [row for row in held_out for _ in range(n)][:count]
     scores = []

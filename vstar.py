@@ -78,7 +78,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     samples: Several = per_model(tiny=8, real=16)
     """k, solutions of each question and iteration (paper: 16)"""
     restart: bool = True
-    """every iteration trains the first model anew; ablation: it trains the last generator on"""
+    """every iteration trains the first model anew; ablation: it continues the last generator"""
     verifier: Literal["dpo", "orm", "prm"] = "dpo"
     """the paper's, its baseline, or one of steps; without --verifier-in-loop the generator is the
     same with all of them"""

@@ -25,7 +25,7 @@ def test_the_first_screen_has_exactly_two_commands():
 
 
 def test_it_can_be_read_in_five_minutes():
-    assert len(README.split()) <= 1050
+    assert len(README.split()) <= 900
 
 
 def test_the_quoted_lines_are_those_of_the_code():
