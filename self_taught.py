@@ -112,8 +112,8 @@ def changed_question(rng: random.Random, question: str) -> str | None:
     Where there are several, the last one is never changed: it is the modulus of an embedded
     question. Decimals, numbers with thousands separators and digits within words do not count.
 
-    >>> changed_question(random.Random(0), "(38+4)*7 mod 100")
-    '(38+7)*7 mod 100'
+    >>> changed_question(random.Random(0), "(42/5)*7 mod 61")
+    '(42/7)*7 mod 61'
     """
     numbers = list(re.finditer(r"(?<![\w.,])[0-9]{1,9}(?!\w|[.,]\d)", question))
     if not numbers:

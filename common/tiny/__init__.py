@@ -5,12 +5,18 @@ MODELS = {"tiny": "arithmetic", "tiny-programs": "programs"}  # --model -> folde
 ENDINGS = {
     "tiny": (
         r"Verify its \d+ steps\.",
+        r"Is it right\?",
+        r"Check every step\.",
         r"Is it sound\?",
         r"Grade it\.",
         r"Are they real\?",
         r"Correct it\.",
         r"Solve and grade yourself\.",
+        r"Try again\.",
+        r"Write your own\.",
+        r"Make one step wrong\.",
         r"Which is right\?",
+        r"Which is sounder\?",
         r"Score the answer\.",
         r"Score the question\.",
         r"Propose a question\.",
