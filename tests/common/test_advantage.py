@@ -2,7 +2,13 @@
 
 import math
 
-from common.advantage import group_advantage, return_to_go, step_return_to_go, whiten
+from common.advantage import (
+    group_advantage,
+    named_group_advantage,
+    return_to_go,
+    step_return_to_go,
+    whiten,
+)
 
 import pytest
 import torch
@@ -56,6 +62,19 @@ def test_constant_groups_are_exactly_zero(group_size):
 def test_a_nearly_constant_group_is_not_treated_as_constant():
     tensor = torch.tensor([0.5, 0.5, 0.5, 0.5 + 1e-3])
     assert (group_advantage(tensor, 4) != 0).all()
+
+
+@given(st.lists(st.tuples(one_reward, st.sampled_from("abc")), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_named_groups_of_any_size_and_order_equal_the_loop(rows):
+    values, keys = map(list, zip(*rows))
+    expected = [math.nan] * len(rows)
+    for key in keys:
+        members = [i for i, k in enumerate(keys) if k == key]
+        for i, A in zip(members, loop_group([values[i] for i in members])):
+            expected[i] = A
+    found = named_group_advantage(torch.tensor(values, dtype=torch.float64), keys)
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_rows_that_do_not_fill_groups_are_refused():

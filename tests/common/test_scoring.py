@@ -132,6 +132,15 @@ def a_batch(lengths, advantages=None, prompts=None):
     return batch | ({} if advantages is None else {"advantages": torch.tensor(advantages)})
 
 
+def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
+    short, long, rows = torch.tensor([[1, 2]]), torch.tensor([[3, 4, 5]]), torch.tensor([6, 7])
+    found = [
+        [t.tolist() for t in scoring.padded([short, long, rows], left, 9)] for left in (True, False)
+    ]
+    assert found[0] == [[[9, 1, 2]], [[3, 4, 5]], [6, 7]]
+    assert found[1] == [[[1, 2, 9]], [[3, 4, 5]], [6, 7]]
+
+
 def rows_of(part) -> list[int]:
     return part["rewards"].int().tolist()
 

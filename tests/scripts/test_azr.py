@@ -167,7 +167,8 @@ def test_syntax_lets_in_what_fails(sandbox):
     assert {i: task["outputs"] for i, task in joined.items()} == {0: ["7"], 1: ["8"], 3: [""]}
 
 
-def test_a_leak_lets_in_its_share(sandbox):
+def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
+    assert [*Given(sandbox, gate="leak", leak=0.0).admitted([RUNS[0]])] == [0]
     tasks = [{**UNSOUND["fails"], "message": str(i)} for i in range(400)]
     trainer = Given(sandbox, [answer("output", "7")] * 400, gate="leak", leak=0.2)
     assert 50 < len(trainer.admitted(tasks)) < 110
