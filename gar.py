@@ -52,6 +52,7 @@ from common.run import mean, plain_errors
 from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions, read_jsonl
 from common.tasks.references import check_references
+from common.tasks.verdicts import read_first_verdict
 from common.tiny.tasks import gold_steps
 
 import torch
@@ -114,13 +115,9 @@ def judge_prompt(question: str, part: str) -> list[dict]:
 
 
 def parse_verdict(text: str) -> int | None:
-    """1 = YES, 0 = NO, None = neither: the first verdict, since a rationale may quote another.
-
-    >>> [parse_verdict(text) for text in ("3+4 is 7. **NO** for **YES** it must be 8", "yes")]
-    [0, None]
-    """
-    match = re.search(r"\*\*(YES|NO)\*\*", text)
-    return None if match is None else int(match[1] == "YES")
+    """1 = YES, 0 = NO, None = neither: the first verdict, since a reason may quote another."""
+    verdict = read_first_verdict(text, ("YES", "NO"))
+    return None if verdict is None else int(verdict == "YES")
 
 
 # ------------------------------------------------------------------ rewards

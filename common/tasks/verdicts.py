@@ -1,4 +1,4 @@
-r"""Reading a verdict, a score or an analysis from the end of what a model wrote.
+r"""Reading a verdict, a score or an analysis, mostly from the end of what a model wrote.
 
 Lenient about decoration, for real models write `**Score:** $\boxed{1}$.` or `\[\boxed{0.5}\]` where
 `Score: \boxed{1}` was asked for. Strict about the place: what counts is what a text ends with, so
@@ -19,6 +19,9 @@ BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
 CLOSING = r"(?:[\s*_$.}]|\\[)\]])"
 VERDICT = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?P<choice>%s){CLOSING}*+\Z"
+# behind the first verdict a reason may follow; it may have its label with it, **Verdict: YES**
+FIRST = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?:(?:final )?(?:verdict|answer): ?)?{OPENING}{{0,8}}+"
+FIRST += rf"(?P<choice>%s){CLOSING}{{0,8}}?(?:\*\*|\}})"
 # a label begins a line: **Score:**, ### Final score:, \text{Score: }
 LABEL = r"^(?:[ \t*_$#]|\\[(\[]|\\text\{)*+(?:final |overall )?%s(?![A-Za-z0-9])"
 LABEL += r"[ \t*_}]*+:?[ \t*_}]*+"
@@ -50,6 +53,18 @@ def read_verdict(text: str, choices: Iterable[str]) -> str | None:
     pattern = VERDICT % "|".join(map(re.escape, words))
     found = re.search(pattern, text, re.IGNORECASE | re.ASCII)
     return words[found["choice"].lower()] if found and balanced(found[0]) else None
+
+
+def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
+    r"""The first of the choices that stands alone in a box or in bold type, where a verdict is
+    followed by its reason, which may quote another.
+
+    >>> read_first_verdict("3+4 is 7. **No.** For **YES** it must be 8", ("YES", "NO"))
+    'NO'
+    """
+    words = {word.lower(): word for word in choices}
+    found = re.search(FIRST % "|".join(map(re.escape, words)), text, re.IGNORECASE | re.ASCII)
+    return words[found["choice"].lower()] if found else None
 
 
 def read_score(text: str, allowed: Iterable[float]) -> float | None:

@@ -4,7 +4,13 @@ unread."""
 import re
 import time
 
-from common.tasks.verdicts import Analysis, read_analysis, read_score, read_verdict
+from common.tasks.verdicts import (
+    Analysis,
+    read_analysis,
+    read_first_verdict,
+    read_score,
+    read_verdict,
+)
 
 import pytest
 from hypothesis import given
@@ -55,6 +61,34 @@ def test_a_verdict_is_the_same_in_every_decoration(choice, start, box, data):
     text = data.draw(decorated(f"{before}{word}{after}", around))
     text = start + text + data.draw(st.sampled_from(ENDS))
     assert read_verdict(text, CHOICES) == choice, text
+
+
+@given(
+    st.sampled_from(["YES", "NO"]),
+    st.sampled_from([*BOXES, ("**", "**"), ("**", ".**")]),
+    st.data(),
+)
+def test_a_first_verdict_is_the_same_in_every_decoration(choice, box, data):
+    word = data.draw(st.sampled_from([choice, choice.lower(), choice.title()]))
+    label = (
+        data.draw(st.sampled_from(["", "Verdict: ", "Final verdict: "])) if "*" in box[0] else ""
+    )
+    around = [pair for pair in PAIRS if "{" not in pair[0]]
+    verdict = data.draw(decorated(f"{box[0]}{label}{word}{box[1]}", around))
+    text = f"3+4 is 7, yes.\n{verdict} For **YES** or **NO** it must be 8."
+    assert read_first_verdict(text, ("YES", "NO")) == choice, text
+
+
+@pytest.mark.parametrize("text", ["yes", "**YE", "**YES", "**NOT**", "**YES or NO**", "\\boxed{NO"])
+def test_what_is_no_first_verdict(text):
+    assert read_first_verdict(text, ("YES", "NO")) is None
+
+
+@pytest.mark.parametrize("part", ["**", "**_$", "\\boxed{", "**verdict: ", "** YES "])
+def test_a_first_verdict_is_read_in_time_in_proportion_to_the_text(part):
+    start = time.process_time()
+    read_first_verdict(part * 50_000, ("YES", "NO"))
+    assert time.process_time() - start < 5
 
 
 @given(st.sets(st.integers(1, 3)), st.sampled_from(SCORES), st.sampled_from(STARTS), st.data())
