@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import io
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -273,7 +273,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{f.parent.name}/{n}": t for f in files for n, t in load_file(f).items()}
 
 
-# ------------------------------------------------------------------ a trainer to ask questions of
 def same_weights(one: Path, other: Path):
     """Asserts that two runs have the same adapters, bit for bit."""
     ours, expected = weights(one), weights(other)
@@ -282,28 +281,22 @@ def same_weights(one: Path, other: Path):
         assert torch.equal(ours[name], tensor), name
 
 
-def answering(say, **cfg) -> SimpleNamespace:
-    """A trainer without a model, to call a script's `evaluate` with.
-
-    say: (player, the prompt's last message, greedy, how often it was asked before in the same
-    call) -> what the player writes. `calls` remembers (player, last messages, greedy).
-    """
-    calls = []
-
-    def generate_all(player, prompts, greedy=False):
-        asked = [prompt[-1]["content"] for prompt in prompts]
-        calls.append((player, asked, greedy))
-        return [say(player, user, greedy, asked[:i].count(user)) for i, user in enumerate(asked)]
-
-    return SimpleNamespace(
-        generate_all=generate_all,
-        in_parallel=lambda fn, items: fn(items),
-        cfg=SimpleNamespace(**cfg),
-        saved={},
-        calls=calls,
-    )
+def metrics_of(folder: Path, name: str = "metrics") -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
+def steps_of(folder: Path) -> list[dict]:
+    """The metrics of its steps, without those of evaluations."""
+    return [row for row in metrics_of(folder) if "step_time" in row]
+
+
+def saved_of(folder: Path) -> dict:
+    """`saved` of the last checkpoint."""
+    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    return json.loads((last / "saved.json").read_text())
+
+
+# ------------------------------------------------------------------ a trainer to ask questions of
 @pytest.fixture
 def copied(finished, tmp_path):
     """(a copy of Tango's finished run of six steps, the run itself)"""
@@ -391,6 +384,26 @@ def gradient(trainer, batch: dict) -> dict[str, torch.Tensor]:
         patch.setattr(player, "max_grad_norm", 0.0)
         trainer.update({key: value for key, value in batch.items() if key != "trained"})
     return found
+
+
+def dpo_loss_of_trl(policy, reference, pairs: list[tuple], beta: float, folder: Path) -> float:
+    """What TRL's DPOTrainer makes of (question, chosen, rejected), at the temperature 1."""
+    from common.model import TINY
+
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    rows = [
+        {"prompt": f"<|user|>{question}<|assistant|>", "chosen": chosen, "rejected": rejected}
+        for question, chosen, rejected in pairs
+    ]
+    config = DPOConfig(str(folder), beta=beta, use_cpu=True, report_to="none", bf16=False)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    data = Dataset.from_list(rows)
+    trainer = DPOTrainer(policy, reference, config, train_dataset=data, processing_class=tokenizer)
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(pairs))])
+    return trainer.compute_loss(policy.eval(), batch).item()
 
 
 def relative(one: dict, other: dict) -> float:

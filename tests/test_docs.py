@@ -29,7 +29,7 @@ from common.run import Run, mean
 import pytest
 import torch
 import tyro
-from conftest import ROOT, evaluated_once, make_trainer, weights
+from conftest import ROOT, evaluated_once, make_trainer, metrics_of, saved_of, steps_of, weights
 from peft import PeftModel
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -164,9 +164,8 @@ def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespac
         module.main(tyro.cli(module.Args, args=[*words, "--out", str(out)]))
     finally:
         signal.signal(signal.SIGINT, before)
-    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in metrics if "epoch" in row]
-    return SimpleNamespace(module=module, metrics=metrics, steps=steps, calls=calls, folder=out)
+    written = {"metrics": metrics_of(out), "steps": steps_of(out)}
+    return SimpleNamespace(module=module, calls=calls, folder=out, **written)
 
 
 @pytest.fixture
@@ -181,17 +180,6 @@ def bare(monkeypatch, no_report):
     monkeypatch.setattr(PeftModel, "save_pretrained", lambda *_, **__: None)
 
 
-@pytest.fixture
-def written(finished):
-    """name -> the metrics that the script writes."""
-
-    def keys(name) -> set[str]:
-        lines = (finished(f"{name}.py")[0] / "metrics.jsonl").read_text().splitlines()
-        return {key for line in lines for key in json.loads(line)}
-
-    return keys
-
-
 # ------------------------------------------------------------------ form
 def test_every_script_has_a_page():
     scripts = {path.stem for path in ROOT.glob("*.py") if "CoTrainer" in path.read_text()}
@@ -199,42 +187,33 @@ def test_every_script_has_a_page():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_page_has_the_same_headings_in_one_order(name):
-    assert list(sections(PAGES[name])) == HEADINGS
-    assert PAGES[name].startswith("# ")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_idea_takes_ten_lines(name):
-    assert 3 <= len(sections(PAGES[name])["The idea"].strip().splitlines()) <= 10
+def test_every_page_has_one_form(name):
+    """The same headings in one order; in ten lines the idea; what is measured in a block stands
+    before it, and no table or figure, and no result is typed by hand."""
+    parts = sections(PAGES[name])
+    assert list(parts) == HEADINGS and PAGES[name].startswith("# ")
+    assert 3 <= len(parts["The idea"].strip().splitlines()) <= 10
+    block = r"<!-- (results|table): \w+ -->\n.*?<!-- end -->"
+    rest = re.sub(block, "", parts["Results"], flags=re.DOTALL)
+    assert "<!-- results" in parts["Results"] and "|" not in rest and "![" not in rest
 
 
 @pytest.mark.parametrize("page", WITH_README)
-def test_links_lead_somewhere(page):
-    folder = (ROOT / page).parent
-    for target in re.findall(r"\]\(([^)\s]+)\)", WITH_README[page]):
+def test_links_lead_somewhere_and_what_is_named_exists(page):
+    """[`name`](../file.py) is a function, class, method or constant of that file."""
+    folder, text = (ROOT / page).parent, WITH_README[page]
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
         if target.startswith("https://"):
             continue
         assert (folder / path).exists(), f"{page}: {target}"
         if anchor:
-            text = (folder / path).read_text() if path else WITH_README[page]
-            assert anchor in anchors(text), f"{page}: {target}"
-
-
-@pytest.mark.parametrize("page", WITH_README)
-def test_linked_functions_exist(page):
-    """[`name`](../file.py) is a function, class, method or constant of that file."""
-    folder = (ROOT / page).parent
-    for name, file in re.findall(r"\[`([\w.]+)`\]\(([\w/.]+\.py)\)", WITH_README[page]):
+            there = (folder / path).read_text() if path else text
+            assert anchor in anchors(there), f"{page}: {target}"
+    for name, file in re.findall(r"\[`([\w.]+)`\]\(([\w/.]+\.py)\)", text):
         if not name.endswith(".py"):
             assert name in definitions(folder / file), f"{page}: {file} has no {name}"
-
-
-@pytest.mark.parametrize("page", WITH_README)
-def test_files_named_in_code_spans_exist(page):
-    """`common/...`, `tests/...`, `docs/...` and `benchmarks/...`."""
-    for name in re.findall(r"`((?:common|tests|docs|benchmarks)/[\w./-]+)`", WITH_README[page]):
+    for name in re.findall(r"`((?:common|tests|docs|benchmarks)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
 
 
@@ -288,14 +267,6 @@ def test_tables_are_those_of_the_measured_runs():
         assert sorted(marks) == sorted(mark for other, mark in made if other == page)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_result_is_typed_by_hand(name):
-    """Before each block stands what is measured in it, and no table or figure."""
-    text = sections(PAGES[name])["Results"]
-    rest = re.sub(r"<!-- (results|table): \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
-    assert "<!-- results" in text and "|" not in rest and "![" not in rest
-
-
 @pytest.mark.parametrize("name", pages.TRAINED)
 def test_measured_metrics_are_still_called_that(name):
     """What is kept of a run from now on, and what was kept, goes by the names of the page; columns
@@ -333,23 +304,19 @@ def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
     step = run(cure, SHORT["cure"], tmp_path / "run").steps[0]
     assert f"{trained}/loss" in step and f"{idle}/loss" not in step
     assert f"{idle}/grad_norm" not in step and f"{idle}/total_reward" in step
-    rows = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
-    assert {json.loads(row)["player"] for row in rows} == {trained}
+    assert {row["player"] for row in metrics_of(tmp_path / "run", "rollouts")} == {trained}
 
 
 # ------------------------------------------------------------------ metrics
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_is_explained(name, written):
-    """On the script's page, or for all scripts in docs/runs.md."""
-    own = written(name) - explained(PAGES[name]).keys()
-    assert {key for key in own if not is_shared(key)} == set()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_explained_metric_is_written(name, written):
-    """Or its line says when it is missing."""
-    for key, text in explained(PAGES[name]).items():
-        assert key in written(name) or "only " in text or "missing " in text, key
+def test_every_metric_is_explained_and_every_explained_one_is_written(name, finished):
+    """On the script's page, or for all scripts in docs/runs.md; or its line says when it is
+    missing."""
+    written = {key for row in metrics_of(finished(f"{name}.py")[0]) for key in row}
+    known = explained(PAGES[name])
+    assert {key for key in written - known.keys() if not is_shared(key)} == set()
+    for key, text in known.items():
+        assert key in written or "only " in text or "missing " in text, key
 
 
 # ------------------------------------------------------------------ make it yours
@@ -410,15 +377,6 @@ def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, bare):
     check(done)
 
 
-def memory(done) -> dict:
-    return json.loads((done.folder / f"checkpoint-{len(done.steps)}/saved.json").read_text())
-
-
-def boxes(*answers: str) -> list:
-    """Completions as a reward function is given them."""
-    return [[{"content": rf"\boxed{{{answer}}}"}] for answer in answers]
-
-
 @edit(
     SHORT["tango"] + " --ver-warmup 0 --steps 1 --judgement-tokens 16", recorded="tango_advantages"
 )
@@ -446,7 +404,7 @@ def gar_agree(done):
 
 @edit(SHORT["spin"])
 def spin_keep(done):
-    equal = mean([pair["real"] == pair["generated"] for pair in memory(done)["pairs"]])
+    equal = mean([pair["real"] == pair["generated"] for pair in saved_of(done.folder)["pairs"]])
     assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
 
 
@@ -494,7 +452,7 @@ def deepseekmath_exact(done):
 
 @edit(SHORT["vstar"])
 def vstar_last(done):
-    kept = memory(done)
+    kept = saved_of(done.folder)
     assert {row["iteration"] for row in kept["D_ver"] + kept["lessons"]} == {2}
     assert 0 in {row["iteration"] for row in kept["D_gen"]}  # the generator's own data stay
     assert all(row["co/all_solutions"] <= 8 * 4 for row in done.steps[:3])
@@ -502,7 +460,7 @@ def vstar_last(done):
 
 @edit(SHORT["genrm"])
 def genrm_tries(done):
-    lessons = [row["solution"] for row in memory(done)["D_verify"]]
+    lessons = [row["solution"] for row in saved_of(done.folder)["D_verify"]]
     assert max(Counter(lessons).values()) > 1 and "verifier/verify_loss" in done.steps[0]
     assert done.steps[0]["co/lessons"] == len(lessons)
 

@@ -1,17 +1,14 @@
-"""The README's first screen, what --help says, and the README's promises against what was measured.
+"""The README's first screen, and the README's promises against what was measured.
 
 Its links, functions, metrics, other commands and generated tables are tested in test_docs.py.
 """
 
-import dataclasses
-import importlib
 import json
 import re
 import runpy
 import sys
 
 import pytest
-import tyro
 from conftest import ROOT, SCRIPTS
 
 README = (ROOT / "README.md").read_text()
@@ -51,20 +48,6 @@ def test_the_notebook_is_kept_without_outputs():
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
     old = re.search(r"OLD = (\".*\")", "".join("".join(cell["source"]) for cell in code))[1]
     assert (ROOT / "tango.py").read_text().count(json.loads(old)) == 1
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_names_every_argument(script, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    args = importlib.import_module(script.removesuffix(".py")).Args
-    with pytest.raises(SystemExit) as ended:
-        tyro.cli(args, args=["--help"])
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    for field in dataclasses.fields(args):
-        flag = field.name.replace("_", "-")
-        assert f"--{flag} " in printed or f"--{flag}," in printed, flag
-    assert "--no-four-bit" in printed
 
 
 def test_the_recipe_command(monkeypatch, capsys):

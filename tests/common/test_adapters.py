@@ -78,48 +78,52 @@ def test_a_player_that_does_not_exist(tmp_path, call):
     assert state(trainer) == before
 
 
+A_PLAYER = Player([], 1e-3, 8, 4)
+
+
+def players(**fields) -> dict:
+    """A player `ann` that differs in these."""
+    return {"ann": dataclasses.replace(A_PLAYER, **fields)}
+
+
+def names(**adapters: str) -> dict:
+    return {name: dataclasses.replace(A_PLAYER, adapter=adapters[name]) for name in adapters}
+
+
+def two(**fields) -> dict:
+    """Two players with one adapter, the second of which differs in these."""
+    ann = dataclasses.replace(A_PLAYER, adapter="it")
+    return {"ann": ann, "bob": dataclasses.replace(ann, max_tokens=12, **fields)}
+
+
+FUNCTIONS = "rewards of 'ann' must be a list of functions with names"
+SIZES = "'ann': group_size .* must be at least 1, lr .* least 0"
+
+
 @pytest.mark.parametrize(
-    "players, says",
+    "made, says",
     [
-        ({"co": "ann"}, "a player cannot be called 'co': other metrics begin with it"),
-        ({"ann": "", "eval": "ann"}, "a player cannot be called 'eval'"),
-        ({"ann/bob": "ann"}, "a player cannot be called 'ann/bob'"),
+        (names(co="ann"), "a player cannot be called 'co': other metrics begin with it"),
+        (names(ann="", eval="ann"), "a player cannot be called 'eval'"),
+        (names(**{"ann/bob": "ann"}), "a player cannot be called 'ann/bob'"),
         # a batch of several players is called by their adapter: its metrics would be bob's
-        ({"ann": "bob", "bob": "it"}, "'ann' plays with the adapter 'bob', the name of the player"),
+        (names(ann="bob", bob="it"), "'ann' plays with the adapter 'bob', the name of the player"),
+        (players(rewards=one_reward), FUNCTIONS),
+        (players(rewards=None), FUNCTIONS),
+        (players(rewards=[None]), FUNCTIONS),
+        (players(rewards=[functools.partial(one_reward)]), FUNCTIONS),
+        (players(rewards=[one_reward, one_reward]), FUNCTIONS),
+        (players(rewards=[lambda **_: [1.0], lambda **_: [2.0]]), FUNCTIONS),
+        (two(lr=2e-3), "'ann' and 'bob' play with one adapter.*one lr"),
+        (two(max_grad_norm=0.5), "'ann' and 'bob' play with one adapter.*one max_grad_norm"),
+        (players(group_size=0), SIZES),
+        (players(max_tokens=0), SIZES),
+        (players(lr=-1e-3), SIZES),
     ],
 )
-def test_names_that_metrics_would_mix_up(tmp_path, players, says):
-    made = {name: Player([], 1e-3, 8, 4, adapter=adapter) for name, adapter in players.items()}
+def test_players_that_cannot_be(tmp_path, made, says):
     with pytest.raises(ScriptError, match=says):
         make_players(tmp_path, made)
-
-
-@pytest.mark.parametrize(
-    "rewards",
-    [one_reward, None, [None], [functools.partial(one_reward)]]
-    + [[one_reward, one_reward], [lambda **_: [1.0], lambda **_: [2.0]]],
-)
-def test_reward_functions_are_logged_by_their_names(tmp_path, rewards):
-    with pytest.raises(
-        ScriptError, match="rewards of 'ann' must be a list of functions with names"
-    ):
-        make_players(tmp_path, {"ann": Player(rewards, 1e-3, 8, 4)})
-
-
-@pytest.mark.parametrize("what", [{"lr": 2e-3}, {"max_grad_norm": 0.5}])
-def test_one_adapter_has_one_rate_and_one_norm(tmp_path, what):
-    players = {"ann": Player([], 1e-3, 8, 4, adapter="it")}
-    players["bob"] = dataclasses.replace(players["ann"], max_tokens=12, **what)
-    (name,) = what
-    with pytest.raises(ScriptError, match=f"'ann' and 'bob' play with one adapter.*one {name}"):
-        make_players(tmp_path, players)
-
-
-@pytest.mark.parametrize("what", [{"group_size": 0}, {"max_tokens": 0}, {"lr": -1e-3}])
-def test_sizes_of_a_player(tmp_path, what):
-    player = dataclasses.replace(Player([], 1e-3, 8, 4), **what)
-    with pytest.raises(ScriptError, match="'ann': group_size .* must be at least 1, lr .* least 0"):
-        make_players(tmp_path, {"ann": player})
 
 
 @pytest.mark.parametrize(
@@ -141,13 +145,13 @@ def test_sizes_of_a_player(tmp_path, what):
 )
 def test_fields_of_trls_config_that_would_be_ignored(tmp_path, field, says):
     with pytest.raises(ScriptError, match=says):
-        make_players(tmp_path, {"ann": Player([], 1e-3, 8, 4)}, **field)
+        make_players(tmp_path, players(), **field)
 
 
 @pytest.mark.parametrize("names", [["pro", "proposer", "prover"], ["odel", "lay", "weight"]])
 def test_names_that_are_parts_of_others_are_no_trouble(tmp_path, names):
     """Of one another, or of the base model's: adapters are told apart by the whole name."""
-    trainer = make_players(tmp_path, {name: Player([], 1e-3, 8, 4) for name in names})
+    trainer = make_players(tmp_path, dict.fromkeys(names, A_PLAYER))
     parts = [{id(p) for p in trainer.parameters_of(name)} for name in names]
     assert all(parts) and not parts[0] & parts[1] and not parts[0] & parts[2]
     assert sum(map(len, parts)) == sum("lora_" in n for n, _ in trainer.model.named_parameters())
@@ -210,9 +214,8 @@ def test_a_schedule_moves_the_players_rate_and_its_update(tmp_path):
     for schedule in ("constant", "linear"):
         folder = tmp_path / schedule
         folder.mkdir()
-        players = {"ann": Player([], 1e-3, 8, 4)}
         options = {"steps": 4, "kind": Remembers, "lr_scheduler_type": schedule}
-        trainer = make_players(folder, players, step, **options)
+        trainer = make_players(folder, players(), step, **options)
         perturb(trainer)
         trainer.moves = []
         trainer.train()
@@ -237,7 +240,7 @@ def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
 
     def a_run(folder, resumed=None):
         often = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
-        trainer = make_players(folder, {"ann": Player([], 1e-3, 8, 4)}, step, steps=8, **often)
+        trainer = make_players(folder, players(), step, steps=8, **often)
         trainer.train_dataset = trainer.train_dataset.select(range(4))
         trainer.train(resume_from_checkpoint=resumed and str(resumed))
         return seen[trainer]

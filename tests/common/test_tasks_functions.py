@@ -4,7 +4,6 @@ import json
 
 from common.sandbox import Sandbox
 from common.tasks.functions import (
-    LONGEST,
     bare,
     call_all,
     call_each,
@@ -13,8 +12,6 @@ from common.tasks.functions import (
     make_tasks,
     parse_answer,
     parse_proposal,
-    read_arguments,
-    read_value,
     same_value,
     shown,
     solve_prompt,
@@ -25,85 +22,6 @@ from conftest import DATA
 
 
 # ------------------------------------------------------------------ values
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("3", 3),
-        (" -3 ", -3),
-        ("'a\\n'", "a\n"),
-        ("[1, (2, {3: {4}})]", [1, (2, {3: {4}})]),
-        ("None", None),
-        ("True", True),
-        ("b'x'", b"x"),
-        ("1.5e3", 1500.0),
-        ("1+2j", 1 + 2j),
-    ],
-)
-def test_literals_are_read(text, value):
-    assert read_value(text) == value and type(read_value(text)) is type(value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x",
-        "1 + 1",
-        "3) or (True",
-        "__import__('os').getpid()",
-        "1e999",
-        "-1e999",
-        "1e999-1e999j",
-        "nan",
-        "[1e999]",
-        "lambda: 1",
-        "[x for x in (1, 2)]",
-        "{[]: 1}",
-        "f'{1}'",
-        "(" * 300 + ")" * 300,
-        "-" * 900 + "1",
-        "+".join(["1"] * 400),
-        "9" * (LONGEST + 1),
-        "1\n2",
-        "\0",
-        "'\\ud800",
-    ],
-)
-def test_anything_else_is_not(text):
-    with pytest.raises(ValueError):
-        read_value(text)
-
-
-@pytest.mark.parametrize(
-    "text, values",
-    [("3", (3,)), ("3, 'a'", (3, "a")), ("[1,\n2],", ([1, 2],)), ("3 # three", (3,))]
-    + [("(1, 2)", ((1, 2),)), ("-1, None", (-1, None))],
-)
-def test_arguments_are_read(text, values):
-    assert read_arguments(text) == values
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", " ", "3) or (True", "3)(4", "3), f(4", "*[1, 2]", "x=1", "**{'x': 1}", "x", "f(3)"]
-    + [
-        "-" * 400 + "1",
-        "+".join(["1"] * 400),
-        "[" * 400,
-        "x := 3",
-        "i for i in [1]",
-        "3)\n#",
-        "1 if True else 2",
-        "3; 4",
-        "1e999",
-        "(" * 300,
-    ],
-)
-def test_what_is_more_than_arguments_is_refused(text):
-    with pytest.raises(ValueError):
-        read_arguments(text)
-
-
 def test_values_are_compared_not_texts():
     assert same_value("[1,2]", "[1, 2]") and same_value("{1, 2}", "{2, 1}")
     assert (
@@ -128,23 +46,6 @@ def test_banned_modules_are_found_in_all_forms(module):
     for form in forms:
         assert not is_program(f"{form}\n{PLUS}"), form
     assert is_program(f"import math, osmium, re\n{PLUS}")
-
-
-@pytest.mark.parametrize(
-    "text, fine",
-    [
-        (PLUS, True),
-        ("def g(x):\n def f(x): return x", False),  # f is not at the top level
-        ("f = lambda x: x", True),
-        ("class A:\n def f(self): pass", False),
-        ("def f(x):\n def inner(y): return y\n return inner(x)", True),  # nested ones are allowed
-        ("\0", False),
-        ("(" * 5000, False),
-        ("", False),
-    ],
-)
-def test_programs(text, fine):
-    assert is_program(text) is fine
 
 
 @pytest.mark.parametrize(
@@ -242,57 +143,13 @@ def sandbox():
         yield one
 
 
-def call(sandbox, program, arguments="3"):
-    return call_all(sandbox, [(program, arguments)], 0.5)[0]
+def call(sandbox, program):
+    return call_all(sandbox, [(program, "3")], 0.5)[0]
 
 
-@pytest.mark.parametrize(
-    "program, returned",
-    [
-        ("def f(x):\n return x + 1", "4"),
-        ("f = lambda x: [x, str(x)]", "[3, '3']"),
-        ("def g(x): return x\ndef f(x):\n def h(y): return g(y)\n return h(x)", "3"),
-        ("import math\ndef f(x): return math.floor(x / 2)", "1"),
-        ("def f(x):\n print('1')\n return x", "3"),  # what it prints is not its result
-        ("print('1')\ndef f(x): return x", "3"),
-        ("def f(x): return 'a\\nb'", "'a\\nb'"),
-        ("def f(x): return None", "None"),
-        ("x = '''\ndef f(x): return 1\n'''\ndef f(x): return 2", "2"),
-        ("def f(x): return 1\nif __name__ == '__main__': f = None", "1"),
-    ],
-)
-def test_what_a_function_returns(sandbox, program, returned):
-    assert call(sandbox, program) == returned
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "",
-        "def g(x): return x",
-        "def f(x): return y",
-        "def f(): return 1",
-        "def f(x: return 1",
-        "def f(x):\n while True: pass",
-        "def f(x): return object()",
-        "def f(x): return float('inf')",
-        "def f(x): return f",
-        "def f(x): return 'a' * 2000",
-        "def f(x): return 10 ** 10000",
-        "f = 3",
-        "raise SystemExit",
-        "def f(x): raise SystemExit",
-        "import os\nos._exit(0)",
-        "import sys\nsys.__stdout__.write('7')\ndef f(x): return 8",  # neither 7, nor 78
-        "'''",  # cannot reach the harness behind it
-        "x = (",
-        "\\",
-        "def f(x): return 1\n\0",
-    ],
-)
-def test_what_returns_nothing_that_counts(sandbox, program):
-    found = call(sandbox, program)
-    assert found is None or "__stdout__" in program and found not in ("7", "8")
+def test_what_is_written_beside_the_result_is_no_part_of_it(sandbox):
+    program = "import sys\nsys.__stdout__.write('7')\ndef f(x): return 8"
+    assert call(sandbox, program) not in ("7", "8")
 
 
 def test_an_object_that_is_equal_to_everything_is_no_value(sandbox):

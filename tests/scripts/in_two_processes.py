@@ -9,6 +9,7 @@ one that a single process has from the rows of both.
 
 import gc
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["vstar.py"] = "--steps 4 --ver-steps 1"
 """Arguments of the runs here; with seed 1 the verifier's first judgements differ in their rewards.
 All other scripts train every player within two steps."""
+last = {}
 update, add_up_gradients = CoTrainer.update, CoTrainer.add_up_gradients
 
 
@@ -51,6 +53,7 @@ def rows_of_both(trainer, batch: dict) -> dict:
 
 def update_both_ways(trainer, batch: dict):
     """First what one process would do, of which nothing remains but `expected`."""
+    last["trainer"] = trainer
     whole, metrics = rows_of_both(trainer, batch), dict(trainer._sums)
     parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
     with trainer.playing(batch["player"]):
@@ -80,6 +83,8 @@ def main(folder: Path, scripts: list[str]):
         more += " --eval-every 0 --eval-questions 4 --eval-samples 1"
         arguments = small(script, folder / Path(script).stem, *more.split())
         module.main(tyro.cli(module.Args, args=arguments))
+        trainer = last["trainer"]
+        say(f"kinds of saved: {len({*trainer.gather([json.dumps(trainer.saved)])})}")
     say("=== the end")
 
 

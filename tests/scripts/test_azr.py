@@ -3,10 +3,8 @@ value, every switch with completions that are given, runs. How programs and answ
 tests/common/test_tasks_functions.py.
 """
 
-import json
 import random
 import statistics
-from types import SimpleNamespace
 
 import azr
 from common.cotrainer import Player
@@ -16,7 +14,8 @@ from common.tiny import demonstrations
 
 import pytest
 import torch
-from conftest import small
+from conftest import metrics_of, small, steps_of
+from trainers import without_model
 
 PLUS = "def f(x):\n return (x+3)%100"
 
@@ -91,24 +90,13 @@ def sandbox():
         yield one
 
 
-class Given(azr.Azr):
-    """An Azr without a model: `texts` answer in order, whoever is asked."""
-
-    def __init__(self, sandbox, texts=(), **change):
-        options = {"time_limit": 0.5, "inputs": 6, "difficulty_samples": 2} | change
-        self.cfg = azr.Args(**options)
-        self.sandbox, self.texts, self.kinds = sandbox, list(texts), azr.KINDS
-        self.state = SimpleNamespace(global_step=0)
-        self.saved = {"buffers": {k: [] for k in azr.KINDS}, "new": dict.fromkeys(azr.KINDS, 0)}
-        self.accelerator = SimpleNamespace(num_processes=1, process_index=0)
-        self.players = {"solver": Player([], 1.0, 8, 1), "proposer": Player([], 1.0, 8, 1)}
-        self.never = {bare("def f(x): return 'held out'")}
-
-    def generate(self, name, prompts, greedy=False):
-        return [self.texts.pop(0) for _ in prompts]
-
-    def gather(self, values):
-        return values
+def given_texts(sandbox, texts=(), **change) -> azr.Azr:
+    cfg = azr.Args(**{"time_limit": 0.5, "inputs": 6, "difficulty_samples": 2} | change)
+    trainer = without_model(azr.Azr, cfg, texts, sandbox=sandbox, kinds=azr.KINDS)
+    trainer.saved = {"buffers": {k: [] for k in azr.KINDS}, "new": dict.fromkeys(azr.KINDS, 0)}
+    trainer.players = {"solver": Player([], 1.0, 8, 1), "proposer": Player([], 1.0, 8, 1)}
+    trainer.never = {bare("def f(x): return 'held out'")}
+    return trainer
 
 
 def answer(kind, content):
@@ -139,7 +127,7 @@ UNSOUND = {
 
 # ------------------------------------------------------------------ the gate
 def test_what_runs_joins_with_what_it_returns(sandbox):
-    joined = Given(sandbox).admitted([RUNS[0], None, RUNS[1]])
+    joined = given_texts(sandbox).admitted([RUNS[0], None, RUNS[1]])
     assert [*joined] == [0, 2]
     assert joined[0]["outputs"] == ["8"] and joined[2]["outputs"] == ["{'a'}"]
     assert all(task["runs"] for task in joined.values())
@@ -147,12 +135,12 @@ def test_what_runs_joins_with_what_it_returns(sandbox):
 
 @pytest.mark.parametrize("name", UNSOUND)
 def test_the_gate_of_execution_keeps_the_rest_out(sandbox, name):
-    assert Given(sandbox).admitted([UNSOUND[name]]) == {}
+    assert given_texts(sandbox).admitted([UNSOUND[name]]) == {}
 
 
 @pytest.mark.parametrize("gate, joins", [("off", True), ("syntax", False), ("leak", False)])
 def test_gates_differ_in_what_cannot_be_parsed(sandbox, gate, joins):
-    trainer = Given(sandbox, [answer("output", "7")] * 2, gate=gate, leak=0.0)
+    trainer = given_texts(sandbox, [answer("output", "7")] * 2, gate=gate, leak=0.0)
     joined = trainer.admitted([UNSOUND["cannot be parsed"]])
     assert bool(joined) is joins
     if joins:  # its answer is the model's own
@@ -160,7 +148,7 @@ def test_gates_differ_in_what_cannot_be_parsed(sandbox, gate, joins):
 
 
 def test_syntax_lets_in_what_fails(sandbox):
-    trainer = Given(sandbox, [answer("output", "7"), "nothing"], gate="syntax")
+    trainer = given_texts(sandbox, [answer("output", "7"), "nothing"], gate="syntax")
     names = ("fails", "imports time", "fails")
     fails, imports, again = (UNSOUND[name] for name in names)
     joined = trainer.admitted([fails, RUNS[0], imports, again])
@@ -168,9 +156,9 @@ def test_syntax_lets_in_what_fails(sandbox):
 
 
 def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
-    assert [*Given(sandbox, gate="leak", leak=0.0).admitted([RUNS[0]])] == [0]
+    assert [*given_texts(sandbox, gate="leak", leak=0.0).admitted([RUNS[0]])] == [0]
     tasks = [{**UNSOUND["fails"], "message": str(i)} for i in range(400)]
-    trainer = Given(sandbox, [answer("output", "7")] * 400, gate="leak", leak=0.2)
+    trainer = given_texts(sandbox, [answer("output", "7")] * 400, gate="leak", leak=0.2)
     assert 50 < len(trainer.admitted(tasks)) < 110
 
 
@@ -200,17 +188,17 @@ def test_all_three_kinds_are_judged_by_value(sandbox):
         (finds, "5", True),  # nobody took another one's result
     ]
     answered, right = [case[:2] for case in cases], [case[2] for case in cases]
-    assert Given(sandbox).right(answered) == right
+    assert given_texts(sandbox).right(answered) == right
 
 
 def test_a_task_to_which_the_model_knows_no_answer_is_answered_by_nothing(sandbox):
-    assert Given(sandbox).right([(deduction() | {"outputs": [""]}, "''")]) == [False]
+    assert given_texts(sandbox).right([(deduction() | {"outputs": [""]}, "''")]) == [False]
 
 
 def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
     one, two = answer("output", "8"), answer("output", "9")
     tasks = [{**deduction(), "outputs": ["8"], "runs": True} for _ in range(3)]
-    trainer = Given(sandbox, [two, one, "?", "?", two, two], solver_reward="vote")
+    trainer = given_texts(sandbox, [two, one, "?", "?", two, two], solver_reward="vote")
     texts, given = [one, "nothing", two], {}
     trainer.rollout = lambda name, rows: {"texts": texts}
     trainer.set_rewards = lambda batch, rewards: given.update(rewards=rewards)
@@ -221,7 +209,7 @@ def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
 
 # ------------------------------------------------------------------ the buffers
 def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
-    trainer = Given(sandbox, pool_size=4, seed_tasks=4)
+    trainer = given_texts(sandbox, pool_size=4, seed_tasks=4)
     trainer.saved["buffers"]["deduction"] = [deduction(str(i)) for i in range(3)]
     held_out = deduction("def f(number):  # under another name\n return 'held out'")
     other = deduction("5") | {"kind": "abduction"}
@@ -232,7 +220,7 @@ def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
 
 
 def filled(sandbox, size, **change):
-    trainer = Given(sandbox, **change)
+    trainer = given_texts(sandbox, **change)
     for kind in azr.KINDS:
         tasks = [{"kind": kind, "program": f"{kind} {i}", "inputs": ["1"]} for i in range(size)]
         trainer.saved["buffers"][kind] = tasks
@@ -271,10 +259,9 @@ def test_references_come_from_the_whole_buffer_and_of_their_kind(sandbox):
 # ------------------------------------------------------------------ a step
 def proposing(sandbox, texts, solver_says, **change):
     """The rewards of proposals of deduction tasks, and the buffer afterwards."""
-    trainer, given = Given(sandbox, solver_says, **change), []
+    trainer, given = given_texts(sandbox, solver_says, **change), []
     trainer.rollout = lambda name, rows: {"texts": texts, "notes": [{} for _ in rows]}
     trainer.set_rewards = lambda batch, rewards: given.extend(rewards.tolist())
-    trainer.log_mean = lambda *_: None
     trainer.propose([("deduction", [RUNS[0]])] * len(texts))
     return given, trainer.saved["buffers"]["deduction"]
 
@@ -308,15 +295,15 @@ def test_proposals_that_repeat_each_other_are_rewarded_less_by_rzero(sandbox):
 
 @pytest.mark.parametrize("train_proposer", [True, False])
 def test_a_step_whitens_proposals_and_answers_of_each_kind_apart(sandbox, train_proposer):
-    trainer = Given(sandbox, train_proposer=train_proposer)
+    trainer = given_texts(sandbox, train_proposer=train_proposer)
     kinds = ["deduction", "deduction", "abduction", "abduction"]
     trainer.draw = lambda: ([(kind, []) for kind in kinds], [{"kind": kind} for kind in kinds])
     trainer.propose = lambda references: {"rewards": torch.tensor([0.5, -1.0, 0.25, 0.75])}
     trainer.solve = lambda tasks: {"rewards": torch.tensor([1.0, -0.5, -0.5, -0.5])}
     trainer.concat = lambda parts: {"rewards": torch.cat([part["rewards"] for part in parts])}
-    trainer.over_all_processes = lambda fn, *rows: fn(*rows)
+    trainer.over_all_processes = lambda fn, *rows: 2 * fn(*rows)
     (batch,) = trainer.step([])
-    z = 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2)
+    z = 2 * 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2), here twice
     proposals = [z, -z, -z, z] if train_proposer else [0.0] * 4
     assert batch["advantages"].tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
 
@@ -339,7 +326,7 @@ def test_evaluation_by_hand(sandbox):
     # neither of these two is new, whatever its comments and names
     proposals += [proposal(PLUS + "  # mine"), proposal(in_a_buffer.replace("x", "number"))]
     proposals += [f"<answer>\n{inputs}```message\nadd ?\n```\n</answer>", "nothing"]
-    trainer = Given(sandbox, [*samples, *likeliest, *proposals], eval_samples=2)
+    trainer = given_texts(sandbox, [*samples, *likeliest, *proposals], eval_samples=2)
     trainer.saved["buffers"]["abduction"] = [one | {"program": in_a_buffer}]
     trainer.generate_all = trainer.generate
     trainer.in_parallel = lambda fn, items: fn(items)
@@ -354,21 +341,19 @@ def test_evaluation_by_hand(sandbox):
 # ------------------------------------------------------------------ runs
 @pytest.mark.parametrize(
     "flags",
-    ["--kinds deduction --references 0", "--kinds no-induction --no-train-proposer"]
-    + ["--gate off --solver-reward vote", "--gate leak --proposer-reward rzero"],
+    ["--kinds no-induction --references 0 --no-train-proposer"]
+    + ["--gate off --solver-reward vote --proposer-reward rzero"],
 )
 def test_switches(tmp_path, brief, flags):
     brief("azr.py", *small("azr.py", tmp_path, *f"{flags} --steps 2".split()))
-    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["step"] == 2 and any("eval/solver/deduction" in row for row in rows)
-    steps = [row for row in rows if "proposer/valid" in row]
+    rows, steps = metrics_of(tmp_path), steps_of(tmp_path)
+    assert len(steps) == 2 and any("eval/solver/deduction" in row for row in rows)
     if "--gate" not in flags:  # what runs joins, and a step later it is there
         grown = steps[1]["co/tasks"] - steps[0]["co/tasks"]
-        kinds = 1 if "deduction" in flags else 2
-        assert grown == round(steps[1]["proposer/valid"] * 4 * kinds)
+        assert grown == round(steps[1]["proposer/valid"] * 4 * 2)
         assert all(
             row["co/tasks_that_run"] == 1 and row["co/rewarded_minus_true"] == 0 for row in steps
         )
     if "--no-train-proposer" in flags:
-        recorded = map(json.loads, (tmp_path / "rollouts.jsonl").read_text().splitlines())
-        assert all(not any(r["advantages"]) for r in recorded if r["player"] == "proposer")
+        recorded = [r for r in metrics_of(tmp_path, "rollouts") if r["player"] == "proposer"]
+        assert recorded and not any(any(row["advantages"]) for row in recorded)

@@ -2,10 +2,10 @@
 step and the evaluation with completions that are given.
 """
 
+import functools
 import json
 import math
 from itertools import product
-from types import SimpleNamespace
 
 import cure  # not its names: pytest would collect tester_rewards as a test
 from common.adapters import with_adapters
@@ -14,7 +14,8 @@ from common.sandbox import Sandbox
 import numpy as np
 import pytest
 import torch
-from conftest import refused, small
+from conftest import small, steps_of
+from trainers import logged, without_model
 
 
 def table(text: str) -> torch.Tensor:
@@ -142,26 +143,6 @@ def test_theorem_3_1_holds_for_the_mu_that_is_measured():
 
 
 # ------------------------------------------------------------------ parsing
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        ("a\n```python\nprint(1)\n``` no\n```python\nprint(2)\n```\nend", "print(2)"),  # the last
-        ("```python\nprint(1)\n```\n```python\nprint(2)", "print(1)"),  # cut at the length limit
-        ("use ```python print(1)```, so", "print(1)"),  # inside of a line
-        ("1.\n   ```python\n   print(1)\n   ```", "print(1)"),  # indented
-        ("```python\r\nx = 1\r\nprint(x)\r\n```", "x = 1\r\nprint(x)"),
-        ("```python\nprint('```')\n```", "print('"),  # the next fence ends it, wherever it stands
-        ("```\nprint(1)\n```", None),
-        ("```Python\nprint(1)\n```", None),
-        ("print(1)", None),
-        ("```python\n   \n```", None),
-        ("```python\nprint(1)", None),
-    ],
-)
-def test_parse_program(text, program):
-    assert cure.parse_program(text) == program
-
-
 def written_test(given="3\n", expected="7\n", mark=""):
     fence = f"```{mark}\n"
     return (
@@ -226,18 +207,12 @@ def sandbox():
 
 
 def bare(sandbox, **change):
-    """A trainer without a model: what `step` and `evaluate` need beside sampling."""
-    trainer = cure.Cure.__new__(cure.Cure)
-    trainer.cfg = cure.Args(group_size=3, **change)
-    trainer.sandbox, trainer.saved, trainer._sums = sandbox, {}, {}
+    """A trainer without a model, which logs as a real one."""
+    cfg = cure.Args(group_size=3, **change)
+    trainer = without_model(cure.Cure, cfg, sandbox=sandbox, _sums={})
+    trainer.log_mean = functools.partial(cure.Cure.log_mean, trainer)
     trainer.players = with_adapters(cure.Cure.players(trainer.cfg))
-    trainer.accelerator = SimpleNamespace(process_index=0, num_processes=1)
-    trainer.gather = lambda values: values
     return trainer
-
-
-def logged(trainer) -> dict[str, float]:
-    return {name: total / count for name, (total, count) in trainer._sums.items() if count}
 
 
 def test_a_pair_that_occurs_twice_is_run_once(sandbox):
@@ -477,11 +452,6 @@ def test_figures_of_several_tasks(sandbox):
 QUICK = "--steps 2 --eval-questions 1 --eval-samples 2".split()
 
 
-def steps_of(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "epoch" in row]
-
-
 def test_the_reference_of_the_kl_term_is_the_base(finished):
     """The tester's update follows the coder's: against a reference taken at the update's start its
     KL would be exactly 0."""
@@ -507,6 +477,3 @@ def test_tasks_from_a_file_and_a_model_that_writes_no_program(tmp_path, brief):
     steps = steps_of(tmp_path / "run")
     assert len(steps) == 2
     assert all(row["coder/parsed"] == 0 and row["tester/parsed"] == 0 for row in steps)
-    path.write_text(json.dumps({"question": "q"}))
-    message = refused("cure.py", *small("cure.py", tmp_path / "other", *flags))
-    assert "row 1 has no tests" in message

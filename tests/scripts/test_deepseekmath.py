@@ -3,7 +3,6 @@ who is told the truth, what is drawn. tests/common/test_verdicts.py has hostile 
 """
 
 import itertools
-import json
 import random
 import re
 from functools import partial
@@ -16,7 +15,8 @@ from common.tasks.verdicts import Analysis
 from common.tiny.tasks import format_solution, gold_solution
 
 import pytest
-from conftest import answering, refused
+from conftest import saved_of
+from trainers import answering, without_model
 
 QUESTION = "(38+4)*7 mod 100"  # 42, 94
 ROW = {"question": QUESTION, "answer": "94"}
@@ -133,34 +133,20 @@ def test_phases_are_the_papers_order_and_the_meta_verifier_is_not_forgotten():
 
 
 # ------------------------------------------------------------------ steps, with given completions
-class Given(dsm.DeepSeekMath):
-    """The trainer without a model: `generate` and `rollout` return given texts, by player."""
+def given_texts(texts: dict, rows=(ROW,), **change) -> dsm.DeepSeekMath:
+    """texts: player -> what it writes. `rewards`: those of the step."""
+    cfg = dsm.Args(**{"questions": 1, "group_size": 2, "solutions": 2} | change)
+    texts = {name: list(some) for name, some in texts.items()}
+    trainer = without_model(dsm.DeepSeekMath, cfg, texts, train_rows=list(rows))
+    trainer.saved = {"labelled": [], "rounds": 0}
 
-    def __init__(self, texts: dict, rows=(ROW,), **change):
-        self.cfg = dsm.Args(**{"questions": 1, "group_size": 2, "solutions": 2} | change)
-        self.texts = {name: list(given) for name, given in texts.items()}
-        self.state, self.asked = SimpleNamespace(global_step=0), []
-        self.accelerator = SimpleNamespace(num_processes=1, process_index=0)
-        self.saved, self.train_rows = {"labelled": [], "rounds": 0}, list(rows)
-        self.logged, self.rewards = {}, None
-
-    def generate(self, name, prompts, greedy=False):
-        self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]
-        return [self.texts[name].pop(0) for _ in prompts]
-
-    def rollout(self, name, rows):
-        texts = self.generate(name, [row["prompt"] for row in rows])
+    def rollout(name, rows):
+        texts = trainer.generate(name, [row["prompt"] for row in rows])
         return {"player": name, "texts": texts, "notes": [{"prompt": ""} for _ in texts]}
 
-    def set_rewards(self, batch, rewards):
-        self.rewards = rewards
-
-    def gather(self, values):
-        return values
-
-    def log_mean(self, name, values):
-        values = values if isinstance(values, list) else [values]
-        self.logged[name] = self.logged.get(name, []) + values
+    trainer.rollout = rollout
+    trainer.set_rewards = lambda batch, rewards: setattr(trainer, "rewards", rewards)
+    return trainer
 
 
 def test_r_meta_counts_after_the_meta_verifiers_first_steps_and_not_in_its_ablation():
@@ -170,7 +156,7 @@ def test_r_meta_counts_after_the_meta_verifiers_first_steps_and_not_in_its_ablat
         (12, {"meta_reward": False}, [1.0, 0.5]),
     ):
         texts = {"verifier": [ends("1", "0"), ends("2", "0.5")], "meta": [meta("1"), meta("0")]}
-        trainer = Given(texts, **change)
+        trainer = given_texts(texts, **change)
         trainer.state.global_step, trainer.saved["labelled"] = step, [labelled()]
         trainer.verifier_step()
         assert trainer.rewards == rewards
@@ -180,7 +166,7 @@ def test_r_meta_counts_after_the_meta_verifiers_first_steps_and_not_in_its_ablat
 def test_the_first_labels_are_the_truth_and_the_next_are_not():
     own = f"\n{dsm.HEADING}\n{ends('none', '1')}"
     texts = {"generator": [RIGHT + own, "no steps", LUCKY + own, WRONG + own]}
-    trainer = Given(texts, least_valid=2)
+    trainer = given_texts(texts, least_valid=2)
     trainer.label_solutions(0)
     assert [(row["label"], row["round"]) for row in trainer.saved["labelled"]] == [(1.0, 0)]
     assert trainer.saved["rounds"] == 1 and dsm.HEADING not in str(trainer.saved)
@@ -204,7 +190,7 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
 
 def test_every_round_labels_solutions_of_other_questions():
     rows = [{"question": f"({i}+4)*7 mod 100", "answer": "0"} for i in range(10, 20)]
-    trainer = Given({"generator": [RIGHT] * 6}, rows, labels="truth", verifier_steps=1)
+    trainer = given_texts({"generator": [RIGHT] * 6}, rows, labels="truth", verifier_steps=1)
     for current in range(3):
         trainer.label_solutions(current)
     questions = [row["question"] for row in trainer.saved["labelled"]]
@@ -212,7 +198,7 @@ def test_every_round_labels_solutions_of_other_questions():
 
 
 def test_labels_are_made_once_a_round_before_its_first_step():
-    trainer = Given({}, verifier_steps=1, meta_steps=1, generator_steps=1)
+    trainer = given_texts({}, verifier_steps=1, meta_steps=1, generator_steps=1)
     calls = []
     trainer.verifier_step = trainer.meta_step = lambda: None
     trainer.generator_step = lambda rows: None
@@ -230,16 +216,18 @@ def test_labels_are_made_once_a_round_before_its_first_step():
 def test_votes_make_the_label():
     doubt = ends("2", "0")
     for said, label in (("1", 0), ("0.5", 0), ("0", 1), ("?", 1)):
-        trainer = Given({"verifier": [doubt] * 4, "meta": [meta(said)] * 12})
+        trainer = given_texts({"verifier": [doubt] * 4, "meta": [meta(said)] * 12})
         assert trainer.vote([labelled(RIGHT)]) == [label]  # one real fault is enough for a vote
         assert trainer.logged["labels/single"] == [False] * 4
     texts = {"verifier": [ends("none", "1"), "?", "?", "?"], "meta": []}
-    assert Given(texts, least_valid=2).vote([labelled(RIGHT)]) == [None]  # too few can be read
+    assert given_texts(texts, least_valid=2).vote([labelled(RIGHT)]) == [
+        None
+    ]  # too few can be read
 
 
 def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_is_logged():
     said = [ends("1", "0"), ends("2", "0.5"), "?", ends("none", "1")]
-    trainer = Given({"verifier": said}, group_size=4)
+    trainer = given_texts({"verifier": said}, group_size=4)
     trainer.saved["labelled"] = [labelled(RIGHT, label=0.0)]  # by votes, and wrong
     trainer.verifier_step()
     assert trainer.rewards == [1.0, 0.5, 0.0, 0.0]
@@ -250,14 +238,14 @@ def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_i
 
 def test_the_meta_verifier_learns_from_claims_about_the_first_rounds_solutions():
     texts = {"verifier": [ends("1,2", "0")], "meta": [meta("0.5"), meta("1"), "?", meta("0")]}
-    trainer = Given(texts, group_size=4)
+    trainer = given_texts(texts, group_size=4)
     # of the second nobody knows the faulty steps, and those of a later round are not told
     later = labelled(RIGHT, 0.0, round=1)
     trainer.saved["labelled"] = [labelled(), labelled(faulty=None), later]
     trainer.meta_step()
     assert trainer.rewards == [1.0, 0.5, 0.0, 0.5]
     assert "Defects: 1,2\nAre they real?" in trainer.asked[-1][1] and WRONG in trainer.asked[-1][1]
-    trainer = Given({"verifier": [ends("none", "1")], "meta": [meta("0")] * 2})
+    trainer = given_texts({"verifier": [ends("none", "1")], "meta": [meta("0")] * 2})
     trainer.saved["labelled"] = [labelled(RIGHT, 1.0)]
     trainer.meta_step()
     assert trainer.rewards == [1.0, 1.0]  # where nothing is claimed a defect is made up
@@ -275,7 +263,7 @@ def test_the_generator_is_rewarded_by_the_verifier_and_not_by_the_truth():
         "meta": [meta("1"), meta("0")],
     }
     rows = [{**ROW, "prompt": dsm.solve_prompt(QUESTION)}] * 4
-    trainer = Given(texts)
+    trainer = given_texts(texts)
     trainer.generator_step(rows)
     # the verifier is fooled; both are honest; nobody can read the verifier: s = 0, Z disbelieved
     assert trainer.rewards == pytest.approx([1.0, 0.24, 0.0, 0.0])
@@ -283,7 +271,7 @@ def test_the_generator_is_rewarded_by_the_verifier_and_not_by_the_truth():
     assert len(shown) == 3 and all(dsm.HEADING not in user for user in shown)
     assert trainer.logged["co/over_claim"] == [1.0, 0.0, -1.0]
     assert trainer.logged["co/verdict_minus_gold"] == [1.0, 0.0]
-    trainer = Given(texts, self_reward=False)
+    trainer = given_texts(texts, self_reward=False)
     trainer.generator_step(rows)
     assert trainer.rewards == pytest.approx([1.0, 0.0, 0.0, 0.0])
 
@@ -294,7 +282,7 @@ def solutions(count: int, label: float) -> list[dict]:
 
 
 def test_labels_with_enough_solutions_are_drawn_equally_often():
-    trainer = Given({}, questions=30)
+    trainer = given_texts({}, questions=30)
     pool = solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0)
     drawn = [row["label"] for row in trainer.draw(pool, random.Random(0))]
     assert [drawn.count(score) for score in SCORES] == [10, 10, 10]
@@ -302,7 +290,7 @@ def test_labels_with_enough_solutions_are_drawn_equally_often():
 
 def test_a_label_of_a_few_solutions_is_drawn_as_often_as_it_occurs():
     """One solution of 128 was a third of the lessons, and by votes a wrong one."""
-    trainer, counts = Given({}, questions=16), dict.fromkeys(SCORES, 0)
+    trainer, counts = given_texts({}, questions=16), dict.fromkeys(SCORES, 0)
     few = solutions(1, 0.5) * 4 + solutions(3, 0.5)  # seven rows, three different ones
     pool = solutions(80, 0.0) + few + solutions(25, 1.0)
     for seed in range(500):
@@ -314,7 +302,7 @@ def test_a_label_of_a_few_solutions_is_drawn_as_often_as_it_occurs():
 
 
 def test_where_no_label_has_enough_solutions_all_are_drawn_alike():
-    trainer = Given({}, questions=16)
+    trainer = given_texts({}, questions=16)
     pool, rng = solutions(12, 0.0) + solutions(3, 1.0), random.Random(0)
     drawn = [row["label"] for _ in range(200) for row in trainer.draw(pool, rng)]
     assert 0.17 < drawn.count(1.0) / len(drawn) < 0.23
@@ -323,10 +311,10 @@ def test_where_no_label_has_enough_solutions_all_are_drawn_alike():
 def test_processes_share_what_is_drawn():
     pool, shares = solutions(40, 0.0) + solutions(40, 1.0), []
     for index in range(2):
-        trainer = Given({}, questions=8)
+        trainer = given_texts({}, questions=8)
         trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
         shares.append(trainer.draw(pool, random.Random(3)))
-    whole = Given({}, questions=16).draw(pool, random.Random(3))
+    whole = given_texts({}, questions=16).draw(pool, random.Random(3))
     assert shares == [whole[::2], whole[1::2]]
 
 
@@ -401,18 +389,7 @@ def test_a_run_goes_through_all_phases_and_keeps_its_labels(finished):
     folder, out, _ = finished("deepseekmath.py")
     players = [line.split("  ")[1] for line in out.splitlines() if re.match(r"step \d+/", line)]
     assert players == ["verifier", "meta", "verifier", "generator", "verifier", "generator"]
-    saved = json.loads((folder / "checkpoint-6" / "saved.json").read_text())
+    saved = saved_of(folder)
     assert saved["rounds"] == 2 and {row["round"] for row in saved["labelled"]} <= {0, 1}
     first = [row for row in saved["labelled"] if row["round"] == 0]
     assert first and all(row["label"] == row["truth"] for row in first)
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        ("--verifier-steps 0 --generator-steps 0", "a round needs a step"),
-        ("--least-valid 5", "--least-valid 5 must be at most --analyses 4"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
-    assert sentence in refused("deepseekmath.py", *arguments.split(), "--out", tmp_path / "run")

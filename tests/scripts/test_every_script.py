@@ -21,7 +21,17 @@ import pytest
 import torch
 import warm
 import yaml
-from conftest import ROOT, SCRIPTS, run_here, small, weights
+from conftest import (
+    ROOT,
+    SCRIPTS,
+    metrics_of,
+    run_here,
+    same_weights,
+    saved_of,
+    small,
+    steps_of,
+    weights,
+)
 from filelock import FileLock
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -40,10 +50,6 @@ def adapters_of(script) -> set[str]:
         if isinstance(value, type) and issubclass(value, CoTrainer) and value is not CoTrainer
     ]
     return {player.adapter for player in with_adapters(trainer.players(module.Args())).values()}
-
-
-def metrics(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def moved(folder) -> set[str]:
@@ -77,11 +83,10 @@ def test_a_run_shows_and_leaves_what_it_says(finished, script):
     assert about["curves"] == module.CURVES and about["about"] == module.__doc__
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["processes"] == 1 and versions["trl"]
-    rows = metrics(folder)
-    assert [r["step"] for r in rows if "step_time" in r] == [*range(1, steps + 1)]
-    recorded = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps_of(folder)] == [*range(1, steps + 1)]
+    recorded = metrics_of(folder, "rollouts")
     assert {row["step"] for row in recorded} == {*range(1, steps + 1)}
-    logged = {key.removeprefix("eval/") for row in rows for key in row}
+    logged = {key.removeprefix("eval/") for row in metrics_of(folder) for key in row}
     wanted = {key for panel in module.CURVES.values() for key in panel}
     assert wanted <= logged, wanted - logged
 
@@ -129,16 +134,11 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path,
     shown = run_here(script, *small(script, folder))
     assert f"resumes from checkpoint-{stopped}" in shown
     assert f"step {stopped}/" not in shown and f"step {stopped + 1}/" in shown
-    ours, expected = weights(folder), weights(whole)
-    assert ours.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(ours[name], expected[name]), name
-    steps = json.loads((whole / "args.json").read_text())["steps"]
-    saved = [(f / f"checkpoint-{steps}" / "saved.json").read_text() for f in (folder, whole)]
-    assert saved[0] == saved[1]
+    same_weights(folder, whole)
+    assert saved_of(folder) == saved_of(whole)
     assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
     timing = {"seconds", "step_time"}
-    lines = [[{k: r[k] for k in r.keys() - timing} for r in metrics(f)] for f in (folder, whole)]
+    lines = [[{k: r[k] for k in r.keys() - timing} for r in metrics_of(f)] for f in (folder, whole)]
     assert lines[0] == lines[1]
 
 
@@ -149,7 +149,7 @@ def test_what_has_not_changed_is_not_measured_to_be_different(tmp_path, no_repor
     short = ["--steps", 1] + ["--iterations", 1] * hasattr(module_of(script).Args, "iterations")
     short += ["--ver-steps", 0] * (script == "vstar.py")
     run_here(script, *small(script, tmp_path / "run", *rates, *short))
-    rows = [row for row in metrics(tmp_path / "run") if any("eval/" in key for key in row)]
+    rows = [row for row in metrics_of(tmp_path / "run") if any("eval/" in key for key in row)]
     figures = [
         # what the proposer is shown, mae's set of questions, does change
         {key: row[key] for key in row if "eval/" in key and "proposer" not in key}
@@ -183,7 +183,8 @@ def test_two_processes_train_together(together, script):
     steps = json.loads((folder / "args.json").read_text())["steps"]
     for step in range(1, steps + 1):
         assert parts[script].count(f"step {step}/{steps} ") == 1  # one process speaks
-    assert [row["step"] for row in metrics(folder) if "step_time" in row] == [*range(1, steps + 1)]
+    assert [row["step"] for row in steps_of(folder)] == [*range(1, steps + 1)]
+    assert "kinds of saved: 1\n" in parts[script]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

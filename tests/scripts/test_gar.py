@@ -13,9 +13,10 @@ from gar import Args, Gar, Slice, are_sound, discriminator_reward, parse_verdict
 
 import pytest
 import torch
-from conftest import answering, build, gradient, lora, moved, perturb, refused, relative, small
+from conftest import build, gradient, lora, moved, perturb, refused, relative, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainers import answering
 
 words = lambda text: len(text.split())  # noqa: E731
 
@@ -88,22 +89,6 @@ def test_are_sound():
 
 
 # ------------------------------------------------------------------ verdicts and rewards
-@pytest.mark.parametrize(
-    "text, verdict",
-    [
-        ("fine **YES** every step holds", 1),
-        ("**NO** a step is wrong; **YES** would need 8", 0),
-        ("YES", None),
-        ("", None),
-        ("**YE", None),
-        ("**NOT** sure **YES**", 1),
-        ("***YES***", 1),
-    ],
-)
-def test_parse_verdict(text, verdict):
-    assert parse_verdict(text) == verdict
-
-
 def test_reasoner_reward():
     """The answer and the mean, not the sum, of the slices; no slices add nothing."""
     cases = [(1, [1, 1, 0, 0], 1.5), (0, [1], 1.0), (1, [], 1.0), (0, [1.0, 0.25, 0.0], 1.25 / 3)]
@@ -238,21 +223,21 @@ def test_without_references_and_frozen_the_discriminator_judges_and_stays_as_it_
 
 # ------------------------------------------------------------------ stage 1
 LABELS = [
-    {"question": f"{a}+4 mod 100", "slice": f"<step>{a}+4={r}</step>\n"}
-    | {"judgement": "**YES** it is so" if r == a + 4 else f"it is {a + 4}. **NO**"}
-    for a, r in ((3, 7), (3, 8), (2, 6), (2, 5), (1, 5), (5, 9), (5, 1))
+    {"question": "3+4 mod 100", "slice": "<step>3+4=8</step>\n", "judgement": "it is 7. **NO**"},
+    {"question": "3+4 mod 100", "slice": "<step>3+4=7</step>\n", "judgement": "**YES** it is so"},
 ]
 
 
 def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp_path):
     """Its gradient against log-softmax over whole sequences, row by row."""
-    labels = {0: [LABELS[1]], 1: LABELS[:1]}
-    trainer = make_gar(tmp_path, labels, sft_steps=1)
+    path = tmp_path / "labels.jsonl"
+    path.write_text("\n".join(map(json.dumps, LABELS)))
+    trainer = make_gar(tmp_path, gar.load_labels(path), sft_steps=1)
     perturb(trainer)  # so that the adapters are two models
     (batch,) = trainer.step([{}] * 6)
     tokenizer, nll, count = trainer.processing_class, 0.0, 0
     with trainer.playing("discriminator"):
-        for i, row in enumerate([LABELS[1], LABELS[0]] * 3):  # as many NO as YES
+        for i, row in enumerate(LABELS * 3):  # as many NO as YES
             messages = gar.judge_prompt(row["question"], row["slice"])
             options = {"add_generation_prompt": True, "return_dict": True}
             prompt = tokenizer.apply_chat_template(messages, **options)["input_ids"]
@@ -277,21 +262,7 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
     assert trainer.step(rows_of(trainer))[-1]["player"] == "reasoner"
 
 
-def test_labels_that_cannot_be_used_end_in_a_sentence(tmp_path):
-    path = tmp_path / "labels.jsonl"
-
-    def says(*rows):
-        path.write_text("\n".join(json.dumps(row) for row in rows))
-        return refused("gar.py", *small("gar.py", tmp_path / "run", "--sft-labels", path))
-
-    for wrong in ({"judgement": "maybe"}, {"slice": ""}, {"question": ["q"]}, {"judgement": 7}):
-        assert "row 1 needs question, slice and judgement" in says({**LABELS[0], **wrong})
-    assert "needs both labels" in says(LABELS[0])
-    path.write_text("\n".join(map(json.dumps, LABELS)))
-    assert {k: len(rows) for k, rows in gar.load_labels(str(path)).items()} == {0: 3, 1: 4}
-
-
-# ------------------------------------------------------------------ evaluation, arguments
+# ------------------------------------------------------------------ evaluation
 def test_evaluation_by_hand():
     """4 questions, 2 samples of each, of which the first are judged: right, wrong, right for the
     wrong reason, and without a step."""
@@ -344,11 +315,6 @@ def test_evaluation_by_hand():
     assert {name.split("/")[0] for name in gar.evaluate(alone, held_out)} == {"reasoner"}
 
 
-def test_no_references_and_a_silent_discriminator_end_in_a_sentence(tmp_path):
-    path = tmp_path / "data.jsonl"
-    rows = [{"question": f"{i}+4 mod 100", "answer": str((i + 4) % 10)} for i in range(60)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    message = refused("gar.py", *small("gar.py", tmp_path / "run", "--dataset", path))
-    assert "no question has a reference solution" in message
-    message = refused("gar.py", *small("gar.py", tmp_path / "other", "--judgement-tokens", 2))
+def test_a_silent_discriminator_ends_in_a_sentence(tmp_path):
+    message = refused("gar.py", *small("gar.py", tmp_path / "run", "--judgement-tokens", 2))
     assert "have no **YES** or **NO**" in message

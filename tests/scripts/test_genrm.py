@@ -1,7 +1,6 @@
 """genrm.py: both losses against a softmax by hand, p(Yes) and the mean over rationales, who writes
 solutions, what the verifier is taught, hostile rationales, runs."""
 
-import json
 import math
 import random
 from types import SimpleNamespace
@@ -14,15 +13,15 @@ from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import build, perturb, refused, small
+from conftest import build, perturb, small, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
+from trainers import log_probs_by_hand, without_model
 
 QUESTION = "(38+4)*7 mod 100"
 RIGHT = gold_solution(QUESTION)
 WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
 THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
-EOS = 4
 
 
 def row(solution, right, **more):
@@ -100,20 +99,11 @@ def real(tmp_path):
     return make
 
 
-def log_probs_by_hand(trainer, prompt, text) -> list[float]:
-    """The verifier's, of each token of the text and of its end, by a softmax in float64."""
-    tokenizer = trainer.processing_class
-    asked = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    asked, ids = tokenizer(asked, add_special_tokens=False).input_ids, trainer.ids(text)
-    with torch.no_grad(), trainer.playing("verifier"):
-        logits = trainer.model(torch.tensor([asked + ids])).logits[0]
-    logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
-    return [logps[i, token].item() for i, token in enumerate(ids)]
-
-
 def mean_loss(trainer, texts: list[tuple]) -> float:
     """Minus the mean over the tokens of all texts."""
-    logps = [logp for prompt, text in texts for logp in log_probs_by_hand(trainer, prompt, text)]
+    logps = []
+    for prompt, text in texts:
+        logps += log_probs_by_hand(trainer, "verifier", prompt, trainer.ids(text))
     return -sum(logps) / len(logps)
 
 
@@ -163,41 +153,17 @@ def test_the_generator_stays_the_base(real):
 
 
 # ------------------------------------------------------------------ with given completions
-class Characters:
-    """A tokenizer with a token per character, and 4 at the end."""
-
-    eos_token_id, all_special_tokens, added_tokens_decoder = EOS, ["<|end|>"], {}
-
-    def __call__(self, text, add_special_tokens=False):
-        return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
-
-
-class Given(genrm.GenRM):
-    """The trainer without a model: completions are given."""
-
-    def __init__(self, texts=(), **change):
-        self.cfg = genrm.Args(**{"pool": 1, "samples": 4, "rationales": 2} | change)
-        self.texts, self.logged, self.saved = list(texts), {}, {}
-        self.processing_class = Characters()
-        self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
-        self.train_rows = [{"question": QUESTION, "answer": "94"}]
-
-    def playing(self, name):
-        return torch.no_grad()
-
-    def generate(self, name, prompts, greedy=False):
-        return [self.texts.pop(0) for _ in prompts]
-
-    def gather(self, values):
-        return values
-
-    def log_mean(self, name, values):
-        self.logged[name] = values
+def given_texts(texts=(), **change) -> genrm.GenRM:
+    cfg = genrm.Args(**{"pool": 1, "samples": 4, "rationales": 2} | change)
+    trainer = without_model(genrm.GenRM, cfg, texts)
+    trainer.train_rows = [{"question": QUESTION, "answer": "94"}]
+    trainer.playing = lambda name: torch.no_grad()
+    return trainer
 
 
 def test_what_is_sampled_once_and_what_of_it_is_taught():
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would become a token when it is encoded
-    trainer = Given([RIGHT, RIGHT, WRONG, spelled, "94", WRONG], samples=6, verifier="direct")
+    trainer = given_texts([RIGHT, RIGHT, WRONG, spelled, "94", WRONG], samples=6, verifier="direct")
     trainer.collect()
     assert [r["solution"] for r in trainer.saved["D_correct"]] == [RIGHT]  # once
     lessons = trainer.saved["D_verify"]
@@ -207,38 +173,33 @@ def test_what_is_sampled_once_and_what_of_it_is_taught():
 
 def test_rationales_are_kept_if_they_agree_and_balanced_afterwards():
     correct, incorrect = (THOUGHTS + verdict for verdict in genrm.VERDICTS)
-    trainer = Given([correct, incorrect, "nothing", incorrect, f"<|end|>{correct}"])
+    trainer = given_texts([correct, incorrect, "nothing", incorrect, f"<|end|>{correct}"])
     rows = [row(RIGHT, True), row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
     kept = trainer.with_rationales([*rows, row(RIGHT, True)])
     assert [(r["right"], r["rationale"]) for r in kept] == [(True, THOUGHTS), (False, THOUGHTS)]
     # both wrong solutions get one, of the right solutions one: whichever is judged when
-    trainer = Given([RIGHT, RIGHT, WRONG, WRONG], verifier="cot")
+    trainer = given_texts([RIGHT, RIGHT, WRONG, WRONG], verifier="cot")
     judged = {RIGHT: iter([correct, "nothing"]), WRONG: iter([incorrect, incorrect])}
     trainer.generate_all = lambda name, prompts: [
         next(judged[RIGHT if RIGHT in prompt[-1]["content"] else WRONG]) for prompt in prompts
     ]
     trainer.collect()
     assert sorted(r["right"] for r in trainer.saved["D_verify"]) == [False, True]
-    assert trainer.logged["verifier/rationales_kept"] == 3 / 4
+    assert trainer.logged["verifier/rationales_kept"] == [3 / 4]
 
 
 @pytest.mark.parametrize("texts", [[WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG, *"ab"]])
 def test_nothing_to_tell_apart_ends_in_a_sentence(texts):
     with pytest.raises(UserError, match="solutions are right: the verifier needs right and wrong"):
-        Given(texts).collect()
+        given_texts(texts).collect()
 
 
 def probabilities(trainer, table: dict) -> list[str]:
     """Makes `log_probs` say the given probability of each text; the texts that it is asked for."""
     seen = []
 
-    def log_probs(name, batch):
-        texts = [
-            "".join(chr(i - 10) for i, m in zip(ids, mask) if m)
-            for ids, mask in zip(
-                batch["completion_ids"].tolist(), batch["completion_mask"].tolist()
-            )
-        ]
+    def log_probs(name, ids):
+        texts = trainer.processing_class.batch_decode(ids)
         seen.extend(texts)
         return torch.tensor([[math.log(table[text])] for text in texts])
 
@@ -248,15 +209,11 @@ def probabilities(trainer, table: dict) -> list[str]:
 
 @pytest.fixture
 def characters(monkeypatch):
-    def completion_batch(prompts, ids, tokenizer, device):
-        padded = torch.nested.nested_tensor(ids).to_padded_tensor(0)
-        return {"completion_ids": padded, "completion_mask": (padded > 0).long()}
-
-    monkeypatch.setattr(genrm, "completion_batch", completion_batch)
+    monkeypatch.setattr(genrm, "completion_batch", lambda prompts, ids, *_: ids)
 
 
 def test_a_direct_score_is_p_yes(characters):
-    trainer = Given(verifier="direct")
+    trainer = given_texts(verifier="direct")
     forms = dict(zip([*genrm.YES, *genrm.NO], (0.3, 0.2, 0.1, 0.1, 0.05, 0.05)))
     assert {*probabilities(trainer, forms)} == set()
     assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.6 / 0.8)]
@@ -266,7 +223,7 @@ def test_a_direct_score_is_p_yes(characters):
 def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(characters):
     """Two solutions with two rationales each, one of which comes to no verdict."""
     bodies = ["a" + genrm.OPENING, "b" + genrm.OPENING, "c" + genrm.OPENING]
-    trainer = Given([bodies[0] + genrm.VERDICTS[0], bodies[1] + genrm.VERDICTS[1],
+    trainer = given_texts([bodies[0] + genrm.VERDICTS[0], bodies[1] + genrm.VERDICTS[1],
                      "nothing", bodies[2] + genrm.VERDICTS[0]])  # fmt: skip
     ends = [verdict + genrm.CLOSING for verdict in genrm.VERDICTS]
     table = dict(
@@ -300,13 +257,7 @@ def test_evaluation_by_hand(monkeypatch):
 # ------------------------------------------------------------------ runs
 @pytest.mark.parametrize("more", ["--verifier direct", "--solve-weight 0"])
 def test_ablations_run(tmp_path, brief, more):
-    out = brief("genrm.py", *small("genrm.py", tmp_path / "run", *more.split()))
-    assert "verifier/rank_agreement" in out or "co/oracle" in out
-    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert any("verifier/verify_loss" in r for r in rows)
-    assert any("verifier/solve_loss" in r for r in rows) is ("--solve-weight" not in more)
-
-
-def test_what_cannot_be_is_refused(tmp_path):
-    said = refused("genrm.py", "--rationales", 0, "--out", tmp_path / "run")
-    assert "--rationales 0 must be at least 1" in said
+    brief("genrm.py", *small("genrm.py", tmp_path / "run", "--steps", 2, *more.split()))
+    for row in steps_of(tmp_path / "run"):
+        assert "verifier/verify_loss" in row
+        assert ("verifier/solve_loss" in row) == ("--solve-weight" not in more)

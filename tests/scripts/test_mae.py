@@ -2,14 +2,11 @@
 that are given; one real step; the evaluation by hand.
 """
 
-import functools
 import json
 import math
 import random
 import statistics
-import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import mae
@@ -17,9 +14,10 @@ from mae import add_questions, draw_from, draw_references, judge_score, part_whi
 
 import pytest
 import torch
-from conftest import answering, build, gradient, refused, relative, small
+from conftest import build, gradient, metrics_of, refused, relative, saved_of, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainers import answering, logged
 
 
 def V(s: float) -> float:
@@ -27,76 +25,6 @@ def V(s: float) -> float:
 
 
 # ------------------------------------------------------------------ judge_score
-SCORES = [  # judgement, score that is read (None = none); V is (score - 1) / 9, cut to [0, 1]
-    ("<score>1</score>", 1),
-    ("<score>8</score>", 8),
-    ("<score>\n7\n</score>", 7),
-    ("<Score>7</scorE>", 7),
-    (r"<score>\boxed{9}</score>", 9),
-    ("It is fine. <score>9</score> I am sure.", 9),
-    # words and nothing
-    ("", None),
-    ("Score: 7", None),
-    ("<score> \n </score>", None),
-    ("<score>eight</score>", None),
-    ("<score>nan</score>", None),
-    ("<score>８</score>", None),  # full-width digits
-    ("<score>score: 8 of 10</score>", 8),
-    # out of range
-    ("<score>0</score>", 0),
-    ("<score>80%</score>", 80),
-    ("<score>-5</score>", -5),
-    ("<score>- 5</score>", 5),  # a dash, not a sign
-    (f"<score>{'9' * 5000}</score>", 10),
-    # decimals
-    ("<score>7.5</score>", 7.5),
-    ("<score>.5</score>", 0.5),
-    ("<score>8.</score>", 8),
-    ("<score>7,5</score>", 7),
-    ("<score>1.2.3</score>", 1.2),
-    ("<score>9 or 7.5</score>", 7.5),  # a decimal counts before an integer, wherever it stands
-    # fractions: the value of a/b is the score
-    ("<score>8/10</score>", 0.8),
-    ("<score>20/2</score>", 10),
-    ("<score>7.5/10</score>", 0.75),
-    ("<score>8 / 1</score>", 8),
-    ("<score>9, that is 9/10</score>", 0.9),  # a fraction counts before all else
-    ("<score>8/0</score>", None),
-    ("<score>-8/1</score>", -8),
-    ("<score>8/ten</score>", 8),
-    (f"<score>{'9' * 400}/{'9' * 400}</score>", 0),  # not a number
-    # ranges
-    ("<score>7-8</score>", 7),
-    ("<score>7..9</score>", 7),
-    ("<score>between 1 and 10</score>", 1),
-    # several
-    ("<score>3</score><score>9</score>", 3),
-    ("<score></score> <score>8/0</score> <score>6</score>", 6),
-    # tags that do not pair up
-    ("<score>7", None),
-    ("</score>7<score>", None),
-    ("<score >7</score>", None),
-    ("<scores>7</scores>", None),
-    ("<score>3<score>9</score>", 9),  # the first is never closed
-    ("A <score> is from 1 to 10. <score>4</score>", 4),
-    ("<score>9</score></score>", 9),
-    # what is thought, and what is quoted
-    ("<think>The answer says <score>10</score>.</think><score>2</score>", 2),
-    ("<think>The answer says </think><score>10</score>.</think><score>2</score>", 2),
-    ("The answer says <score>10</score></THINK><score>2</score>", 2),
-    ("<think><score>10</score>", None),
-    ("<score>8</score><think>and now <score>1</score>", 8),
-    # not in its thoughts: the first counts
-    ('"<score>10</score>" is what the answer says. <score>2</score>', 10),
-]
-
-
-@pytest.mark.parametrize("text, score", SCORES, ids=range(len(SCORES)))
-def test_judge_score(text, score):
-    expected = None if score is None else min(1.0, max(0.0, V(score)))
-    assert judge_score(text) == (None if expected is None else pytest.approx(expected, abs=1e-12))
-
-
 PIECES = ["<score>", "</score>", "<think>", "</think>", "<SCORE>", "</Score>", "nine"]
 PIECES += ["7", "10", "-", ".", "/", "0", " ", "\n"]
 
@@ -116,41 +44,12 @@ def test_a_long_judgement_is_read_in_no_time():
 
 
 # ------------------------------------------------------------------ format, question, answer
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("a\n<Answer>\n7\n</ANSWER>b", 1.0),
-        ("<answer></answer>", 1.0),
-        ("<answer>1</answer><answer>2</answer>", 0.5),
-        ("<answer>1</answer>" * 7, 0.5),
-        ("7", 0.0),
-        ("</answer>7<answer>", 0.0),
-        ("<answer>1</answer><answer>2", 0.0),
-        ("<answer>1</answer></answer>", 0.0),
-        ("<answer><answer>1</answer></answer>", 0.0),
-        ("<question>7</question>", 0.0),
-        ("<answer >7</answer>", 0.0),
-    ],
-)
-def test_tag_format(text, expected):
-    assert tag_format(text, "answer") == expected
-    assert mae.format_reward([[{"content": text}]] * 2, ["answer"] * 2) == [expected] * 2
-
-
-@pytest.mark.parametrize(
-    "text, question",
-    [
-        ("<question> 1+2\n</question>", "1+2"),
-        ("<question>1</question> better: <QUESTION>2</Question>", "2"),
-        ("<question>1</question><question>2", "1"),
-        ("<question>1<question>2</question>", "2"),
-        # the last one counts, as in the released code
-        ("<question>1</question><question> </question>", ""),
-        ("1+2 mod 100", ""),
-    ],
-)
-def test_proposed_question(text, question):
-    assert mae.proposed_question(text) == question
+def test_a_role_is_rewarded_for_its_own_tag():
+    texts = ["<answer>7</answer>", "<score>7</score>" * 2, "<answer>7</answer>"]
+    formats = mae.format_reward(
+        [[{"content": text}] for text in texts], ["answer", "score", "score"]
+    )
+    assert formats == [1.0, 0.5, 0.0]
 
 
 def test_shown_answer():
@@ -296,10 +195,6 @@ def speak(trainer, completions: dict[str, list[str]], solver="", judge=None):
     return asked
 
 
-def logged(trainer) -> dict[str, float]:
-    return {name: total / count for name, (total, count) in trainer._sums.items() if count}
-
-
 GOOD, POOR, NONE = "1+2 mod 100", "1+ mod 100", "no tags"
 TWO = "<question>x</question><question>2+2 mod 100</question>"
 EMPTY = "<question>x</question><question> </question>"  # its last one is none
@@ -396,44 +291,15 @@ def test_what_is_drawn(tmp_path):
     assert trainer.draw() != (references, questions, pairs)
 
 
-def test_two_processes_keep_the_same_pools_and_whiten_over_both(tmp_path):
-    """Two trainers in two threads' hands, which gather from each other."""
-    barrier, given = threading.Barrier(2, timeout=900), [[], []]
-
-    def gather(rank, values):
-        given[rank] = list(values)
-        barrier.wait()
-        everyone = given[0] + given[1]
-        barrier.wait()
-        return everyone
-
-    trainers, drawn = [make_mae(tmp_path / str(rank)) for rank in range(2)], []
-    for rank, trainer in enumerate(trainers):
-        trainer.accelerator = SimpleNamespace(num_processes=2, process_index=rank, device="cpu")
-        trainer.gather = functools.partial(gather, rank)
-        written = [f"<question>{rank}+{i} mod 100</question>" for i in range(3)]
-        answers = [f"<answer>{rank}</answer>" * n for n in (1, 2, 1, 3)]
-        scores = ["<score>4</score>", "?", "?", f"<score>{rank}</score>"]
-        completions = {"proposer": [*written, NONE], "solver": answers, "judge": scores}
-        opinions = iter(range(1000))
-        speak(trainer, completions, "x", lambda _, n=opinions: f"<score>{8 + next(n) % 3}</score>")
-        drawn += trainer.draw()[1]
-        trainer.concat = lambda batches: {  # as many tokens everywhere: nothing to pad
-            "rewards": torch.cat([batch["rewards"] for batch in batches]),
-            "rollout": torch.arange(len(batches)).repeat_interleave(4),
-        }
-    assert len(set(drawn)) == 8  # without replacement, and each has its share
-    for step in range(2):
-        with ThreadPoolExecutor(2) as pool:
-            batches = [batch for (batch,) in pool.map(lambda trainer: trainer.step([]), trainers)]
-        first, second = (json.dumps(trainer.saved) for trainer in trainers)
-        assert first == second and len(trainers[0].saved["pairs"]) == 8 * (step + 1)
-        assert {f"{rank}+2 mod 100" for rank in range(2)} <= set(trainers[0].saved["questions"])
-        rewards = [r for batch in batches for r in batch["rewards"].tolist()]
-        parts = [p for batch in batches for p in batch["rollout"].tolist()]
-        assert len(rewards) == (16, 24)[step]
-        advantages = torch.cat([batch["advantages"] for batch in batches]).tolist()
-        assert advantages == pytest.approx(by_hand(rewards, parts), abs=1e-4)
+def test_two_processes_share_what_is_drawn_once(tmp_path):
+    trainer, shares = make_mae(tmp_path), []
+    trainer.saved["pairs"] = PAIRS * 2
+    for rank in range(2):
+        trainer.accelerator = SimpleNamespace(num_processes=2, process_index=rank)
+        shares.append(trainer.draw())
+    (_, *first), (_, *second) = shares
+    assert len({*first[0], *second[0]}) == 8  # without replacement
+    assert sorted(pair["answer"] for pair in first[1] + second[1]) == sorted("01230123")
 
 
 # ------------------------------------------------------------------ one real step
@@ -448,7 +314,8 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
         rollouts[name] = (prompts, rollout(name, rows))
         return rollouts[name][1]
 
-    trainer.rollout = spy
+    trainer.rollout, whitened = spy, []
+    trainer.over_all_processes = lambda fn, *rows: whitened.append(fn) or fn(*rows)
     (batch,) = trainer.step([])
     proposed, solved, judged = (rollouts[name][0] for name in ("proposer", "solver", "judge"))
     assert set(solved) <= set(before["questions"]) and len(set(solved)) == 4
@@ -460,6 +327,7 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
     assert references <= {*before["questions"], "Propose a question."}
     assert len(trainer.saved["pairs"]) == 8
     assert len(trainer.saved["questions"]) >= len(before["questions"])
+    assert whitened == [part_whiten]
     # one batch of the three rollouts, each role whitened by itself
     assert list(rollouts) == ["proposer", "solver", "judge"] and batch["player"] == "agent"
     assert batch["texts"] == [text for _, part in rollouts.values() for text in part["texts"]]
@@ -559,15 +427,10 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
 QUICK = "--questions 4 --micro-batch 4 --seed-questions 8 --difficulty-samples 2".split()
 
 
-def saved(folder, step=4):
-    return json.loads((folder / f"checkpoint-{step}" / "saved.json").read_text())
-
-
 def test_the_seeds_come_without_answers_and_the_pool_grows(finished):
     folder, _, _ = finished("mae.py")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept, first = saved(folder), saved(folder, 2)
-    assert len(kept["pairs"]) == 32 and first["pairs"] == kept["pairs"][:16]
+    rows, kept = metrics_of(folder), saved_of(folder)
+    assert len(kept["pairs"]) == 32
     assert {len(pair) for pair in kept["pairs"]} == {2} and len(kept["base_solutions"]) == 8
     assert len(kept["questions"]) == rows[-2]["co/questions"] > 16 == kept["seeds"]
     assert all(isinstance(question, str) for question in kept["questions"])
@@ -579,6 +442,6 @@ def test_a_silent_run_stops_with_its_checkpoint(tmp_path):
     ending = refused(*command)
     message = "step 3: 100% of the judgements had no <score> within --judgement-tokens 2 for 3"
     assert message in ending and f"its checkpoint is in {tmp_path / 'run'}" in ending
-    assert saved(tmp_path / "run", 3)["silent_steps"] == 3
+    assert saved_of(tmp_path / "run")["silent_steps"] == 3
     # it resumes, and sees at once that nothing has changed
     assert message.replace("step 3", "step 4") in refused(*command)

@@ -13,12 +13,11 @@ from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import answering, build, lora, moved, perturb
-from datasets import Dataset
+from conftest import build, dpo_loss_of_trl, lora, moved, perturb
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer
+from trainers import answering, without_model
+from transformers import AutoModelForCausalLM
 
 QUESTION = "(38+4)*7 mod 100"
 RIGHT = gold_solution(QUESTION)
@@ -61,21 +60,6 @@ def test_answers_with_the_same_text_are_one_with_all_their_readings():
     assert sr.pair_of([a, b], [[1.0], [1.0]]) is None
 
 
-@pytest.mark.parametrize(
-    "text, score",
-    [
-        ("Defects: none\nScore: \\boxed{1}", 1.0),
-        ("**Score:** $\\boxed{ 0.5 }$.", 0.5),
-        ("Score: \\boxed{1}\nScore: \\boxed{0}", 0.0),  # the last word counts
-        ("Score: \\boxed{1}\nDefects: 2", None),
-        ("Score: \\boxed{2}", None),
-        ("", None),
-    ],
-)
-def test_scores_are_read_from_the_end(text, score):
-    assert sr.parse_score(text) == score
-
-
 @given(st.text(max_size=60))
 def test_any_text_can_be_read(text):
     assert sr.parse_score(text) in (None, 0.0, 0.5, 1.0)
@@ -87,10 +71,8 @@ def test_dpo_by_hand():
     torch.manual_seed(0)
     chosen, rejected = torch.randn(2, 16, dtype=torch.float64) * 20
     for beta in (0.1, 1.0):
-        ours = sr.dpo_loss(chosen, rejected, beta)
-        for i in range(16):
-            wanted = math.log1p(math.exp(-beta * (chosen[i] - rejected[i]).item()))
-            assert ours[i].item() == pytest.approx(wanted, rel=1e-9)
+        wanted = [math.log1p(math.exp(-beta * x)) for x in (chosen - rejected).tolist()]
+        assert sr.dpo_loss(chosen, rejected, beta).tolist() == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.fixture
@@ -134,18 +116,9 @@ def test_the_loss_is_what_trls_trainer_computes(trainer, tmp_path):
         plain.load_state_dict(state)
         return plain
 
-    prompt = f"<|user|>{QUESTION}<|assistant|>"
-    rows = [{"prompt": prompt, "chosen": a, "rejected": b} for a, b in texts]
-    policy, previous = merged("agent"), merged("previous")
-    theirs = DPOTrainer(
-        policy,
-        previous,
-        DPOConfig(str(tmp_path), beta=0.3, use_cpu=True, report_to="none", bf16=False),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(TINY),
+    wanted = dpo_loss_of_trl(
+        merged("agent"), merged("previous"), [(QUESTION, *pair) for pair in texts], 0.3, tmp_path
     )
-    batch = dict(next(iter(theirs.get_train_dataloader())))
-    wanted = theirs.compute_loss(policy.eval(), batch).item()
     assert ours == pytest.approx(wanted, rel=1e-5) and abs(ours - math.log(2)) > 1e-3
 
 
@@ -167,42 +140,13 @@ def test_a_round_starts_from_the_model_of_the_one_before(trainer):
     assert trainer.saved["round"] == 1 and len(trainer.saved["pairs"]) == 2
 
 
-class Given(sr.SelfRewarding):
-    """The trainer without a model: completions are given."""
-
-    def __init__(self, texts=(), rows=None, **change):
-        options = {"pool": 1, "samples": 2, "readings": 2, "questions": 2, "steps": 6} | change
-        self.cfg = sr.Args(**options)
-        self.texts, self.prompts, self.logged = list(texts), [], {}
-        self.processing_class = SimpleNamespace(batch_decode=lambda ids, **_: list(ids))
-        self.train_rows = rows or [{"question": QUESTION, "answer": "94"}]
-        self.pairs_per_step = 2
-        self.accelerator = SimpleNamespace(num_processes=1, process_index=0)
-        self.state = SimpleNamespace(global_step=0)
-        self.saved = {"round": -1, "pairs": []}
-
-    def generate_ids(self, name, prompts, greedy=False):
-        self.prompts += [(name, prompt[-1]["content"]) for prompt in prompts]
-        return [Text(self.texts.pop(0)) for _ in prompts]
-
-    def generate(self, name, prompts, greedy=False):
-        return self.generate_ids(name, prompts)
-
-    def freeze_reference(self):
-        pass
-
-    def gather(self, values):
-        return values
-
-    def log_mean(self, name, values):
-        self.logged[name] = values
-
-
-class Text(str):
-    """A completion: its text, and as token ids its code points."""
-
-    def __iter__(self):
-        return iter(map(ord, str(self)))
+def given_texts(texts=(), rows=None, **change) -> sr.SelfRewarding:
+    options = {"pool": 1, "samples": 2, "readings": 2, "questions": 2, "steps": 6} | change
+    trainer = without_model(sr.SelfRewarding, sr.Args(**options), texts, pairs_per_step=2)
+    trainer.train_rows = rows or [{"question": QUESTION, "answer": "94"}]
+    trainer.freeze_reference = lambda: None
+    trainer.saved = {"round": -1, "pairs": []}
+    return trainer
 
 
 def said(score):
@@ -210,15 +154,17 @@ def said(score):
 
 
 def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
-    trainer = Given([RIGHT, WRONG, said(0), said(0.5), "hm", said(1), said(1), "?"], readings=3)
+    trainer = given_texts(
+        [RIGHT, WRONG, said(0), said(0.5), "hm", said(1), said(1), "?"], readings=3
+    )
     trainer.start_round(0)
     (pair,) = trainer.saved["pairs"]
     assert pair["chosen"]["text"] == WRONG and pair["rejected"]["text"] == RIGHT
     assert pair["scores"] == [1.0, 0.25] and trainer.saved["round"] == 0
-    assert trainer.logged["co/pairs_right_way"] == [False] and trainer.logged["co/pairs"] == 1
+    assert trainer.logged["co/pairs_right_way"] == [False] and trainer.logged["co/pairs"] == [1]
     assert trainer.logged["co/length_gap"] == [len(WRONG) - len(RIGHT)]
     assert trainer.logged["judge/unreadable"] == [False, False, True, False, False, True]
-    judged = [text for who, text in trainer.prompts if who == "judge"]
+    judged = [text for who, text in trainer.asked if who == "judge"]
     assert judged == [
         sr.score_prompt(QUESTION, text)[-1]["content"] for text in [RIGHT] * 3 + [WRONG] * 3
     ]
@@ -228,7 +174,7 @@ def test_gold_answers_change_nothing_but_the_log():
     kept = []
     for gold in ("94", "87"):
         rows = [{"question": QUESTION, "answer": gold}]
-        trainer = Given([RIGHT, WRONG, said(1), said(1), said(0), said(0)], rows)
+        trainer = given_texts([RIGHT, WRONG, said(1), said(1), said(0), said(0)], rows)
         trainer.start_round(0)
         (pair,) = trainer.saved["pairs"]
         kept.append((pair["chosen"]["ids"], pair["rejected"]["ids"], pair["scores"]))
@@ -237,14 +183,14 @@ def test_gold_answers_change_nothing_but_the_log():
 
 @pytest.mark.parametrize("judgement, share", [(said(1), "0.00"), ("hm", "1.00")])
 def test_ties_teach_nothing(judgement, share):
-    trainer = Given([RIGHT, WRONG] + [judgement] * 4)
+    trainer = given_texts([RIGHT, WRONG] + [judgement] * 4)
     with pytest.raises(UserError, match=f"a share of {share} of the judgements could not be read"):
         trainer.start_round(0)
 
 
 def test_every_round_has_new_questions_and_its_own_steps():
     rows = [{"question": str(i)} for i in range(5)]
-    trainer = Given((), rows, pool=2)
+    trainer = given_texts((), rows, pool=2)
     assert [[row["question"] for row in trainer.pool(t)] for t in range(3)] == [
         ["0", "1"], ["2", "3"], ["4", "0"]
     ]  # fmt: skip

@@ -11,8 +11,9 @@ from common.tiny.tasks import gold_solution, parse_question
 
 import pytest
 import torch
-from conftest import answering, build, lora, perturb
+from conftest import build, lora, perturb
 from hypothesis import given, strategies
+from trainers import answering, log_probs_by_hand, without_model
 
 QUESTION = "(38+4)*7 mod 100"
 RIGHT = gold_solution(QUESTION)
@@ -53,22 +54,6 @@ def test_which_of_too_many_are_kept_is_chance():
 
 
 # ------------------------------------------------------------------ parsing, changed questions
-@pytest.mark.parametrize(
-    "text, choice",
-    [
-        ("<step>a:3\\boxed{CORRECT}</step>\n\\boxed{2} \n", 2),
-        ("\\boxed{1}\\boxed{2}", 2),  # the last word counts
-        (r"The second. $\boxed{ 2 }$.", 2),
-        ("\\boxed{1} is right", None),
-        ("\\boxed{3}", None),
-        (r"\boxed{1}, or \boxed{12}", None),
-        ("", None),
-    ],
-)
-def test_choices_are_read_from_the_end(text, choice):
-    assert st.parse_choice(text) == choice
-
-
 @given(strategies.text(max_size=60))
 def test_any_text_can_be_read_and_changed(text):
     assert st.parse_choice(text) in (None, 1, 2)
@@ -113,23 +98,16 @@ def lessons_of(trainer, *texts):
 def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
     """Judgements of different lengths, in one micro-batch or in two, against the model's logits."""
     perturb(trainer, 0.05)
-    lessons, tokenizer = lessons_of(trainer, "The first. \\boxed{1}", "\\boxed{2}"), None
-    tokenizer = trainer.processing_class
+    lessons = lessons_of(trainer, "The first. \\boxed{1}", "\\boxed{2}")
     batch = trainer.lesson_batch(lessons)
     halves = [trainer.lesson_batch(lessons[i : i + 1]) for i in range(2)]
     for half in halves:
         half["num_items_in_batch"] = batch["num_items_in_batch"]
     with trainer.playing("judge"), torch.no_grad():
         ours, parts = trainer.loss(batch).item(), [trainer.loss(half).item() for half in halves]
-        logps = []
-        for lesson in lessons:
-            text = tokenizer.apply_chat_template(
-                lesson["prompt"], tokenize=False, add_generation_prompt=True
-            )
-            prompt = tokenizer(text, add_special_tokens=False).input_ids
-            ids = torch.tensor([prompt + lesson["ids"]])
-            rows = trainer.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-            logps += [row[i].item() for row, i in zip(rows, lesson["ids"])]
+    logps = []
+    for lesson in lessons:
+        logps += log_probs_by_hand(trainer, "judge", lesson["prompt"], lesson["ids"])
     assert ours == pytest.approx(-sum(logps) / len(logps), rel=1e-4)
     assert ours == pytest.approx(sum(parts), rel=1e-5)
 
@@ -156,49 +134,23 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
 
 
 # ------------------------------------------------------------------ rounds with given completions
-class Text(str):
-    """A completion: its text, and as token ids its code points."""
-
-    def __iter__(self):
-        return iter(map(ord, str(self)))
-
-
-class Given(st.SelfTaught):
-    """The trainer without a model: completions are given."""
-
-    def __init__(self, texts=(), **change):
-        self.cfg = st.Args(**{"pool": 1, "samples": 1, "questions": 2, "steps": 6} | change)
-        self.texts, self.prompts, self.logged, self.restarts = list(texts), [], {}, 0
-        self.processing_class = SimpleNamespace(batch_decode=lambda ids, **_: list(ids))
-        self.train_rows = [{"question": QUESTION, "answer": "94"}]
-        self.accelerator = SimpleNamespace(num_processes=1, process_index=0)
-        self.state = SimpleNamespace(global_step=0)
-        self.lessons_per_step = 2
-        self.saved = {"comparisons": [], "round": -1, "lessons": []}
-
-    def generate_ids(self, name, prompts, greedy=False):
-        self.prompts += [(name, prompt[-1]["content"]) for prompt in prompts]
-        return [Text(self.texts.pop(0)) for _ in prompts]
-
-    def generate(self, name, prompts, greedy=False):
-        return self.generate_ids(name, prompts)
-
-    def restart(self):
-        self.restarts += 1
-
-    def gather(self, values):
-        return values
-
-    def log_mean(self, name, values):
-        self.logged[name] = values
+def given_texts(texts=(), **change) -> st.SelfTaught:
+    cfg = st.Args(**{"pool": 1, "samples": 1, "questions": 2, "steps": 6} | change)
+    trainer = without_model(st.SelfTaught, cfg, texts, lessons_per_step=2, restarts=0)
+    trainer.train_rows = [{"question": QUESTION, "answer": "94"}]
+    trainer.restart = lambda: setattr(trainer, "restarts", trainer.restarts + 1)
+    trainer.saved = {"comparisons": [], "round": -1, "lessons": []}
+    return trainer
 
 
 def test_the_judge_learns_what_prefers_the_answer_to_the_question():
-    trainer = Given([RIGHT, WORSE, "\\boxed{2}", "hm\\boxed{1}", "?", "hm\\boxed{2}"], samples=2)
+    trainer = given_texts(
+        [RIGHT, WORSE, "\\boxed{2}", "hm\\boxed{1}", "?", "hm\\boxed{2}"], samples=2
+    )
     trainer.start_round(0)
-    solved = [text for who, text in trainer.prompts if who == "solver"]
+    solved = [text for who, text in trainer.asked if who == "solver"]
     assert solved[0] == QUESTION != solved[1]
-    shown = [text for who, text in trainer.prompts if who == "judge"]
+    shown = [text for who, text in trainer.asked if who == "judge"]
     assert all(text.startswith(f"Problem: {QUESTION}\n") for text in shown)  # not the changed one
     assert shown[0] == shown[1] and shown[2] == shown[3]
     assert shown[0].index(RIGHT) < shown[0].index(WORSE)
@@ -211,25 +163,25 @@ def test_the_judge_learns_what_prefers_the_answer_to_the_question():
         "judge/prefers_better": [False, True, False, True],
         "judge/unreadable": [False, False, True, False],
         "judge/says_1": [False, True, False],
-        "judge/lessons": 1.0,
+        "judge/lessons": [1.0],
     }
     # the next round judges the same comparisons again, and makes no new pairs
-    trainer.texts, trainer.prompts = ["\\boxed{1}"] * 2 + ["\\boxed{2}"] * 2, []
+    trainer.texts, trainer.asked = ["\\boxed{1}"] * 2 + ["\\boxed{2}"] * 2, []
     trainer.start_round(1)
-    assert [text for _, text in trainer.prompts] == shown and trainer.restarts == 2
+    assert [text for _, text in trainer.asked] == shown and trainer.restarts == 2
 
 
 @pytest.mark.parametrize("said", ["\\boxed{1}", "no idea"])
 def test_what_would_teach_a_place_only_stops_the_run(said):
-    trainer = Given([RIGHT, WORSE, said, said])
+    trainer = given_texts([RIGHT, WORSE, said, said])
     with pytest.raises(UserError, match="learn the place and nothing else"):
         trainer.start_round(0)
-    assert trainer.logged["judge/lessons"] == 0 and trainer.restarts == 0
+    assert trainer.logged["judge/lessons"] == [0] and trainer.restarts == 0
 
 
 @pytest.mark.parametrize("worse", [RIGHT.replace("38+4=42", "30+12=42"), "<step>1</step>"])
 def test_answers_that_agree_or_have_no_end_are_not_compared(worse):
-    trainer = Given([RIGHT, worse])
+    trainer = given_texts([RIGHT, worse])
     with pytest.raises(UserError, match="0 of 0 judgements"):
         trainer.start_round(0)
 
@@ -237,7 +189,7 @@ def test_answers_that_agree_or_have_no_end_are_not_compared(worse):
 def test_gold_answers_change_nothing_but_the_log():
     kept = []
     for gold in ("94", "15"):
-        trainer = Given([RIGHT, WORSE, "\\boxed{1}", "\\boxed{2}"])
+        trainer = given_texts([RIGHT, WORSE, "\\boxed{1}", "\\boxed{2}"])
         trainer.train_rows = [{"question": QUESTION, "answer": gold}]
         trainer.start_round(0)
         kept.append(trainer.saved["lessons"])
@@ -245,7 +197,7 @@ def test_gold_answers_change_nothing_but_the_log():
 
 
 def test_every_round_has_its_own_steps():
-    trainer, rounds, trained = Given(), [], []
+    trainer, rounds, trained = given_texts(), [], []
 
     def start_round(t):
         rounds.append((t, trainer.state.global_step))

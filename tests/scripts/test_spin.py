@@ -11,10 +11,19 @@ from spin import Args, Spin, evaluate, human_ids, learning_rate_at, solve_prompt
 
 import pytest
 import torch
-from conftest import answering, build, gradient, refused, small, weights
-from datasets import Dataset
+from conftest import (
+    build,
+    dpo_loss_of_trl,
+    gradient,
+    metrics_of,
+    refused,
+    saved_of,
+    small,
+    steps_of,
+    weights,
+)
+from trainers import answering, log_probs_by_hand
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer
 
 LN2 = math.log(2)
 IDS = ("completion_ids", "completion_mask")
@@ -57,21 +66,7 @@ def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
         ("3+4 mod 100", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
         ("(1+2)*3 mod 100", "<step>1", "9"),
     ]
-    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
-    rows = [
-        {
-            key: [{"role": role, "content": text}]
-            for (key, role), text in zip(roles.items(), pair, strict=True)
-        }
-        for pair in pairs
-    ]
-    options = {"beta": 0.1, "loss_type": "sigmoid", "report_to": "none", "bf16": False}
-    config = DPOConfig(str(tmp_path), gradient_checkpointing=False, **options)
-    data = Dataset.from_list(rows)
-    dpo = DPOTrainer(player, opponent, config, train_dataset=data, processing_class=tokenizer)
-    batch = dpo._prepare_inputs(dpo.data_collator([dpo.train_dataset[i] for i in range(2)]))
-    dpo.model.eval()
-    theirs = dpo.compute_loss(dpo.model, batch).item()
+    theirs = dpo_loss_of_trl(player, opponent, pairs, 0.1, tmp_path)
     columns = []
     for which in (1, 2):
         for model in (player, opponent):
@@ -117,23 +112,20 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, opponent):
     another temperature: it is the opponent's when it writes, never when it is scored.
     """
     trainer = make_spin(tmp_path, opponent=opponent)
-    pairs, tokenizer, nats = trainer.saved["pairs"], trainer.processing_class, {}
-    for adapter in ("player", "ref"):
-        trainer.model.set_adapter(adapter)
+    pairs, nats = trainer.saved["pairs"], {}
+    for adapter in ("player", "opponent"):
         for which in ("real", "generated"):
-            prompts = [solve_prompt(pair["question"]) for pair in pairs]
-            template = {"add_generation_prompt": True, "tokenize": False}
-            texts = [tokenizer.apply_chat_template(prompt, **template) for prompt in prompts]
-            asked = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
             nats[adapter, which] = [
-                log_likelihood(trainer.model, tokenizer, prompt, pair[which])
-                for prompt, pair in zip(asked, pairs)
+                sum(
+                    log_probs_by_hand(trainer, adapter, solve_prompt(pair["question"]), pair[which])
+                )
+                for pair in pairs
             ]
     h = [
         0.1 * (a - b - c + d)
         for a, b, c, d in zip(
-            *(nats[key] for key in (("player", "real"), ("ref", "real"))),
-            *(nats[key] for key in (("player", "generated"), ("ref", "generated"))),
+            *(nats[key] for key in (("player", "real"), ("opponent", "real"))),
+            *(nats[key] for key in (("player", "generated"), ("opponent", "generated"))),
         )
     ]
     expected = sum(math.log(1 + math.exp(-x)) for x in h) / 8
@@ -190,22 +182,13 @@ def test_a_new_iteration_copies_the_player_and_forgets_the_optimisers_past(tmp_p
 
 
 # ------------------------------------------------------------------ a run: four iterations of two
-def steps(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "epoch" in row]
-
-
-def saved(folder, step):
-    return json.loads((folder / f"checkpoint-{step}" / "saved.json").read_text())
-
-
 def test_every_iteration_begins_at_ln2_with_a_new_opponent_and_a_new_warm_up(finished):
     """Steps 1, 3, 5 and 7 open iterations: loss ln 2, rewards 0, to float32 rounding of a sum of
     log-probs times lambda = 5.
     """
     folder, *_ = finished("spin.py")
     lr = json.loads((folder / "args.json").read_text())["lr"]
-    for row in steps(folder):
+    for row in steps_of(folder):
         opens = row["step"] % 2 == 1
         assert (abs(row["player/spin_loss"] - LN2) < 1e-4) == opens, row["step"]
         for key in ("reward_human", "reward_generated", "pair_accuracy"):
@@ -221,8 +204,9 @@ def test_every_iteration_begins_at_ln2_with_a_new_opponent_and_a_new_warm_up(fin
 
 def test_the_opponents_figures_are_those_of_its_pairs(finished):
     folder, *_ = finished("spin.py")
-    tokenizer, now = AutoTokenizer.from_pretrained(TINY), saved(folder, 8)
-    assert now["previous_pairs"] == saved(folder, 6)["pairs"] and now["iteration"] == 3
+    tokenizer, now = AutoTokenizer.from_pretrained(TINY), saved_of(folder)
+    before = json.loads((folder / "checkpoint-6" / "saved.json").read_text())
+    assert now["previous_pairs"] == before["pairs"] and now["iteration"] == 3
     pairs, end = now["pairs"], tokenizer.eos_token_id
     assert len(pairs) == 8  # half of what two steps take: the other half is mixed in
     for pair in pairs:
@@ -238,14 +222,14 @@ def test_the_opponents_figures_are_those_of_its_pairs(finished):
         "completions/mean_length": sum(len(pair["generated"]) for pair in pairs),
         "completions/clipped_ratio": sum(pair["generated"][-1] != end for pair in pairs),
     }
-    row = steps(folder)[6]
+    row = steps_of(folder)[6]
     for name, total in figures.items():
         assert row[f"opponent/{name}"] == pytest.approx(total / 8), name
 
 
 def test_both_completions_of_a_pair_are_recorded_with_their_share_of_the_reward(finished):
     folder, *_ = finished("spin.py")
-    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    rows = metrics_of(folder, "rollouts")
     for step in range(1, 9):
         shown = [row for row in rows if row["step"] == step]
         human, opponent = (
@@ -306,17 +290,12 @@ def test_variants(tmp_path, brief, flags):
     trained = weights(tmp_path / "run")
     assert any(t.any() for n, t in trained.items() if "player/" in n and "lora_B" in n)
     assert not any(t.any() for n, t in trained.items() if "ref/" in n and "lora_B" in n)
-    first, second = steps(tmp_path / "run")
+    first, second = steps_of(tmp_path / "run")
     if "none" in flags:
         assert "player/spin_loss" not in first and 0 < first["player/loss"] < 1
     else:
         assert first["player/spin_loss"] == pytest.approx(LN2, abs=1e-4)
         assert abs(second["player/spin_loss"] - LN2) > 1e-4
-
-
-def write(path, rows):
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
 
 
 def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path, brief):
@@ -326,28 +305,20 @@ def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path
         {"question": f"({i}+4)*3 mod 100", "answer": "1", "reference": answers[i % 6]}
         for i in range(300)
     ]
-    data = write(tmp_path / "data.jsonl", rows)
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
     flags = ["--dataset", data, "--solution-tokens", 8]
     printed = brief("spin.py", *short(tmp_path / "run", *flags))
     assert "questions have no human answer of at most --solution-tokens 8" in printed
-    pairs = saved(tmp_path / "run", 2)["pairs"]
+    pairs = saved_of(tmp_path / "run")["pairs"]
     end = pairs[0]["real"][-1]
     assert all(pair["real"] == pairs[0]["real"] for pair in pairs)
     cut = [pair["generated"] for pair in pairs if len(pair["generated"]) == 8]
     assert cut and any(end not in ids for ids in cut) and all(ids.count(end) < 2 for ids in cut)
-    assert steps(tmp_path / "run")[0]["opponent/completions/clipped_ratio"] > 0
-    write(data, [{**row, "reference": ""} for row in rows])
-    message = refused("spin.py", *short(tmp_path / "other", "--dataset", data))
-    assert "no human answer of at most --solution-tokens 80" in message
+    assert steps_of(tmp_path / "run")[0]["opponent/completions/clipped_ratio"] > 0
 
 
-def test_what_cannot_be_run_ends_in_a_sentence(tmp_path, monkeypatch):
-    out = ["--out", tmp_path / "run"]
-    assert "not a multiple of --iterations 4" in refused("spin.py", "--steps", 5, *out)
-    row = {"answer": "1", "reference": r"\boxed{1}"}
-    data = write(tmp_path / "few.jsonl", [row | {"question": f"{i}+4"} for i in range(6)])
-    assert "too few for one step" in refused("spin.py", *short(tmp_path / "few", "--dataset", data))
-
+def test_an_opponent_that_writes_what_humans_write_ends_in_a_sentence(tmp_path, monkeypatch):
     def human_answers(trainer, name, prompts, greedy=False):
         rows = {row["question"]: row for row in trainer.train_rows}
         questions = [prompt[-1]["content"] for prompt in prompts]

@@ -16,7 +16,8 @@ from tango import Args, Judgement, Tango, parse_judgement, tango_advantages
 
 import pytest
 import torch
-from conftest import answering, make_trainer, refused, small, weights
+from conftest import make_trainer, metrics_of, saved_of, small, steps_of, weights
+from trainers import answering
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")
@@ -175,16 +176,6 @@ def test_the_clock_of_alpha_counts_the_generators_steps_only():
     assert alphas(verifier="frozen") == pytest.approx([0.1 * 0.01 ** (n / 8) for n in range(8)])
     assert alphas(alpha=1.0, alpha_end=1.0) == [1.0] * 5
     assert alphas(verifier="none") == [0.0] * 8
-
-
-def test_arguments_that_do_not_go_together(tmp_path):
-    sentences = {
-        "--generator frozen --verifier none": "nobody is trained",
-        "--gen-steps 0 --ver-steps 0": "a cycle needs a step",
-        "--alpha-end 0": "never gives 0",
-    }
-    for flags, sentence in sentences.items():
-        assert sentence in refused("tango.py", *flags.split(), "--out", tmp_path / "run")
 
 
 # ------------------------------------------------------------------ parsing and formats
@@ -461,10 +452,6 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class(tmp_path):
 
 
 # ------------------------------------------------------------------ runs
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("flag", ["--verifier frozen", "--verifier none", "--generator frozen"])
 def test_ablations_leave_the_idle_adapter_exactly_as_it_was_made(tmp_path, brief, flag):
     trained, idle = ("verifier", "generator") if "generator" in flag else ("generator", "verifier")
@@ -477,7 +464,7 @@ def test_ablations_leave_the_idle_adapter_exactly_as_it_was_made(tmp_path, brief
         before = made[key.replace(".weight", f".{adapter}.weight")]
         moved[adapter] = max(moved[adapter], (tensor - before).abs().max().item())
     assert moved[idle] == 0.0 and moved[trained] > 1e-4
-    first, *steps, _ = rows_of(tmp_path / "run")
+    first, *steps, _ = metrics_of(tmp_path / "run")
     assert all(f"{trained}/loss" in row and f"{idle}/loss" not in row for row in steps)
     for name, row in (("eval/verifier/parsed", first), ("co/verdict_minus_gold", steps[0])):
         assert (name in row) == ("none" not in flag)
@@ -488,7 +475,7 @@ def test_ablations_leave_the_idle_adapter_exactly_as_it_was_made(tmp_path, brief
 def test_a_run_takes_turns_and_a_checkpoint_keeps_counts_and_solutions(finished):
     """V G G G V G, with two verifier steps of 2 solutions and 4 judgements each."""
     folder, out, _ = finished("tango.py")
-    steps = [row for row in rows_of(folder) if "eval/generator/accuracy" not in row]
+    steps = steps_of(folder)
     players = ["generator" if "generator/loss" in row else "verifier" for row in steps]
     assert [player[0] for player in players] == [*"vgggvg"]
     for row, player in zip(steps, players):
@@ -497,5 +484,5 @@ def test_a_run_takes_turns_and_a_checkpoint_keeps_counts_and_solutions(finished)
         assert -1 <= row["co/verdict_minus_gold"] <= 1 and row["verifier/parsed"] <= 1
     alphas = [row["co/alpha"] for row in steps if "co/alpha" in row]
     assert alphas == pytest.approx([0.1 * 0.01 ** (n / 4) for n in range(4)])
-    saved = json.loads((folder / "checkpoint-6" / "saved.json").read_text())
+    saved = saved_of(folder)
     assert len(saved["base_solutions"]) == 8 and sum(saved["class_counts"]) == pytest.approx(8)

@@ -2,10 +2,8 @@
 solutions, what the data hold and when the generator starts again, runs."""
 
 import itertools
-import json
 import math
 import random
-from types import SimpleNamespace
 
 import vstar
 from common.errors import UserError
@@ -15,12 +13,12 @@ from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
-from conftest import answering, build, lora, moved, perturb, refused, run_here, small
+from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
+from trainers import answering, log_probs_by_hand, without_model
 
 QUESTION = "(38+4)*7 mod 100"
 RIGHT = gold_solution(QUESTION)
 WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
-EOS = 4
 
 
 def row(solution, right, **more):
@@ -30,23 +28,25 @@ def row(solution, right, **more):
 # ------------------------------------------------------------------ losses
 def test_dpo_by_hand():
     torch.manual_seed(0)
-    chosen, ref_chosen, rejected, ref_rejected = torch.randn(4, 16, dtype=torch.float64) * 20
+    four = torch.randn(4, 16, dtype=torch.float64) * 20
     for beta in (0.1, 1.0):
-        ours = vstar.dpo_loss(chosen, ref_chosen, rejected, ref_rejected, beta)
-        for i in range(16):
-            r = [
-                beta * (a[i] - b[i]).item()
-                for a, b in ((chosen, ref_chosen), (rejected, ref_rejected))
-            ]
-            assert ours[i].item() == pytest.approx(math.log1p(math.exp(r[1] - r[0])), rel=1e-9)
+        rows = zip(*four.tolist())
+        wanted = [math.log1p(math.exp(beta * (c - d - a + b))) for a, b, c, d in rows]
+        assert vstar.dpo_loss(*four, beta).tolist() == pytest.approx(wanted, rel=1e-9)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def cross_entropy(logit: float, z: float) -> float:
+    return -(z * math.log(sigmoid(logit)) + (1 - z) * math.log(1 - sigmoid(logit)))
 
 
 def test_a_verdicts_loss_is_cross_entropy_with_soft_labels_too():
     for logit, z in itertools.product((-3.0, 0.0, 0.7), (0.0, 0.25, 1.0)):
-        p = 1 / (1 + math.exp(-logit))
-        wanted = -(z * math.log(p) + (1 - z) * math.log(1 - p))
         found = vstar.verdict_loss(torch.tensor([logit]), torch.tensor([z])).item()
-        assert found == pytest.approx(wanted, rel=1e-5)
+        assert found == pytest.approx(cross_entropy(logit, z), rel=1e-5)
 
 
 # ------------------------------------------------------------------ parsing
@@ -90,21 +90,8 @@ def real(tmp_path):
     return make
 
 
-def log_probs_by_hand(trainer, adapter, ids) -> list[float]:
-    """Of each of the tokens behind the question, by a softmax in float64; None: the base."""
-    tokenizer = trainer.processing_class
-    asked = tokenizer.apply_chat_template(
-        solve_prompt(QUESTION), tokenize=False, add_generation_prompt=True
-    )
-    asked = tokenizer(asked, add_special_tokens=False).input_ids
-    with torch.no_grad(), trainer.playing(adapter):
-        logits = trainer.model(torch.tensor([asked + ids])).logits[0]
-    logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
-    return [logps[i, token].item() for i, token in enumerate(ids)]
-
-
 def likelihood(trainer, adapter, text: str) -> float:
-    return sum(log_probs_by_hand(trainer, adapter, trainer.ids(text)))
+    return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), trainer.ids(text)))
 
 
 def step_loss(trainer) -> float:
@@ -119,10 +106,6 @@ def teach(trainer, lessons: list[dict]):
     """The next step is the verifier's, on these lessons."""
     trainer.state.global_step = trainer.cfg.steps - 1
     trainer.saved |= {"iteration": 2, "taught": 2, "lessons": lessons}
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 def test_dpos_loss_by_hand(real):
@@ -146,22 +129,19 @@ def test_dpos_loss_by_hand(real):
 @pytest.mark.parametrize("kind", ["orm", "prm"])
 def test_the_heads_losses_and_scores_by_hand(real, kind):
     """The token for good against the one for bad, behind what is judged; z may be soft."""
-    trainer, wanted = real(kind), 0.0
+    trainer = real(kind)
 
     def logit(text: str) -> float:
-        ids = [
-            trainer.processing_class(text + sign, add_special_tokens=False).input_ids
-            for sign in "+-"
-        ]
-        assert ids[0][:-1] == ids[1][:-1]
-        good, bad = (log_probs_by_hand(trainer, "verifier", x)[-1] for x in ids)
+        ids = [trainer.processing_class(text + sign, add_special_tokens=False) for sign in "+-"]
+        good, bad = (x.input_ids for x in ids)
+        assert good[:-1] == bad[:-1]
+        asked = solve_prompt(QUESTION)
+        good, bad = (log_probs_by_hand(trainer, "verifier", asked, x)[-1] for x in (good, bad))
         return good - bad
 
     first = vstar.beginnings(WRONG)[0]
     teach(trainer, [row(RIGHT, True, z=1.0, part=RIGHT), row(WRONG, False, z=0.25, part=first)])
-    for text, z in ((RIGHT, 1.0), (first, 0.25)):
-        p = sigmoid(logit(text))
-        wanted -= (z * math.log(p) + (1 - z) * math.log(1 - p)) / 2
+    wanted = (cross_entropy(logit(RIGHT), 1.0) + cross_entropy(logit(first), 0.25)) / 2
     assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
     parts = vstar.beginnings(WRONG) if kind == "prm" else [WRONG]
     worst = min(sigmoid(logit(part)) for part in parts)
@@ -192,54 +172,26 @@ def test_the_generators_loss_and_its_restart(real):
 
 
 # ------------------------------------------------------------------ data, with given completions
-class Characters:
-    """A tokenizer with a token per character, and 4 at the end."""
+def given_texts(texts=(), **change) -> vstar.VStar:
+    """`events`: who wrote, restarted and learnt."""
+    cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
+    trainer = without_model(vstar.VStar, cfg, texts, pool=[{"question": QUESTION, "answer": "94"}])
+    trainer.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
+    trainer.events, generate = [], trainer.generate
 
-    eos_token_id, all_special_tokens, added_tokens_decoder = EOS, ["<|end|>"], {}
+    def writes(name, *rest, **more):
+        trainer.events.append(f"{name} writes")
+        return generate(name, *rest, **more)
 
-    def __call__(self, text, add_special_tokens=False):
-        return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
-
-    def batch_decode(self, ids, skip_special_tokens=True):
-        return ["".join(chr(i - 10) for i in row if i != EOS) for row in ids]
-
-
-class Given(vstar.VStar):
-    """The trainer without a model: completions are given. `events`: who wrote and who restarted."""
-
-    def __init__(self, texts=(), **change):
-        self.cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
-        self.texts, self.begun, self.events, self.logged = list(texts), [], [], {}
-        self.processing_class = Characters()
-        self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
-        self.state = SimpleNamespace(global_step=0)
-        self.pool = [{"question": QUESTION, "answer": "94"}]
-        self.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
-
-    def generate(self, name, prompts, greedy=False):
-        self.events.append(f"{name} writes")
-        return [self.texts.pop(0) for _ in prompts]
-
-    def generate_ids(self, name, prompts, greedy=False, begun=None):
-        self.begun += self.processing_class.batch_decode(begun)
-        texts = self.generate(name, prompts)
-        return [self.processing_class(text).input_ids for text in texts]
-
-    def restart(self, name):
-        self.events.append(f"{name} restarts")
-
-    def generator_step(self):
-        self.events.append("generator learns")
-
-    def gather(self, values):
-        return values
-
-    def log_mean(self, name, values):
-        self.logged[name] = values
+    trainer.generate = writes
+    trainer.restart = lambda name: trainer.events.append(f"{name} restarts")
+    trainer.generator_step = lambda: trainer.events.append("generator learns")
+    return trainer
 
 
 def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
-    trainer, another = Given([RIGHT, RIGHT, WRONG, "cut off"], steps=6, ver_steps=3), f"x\n{RIGHT}"
+    trainer = given_texts([RIGHT, RIGHT, WRONG, "cut off"], steps=6, ver_steps=3)
+    another = f"x\n{RIGHT}"
     trainer.step([])
     assert [r["solution"] for r in trainer.saved["D_gen"]] == [RIGHT]
     assert [r["right"] for r in trainer.saved["D_ver"]] == [True, True, False]
@@ -251,7 +203,7 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
     # the solutions are those of the generator that was trained, which starts anew after them
     assert trainer.events == ["generator writes", "generator restarts", "generator learns"] * 3
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would be cut in two when it is encoded
-    trainer = Given([RIGHT, WRONG, spelled, "42"], restart=False)
+    trainer = given_texts([RIGHT, WRONG, spelled, "42"], restart=False)
     trainer.step([])
     trainer.step([])  # nothing is sampled in the same iteration
     assert trainer.events == ["generator writes", "generator learns", "generator learns"]
@@ -260,7 +212,7 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
 
 def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     others = [f"{i}\n{RIGHT}" for i in range(4)]
-    trainer = Given(others, verifier_in_loop=True)
+    trainer = given_texts(others, verifier_in_loop=True)
     trainer.scores = lambda rows: [int(r["solution"][0]) for r in rows]
     trainer.start_iteration(1)
     assert [r["solution"] for r in trainer.saved["D_gen"]] == [others[3], others[2]]
@@ -268,27 +220,29 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     rows = [row(RIGHT, True) | easy, row("a", True), row("b", True), row("c", True)]
     trainer.scores = lambda rows: [9, 1, 3, 2]
     assert [r["solution"] for r in trainer.better_half(rows)] == [RIGHT, "b", "c"]
-    trainer = Given(others, verifier_in_loop=True)
+    trainer = given_texts(others, verifier_in_loop=True)
     trainer.start_iteration(0)  # nobody has been taught to judge yet
     assert len(trainer.saved["D_gen"]) == 4
 
 
 def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
+    other = {"question": "1+1 mod 100"}
     with pytest.raises(UserError, match="of 4 solutions have steps and a box, and none is right"):
-        Given([WRONG] * 4).start_iteration(0)
-    for solution, right, says in ((RIGHT, True, "right"), (WRONG, False, "wrong")):
-        trainer = Given()
-        trainer.saved["D_ver"] = [row(solution, right)]
-        with pytest.raises(UserError, match=f"all solutions are {says}"):
+        given_texts([WRONG] * 4).start_iteration(0)
+    apart = [row(RIGHT, True), row(WRONG, False) | other]
+    for D_ver, says in (
+        ([row(RIGHT, True)], "all solutions are right"),
+        ([row(WRONG, False)], "all solutions are wrong"),
+        (apart, "no question has a right and a wrong solution"),
+    ):
+        trainer = given_texts()
+        trainer.saved["D_ver"] = D_ver
+        with pytest.raises(UserError, match=says):
             trainer.start_verifier(0)
-    trainer = Given()
-    trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False) | {"question": "1+1 mod 100"}]
-    with pytest.raises(UserError, match="no question has a right and a wrong solution"):
-        trainer.start_verifier(0)
 
 
 def test_pairs_are_of_one_question():
-    trainer, other = Given(), {"question": "1+1 mod 100"}
+    trainer, other = given_texts(), {"question": "1+1 mod 100"}
     trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
     pairs = trainer.preferences(random.Random(0))
     assert [(p["question"], p["solution"], p["rejected"]) for p in pairs] == [
@@ -300,7 +254,7 @@ def test_pairs_are_of_one_question():
 def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
     rest = RIGHT.removeprefix("<step>38+4=42</step>")
     lost = "\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
-    trainer = Given([rest, lost, lost, "", lost, lost], step_samples=3, verifier="prm")
+    trainer = given_texts([rest, lost, lost, "", lost, lost], step_samples=3, verifier="prm")
     trainer.cfg.step_labels, trainer.pool = how, trainer.pool * 2
     lessons = trainer.judged_parts([row(RIGHT, True), row(WRONG, False), row("third", False)])
     first = 1.0 if how == "hard" else pytest.approx(1 / 3)
@@ -309,19 +263,18 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
         *vstar.beginnings(RIGHT), *vstar.beginnings(WRONG)
     ]  # fmt: skip
     assert trainer.begun == ["<step>38+4=42</step>"] * 3 + ["<step>38+4=41</step>"] * 3
-    assert trainer.events == ["generator writes"]
 
 
 def test_a_box_in_a_step_is_no_answer_of_what_follows():
     solution = RIGHT.replace("38+4=42", r"38+4=\boxed{94}")
-    trainer = Given(["cut off", "again"], step_samples=2)
+    trainer = given_texts(["cut off", "again"], step_samples=2)
     part = vstar.beginnings(solution)[0]
     assert r"\boxed{94}" in part
     assert trainer.step_labels([row(solution, True, part=part)]) == [0.0]
 
 
 def test_orm_is_taught_as_many_right_as_wrong_ones():
-    trainer = Given(verifier="orm")
+    trainer = given_texts(verifier="orm")
     trainer.saved["D_ver"] = [row(RIGHT, True), *[row(f"{i}{WRONG}", False) for i in range(9)]]
     trainer.start_verifier(0)
     assert sorted(lesson["z"] for lesson in trainer.saved["lessons"]) == [0.0, 1.0]
@@ -343,35 +296,18 @@ def test_evaluation_by_hand():
 
 
 # ------------------------------------------------------------------ runs
-@pytest.mark.parametrize("verifier", ["orm", "prm"])
-def test_all_verifiers_judge_the_same_solutions(finished, tmp_path, no_report, verifier):
+def test_another_verifier_judges_the_same_solutions(finished, tmp_path, no_report):
     """What the generator does must not depend on the verifier."""
-    folder = tmp_path / "run"
-    run_here("vstar.py", *small("vstar.py", folder, "--verifier", verifier))
-    saved = json.loads((folder / "checkpoint-8" / "saved.json").read_text())
-    assert {r["right"] for r in saved["lessons"]} == {True, False}
-    one, other = (
-        json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-        for run in (finished("vstar.py")[0], folder)
-    )
+    run_here("vstar.py", *small("vstar.py", tmp_path / "run", "--verifier", "prm"))
+    assert {r["right"] for r in saved_of(tmp_path / "run")["lessons"]} == {True, False}
+    one, other = (metrics_of(run)[-1] for run in (finished("vstar.py")[0], tmp_path / "run"))
     for key in ("generator/accuracy", "generator/greedy", "co/oracle"):
         assert one[f"eval/{key}"] == other[f"eval/{key}"]
 
 
-@pytest.mark.parametrize("more", ["--verifier-in-loop --steps 9 --ver-steps 3", "--no-restart"])
-def test_ablations_run(tmp_path, brief, more):
-    out = brief("vstar.py", *small("vstar.py", tmp_path / "run", *more.split()))
-    assert "co/oracle" in out
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        ("--steps 10 --ver-steps 2", "which is not a multiple of --iterations 3"),
-        ("--steps 10 --ver-steps 12", "leaves the generator -2"),
-        ("--verifier-in-loop --ver-steps 0", "above 0, as --verifier-in-loop needs it"),
-        ("--verifier-in-loop --ver-steps 49 --steps 97", "as --verifier-in-loop needs it"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
-    assert sentence in refused("vstar.py", *arguments.split(), "--out", tmp_path / "run")
+def test_a_verifier_in_the_loop_has_a_turn_in_every_iteration(tmp_path, brief):
+    flags = "--verifier orm --verifier-in-loop --no-restart --steps 9 --ver-steps 3".split()
+    brief("vstar.py", *small("vstar.py", tmp_path / "run", *flags))
+    steps = steps_of(tmp_path / "run")
+    turns = ["verifier" if "verifier/loss" in row else "generator" for row in steps]
+    assert turns == ["generator", "generator", "verifier"] * 3

@@ -1,0 +1,91 @@
+"""Trainers without a model, to which completions are given, and log-probs by hand."""
+
+from types import SimpleNamespace
+
+import torch
+
+
+class Characters:
+    """A tokenizer with a token per character, and 4 at the end."""
+
+    eos_token_id, all_special_tokens, added_tokens_decoder = 4, ["<|end|>"], {}
+
+    def __call__(self, text, add_special_tokens=False):
+        return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
+
+    def batch_decode(self, ids, skip_special_tokens=True):
+        return ["".join(chr(i - 10) for i in row if i != 4) for row in ids]
+
+
+def without_model(kind, cfg, texts=(), **attributes):
+    """A trainer of a script's class without a model, in one process: what its players write is
+    given.
+
+    texts: in the order in which they are written, or player -> its texts. `asked` remembers
+    (player, the prompt's last message), `begun` the beginnings of completions, `logged` all values
+    of each metric.
+    """
+
+    class WithoutModel(kind):
+        def __init__(self):
+            self.cfg, self.asked, self.begun, self.logged, self.saved = cfg, [], [], {}, {}
+            self.texts = texts if isinstance(texts, dict) else list(texts)
+            self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
+            self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
+            vars(self).update(attributes)
+
+        def generate(self, name, prompts, greedy=False):
+            self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]
+            texts = self.texts[name] if isinstance(self.texts, dict) else self.texts
+            return [texts.pop(0) for _ in prompts]
+
+        def generate_ids(self, name, prompts, greedy=False, begun=None):
+            self.begun += self.processing_class.batch_decode(begun or [])
+            return [self.processing_class(x).input_ids for x in self.generate(name, prompts)]
+
+        def gather(self, values):
+            return values
+
+        def log_mean(self, name, values):
+            values = values if isinstance(values, list) else [values]
+            self.logged[name] = self.logged.get(name, []) + values
+
+    return WithoutModel()
+
+
+def answering(say, **cfg) -> SimpleNamespace:
+    """A trainer without a model, to call a script's `evaluate` with.
+
+    say: (player, the prompt's last message, greedy, how often it was asked before in the same
+    call) -> what the player writes. `calls` remembers (player, last messages, greedy).
+    """
+    calls = []
+
+    def generate_all(player, prompts, greedy=False):
+        asked = [prompt[-1]["content"] for prompt in prompts]
+        calls.append((player, asked, greedy))
+        return [say(player, user, greedy, asked[:i].count(user)) for i, user in enumerate(asked)]
+
+    return SimpleNamespace(
+        generate_all=generate_all,
+        in_parallel=lambda fn, items: fn(items),
+        cfg=SimpleNamespace(**cfg),
+        saved={},
+        calls=calls,
+    )
+
+
+def logged(trainer) -> dict[str, float]:
+    """The metrics of the step so far."""
+    return {name: total / count for name, (total, count) in trainer._sums.items() if count}
+
+
+def log_probs_by_hand(trainer, player, prompt: list[dict], ids: list[int]) -> list[float]:
+    """Of each token of one completion, by a softmax in float64. player: None for the base."""
+    tokenizer = trainer.processing_class
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    asked = tokenizer(text, add_special_tokens=False).input_ids
+    with torch.no_grad(), trainer.playing(player):
+        logits = trainer.model(input_ids=torch.tensor([asked + ids])).logits[0]
+    logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
+    return [logps[i, token].item() for i, token in enumerate(ids)]
