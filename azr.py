@@ -429,7 +429,7 @@ def evaluate_proposer(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "solver": ["solver/accuracy", *[f"solver/{kind}" for kind in KINDS]],
     "proposer": ["proposer/valid", "proposer/rate", "proposer/too_easy", "proposer/too_hard"],
     "against the truth": ["co/rewarded_minus_true", "co/tasks_that_run"],

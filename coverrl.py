@@ -359,7 +359,7 @@ def judged(trainer, rows: list[dict], solutions: list[str]) -> list[tuple]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "solver": ["solver/accuracy", "solver/final"],
     "the labels": ["co/reward_accuracy", "co/label_accuracy", "co/majority_ratio", "co/kept"],
     "verifier": ["verifier/balanced_accuracy"],

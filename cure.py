@@ -86,8 +86,6 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     """length limit of a test (released code: the same)"""
     time_limit: Seconds = 1.0
     """CPU seconds of one run of a program (released code: 1, by the clock)"""
-    tolerance: Weight | None = None
-    """numbers this close are equal, relative to the larger or to 1 (released code: equal words)"""
     unsafe_sandbox: bool = False
     """run model-written code even where a layer of the sandbox is missing on this machine"""
 
@@ -300,7 +298,7 @@ class Cure(CoTrainer):
                 return False
             result = runs[program, test[0]]
             ended = result.status is Status.OK
-            return ended and same_output(result.output, test[1], self.cfg.tolerance)
+            return ended and same_output(result.output, test[1])
 
         return [
             torch.tensor([[passes(program, test) for test in tests] for program in programs]).bool()
@@ -445,7 +443,7 @@ def evaluate_both(tests: list[list], good: dict, now: Ran, base: Ran) -> dict[st
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "coder": ["coder/accuracy"],
     "tester": ["tester/accuracy", "tester/p01", "tester/p00"],
     "choice by tests, held out": ["co/mu", "co/precision", "co/best_of_4", "co/best_of_16"],

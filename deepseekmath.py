@@ -446,7 +446,7 @@ def evaluate_verifier(trainer: DeepSeekMath, rows: list[dict]) -> dict[str, floa
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "generator": ["generator/accuracy", "co/over_claim"],
     "verifier": ["verifier/balanced_accuracy", "verifier/claims_real", "verifier/defects_found"],
     "meta-verifier": ["meta/accuracy"],

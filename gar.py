@@ -425,7 +425,7 @@ def evaluate_discriminator(trainer: Gar, held_out: list[dict], texts, right) -> 
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "reasoner": ["reasoner/accuracy", "reasoner/frac_reward_zero_std"],
     "P(YES)": ["discriminator/says_yes", *[f"discriminator/yes_{k}" for k in KINDS.values()]],
     "health": ["discriminator/silent", "discriminator/spread_in_groups"],

@@ -362,7 +362,7 @@ def evaluate(trainer: GenRM, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "loss": ["verifier/verify_loss", "verifier/solve_loss"],
     "verifier": ["verifier/rank_agreement", "verifier/p_of_right", "verifier/p_of_wrong"],
     "best of several": ["co/majority", "co/oracle"],

@@ -448,7 +448,7 @@ def evaluate_proposer(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "solver": ["solver/judged", "solver/accuracy", "co/flattery"],
     "judge": ["judge/unparsable", "judge/balanced_accuracy", "judge/rank_agreement"],
     "proposer": ["proposer/difficulty", "proposer/accepted", "proposer/answerable", "proposer/new"],

@@ -386,7 +386,7 @@ def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "policy": ["policy/accuracy"],
     "PRM": ["prm/accuracy", "prm/loss"],
     "health": ["co/groups_kept", "policy/entropy"],

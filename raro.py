@@ -276,7 +276,7 @@ def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "policy": ["policy/accuracy"],
     "critic": ["critic/expert_where_wrong", "critic/expert_where_right", "critic/tie_where_right"],
     "ties": ["critic/says_tie", "critic/parsed"],

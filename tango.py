@@ -30,7 +30,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.advantage import group_advantage, step_return_to_go
+from common.advantage import group_advantage, return_to_go
 from common.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
@@ -209,7 +209,8 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     # solutions score higher among those that are all right; a small alpha bounds the damage.
     z = group_advantage(r_step, group_size, keep_single=True)  # (B, K)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
-    A_step = step_return_to_go(z, tokens, mask)  # (B, T)
+    at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # no step: z is 0
+    A_step = return_to_go(at_ends, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
     return (1 - alpha) * A_out, alpha * A_step
 
@@ -427,7 +428,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],

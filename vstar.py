@@ -440,7 +440,7 @@ def evaluate(trainer: VStar, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of curves.png and report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; step lines show the first metric of each
     "generator": ["generator/accuracy", "generator/greedy"],
     "verifier": ["verifier/rank_agreement"],
     "best of several": ["co/majority", "co/oracle"],

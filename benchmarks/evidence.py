@@ -246,11 +246,12 @@ def main():
         count = args.seeds or max(variant.seeds for variant in some.values())
         jobs = [(v, s, rate_of(name, v)) for s in range(count) for v in some if s < some[v].seeds]
         run_missing(name, name, jobs, at_once)
-        curves = folder_of(name, next(iter(some)), 0, None) / "curves.png"
-        if experiment.picture and curves.exists():
-            shutil.copy(curves, ROOT / experiment.picture)
     import pages  # it imports what stands above
 
+    for name in EXPERIMENTS if "all" in args.names else args.names:
+        folder = folder_of(name, next(iter(EXPERIMENTS[name].variants)), 0, None)
+        if EXPERIMENTS[name].picture and folder.exists():
+            pages.draw_run(folder, ROOT / EXPERIMENTS[name].picture)
     pages.write(args.names)
 
 

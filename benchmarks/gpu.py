@@ -40,7 +40,7 @@ from side_by_side import GPU, ROOT, machine, now  # isort: skip
 from common.adapters import copy_adapter, with_adapters
 from common.args import grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.memory import CUDA_CONTEXT, GIB, estimate, halves
+from common.memory import GIB, estimate, halves
 from common.model import load_model
 from common.pairs import completion_batch
 from common.sampling import float32_logits, sample
@@ -58,6 +58,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Train
 from trl import GRPOTrainer
 
 OUT = ROOT / "docs" / "evidence" / "gpu.jsonl"
+CUDA_CONTEXT = 600 << 20  # what CUDA takes before the first tensor
 
 
 # ------------------------------------------------------------------ what fits
@@ -128,17 +129,16 @@ def cards_table() -> str:
 
 
 def parts_table() -> str:
-    one, two, eight_bit = need("7b"), need("7b", micro_batch=2), need("7b", eight_bit_adam=True)
+    one, two = need("7b"), need("7b", micro_batch=2)
     length = f"{max(map(sum, TURNS)):,} tokens"
     base = "base: NF4 with double quantisation; embeddings and head in bfloat16"
     passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
-    adam = f"`--eight-bit-adam`: {eight_bit['adam'] / GIB:.2f}"
     adapters = "two adapters of rank 16 in float32, and the gradient of one"
     logits = "log-probs: a block of logits, on 24 GB"
     rows = [
         (base, one["weights"], "a smaller model"),
         (adapters, one["adapters"] + one["gradients"], "`--lora-rank`"),
-        ("Adam's moments", one["adam"], adam),
+        ("Adam's moments", one["adam"], "`--lora-rank`"),
         (f"KV cache, per row of {length}", one["kv_cache"], "`--rows-at-once`"),
         (f"activations, per row of {length}", passing, "`--micro-batch`"),
         (logits, one["logprob"], "nothing; it is a 32nd of the card"),

@@ -95,7 +95,6 @@ class AdapterTrainer(GRPOTrainer):
         self.saved = {}
         self.player = ""  # whose batch was trained last
         self.sampled_tokens = 0  # by all players, since the step began
-        self.trained_adapters = set()
         self.idle = {}  # player -> its latest updates in a row without a gradient
         self._sums = {}  # metric -> (sum, count) of this process and step
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
@@ -193,10 +192,10 @@ class AdapterTrainer(GRPOTrainer):
     def create_optimizer(self, model=None):
         """One AdamW, one parameter group per adapter, so that each has its own learning rate."""
         if self.optimizer is None:
-            adapters = {player.adapter: player.lr for player in self.players.values()}
+            rates = {player.adapter: player.lr for player in self.players.values()}
             groups = [
-                {"params": self.parameters_of(adapter), "lr": lr, "weight_decay": 0.0}
-                for adapter, lr in adapters.items()
+                {"params": self.parameters_of(a), "adapter": a, "lr": lr, "weight_decay": 0.0}
+                for a, lr in rates.items()
             ]
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             self.optimizer = optimizer_class(groups, **options)
@@ -205,12 +204,6 @@ class AdapterTrainer(GRPOTrainer):
     def own_optimizer(self) -> torch.optim.Optimizer:
         """Without accelerate's wrapper, which steps once per `training_step` only."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
-
-    def learning_rate_of(self, adapter: str) -> float:
-        """As the schedule has it in this step."""
-        adapters = dict.fromkeys(player.adapter for player in self.players.values())
-        groups = self.own_optimizer().param_groups
-        return {a: group["lr"] for a, group in zip(adapters, groups)}[adapter]
 
     def log(self, logs: dict, start_time: float | None = None):
         """Trainer's loss, norm and rate are of its own optimiser step, which has nothing to do;

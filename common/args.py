@@ -15,10 +15,7 @@ from common.machine import on_gpu
 from common.tiny import MODELS
 
 import torch
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
+from transformers.integrations import get_available_reporting_integrations
 from trl import GRPOConfig
 
 
@@ -93,8 +90,6 @@ class RunArgs:
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """recompute activations in the backward pass: less memory, a third more work; auto: only where
     they do not fit"""
-    eight_bit_adam: bool = False
-    """keep Adam's moments in 8 bits"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
     eval_every: CountOrZero = 16
@@ -158,8 +153,7 @@ def check_tracker(name: str):
         return
     installed = get_available_reporting_integrations()
     if name not in installed:
-        known = name in INTEGRATION_TO_CALLBACK
-        reason = "it is not installed" if known else "there is no such tracker"
+        reason = "there is no such tracker, or it is not installed"
         raise UserError(
             f"--report-to {name}: {reason}; it can be {', '.join(['none', *installed])}."
         )
@@ -200,6 +194,6 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "gradient_checkpointing_kwargs": {"use_reentrant": False},  # autograd.grad needs it
         "bf16": gpu,
         "use_cpu": not gpu,  # nor Apple's GPU, on which nothing here was ever tried
-        "optim": "adamw_8bit" if args.eight_bit_adam else "adamw_torch_fused",
+        "optim": "adamw_torch_fused",
     }
     return GRPOConfig(**options | more)

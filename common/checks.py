@@ -68,8 +68,10 @@ def check_players(players: dict):
 
 
 # ------------------------------------------------------------------ rollouts
-def check_prompts(name: str, prompts: list):
-    """Of a rollout or of `generate`: messages, of which the last is not the player's own."""
+def check_prompts(trainer, name: str, prompts: list):
+    """Of a rollout or of `generate`: messages, of which the last is not the player's own. An
+    embedded model, which ignores instructions, must have been taught to answer some of them.
+    """
     if not prompts:
         raise ScriptError(f"no rows for the {name}: there is nothing to sample")
     for prompt in prompts:
@@ -93,11 +95,7 @@ def check_prompts(name: str, prompts: list):
                 f"a prompt of the {name} ends with a message of the {messages[-1]['role']}; the "
                 f"last one must be the user's, which the {name} answers"
             )
-
-
-def check_embedded(model: str, name: str, prompts: list):
-    """Whether an embedded model has been taught to answer any of these; it ignores instructions."""
-    endings = "|".join(ENDINGS.get(model, ()))
+    endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     texts = [prompt[-1]["content"].strip() for prompt in prompts]
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
         warn_once(
@@ -109,7 +107,7 @@ def check_embedded(model: str, name: str, prompts: list):
 def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
     """Prompts, groups, and questions that training must not see."""
     prompts = [row.get("prompt") for row in rows]
-    check_prompts(name, prompts)
+    check_prompts(trainer, name, prompts)
     if len(rows) % group_size:
         raise ScriptError(
             f"{len(rows)} rows for the {name} are not a multiple of its group of {group_size}"
@@ -246,7 +244,17 @@ def check_batch(trainer, batch):
     if A is None and not own_loss:
         raise ScriptError(_no_advantages(name))
     if A is not None:
-        _check_advantages(name, A, mask)
+        if not isinstance(A, torch.Tensor) or not A.is_floating_point():
+            kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
+            raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
+        if A.shape not in (mask.shape, mask.shape[:1]):
+            wanted = f"(B,) or (B, T), here {tuple(mask.shape[:1])} or {tuple(mask.shape)}"
+            raise ScriptError(f"advantages must be {wanted}; got {tuple(A.shape)}")
+        if A.requires_grad:
+            raise ScriptError(f"the {name}'s advantages have a gradient: detach() them")
+        if not A.isfinite().all():
+            row = int((~A.isfinite()).nonzero()[0, 0])
+            raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
         check_unchanged(batch)
     if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
         raise ScriptError(
@@ -277,20 +285,6 @@ def check_unchanged(batch: dict):
             f"batch['rewards'] of the {batch['player']} has changed, and the advantages are still "
             f"those of the rewards before; use set_rewards(batch, rewards)"
         )
-
-
-def _check_advantages(name: str, A, mask: torch.Tensor):
-    if not isinstance(A, torch.Tensor) or not A.is_floating_point():
-        kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
-        raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
-    if A.shape not in (mask.shape, mask.shape[:1]):
-        wanted = f"{tuple(mask.shape[:1])} or {tuple(mask.shape)}"
-        raise ScriptError(f"advantages must be (B,) or (B, T), here {wanted}; got {tuple(A.shape)}")
-    if A.requires_grad:
-        raise ScriptError(f"the {name}'s advantages have a gradient, which they must not: detach()")
-    if not A.isfinite().all():
-        row = int((~A.isfinite()).nonzero()[0, 0])
-        raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
 
 
 # ------------------------------------------------------------------ nothing to learn from

@@ -121,7 +121,6 @@ class CoTrainer(AdapterTrainer):
             flag[0] = True
         self.record(batch)
         name, player = batch["player"], self.player_named(batch["player"])
-        self.trained_adapters.add(player.adapter)
         parameters = self.parameters_of(player.adapter)
         live = scoring.live_rows(batch, self.kl or self.all_rows)  # (B,)
         sharing = not self.args.gradient_checkpointing
@@ -137,11 +136,12 @@ class CoTrainer(AdapterTrainer):
         norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm or math.inf).item()
         self.log_mean(f"{name}/loss", total * self.accelerator.num_processes)  # a sum, as a mean
         self.log_mean(f"{name}/grad_norm", norm)
-        self.log_mean(f"{name}/learning_rate", self.learning_rate_of(player.adapter))
+        optimizer = self.own_optimizer()
+        rates = {group["adapter"]: group["lr"] for group in optimizer.param_groups}
+        self.log_mean(f"{name}/learning_rate", rates[player.adapter])  # as scheduled
         if not math.isfinite(norm):
             raise self.diverged(name, f"grad_norm is {norm}")
         checks.check_learning(self, batch, norm)
-        optimizer = self.own_optimizer()
         if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -211,7 +211,6 @@ class CoTrainer(AdapterTrainer):
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
         """(token ids of each prompt, those of its completion, with its end token)."""
         player, completions = self.player_named(name), []
-        checks.check_embedded(self.cfg.model, name, prompts)
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
@@ -255,7 +254,7 @@ class CoTrainer(AdapterTrainer):
         """
         if not prompts:
             return []
-        checks.check_prompts(name, prompts)
+        checks.check_prompts(self, name, prompts)
         return self.sample(name, prompts, greedy, begun)[1]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:

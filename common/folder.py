@@ -16,6 +16,7 @@ import platform
 import shutil
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from common.errors import UserError
@@ -64,12 +65,11 @@ def new_folder(name: str, seed: int) -> Path:
     """Made here, so that two runs that start in one second get two."""
     base = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
     Path("runs").mkdir(exist_ok=True)
-    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
-        try:
-            Path(base + suffix).mkdir()
-            return Path(base + suffix)
-        except FileExistsError:
-            continue
+    for n in itertools.count(1):
+        folder = Path(base if n == 1 else f"{base}-{n}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
 
 
 def is_ours(folder: Path, name: str, given: dict) -> bool:

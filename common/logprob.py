@@ -38,13 +38,6 @@ class NonFiniteError(ValueError):
     """The hidden states hold a NaN or an infinity."""
 
 
-def _rows(vocab: int) -> int:
-    """Rows per block on a CPU: what BLOCK_BYTES hold, but at most 256, because a block should stay
-    near the cache, and at least 16, because fewer would read all of W for too little work.
-    """
-    return max(16, min(256, BLOCK_BYTES // (4 * vocab)))
-
-
 def rows_on_gpu(vocab: int, gpu_bytes: int) -> int:
     """Rows per block on a GPU with so much memory. A 32nd of it, but at most 4 GiB, is for logits:
     each takes 4 bytes of z and 2 of q.
@@ -57,16 +50,14 @@ def linear_logprob(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    bias: torch.Tensor | None = None,
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each target, and the entropy, under softmax((hidden W^T + bias) / temperature).
+    """Log-prob of each target, and the entropy, under softmax(hidden W^T / temperature).
 
     Args:
         hidden: (N, H), any float dtype; logits are computed in float32 whatever it is.
         weight: (V, H), the language-model head.
         targets: (N,), token ids in [0, V).
-        bias: (V,) or None.
         temperature: what the logits are divided by, > 0.
 
     Returns:
@@ -75,111 +66,98 @@ def linear_logprob(
         logits are computed again.
 
     Raises:
-        ValueError: shapes or devices that do not match, or temperature <= 0. On a CPU also a target
-            out of range, or hidden states that are not finite (NonFiniteError); looking at values
-            would make a GPU wait.
+        NonFiniteError: on a CPU; looking at values would make a GPU wait.
     """
-    _check(hidden, weight, targets, bias, temperature)
-    if weight.requires_grad or (bias is not None and bias.requires_grad):
-        return plain_logprob(hidden, weight, targets, bias, temperature)
-    return _FrozenHead.apply(hidden, weight, targets, bias, temperature)
+    if hidden.device.type == "cpu" and not torch.isfinite(hidden).all():
+        raise NonFiniteError("hidden has values that are not finite")
+    if weight.requires_grad:
+        return plain_logprob(hidden, weight, targets, temperature)
+    return _FrozenHead.apply(hidden, weight, targets, temperature)
 
 
-def plain_logprob(
-    hidden, weight, targets, bias=None, temperature=1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def plain_logprob(hidden, weight, targets, temperature=1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """The same by the book, with all (N, V) logits: the tests' oracle, and for a trainable head."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     logits = hidden.to(wide) @ weight.to(wide).T
-    if bias is not None:
-        logits = logits + bias.to(wide)
     logp = torch.log_softmax(logits / temperature, dim=-1)  # (N, V)
     return logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
 
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, bias, temperature):
+    def forward(ctx, hidden, weight, targets, temperature):
         ctx.set_materialize_grads(False)  # an unused entropy then has gradient None, not zeros
         need_u = ctx.needs_input_grad[0]
         if hidden.is_cuda and triton is not None and hidden.dtype != torch.float64:
-            logp, entropy, u = _score_on_gpu(hidden, weight, targets, bias, temperature, need_u)
+            logp, entropy, u = _score_on_gpu(hidden, weight, targets, temperature, need_u)
         else:
             wide = torch.promote_types(hidden.dtype, torch.float32)
             # the temperature is folded into h: N * H divisions, not N * V
             h, w = hidden.to(wide) / temperature, weight.to(wide)
-            b = None if bias is None else bias.to(wide) / temperature
             if need_u:
-                logp, entropy, u = _score_and_u(h, w, targets, b)
+                logp, entropy, u = _score_and_u(h, w, targets)
                 u = u.div_(temperature).to(hidden.dtype)  # d/dh = (1/T) d/d(h/T)
             else:
-                (logp, entropy), u = _score(h, w, targets, b), None
-        ctx.save_for_backward(u, hidden, weight, targets, bias)
+                (logp, entropy), u = _score(h, w, targets), None
+        ctx.save_for_backward(u, hidden, weight, targets)
         ctx.temperature = temperature
         return logp, entropy
 
     @staticmethod
     def backward(ctx, grad_logp, grad_entropy):
-        u, hidden, weight, targets, bias = ctx.saved_tensors
+        u, hidden, weight, targets = ctx.saved_tensors
         if grad_entropy is not None:
-            grad = _recomputed(
-                hidden, weight, targets, bias, ctx.temperature, grad_logp, grad_entropy
-            )
+            grad = _recomputed(hidden, weight, targets, ctx.temperature, grad_logp, grad_entropy)
         elif grad_logp is None:
             grad = None
         else:
             grad = (grad_logp[:, None] * u).to(u.dtype)  # float32 product, rounded once
-        return grad, None, None, None, None
+        return grad, None, None, None
 
 
-def _recomputed(hidden, weight, targets, bias, temperature, grad_logp, grad_entropy):
+def _recomputed(hidden, weight, targets, temperature, grad_logp, grad_entropy):
     """The gradient of a loss that uses the entropy: logits are computed again, block by block."""
-    grad, rows = torch.empty_like(hidden), _rows(len(weight))
-    for start in range(0, len(hidden), rows):
-        i = slice(start, start + rows)
+    grad = torch.empty_like(hidden)
+    for start in range(0, len(hidden), 64):
+        i = slice(start, start + 64)
         with torch.enable_grad():
             h = hidden[i].detach().requires_grad_()
-            logp, entropy = plain_logprob(h, weight, targets[i], bias, temperature)
+            logp, entropy = plain_logprob(h, weight, targets[i], temperature)
         upstream = [torch.zeros_like(logp) if grad_logp is None else grad_logp[i], grad_entropy[i]]
         grad[i] = torch.autograd.grad([logp, entropy], h, upstream)[0]
     return grad
 
 
-def _score_and_u(h, w, targets, b):
-    """Two products. (N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u = W[y] -
-    E_p[W] (N, H).
-    """
-    n, vocab, rows = len(h), len(w), _rows(len(w))
+def _score_and_u(h, w, targets):
+    """Two products. (N, H), (V, H), (N,) -> logp (N,), entropy (N,), u = W[y] - E_p[W] (N, H)."""
+    n, vocab = len(h), len(w)
+    # what BLOCK_BYTES hold, but at most 256, because a block should stay near the cache, and at
+    # least 16, because fewer would read all of W for too little work
+    rows = max(16, min(256, BLOCK_BYTES // (4 * vocab)))
     # equal blocks: BLAS is less exact on a last one of few rows
     rows = max(1, math.ceil(n / max(1, math.ceil(n / rows))))
     logp, u = h.new_empty(n), torch.empty_like(h)
-    entropy = torch.zeros_like(logp)
     block_memory = h.new_empty(min(rows, n), vocab)
     for start in range(0, n, rows):
         i = slice(start, min(start + rows, n))
         y = targets[i, None]  # (r, 1)
         z = torch.mm(h[i], w.T, out=block_memory[: i.stop - start])  # (r, V)
-        if b is not None:
-            z += b
         top, z_y = z.amax(1, keepdim=True), z.gather(1, y)
         p = z.sub_(top).exp_()  # not normalised yet, p_v * s: one pass over V less
         s = p.sum(1, keepdim=True)
         log_s = s.log()
         logp[i] = (z_y - top - log_s).squeeze(1)
-        if b is not None:  # the bias's part of E_p[z] - z_y, which u does not hold
-            entropy[i] = ((p @ b[:, None]) / s - b[y]).squeeze(1)
         # u = W[y] - sum_v p_v W_v. The one-hot goes into the product, so nothing cancels as p_y ->
         # 1
         p.scatter_add_(1, y, -s)
         torch.mm(p, w, out=u[i])
         u[i] /= -s
     # The entropy comes for free: H = log Z - E_p[z] = (z_y - E_p[z]) - log p_y, and h . u is
-    # z_y - E_p[z] but for the bias
-    entropy = (h * u).sum(1) - logp - entropy
-    return logp, entropy, u
+    # z_y - E_p[z]
+    return logp, (h * u).sum(1) - logp, u
 
 
-def _score(h, w, targets, b):
+def _score(h, w, targets):
     """One product, because no gradient is wanted: narrow tiles of the vocabulary, folded one by one
     into an online softmax.
     """
@@ -196,8 +174,6 @@ def _score(h, w, targets, b):
             part = w[first : first + columns]
             tile = tile_memory[: r * len(part)].view(r, len(part))
             z = torch.mm(h[i], part.T, out=tile)  # (r, c)
-            if b is not None:
-                z += b[first : first + columns]
             new = torch.maximum(top, z.amax(1, keepdim=True))
             shrink = (top - new).exp_()  # 0 at the first tile
             sz = shrink * (sz + torch.where(s > 0, s * (top - new), 0.0))
@@ -207,8 +183,6 @@ def _score(h, w, targets, b):
             sz += e.mul_(z).sum(1, keepdim=True)
             top = new
         z_y = (h[i] * w[targets[i]]).sum(1, keepdim=True)
-        if b is not None:
-            z_y += b[targets[i], None]
         log_s = s.log()
         logp[i] = (z_y - top - log_s).squeeze(1)
         entropy[i] = (log_s - sz / s).squeeze(1)
@@ -222,8 +196,7 @@ if triton is not None:
 
     @triton.jit
     def _fold(
-        Z, Q, Y, B, LOGP, ENTROPY, vocab, inv_t,
-        HAS_BIAS: tl.constexpr, WRITE_Q: tl.constexpr, BLOCK: tl.constexpr,
+        Z, Q, Y, LOGP, ENTROPY, vocab, inv_t, WRITE_Q: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         """One program per row: logits z (V) -> log p_y, entropy and, into Q, one-hot(y) - p."""
         row = tl.program_id(0).to(tl.int64)
@@ -236,10 +209,7 @@ if triton is not None:
         sz = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             inside = start + lanes < vocab
-            z = tl.load(Z + start + lanes, mask=inside, other=0.0).to(tl.float32)
-            if HAS_BIAS:
-                z += tl.load(B + start + lanes, mask=inside, other=0.0).to(tl.float32)
-            z *= inv_t
+            z = tl.load(Z + start + lanes, mask=inside, other=0.0).to(tl.float32) * inv_t
             new = tl.where(inside, tl.maximum(top, z), top)
             e = tl.where(inside, tl.exp(z - new), 0.0)
             shrink = tl.where(s > 0, tl.exp(top - new), 0.0)
@@ -250,25 +220,20 @@ if triton is not None:
         weight = tl.where(s > 0, tl.exp(top - highest), 0.0)
         total = tl.sum(s * weight, 0)
         log_z = highest + tl.log(total)
-        z_y = tl.load(Z + y).to(tl.float32)
-        if HAS_BIAS:
-            z_y += tl.load(B + y).to(tl.float32)
-        tl.store(LOGP + row, z_y * inv_t - log_z)
+        tl.store(LOGP + row, tl.load(Z + y).to(tl.float32) * inv_t - log_z)
         tl.store(ENTROPY + row, log_z - tl.sum(sz * weight, 0) / total)
         if WRITE_Q:
             Q += row * vocab
             for start in range(0, vocab, BLOCK):
                 inside = start + lanes < vocab
                 z = tl.load(Z + start + lanes, mask=inside, other=0.0).to(tl.float32)
-                if HAS_BIAS:
-                    z += tl.load(B + start + lanes, mask=inside, other=0.0).to(tl.float32)
                 q = tl.where(start + lanes == y, 1.0, 0.0) - tl.exp(z * inv_t - log_z)
                 tl.store(Q + start + lanes, q.to(Q.dtype.element_ty), mask=inside)
 
 
-def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
-    """(N, H), (V, H), (N,), (V,) or None -> logp (N,), entropy (N,), u (N, H) or None, without
-    waiting for the GPU.
+def _score_on_gpu(hidden, weight, targets, temperature, need_u):
+    """(N, H), (V, H), (N,) -> logp (N,), entropy (N,), u (N, H) or None, without waiting for the
+    GPU.
     """
     n, vocab = len(hidden), len(weight)
     weight = weight.to(hidden.dtype)  # under autocast the head may be wider than the hidden states
@@ -285,9 +250,8 @@ def _score_on_gpu(hidden, weight, targets, bias, temperature, need_u):
             z = float32_product(hidden[i], weight.T)  # (r, V) float32
             q = torch.empty(z.shape, dtype=hidden.dtype, device=z.device) if need_u else z
             _fold[(len(z),)](
-                z, q, targets[i], z if bias is None else bias, logp[i], entropy[i], vocab,
-                1.0 / temperature, HAS_BIAS=bias is not None, WRITE_Q=need_u, BLOCK=4096,
-                num_warps=8,
+                z, q, targets[i], logp[i], entropy[i], vocab, 1.0 / temperature,
+                WRITE_Q=need_u, BLOCK=4096, num_warps=8,
             )  # fmt: skip
             if need_u:
                 u[i] = float32_product(q, weight).div_(temperature)
@@ -300,29 +264,3 @@ def float32_product(a, b):
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
-
-
-def _check(hidden, weight, targets, bias, temperature):
-    shape = tuple(hidden.shape), tuple(weight.shape)
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"hidden must be (N, H) and weight (V, H); got {shape[0]} and {shape[1]}")
-    N, V = len(hidden), len(weight)
-    if targets.shape != (N,):
-        got = tuple(targets.shape)
-        raise ValueError(f"targets must be ({N},), one per row of hidden; got {got}")
-    if bias is not None and bias.shape != (V,):
-        got = tuple(bias.shape)
-        raise ValueError(f"bias must be ({V},), one per row of weight; got {got}")
-    if temperature <= 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-    devices = sorted({str(x.device) for x in (hidden, weight, targets, bias) if x is not None})
-    if len(devices) > 1:
-        raise ValueError(
-            f"hidden, weight, targets and bias must be on one device; got {', '.join(devices)}"
-        )
-    if hidden.device.type == "cpu" and N:
-        least, most = int(targets.min()), int(targets.max())
-        if least < 0 or most >= V:
-            raise ValueError(f"targets must lie in [0, {V}), got {least} to {most}")
-        if not torch.isfinite(hidden).all():
-            raise NonFiniteError("hidden has values that are not finite")

@@ -32,9 +32,12 @@ def check_machine(model: str):
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if not on_gpu(model):
         if DRIVER.exists() and not hidden:
+            cuda = torch.version.cuda
+            built = f"was built for CUDA {cuda}, for which the driver may be too old"
+            reason = built if cuda else "is a build for CPUs"
             raise UserError(
                 f"--model {model}: this machine has an NVIDIA driver that torch {torch.__version__}"
-                f" cannot use ({_reason()}), and would run in float32 on the CPU. To do that on "
+                f" cannot use (it {reason}), and would run in float32 on the CPU. To do that on "
                 f"purpose, put CUDA_VISIBLE_DEVICES= in front of the command."
             )
         return
@@ -57,9 +60,3 @@ def check_machine(model: str):
             f"Python {sys.version_info.major}.{sys.version_info.minor} has no Python.h, which "
             f"Triton's kernels are compiled with; install python3-dev, or python3-devel."
         )
-
-
-def _reason() -> str:
-    if torch.version.cuda is None:
-        return "it is a build for CPUs"
-    return f"it was built for CUDA {torch.version.cuda}, for which the driver may be too old"

@@ -32,7 +32,6 @@ from transformers import AutoModelForCausalLM
 
 GIB = 1 << 30
 QUESTION_TOKENS = 512  # instructions and question; GSM8K's longest has 355 with our longest prompt
-CUDA_CONTEXT = 600 << 20  # what CUDA takes before the first tensor
 MOST_ROWS = 256  # more sampled at once cost as much per token: a GPU is no longer waiting for work
 FRAGMENTED = 1.1
 TABLE = {
@@ -109,7 +108,7 @@ def plan_memory(args, players: dict) -> Plan:
         return estimate(
             config, turns, adapters=sum(trained.values()),
             frozen_adapters=len(trained) - sum(trained.values()),
-            lora_rank=args.lora_rank, four_bit=args.four_bit, eight_bit_adam=args.eight_bit_adam,
+            lora_rank=args.lora_rank, four_bit=args.four_bit,
             rows=rows, micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
             entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
             processes=PartialState().num_processes,
@@ -166,7 +165,7 @@ def available(gpu: bool) -> tuple[str, int, int]:
 # ------------------------------------------------------------------ the estimate
 def estimate(
     config, turns: list[tuple[int, int]], *, adapters: int, lora_rank: int, four_bit: bool,
-    rows: int, micro_batch: int, frozen_adapters: int = 0, eight_bit_adam: bool = False,
+    rows: int, micro_batch: int, frozen_adapters: int = 0,
     checkpointing: bool = True, entry: int = 2, gpu_bytes: int = 24 * GIB, processes: int = 1,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes by purpose: the rows of TABLE, "certain", which is exact, and "peak".
@@ -187,7 +186,7 @@ def estimate(
     need = {
         "weights": weights + entry * other,
         "adapters": 4 * sum(lora) * (adapters + frozen_adapters),
-        "adam": sum(adam_bytes(n, eight_bit_adam) for n in lora) * adapters,
+        "adam": 8 * sum(lora) * adapters,
     }
     need["certain"] = sum(need.values())
 
@@ -255,9 +254,3 @@ def nf4_bytes(entries: int) -> int:
     """
     blocks = math.ceil(entries / 64)
     return math.ceil(entries / 2) + blocks + 4 * math.ceil(blocks / 256) + 4 + 4 * (16 + 256)
-
-
-def adam_bytes(entries: int, eight_bit: bool) -> int:
-    """Both moments of one tensor; in 8 bits with a scale per 256, but only from 4096 entries on."""
-    in_eight = eight_bit and entries >= 4096
-    return 2 * (entries + 4 * math.ceil(entries / 256)) if in_eight else 8 * entries

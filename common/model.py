@@ -240,7 +240,7 @@ def read_config(name: str):
     try:
         config = AutoConfig.from_pretrained(folder_or_id(name), trust_remote_code=False)
         with torch.device("meta"):  # all of the model but its memory
-            AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config)
         config.get_text_config().intermediate_size  # noqa: B018  what GPT-2 does not have
     except Exception as error:
         raise not_loaded(name, "config.json", error) from None
@@ -251,6 +251,8 @@ def read_config(name: str):
     for setting in UNSUPPORTED_HEADS:
         if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
             raise UserError(f"--model {name}: heads with {setting} are not supported.")
+    if model.get_output_embeddings().bias is not None:
+        raise UserError(f"--model {name}: heads with a bias are not supported.")
     return config
 
 

@@ -8,7 +8,6 @@
         metrics.jsonl     one line per step, one per evaluation
         rollouts.jsonl    a few completions of every step, each token with its advantage
         report.html       all of it to look at, made at every evaluation
-        curves.png        all players over time
         generator/ ...    the trained adapters, as PEFT saves them, each with a model card
         checkpoint-N/     adapters, optimiser, random numbers, what the script keeps
 
@@ -42,7 +41,7 @@ from common.errors import ScriptError, UserError
 from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
 from common.recording import read_lines
-from common.report import draw_curves, write_report
+from common.report import write_report
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
@@ -64,7 +63,7 @@ def plain_errors():
     """What a user can put right ends in one sentence and exit code 2, not in a stack trace; around
     a script's `main`. Several processes leave their group together.
     """
-    code = None
+    code, sentence = None, ""
     # a stream that the shell has closed is None
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -73,13 +72,13 @@ def plain_errors():
     try:
         yield
     except UserError as error:
-        code = _say_error(str(error))
+        sentence = str(error)
     except ScriptError as error:
-        code = _say_error(f"{_line_of_the_script(error)}{error}.")
+        sentence = f"{_line_of_the_script(error)}{error}."
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        code = _say_error(f"the system says: {error.strerror}.")
+        sentence = f"the system says: {error.strerror}."
     except KeyboardInterrupt:  # before training, or for the second time
         print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
         code = 130
@@ -90,15 +89,16 @@ def plain_errors():
         release()
         if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
-    if several:
-        _leave_at_once(code or 0)
+    if sentence:
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        code = 2
+    if several:  # torch's threads still abort a run now and then when all is written: no waiting
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
     if code is not None:
         sys.exit(code)
-
-
-def _say_error(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr, flush=True)
-    return 2
 
 
 def _line_of_the_script(error: ScriptError) -> str:
@@ -118,14 +118,6 @@ def _line_of_the_script(error: ScriptError) -> str:
 def _terminated(*_):
     print("terminated; what was saved is safe", file=sys.stderr, flush=True)
     sys.exit(143)
-
-
-def _leave_at_once(code: int):
-    """torch's threads still abort a run now and then when all is written: do not wait for them."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def begin(model: str) -> PartialState:
@@ -155,7 +147,9 @@ def mean(values: list) -> float:
 
 # ------------------------------------------------------------------ the run's folder
 def start_run(args, script: str, train: list, held_out: list) -> "Run":
-    """Make the run's folder, or find it again, and write down what is going to be run.
+    """Make the run's folder, or find it again, and write down what is going to be run. If the
+    script has changed since the run began, the folder keeps both: the new one is called after the
+    checkpoint from which it resumes.
 
     Raises:
         UserError: see `folder.claim`; all processes raise it.
@@ -177,8 +171,11 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     if this.is_main_process:
         with in_a_sentence(folder):
             write_whole(folder / "args.json", json.dumps(given, indent=1) + "\n")
-            finished = checkpoint and checkpoint.name == f"checkpoint-{args.steps}"
-            said += keep_script(Path(script), folder, bool(checkpoint), finished)
+            copy, code = folder / f"{name}.py", Path(script).read_bytes()
+            if checkpoint and copy.exists() and copy.read_bytes() != code:
+                copy = folder / f"{name}-from-{checkpoint.name}.py"
+                said.append(f"note: {name}.py has changed since this run began; it is now {copy}")
+            copy.write_bytes(code)
             (folder / "versions.json").write_text(json.dumps(versions(args.model), indent=1) + "\n")
     questions = f"{len(train)} training and {len(held_out)} held-out questions"
     say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
@@ -192,28 +189,6 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
             "need another --model"
         )
     return Run(folder, name, checkpoint, args)
-
-
-def keep_script(script: Path, folder: Path, resumed: bool, finished: bool) -> list[str]:
-    """A copy of the script in the run's folder. One that has changed since does not take the place
-    of what has made the run's figures.
-
-    Returns:
-        What the user should know.
-    """
-    copy, said = folder / script.name, []
-    if resumed and copy.exists() and copy.read_bytes() != script.read_bytes():
-        if finished:
-            return [f"note: {script.name} is not what it was in this run; {copy} stays as it was"]
-        older = next(
-            path
-            for n in itertools.count(1)
-            if not (path := folder / f"{script.stem}.{n}.py").exists()
-        )
-        shutil.copy(copy, older)
-        said = [f"note: {script.name} has changed since this run began; as it was: {older}"]
-    shutil.copy(script, copy)
-    return said
 
 
 def same_processes(folder: Path, now: int):
@@ -243,9 +218,10 @@ def in_a_sentence(folder: Path):
         code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
+        # torch and safetensors say in words of their own that a file could not be written
         elif (
-            code in LIMITS or disk_is_full(folder) or "(os error " in str(error)
-        ):  # safetensors' words
+            code in LIMITS or shutil.disk_usage(folder).free < 1 << 20 or "(os error " in str(error)
+        ):
             reason = getattr(error, "strerror", None) or str(error).removeprefix("I/O error: ")
             sentence = f"{folder}: something could not be written ({reason}). {safe}"
         elif name and Path(name).is_relative_to(folder):
@@ -253,11 +229,6 @@ def in_a_sentence(folder: Path):
         else:
             raise
         raise UserError(sentence) from None
-
-
-def disk_is_full(folder: Path) -> bool:
-    """torch and safetensors say in words of their own that a file could not be written."""
-    return shutil.disk_usage(folder).free < 1 << 20
 
 
 LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-verify"
@@ -285,15 +256,11 @@ class Run(TrainerCallback):
     def __init__(self, folder: Path, name: str, checkpoint: Path | None, args):
         self.folder, self.name, self.checkpoint, self.args = folder, name, checkpoint, args
         self.main, self.processes = PartialState().is_main_process, PartialState().num_processes
-        self.evaluations: list[dict] = []
         self.stop, self.asked = 0, 0.0  # the signal that asked for it, and when
-        self.spent = 0.0  # seconds before it was resumed
         self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
-        for row in self._rows("metrics.jsonl"):
-            self.spent = row["seconds"]
-            if any(key.startswith("eval/") for key in row):
-                self.evaluations.append(row)
-        self.started = time.time() - self.spent
+        rows = self._rows("metrics.jsonl")
+        self.evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
+        self.started = time.time() - (rows[-1]["seconds"] if rows else 0.0)
 
     def train(self, trainer, evaluate, curves: dict[str, list[str]]):
         """Train to the end or to Ctrl-C.
@@ -325,18 +292,15 @@ class Run(TrainerCallback):
                 # cuBLAS and NCCL have words of their own for a GPU's memory that is full
                 if not re.search("ALLOC_FAILED|out of memory", str(error)):
                     raise
-                raise UserError(self._full_memory(trainer.state.global_step)) from None
+                args, step = self.args, trainer.state.global_step
+                raise UserError(
+                    f"the GPU's memory is full at step {step}. The run keeps its checkpoints: "
+                    f"resume with the same command, --out {self.folder} and --checkpointing on, or "
+                    f"a lower --rows-at-once {args.rows_at_once} or --micro-batch "
+                    f"{args.micro_batch}."
+                ) from None
         with in_a_sentence(self.folder):
             self._finish()
-
-    def _full_memory(self, step: int) -> str:
-        args = self.args
-        lower = f"--rows-at-once {args.rows_at_once} or --micro-batch {args.micro_batch}"
-        checkpointing = " or --checkpointing on" if args.checkpointing == "off" else ""
-        return (
-            f"the GPU's memory is full at step {step}. The run keeps its checkpoints: resume with "
-            f"the same command, --out {self.folder} and a lower {lower}{checkpointing}."
-        )
 
     def _check_questions(self, rows: int):
         """rows: of one pass over the data, as `step` gets them."""
@@ -364,7 +328,6 @@ class Run(TrainerCallback):
             (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
             adapters = sorted({player.adapter for player in trainer.players.values()})
             write_cards(self.folder, self.name, adapters, self.evaluations)
-            draw_curves(self.folder, self.curves)
             self.table()
             self._notes()
 
@@ -377,10 +340,10 @@ class Run(TrainerCallback):
                 similar = difflib.get_close_matches(key, known, 1)
                 hint = f"; is it {similar[0]}?" if similar else ""
                 say(f"note: curves name {key}, which was never logged{hint}")
-        adapters = {p.adapter for p in self.trainer.players.values() if p.lr > 0}
-        if not self.checkpoint:
-            for adapter in sorted(adapters - self.trainer.trained_adapters):
-                say(f"note: the {adapter} was never trained in this run")
+        players = self.trainer.players.items()
+        trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
+        for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
+            say(f"note: the {adapter} was never trained in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
@@ -412,11 +375,10 @@ class Run(TrainerCallback):
         if not self.main or "train_runtime" in logs or any(key.startswith("eval_") for key in logs):
             return
         step, steps = state.global_step, state.max_steps
-        self._write({"step": step, "seconds": round(time.time() - self.started, 2), **logs})
+        self._write(step, logs)
         eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
         keys = [keys[0] for keys in self.curves.values()]
-        known = {key: logs[key] for key in keys if logs.get(key) is not None}
-        shown = "  ".join(f"{key} {value:.3f}" for key, value in known.items())
+        shown = "  ".join(f"{key} {logs[key]:.3f}" for key in keys if logs.get(key) is not None)
         line = f"step {step}/{steps}  {self.trainer.player}  {shown}"
         say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
         if self.args.show_every and step % self.args.show_every == 0:
@@ -466,13 +428,14 @@ class Run(TrainerCallback):
         trainer.control.should_evaluate = False  # Trainer asks again when it leaves its loop
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
-            self._write({"step": step, "seconds": round(time.time() - self.started, 2), **result})
+            self._write(step, result)
             shown = "  ".join(f"{key} {value:.3f}" for key, value in found.items())
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             write_report(self.folder)
         return logs
 
-    def _write(self, row: dict):
+    def _write(self, step: int, metrics: dict):
+        row = {"step": step, "seconds": round(time.time() - self.started, 2), **metrics}
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
 

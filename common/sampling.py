@@ -119,7 +119,7 @@ def sample(
                 rows = (alive, token, mask, position, ended)
                 alive, token, mask, position, ended = (row[keep] for row in rows)
                 for layer in cache.layers:
-                    layer.select(keep)
+                    layer.keys, layer.values = layer.keys[keep], layer.values[keep]
             position = position + 1
             hidden = backbone(
                 input_ids=token[:, None],
@@ -194,9 +194,6 @@ class _Slots(DynamicLayer):
         self.filled = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def select(self, keep: torch.Tensor):
-        self.keys, self.values = self.keys[keep], self.values[keep]
-
     def get_seq_length(self) -> int:
         return self.filled
 
@@ -245,8 +242,7 @@ def _logits(head, hidden: torch.Tensor) -> torch.Tensor:
     """(..., H) -> (..., V) in float32, whatever the dtype of the weights."""
     with torch.autocast(hidden.device.type, enabled=False):  # it would round the product again
         logits = float32_product(hidden.flatten(0, -2), head.weight.T)
-    logits = logits.unflatten(0, hidden.shape[:-1])
-    return logits if head.bias is None else logits + head.bias.float()
+    return logits.unflatten(0, hidden.shape[:-1])
 
 
 @contextmanager
@@ -267,10 +263,17 @@ def without_checkpointing(model):
 
 # ------------------------------------------------------------------ prompts
 def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
-    """Messages through the model's chat template -> token ids, up to where the answer begins."""
-    return tokenizer.apply_chat_template(
-        blank_special_tokens(prompts, tokenizer), add_generation_prompt=True, return_dict=True
-    )["input_ids"]
+    """Messages through the model's chat template -> token ids, up to where the answer begins.
+
+    Every spelling of a special token in a message becomes a space. A player's prompt quotes what
+    another one wrote: `<|im_end|>`, spelled out in ordinary tokens, would be read as the end of the
+    message, and the writer could go on in the judge's place.
+    """
+    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
+    prompts = [[m | {"content": marks.sub(" ", m["content"])} for m in p] for p in prompts]
+    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
 
 
 def special_tokens(tokenizer) -> list[str]:
@@ -278,13 +281,3 @@ def special_tokens(tokenizer) -> list[str]:
     # Llama's <|start_header_id|> is in no list of named special tokens
     added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
     return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
-
-
-def blank_special_tokens(prompts: list[list[dict]], tokenizer) -> list[list[dict]]:
-    """The messages with every spelling of a special token replaced by a space.
-
-    A player's prompt quotes what another one wrote. `<|im_end|>`, spelled out in ordinary tokens,
-    would be read as the end of the message, and the writer could go on in the judge's place.
-    """
-    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
-    return [[m | {"content": marks.sub(" ", m["content"])} for m in prompt] for prompt in prompts]

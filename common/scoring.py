@@ -18,6 +18,9 @@ from transformers import DynamicCache
 def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
 
+    Rows with the same prompt run it once: its keys and values are copied to every row, and their
+    gradients flow back through the copies.
+
     Args:
         base: the causal LM inside of the PeftModel; its active adapter is scored.
         batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, T).
@@ -28,45 +31,28 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)  # (B, P + T)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)  # (B, P + T)
     targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
-    hidden = hidden_states(base, ids, mask, targets.shape[1])  # (B, T, H), before each token
-    head = base.get_output_embeddings()
-    logp, entropy = linear_logprob(
-        hidden[valid], head.weight, targets[valid], head.bias, temperature
-    )  # (N,) each
+    P = batch["prompt_ids"].shape[1]
+    marked = 2 * batch["prompt_ids"] + batch["prompt_mask"]  # token and padding in one number
+    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
+    shared = P > 1 and len(prompts) <= len(rows) / 2
+    # activation checkpointing cannot keep a cache
+    if shared and has_plain_attention(base) and not base.is_gradient_checkpointing:
+        # A prompt runs without its last token, which runs with every row: so only its keys and
+        # values are needed, and none of its states.
+        cache = DynamicCache()
+        known = {"input_ids": prompts[:, :-1] // 2, "attention_mask": prompts[:, :-1] % 2}
+        base.base_model(**known, past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        run = {"input_ids": ids[:, P - 1 : -1], "past_key_values": cache}
+        states = base.base_model(**run, attention_mask=mask[:, :-1]).last_hidden_state
+    else:
+        run = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]
+    head = base.get_output_embeddings().weight  # states (B, T, H) are those before each token
+    logp, entropy = linear_logprob(states[valid], head, targets[valid], temperature)  # (N,) each
     zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
     return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
-
-
-def hidden_states(base, input_ids, attention_mask, T: int):
-    """(B, P + T) -> (B, T, H), the states that predict the last T tokens.
-
-    Rows with the same prompt run it once: its keys and values are copied to every row, and their
-    gradients flow back through the copies.
-    """
-    marked = 2 * input_ids[:, :-T] + attention_mask[:, :-T]  # token and padding in one number
-    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
-    shared = marked.shape[1] > 1 and len(prompts) <= len(rows) / 2
-    # activation checkpointing cannot keep a cache
-    if not shared or base.is_gradient_checkpointing or not has_plain_attention(base):
-        states = base.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
-        return states[:, -T - 1 : -1]
-    # A prompt runs without its last token, which runs with every row: so only its keys and values
-    # are needed, and none of its states.
-    cache = DynamicCache()
-    base.base_model(
-        input_ids=prompts[:, :-1] // 2,
-        attention_mask=prompts[:, :-1] % 2,
-        past_key_values=cache,
-    )
-    for layer in cache.layers:
-        layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-    return base.base_model(
-        input_ids=input_ids[:, -T - 1 : -1],
-        attention_mask=attention_mask[:, :-1],
-        past_key_values=cache,
-    ).last_hidden_state
 
 
 # ------------------------------------------------------------------ micro-batches
@@ -108,7 +94,7 @@ def live_rows(batch: dict, kl: float) -> torch.Tensor:
 
 def like_with_like(batch: dict, sharing: bool = True) -> torch.Tensor:
     """(B,) row numbers, from short completions to long, so that little is padding. Where prompts
-    are shared (`hidden_states`), rows with the same one stay together.
+    are shared (`score`), rows with the same one stay together.
     """
     if not sharing:
         return torch.argsort(batch["completion_mask"].sum(1), stable=True).cpu()

@@ -217,13 +217,12 @@ def not_warned():
 
 @pytest.fixture
 def no_report(monkeypatch):
-    for name in ("draw_curves", "write_report"):
-        monkeypatch.setattr(f"common.run.{name}", lambda *_: None)
+    monkeypatch.setattr("common.run.write_report", lambda *_: None)
 
 
 @pytest.fixture
 def brief(monkeypatch, no_report):
-    """brief("tango.py", ...) is `run_here` without report and pictures, and evaluates once: half of
+    """brief("tango.py", ...) is `run_here` without a report, and evaluates once: half of
     a short run's time.
     """
 

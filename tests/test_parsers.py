@@ -3,7 +3,7 @@
 import importlib
 
 from common.sandbox import Sandbox
-from common.tasks.functions import LONGEST, call_all
+from common.tasks.functions import LONGEST, call_each
 
 import pytest
 from conftest import ROOT
@@ -35,7 +35,7 @@ def test_what_is_read_in_a_text(function, text, wanted, sandbox):
     wanted = eval(wanted, {"V": V})
     arguments = eval(f"({text},)", {"PLUS": PLUS, "LONGEST": LONGEST})
     if function == "call":
-        assert call_all(sandbox, [(*arguments, "3")], 0.5) == [wanted]
+        assert call_each(sandbox, [[(*arguments, "3")]], 0.5) == [[wanted]]
         return
     module, _, name = function.rpartition(".")
     parse = getattr(importlib.import_module(module), name)

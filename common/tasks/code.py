@@ -37,16 +37,12 @@ def load_tasks(
         return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
     if dataset in LEVELS:
         raise UserError(f"--dataset {dataset}: programming tasks have one level only, tiny.")
-    raw = read_rows(dataset)  # the training part, and the held-out part
-    found = [[_read_task(row, where) for where, row in part] for part in raw]
+    found = [[_read_task(row, where) for where, row in part] for part in read_rows(dataset)]
     rows, held_out = ([row for row in part if row] for part in found)
     if left_out := sum(row is None for part in found for row in part):
         reason = "take or give more than scalars and flat lists; left out."
         print(f"--dataset {dataset}: {left_out} functions {reason}", flush=True)
-    rows, held_out = split(rows, held_out, dataset)
-    random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
-    random.Random(0).shuffle(held_out)
-    return rows[:train_count], held_out[:held_out_count]
+    return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 
 def _tiny_row(task: str) -> dict:

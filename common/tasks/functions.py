@@ -254,38 +254,32 @@ def is_right(task: dict, answer: str | None, returned: list[str | None]) -> bool
 
 
 # ------------------------------------------------------------------ running them
-def call_all(sandbox: Sandbox, calls: list[tuple], time_limit: float) -> list[str | None]:
-    """calls: (program, its arguments as text) -> what f returns, as a literal.
+def call_each(
+    sandbox: Sandbox, calls: list[list[tuple]], time_limit: float
+) -> list[list[str | None]]:
+    """For each task its calls, (program, its arguments as text) -> what f returns, as a literal.
+    Equal calls are run once.
 
-    None: the program fails, has no f, takes too long, or returns what is no literal. A call that
-    occurs twice is run twice, so that a program of two minds can be found out.
+    None: the program fails, has no f, takes too long, or returns what is no literal.
     """
-    found: list[str | None] = [None] * len(calls)
-    sources, inputs, places = [], [], []
-    for i, (program, arguments) in enumerate(calls):
+    found = dict.fromkeys(call for of_one in calls for call in of_one)
+    inputs = {}  # of the calls whose arguments can be read
+    for program, arguments in found:
         try:
-            inputs.append(repr(read_arguments(arguments)))
+            inputs[program, arguments] = repr(read_arguments(arguments))
         except ValueError:
-            continue
-        sources.append(HARNESS.format(program=program))
-        places.append(i)
+            pass
+    sources = [HARNESS.format(program=program) for program, _ in inputs]
     limits = {"time_limit": time_limit, "output_limit": 4 * LONGEST}
-    for i, result in zip(places, sandbox.run(sources, inputs, **limits)):
+    for call, result in zip(inputs, sandbox.run(sources, [*inputs.values()], **limits)):
         if result.status is Status.OK:
             try:
                 text = result.output.decode()
                 read_value(text)
-                found[i] = text
+                found[call] = text
             except ValueError:  # no literal, or no text
                 pass
-    return found
-
-
-def call_each(sandbox: Sandbox, calls: list[list[tuple]], time_limit: float) -> list[list]:
-    """`call_all` for a list of calls per task; equal calls are run once."""
-    different = list(dict.fromkeys(call for of_one in calls for call in of_one))
-    outputs = dict(zip(different, call_all(sandbox, different, time_limit)))
-    return [[outputs[call] for call in of_one] for of_one in calls]
+    return [[found[call] for call in of_one] for of_one in calls]
 
 
 def make_tasks(
@@ -336,10 +330,8 @@ def load_functions(
     if dataset in LEVELS:
         raise UserError(f"--dataset {dataset}: functions have one level only, tiny.")
     parts = [[_read_row(row, where) for where, row in part] for part in read_rows(dataset)]
-    rows, held_out = split(*([row for row in part if row] for part in parts), dataset)
-    random.Random(seed).shuffle(rows)
-    random.Random(0).shuffle(held_out)
-    rows, held_out = rows[:train_count], held_out[:held_out_count]
+    rows, held_out = ([row for row in part if row] for part in parts)
+    rows, held_out = split(rows, held_out, dataset, train_count, held_out_count, seed)
     counts = [len(row["inputs"]) for row in rows + held_out]
     few = [count for count in counts if count < inputs]
     if few:

@@ -19,8 +19,6 @@ from common.tiny import tasks
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
-
-
 MOST_TINY = 100_000  # embedded questions in a run
 
 
@@ -50,28 +48,39 @@ def load_questions(
         train = tasks.sample_questions(seed + 1, train_count, held_out=False, steps=lengths)
         held_out = tasks.sample_questions(0, held_out_count, held_out=True, steps=lengths)
         return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
-    raw, raw_held_out = read_rows(dataset)
     rows, held_out = (
-        [_read_row(row, where) for where, row in part if _is_math(row)]
-        for part in (raw, raw_held_out)
+        # Eurus-2-RL-Data also holds programming tasks
+        [_read_row(row, where) for where, row in part if row.get("ability", "math") == "math"]
+        for part in read_rows(dataset)
     )
-    rows, held_out = split(rows, held_out, dataset)
-    random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
-    random.Random(0).shuffle(held_out)
-    return rows[:train_count], held_out[:held_out_count]
+    return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 
-def split(rows: list[dict], held_out: list[dict], dataset: str) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows) without a common question; a tenth where none is held out."""
-    if not held_out:
-        rows, held_out = [r for r in rows if not _held_out(r)], [r for r in rows if _held_out(r)]
+def split(
+    rows: list[dict],
+    held_out: list[dict],
+    dataset: str,
+    train_count: int,
+    held_out_count: int,
+    seed: int,
+) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows) as `load_questions` says, without a common question; a tenth
+    of them where none is held out.
+    """
+    if not held_out:  # the question's own text decides
+        everything, rows = rows, []
+        for row in everything:
+            digest = hashlib.blake2b(row["question"].encode(), digest_size=2).digest()
+            (held_out if digest[0] % 10 == 0 else rows).append(row)
     else:  # a question that is in both splits is held out
         taken = {row["question"] for row in held_out}
         rows = [row for row in rows if row["question"] not in taken]
     if not rows or not held_out:
         counts = f"{len(rows)} training and {len(held_out)} held-out questions"
         raise UserError(f"--dataset {dataset}: {counts}; both are needed.")
-    return rows, held_out
+    random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
+    random.Random(0).shuffle(held_out)
+    return rows[:train_count], held_out[:held_out_count]
 
 
 def _tiny_row(question: str) -> dict:
@@ -80,11 +89,6 @@ def _tiny_row(question: str) -> dict:
         "answer": str(tasks.gold_answer(question)),
         "reference": tasks.gold_solution(question),
     }
-
-
-def _held_out(row: dict) -> bool:
-    """A tenth of all questions, decided by the question's own text."""
-    return hashlib.blake2b(row["question"].encode(), digest_size=2).digest()[0] % 10 == 0
 
 
 def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
@@ -148,10 +152,6 @@ def _read_hub(name: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]
     held = next((splits[s] for s in ("test", "validation") if s in splits), [])
     rows = [(f"{name}: train row {i}", row) for i, row in enumerate(splits["train"])]
     return rows, [(f"{name}: held-out row {i}", row) for i, row in enumerate(held)]
-
-
-def _is_math(row: dict) -> bool:
-    return row.get("ability", "math") == "math"  # Eurus-2-RL-Data also holds programming tasks
 
 
 def _read_row(row: dict, where: str) -> dict:

@@ -1,8 +1,9 @@
 r"""A data set's own solutions, written in the form that the prompts ask for.
 
 A solver is asked for `<step>` blocks and an answer in a box. A human solution in another form can
-be told from a generated one by its form alone, so a discriminator would be rewarded for spotting tags
-(gar.py), and a model trained on it would unlearn the form in which its answers are read (spin.py).
+be told from a generated one by its form alone, so a discriminator would be rewarded for spotting
+tags (gar.py), and a model trained on it would unlearn the form in which its answers are read
+(spin.py).
 """
 
 import re

@@ -81,22 +81,8 @@ def test_time_is_linear_in_the_text(row):
     for text in hostile(row):
         boxed(text), split_steps(text), is_correct(text, "7"), is_correct(text, text)
         for expected in ("42", "4.2", text[:-1], text + "x"):
-            same_output(text, expected, 1e-6)
+            same_output(text, expected)
     assert time.process_time() - start < 10
-
-
-def test_time_of_a_number_of_any_length():
-    """What reads as a number goes to `float`; one of 5,000 digits is not read as an int."""
-    digits = "1" * LENGTH
-    numbers = [digits, digits + ".0", "0." + digits, "0." + "0" * LENGTH + "1", "1e" + digits]
-    numbers += [digits + "." + digits + "e-" + digits, digits + "e-" + str(LENGTH), "-" + digits]
-    start = time.process_time()
-    for a in numbers:
-        for b in numbers:
-            same_output(a, b, 1e-6)
-    assert time.process_time() - start < 10
-    assert not same_output(digits, "1" + digits, 1e-6)
-    assert same_output("0." + "3" * LENGTH, "0.3333333", 1e-6)
 
 
 @pytest.mark.parametrize(

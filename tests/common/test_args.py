@@ -109,11 +109,10 @@ def test_trackers(monkeypatch):
     monkeypatch.setattr("common.args.get_available_reporting_integrations", lambda: ["wandb"])
     for name in ("none", "all", "wandb"):
         assert parsed("--report-to", name).report_to == name
-    says = "--report-to nonsense: there is no such tracker; it can be none, wandb"
-    with pytest.raises(UserError, match=says):
-        parsed("--report-to", "nonsense")
-    with pytest.raises(UserError, match="--report-to mlflow: it is not installed"):
-        parsed("--report-to", "mlflow")
+    for name in ("nonsense", "mlflow"):
+        says = f"--report-to {name}: .* no such tracker, or .* not installed; it can be none, wandb"
+        with pytest.raises(UserError, match=says):
+            parsed("--report-to", name)
 
 
 # ------------------------------------------------------------------ TRL's configuration
@@ -130,9 +129,10 @@ def test_a_step_is_one_strictly_on_policy_update(tmp_path):
 
 
 def test_a_script_may_tell_trl_more(tmp_path):
-    args = parsed("--eight-bit-adam", "--checkpointing", "on")
-    config = grpo_config(args, tmp_path, 32, 8, save_strategy="no", lr_scheduler_type="linear")
-    assert config.save_strategy == "no" and config.optim == "adamw_8bit"
+    args = parsed("--checkpointing", "on")
+    more = {"save_strategy": "no", "lr_scheduler_type": "linear", "optim": "adamw_torch"}
+    config = grpo_config(args, tmp_path, 32, 8, **more)
+    assert config.save_strategy == "no" and config.optim == "adamw_torch"
     assert str(config.lr_scheduler_type) == "SchedulerType.LINEAR" and config.gradient_checkpointing
     assert grpo_config(parsed(), tmp_path, 32, 8).optim == "adamw_torch_fused"
     with pytest.raises(TypeError, match="no_such_field"):

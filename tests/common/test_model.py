@@ -79,6 +79,14 @@ def test_a_model_that_sees_is_refused(tmp_path):
             read_config(str(tmp_path))
 
 
+def test_a_head_with_a_bias_is_refused(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    values = {"model_type": "phi", "num_attention_heads": 2, "vocab_size": 64, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="heads with a bias are not supported"):
+        read_config(str(tmp_path))
+
+
 @pytest.mark.parametrize("setting", UNSUPPORTED_HEADS)
 def test_heads_we_do_not_score_are_refused(folder, setting):
     config(folder, **{setting: 1.0})  # switched off

@@ -5,7 +5,6 @@ import json
 from common.sandbox import Sandbox
 from common.tasks.functions import (
     bare,
-    call_all,
     call_each,
     is_program,
     load_functions,
@@ -144,7 +143,7 @@ def sandbox():
 
 
 def call(sandbox, program):
-    return call_all(sandbox, [(program, "3")], 0.5)[0]
+    return call_each(sandbox, [[(program, "3")]], 0.5)[0][0]
 
 
 def test_what_is_written_beside_the_result_is_no_part_of_it(sandbox):
@@ -165,15 +164,9 @@ def f(x): return Any(7)
     assert call(sandbox, honest) == "5" and not same_value("5", "7")
 
 
-def test_a_call_that_occurs_twice_is_run_twice(sandbox):
-    program = "import time\ndef f(x): return time.time_ns()"
-    first, second = call_all(sandbox, [(program, "1")] * 2, 0.5)
-    assert first and second and first != second
-
-
 def test_arguments_that_are_none_are_not_run(sandbox):
     calls = [("def f(x): return x", given) for given in ("3) or (True", "4", "x")]
-    assert call_all(sandbox, calls, 0.5) == [None, "4", None]
+    assert call_each(sandbox, [calls], 0.5) == [[None, "4", None]]
 
 
 def test_calls_of_several_tasks_come_back_by_task(sandbox):
@@ -215,7 +208,7 @@ def test_embedded_functions_do_what_their_message_says(sandbox):
             name, operand = word.split()
             expression = f"({expression}){symbol[name]}{operand}"
         assert last.endswith(" ?") and len(row["inputs"]) == len(set(row["inputs"])) == 6
-        outputs = call_all(sandbox, [(row["program"], x) for x in row["inputs"]], 0.5)
+        (outputs,) = call_each(sandbox, [[(row["program"], x) for x in row["inputs"]]], 0.5)
         fitting = [
             b
             for b in range(1, 10)

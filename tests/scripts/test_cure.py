@@ -243,7 +243,6 @@ def test_what_passes(sandbox):
     assert not trainer.run_tables([(programs, [("", text) for text in expected])], {})[0].any()
     seven = [(["print(7.0)"], [("", "7")])]
     assert not trainer.run_tables(seven, {})[0].any()
-    assert bare(sandbox, tolerance=1e-6).run_tables(seven, {})[0].all()
 
 
 # ------------------------------------------------------------------ the step
