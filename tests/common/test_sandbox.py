@@ -644,24 +644,3 @@ def test_any_bytes(ours, theirs):
     if len(ours.split()) == len(theirs.split()) == 1 and same_output(ours, theirs):
         a, b = (text.decode("utf-8", "surrogateescape").split() for text in (ours, theirs))
         assert a == b
-
-
-@pytest.mark.parametrize(
-    "got, expected, equal",
-    [
-        (b"", "", True),
-        (b"1", "", False),
-        (b"12", "1 2", False),
-        (b"1.0", "1", False),
-        (b"nan", "nan", True),  # as words
-        (b"\0", "", False),
-        (b"42 \r\n\n", "42", True),
-        (b"\xff", b"\xff", True),
-        (b"\xff", b"\xfe", False),
-        (b"\xff", "\u00ff", False),
-        (b"caf\xc3\xa9", "caf\u00e9", True),
-        (b"a", "\ud800", False),
-    ],
-)
-def test_same_output(got, expected, equal):
-    assert same_output(got, expected) is equal
