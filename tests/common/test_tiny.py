@@ -477,14 +477,19 @@ def held_out_part(part, count: int) -> list[str]:
 
 def test_the_bed_leaves_something_to_learn_beyond_a_lower_temperature():
     """What docs/test-bed.md promises to whoever compares variants."""
-    greedy = {name: part["greedy"]["value"] for name, part in parts_of_the_bed().items()}
-    assert greedy["answers, tiny"] <= 0.55 and greedy["answers, tiny-hard"] <= 0.45
-    assert greedy["steps, tiny"] <= 0.85 and greedy["steps, tiny-hard"] <= 0.85
-    assert greedy["programs (cure)"] <= 0.55 and greedy["tests (cure)"] <= 0.55
-    for level in tasks.LEVELS:  # well above chance, and far from perfect
-        for column in ("sampled", "greedy"):
-            found = parts_of_the_bed()[f"final verdict (tango), {level}, balanced"][column]["value"]
-            assert 0.6 <= found <= 0.9, (level, column)
+    measured = parts_of_the_bed()
+    found = lambda name, column: measured[name][column]["value"]  # noqa: E731
+    assert 0.4 <= found("tiny: answers", "sampled") <= found("tiny: answers", "greedy") <= 0.7
+    assert 0.2 <= found("tiny-hard: answers", "sampled") <= 0.4
+    assert found("tiny-long: answers", "sampled") <= 0.25
+    for level in tasks.LEVELS:  # who looks is right, and who sounds sure is not looked at
+        assert found(f"{level}: right steps that a check calls wrong", "sampled") <= 0.01
+        assert found(f"{level}: checks of wrong steps that are true", "sampled") >= 0.97
+        trusted = found(f"{level}: steps that are trusted", "sampled")
+        assert trusted + 0.3 <= found(f"{level}: steps that sound sure and are trusted", "sampled")
+        assert found(f"{level}: wrong steps found, F1", "sampled") <= 0.8
+    for name in ("programs (cure)", "tests (cure)"):
+        assert found(name, "greedy") <= 0.55
 
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
@@ -498,7 +503,7 @@ def test_the_shipped_model_is_the_one_that_was_measured(level):
     steps = [label for q, t in zip(questions, texts) for label in tasks.gold_steps(q, t)]
     measured = parts_of_the_bed()
     for name, found, close in (("answers", right, 0.08), ("steps", steps, 0.05)):
-        expected = measured[f"{name}, {level}"]["sampled"]["value"]
+        expected = measured[f"{level}: {name}"]["sampled"]["value"]
         assert sum(found) / len(found) == pytest.approx(expected, abs=close)
     whole = [re.search(r"<answer>\\boxed\{\d+\}</answer>$", text) is not None for text in texts]
     assert sum(whole) / len(whole) > 0.97
