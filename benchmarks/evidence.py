@@ -51,7 +51,6 @@ class Experiment:
     yardstick: str = ""
     rate: str = "--lr"
     timed: bool = False
-    picture: str = ""
     columns: list[list[str]] = field(default_factory=list)
     panels: list[list] = field(default_factory=list)
 
@@ -248,10 +247,6 @@ def main():
         run_missing(name, name, jobs, at_once)
     import pages  # it imports what stands above
 
-    for name in EXPERIMENTS if "all" in args.names else args.names:
-        folder = folder_of(name, next(iter(EXPERIMENTS[name].variants)), 0, None)
-        if EXPERIMENTS[name].picture and folder.exists():
-            pages.draw_run(folder, ROOT / EXPERIMENTS[name].picture)
     pages.write(args.names)
 
 

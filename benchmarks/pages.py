@@ -64,37 +64,6 @@ def draw(name: str, panels: list[list], path):
     pyplot.close(figure)
 
 
-def draw_run(folder, path):
-    """One run: a panel per entry of its CURVES, training batches as lines, evaluations as dots."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    curves = json.loads((folder / "about.json").read_text())["curves"]
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    size = (4.2 * len(curves), 3.4)
-    figure, places = pyplot.subplots(1, len(curves), figsize=size, squeeze=False)
-    for place, (title, keys) in zip(places[0], curves.items()):
-        for i, key in enumerate(keys):
-            trained, held_out = (
-                [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-                for name in (key, f"eval/{key}")
-            )
-            if trained:
-                place.plot(*zip(*trained), color=f"C{i}", alpha=0.6, linewidth=1, label=key)
-            if held_out:
-                style = {"color": f"C{i}", "marker": "o", "linestyle": "--"}
-                place.plot(*zip(*held_out), **style, label=None if trained else key)
-        place.set(title=title, xlabel="optimiser step (lines: training batches, dots: held out)")
-        place.grid(alpha=0.25)
-        if place.lines:
-            place.legend(fontsize=7, framealpha=0.6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
     """(x, metric) of every row of a run that has the metric."""
     rows = run["evaluations"] if key.startswith("eval/") else run["steps"]
