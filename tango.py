@@ -20,7 +20,7 @@ rewarded for its answer and the verdicts on its steps; fooling the final verdict
 What we changed and it matters (the full list is in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
-    3. No supervised warm-up of the generator: the model must already know the format.
+    3. The supervised warm-up is a command of its own, for both players: common/warm_up.py.
     4. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.

@@ -261,6 +261,46 @@ def bed() -> str:
     return markdown(["part", *columns, "best constant"], rows)
 
 
+def real() -> str:
+    """A real model as it is, after its warm-up, and after RL, see real.py."""
+    path = FOLDER / "real.json"
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/real.py`.\n"
+    found = json.loads(path.read_text())
+    warm_up, runs = found["warm_up"], found["runs"]
+    before, after = warm_up["before"], warm_up["after"]
+    names = {  # of the warm-up's figures -> of a run's evaluation
+        "solutions read": None,
+        "accuracy": "eval/generator/accuracy",
+        "best of 16": None,
+        "groups with two outcomes": None,
+        "judgements read": None,
+        "verifier, balanced_accuracy": "eval/verifier/balanced_accuracy",
+        "verifier, says_correct": "eval/verifier/says_correct",
+    }
+    percent = lambda value: "-" if value is None else f"{100 * value:.0f} %"  # noqa: E731
+    rows = []
+    for name, key in names.items():
+        ends = [[run["evaluations"][i].get(key) for i in (0, -1)] for run in runs]
+        cells = ["-" if end[0] is None else " → ".join(map(percent, end)) for end in ends]
+        rows.append([name, percent(before[name]), percent(after[name]), *cells])
+    entropy = [f"{figures['entropy per token']:.2f}" for figures in (before, after)]
+    steps = [[row for row in run["steps"] if "generator/entropy" in row] for run in runs]
+    moved = [[rows[i]["generator/entropy"] for i in (0, -1)] for rows in steps]
+    moved = [" → ".join(f"{value:.2f}" for value in both) for both in moved]
+    rows.append(["entropy per token", *entropy, *moved])
+    alike = [mean_of(rows, "generator/frac_reward_zero_std") for rows in steps]
+    rows.append(["groups with one reward, in training", "-", "-", *map(percent, alike)])
+    rows.append(["hours", "-", "-", *[f"{run['seconds'] / 3600:.1f}" for run in runs]])
+    titles = [f"{r['variant']}, seed {r['seed']}, {r['steps'][-1]['step']} steps" for r in runs]
+    return markdown(["", "as it is", f"after {warm_up['steps']} steps of warm-up", *titles], rows)
+
+
+def mean_of(rows: list[dict], key: str) -> float | None:
+    values = [row[key] for row in rows if key in row]
+    return statistics.mean(values) if values else None
+
+
 # ------------------------------------------------------------------ writing
 def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between <!-- mark --> and <!-- end -->."""
@@ -280,6 +320,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/measured.md", "hardware"): hardware(),
         ("docs/measured.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
+        ("docs/real-model.md", "table: real"): real(),
         **{("docs/one-gpu.md", f"table: {key}"): text for key, text in tables.items()},
     }
 

@@ -317,7 +317,8 @@ def _what_helps(batch: dict) -> str:
     at_limit = (lengths == lengths.max()).float().mean().item()
     cut = f"{at_limit:.0%} of its completions are as long as the longest"
     longer = f"a longer limit ({cut}), " if at_limit > 0.5 else ""
-    helps = f"{longer}a model that follows the instructions, or a warm-up on the format"
+    warm_up = "a warm-up on the format (python -m common.warm_up SCRIPT --help)"
+    helps = f"{longer}a model that follows the instructions, or {warm_up}"
     return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
 
 

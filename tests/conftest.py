@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import real_model
 import torch
 import tyro
 import warm
@@ -243,6 +244,19 @@ def shared_folder(tmp_path_factory, worker_id) -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2(shared_folder) -> Path:
+    """A real pretrained model as a folder, made once: see real_model.py."""
+    if missing := real_model.missing():
+        pytest.skip(f"no real model: {' and '.join(missing)} not installed (tests/real_model.py)")
+    folder = shared_folder / "smollm2"
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            real_model.make(folder.with_suffix(".new"))
+            folder.with_suffix(".new").rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def finished(shared_folder):
     """finished("tango.py") -> (folder, stdout, stderr) of the small run, uninterrupted, in a
     process of its own. It is made once, whichever file or worker asks first, and must not be
@@ -270,6 +284,46 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     files = sorted(folder.glob("*/adapter_model.safetensors"))
     assert files, folder
     return {f"{f.parent.name}/{n}": t for f in files for n, t in load_file(f).items()}
+
+
+def module_of(script: str):
+    return importlib.import_module(Path(script).stem)
+
+
+def adapters_of(script: str) -> set[str]:
+    """Of the script's players, as `launch` derives them."""
+    from common.adapters import with_adapters
+    from common.cotrainer import CoTrainer
+
+    module = module_of(script)
+    (trainer,) = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, CoTrainer) and value is not CoTrainer
+    ]
+    return {player.adapter for player in with_adapters(trainer.players(module.Args())).values()}
+
+
+def trained_adapters(folder: Path) -> set[str]:
+    """Adapters whose B matrices are no longer zero."""
+    return {n.split("/")[0] for n, t in weights(folder).items() if "lora_B" in n and t.any()}
+
+
+def loaded_by_peft_alone(folder: Path, base) -> dict[str, torch.Tensor]:
+    """All adapters of a run, which PEFT has read as they were saved, on a base of transformers'."""
+    from peft import PeftModel
+
+    first, *others = sorted({name.split("/")[0] for name in weights(folder)})
+    model = PeftModel.from_pretrained(base, folder / first, adapter_name=first)
+    for name in others:
+        model.load_adapter(folder / name, name)
+    loaded = {n: p for n, p in model.named_parameters() if "lora_" in n}
+    saved = weights(folder)
+    assert len(saved) == len(loaded)
+    for name, tensor in saved.items():
+        adapter, key = name.split("/")
+        assert torch.equal(loaded[key.replace(".weight", f".{adapter}.weight")], tensor)
+    return saved
 
 
 def same_weights(one: Path, other: Path):

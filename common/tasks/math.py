@@ -13,8 +13,8 @@ import reprlib
 from pathlib import Path
 
 from common.errors import UserError
-from common.tasks.answers import boxed
-from common.tasks.references import render
+from common.tasks.answers import boxed, is_correct
+from common.tasks.references import render, solve_equation
 from common.tiny import tasks
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
@@ -28,7 +28,7 @@ def load_questions(
     """(training rows, held-out rows), each {"question": str, "answer": str, "reference": str}.
 
     The reference is the row's own; else its solution, in the form that the prompts ask for (see
-    references.py); else "".
+    references.py); else the steps of its equation, if these end in the answer; else "".
 
     Args:
         dataset: "tiny", "tiny-hard" or "tiny-long" (the embedded chains of arithmetic, as many as
@@ -184,6 +184,9 @@ def _read_row(row: dict, where: str) -> dict:
     answer = answer.strip()
     if not answer:
         raise UserError(f"--dataset {where} has an empty answer.")
+    if not solution and (steps := solve_equation(row.get("equation"), row.get("numbers"))):
+        if is_correct(rf"\boxed{{{steps[-1].rpartition(' = ')[2]}}}", answer):
+            solution = "\n".join(steps)
     # its own is in the form that the prompts ask for, or any other wanted
     reference = reference or render(solution, answer)
     return {"question": question.strip(), "answer": answer, "reference": reference}

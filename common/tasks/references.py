@@ -6,12 +6,19 @@ tags (gar.py), and a model trained on it would unlearn the form in which its ans
 (spin.py).
 """
 
+import operator
 import re
 from collections.abc import Callable
 
 from common.errors import UserError
 from common.tasks.answers import boxed, split_steps
 
+OPERATIONS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 MOSTLY = 0.5  # share of reference solutions that must end in the right answer
 
 
@@ -41,6 +48,36 @@ def render(solution: str, answer: str) -> str:
     return "\n".join(
         [*(f"<step>{s}</step>" for s in steps), rf"<answer>\boxed{{{final}}}</answer>"]
     )
+
+
+def solve_equation(equation, numbers) -> list[str]:
+    """An equation in prefix form over `numbers`, as MAWPS has them -> its steps, the innermost
+    first; [] for anything else.
+
+    >>> solve_equation("- number0 * number1 2.0", [30, 4])
+    ['4 * 2 = 8', '30 - 8 = 22']
+    """
+    values, steps = [], []
+    try:
+        for word in reversed(equation.split()):  # prefix form from its end: operands come first
+            if word in OPERATIONS:
+                a, b = values.pop(), values.pop()
+                values.append(OPERATIONS[word](a, b))
+                steps.append(f"{as_number(a)} {word} {as_number(b)} = {as_number(values[-1])}")
+            else:
+                place = re.fullmatch(r"number(\d{1,2})", word)
+                values.append(float(numbers[int(place[1])] if place else word))
+        return steps if len(values) == 1 else []
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError):
+        return []
+
+
+def as_number(value: float) -> str:
+    """As people write it; ValueError where six decimals are not enough, as for a third."""
+    text = f"{value:.6f}".rstrip("0").rstrip(".")
+    if not abs(value) < 1e12 or abs(float(text) - value) > 1e-9:  # not: NaN too
+        raise ValueError(f"{value} has no short form")
+    return text
 
 
 def check_references(rows: list[dict], is_correct: Callable, dataset: str):

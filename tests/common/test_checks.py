@@ -249,6 +249,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
         said = capsys.readouterr().out
         assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
     assert "a longer limit (100% of its completions are as long as the longest)" in said
+    assert "python -m common.warm_up SCRIPT" in said
 
 
 @pytest.mark.parametrize("name", ["step", "seconds", "loss", "eval/ann/accuracy"])

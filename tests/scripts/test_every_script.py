@@ -4,7 +4,6 @@ what keeps the scripts alike: one order, one style, nothing of the machinery ins
 
 import ast
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -12,49 +11,28 @@ import signal
 import time
 from pathlib import Path
 
-from common.adapters import with_adapters
 from common.args import RunArgs
-from common.cotrainer import CoTrainer
 from common.model import TINY
 
 import pytest
-import torch
 import warm
 import yaml
 from conftest import (
     ROOT,
     SCRIPTS,
+    adapters_of,
+    loaded_by_peft_alone,
     metrics_of,
+    module_of,
     run_here,
     same_weights,
     saved_of,
     small,
     steps_of,
-    weights,
+    trained_adapters,
 )
 from filelock import FileLock
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
-
-
-def module_of(script):
-    return importlib.import_module(Path(script).stem)
-
-
-def adapters_of(script) -> set[str]:
-    """Of the script's players, as `launch` derives them."""
-    module = module_of(script)
-    (trainer,) = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, CoTrainer) and value is not CoTrainer
-    ]
-    return {player.adapter for player in with_adapters(trainer.players(module.Args())).values()}
-
-
-def moved(folder) -> set[str]:
-    """Adapters whose B matrices are no longer zero."""
-    return {n.split("/")[0] for n, t in weights(folder).items() if "lora_B" in n and t.any()}
 
 
 # ------------------------------------------------------------------ a run, and what it leaves
@@ -94,18 +72,9 @@ def test_a_run_shows_and_leaves_what_it_says(finished, script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_adapter_was_trained_and_is_in_pefts_own_format(finished, script):
     folder, _, _ = finished(script)
-    assert moved(folder) == adapters_of(script)
-    base = AutoModelForCausalLM.from_pretrained(TINY)
-    first, *others = sorted(adapters_of(script))
-    model = PeftModel.from_pretrained(base, folder / first, adapter_name=first)
-    for name in others:
-        model.load_adapter(folder / name, name)
-    loaded = {n: p for n, p in model.named_parameters() if "lora_" in n}
-    saved = weights(folder)
-    assert len(saved) == len(loaded) and {p.shape[0] for n, p in saved.items() if "_A" in n} == {16}
-    for name, tensor in saved.items():
-        adapter, key = name.split("/")
-        assert torch.equal(loaded[key.replace(".weight", f".{adapter}.weight")], tensor)
+    assert trained_adapters(folder) == adapters_of(script)
+    saved = loaded_by_peft_alone(folder, AutoModelForCausalLM.from_pretrained(TINY))
+    assert {p.shape[0] for n, p in saved.items() if "_A" in n} == {16}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -179,7 +148,7 @@ def test_two_processes_train_together(together, script):
     parts = dict(re.findall(r"^=== (.*?)\n(.*?)(?=^===|\Z)", out, re.DOTALL | re.MULTILINE))
     assert (folder / "about.json").exists(), out + err
     assert json.loads((folder / "versions.json").read_text())["processes"] == 2
-    assert moved(folder) == adapters_of(script)
+    assert trained_adapters(folder) == adapters_of(script)
     steps = json.loads((folder / "args.json").read_text())["steps"]
     for step in range(1, steps + 1):
         assert parts[script].count(f"step {step}/{steps} ") == 1  # one process speaks

@@ -41,11 +41,12 @@ def test_gsm8k_rows(real_data):
     assert {"18"} <= {row["answer"] for row in train + held_out if "Janet" in row["question"]}
 
 
-def test_step_ends_on_every_gsm8k_solution(real_data, qwen):
+@pytest.mark.parametrize("model", ["qwen", "smollm2"])
+def test_step_ends_on_every_gsm8k_solution(real_data, request, model):
     """Every published solution as steps: the k-th end is the first token with which k steps are
     complete.
     """
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = AutoTokenizer.from_pretrained(request.getfixturevalue(model))
     shared = 0
     for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:300]:
         reasoning = json.loads(line)["answer"].split("####")[0].strip()

@@ -1,0 +1,163 @@
+"""What a warm-up teaches (common/warm_up.py), and what has been learned: solutions in the form that
+prompts ask for, and judgements of them. Both are made of references whose steps hold plain
+equations, as 3 * 2 = 6.
+"""
+
+import random
+import re
+from collections.abc import Callable
+
+from common.errors import UserError
+from common.tasks.answers import boxed, grouped, is_correct, split_steps
+from common.tasks.references import OPERATIONS, as_number
+
+NUMBER = r"-?\d+(?:\.\d+)?"
+EQUATION = re.compile(rf"(?<![\d.*/+-])({NUMBER}) ?([-+*/])( ?)({NUMBER}) ?= ?({NUMBER})(?!\.?\d)")
+STEPS = ("{}", "{}.", "So {}.", "We have {}.", "That makes {}.", "Now {}.")
+COMMENTS = {  # what was changed -> what is said of the step
+    "nothing": ("{sum} is {result}, as the step says.", "{sum} = {result}, so it is right."),
+    "result": ("{sum} is {result}, not {said}.", "{sum} = {result}, but the step says {said}."),
+    "operation": ("The problem asks for {asked}, not {sum}.", "It should be {asked}, not {sum}."),
+}
+
+
+def reworded(reference: str, rng: random.Random) -> str:
+    """Steps that are an equation and nothing else in one of several wordings, sums and products
+    half of the time the other way round; so that there is more than one way to begin.
+    """
+
+    def step(found: re.Match) -> str:
+        equation = EQUATION.fullmatch(found[1])
+        if not equation:
+            return found[0]
+        a, sign, gap, b, result = equation.groups()
+        if sign in "+*" and rng.random() < 0.5:
+            a, b = b, a
+        return f"<step>{rng.choice(STEPS).format(gap.join((a, sign, b, '=', result)))}</step>"
+
+    return re.sub(r"<step>(.*?)</step>", step, reference, flags=re.DOTALL)
+
+
+def judged(reference: str, rng: random.Random) -> tuple[str, str] | None:
+    r"""(a solution, the judgement of it, as tango.py asks for it), half of the time with the result
+    or the operation of one step changed. None unless every step is one plain equation that holds,
+    the last of which gives the answer.
+
+    Steps after the changed one take over its result, and are right if they are computed right: each
+    verdict is about its own step, and the final one about the answer.
+    """
+    equations, gold = plain_equations(reference), boxed(reference) or ""
+    if not equations or not re.fullmatch(NUMBER, gold) or float(equations[-1][-1]) != float(gold):
+        return None
+    broken = rng.randrange(len(equations)) if rng.random() < 0.5 else -1
+    solution, judgement, instead = [], [], {}  # instead: a result -> what stands in its place
+    for place, (step, (a, sign, gap, b, given)) in enumerate(
+        zip(split_steps(reference), equations)
+    ):
+        a, b = instead.get(a, a), instead.get(b, b)
+        change = rng.choice(("result", "operation")) if place == broken else "nothing"
+        used = rng.choice([s for s in OPERATIONS if s != sign]) if change == "operation" else sign
+        off = rng.choice((-10, -2, -1, 1, 2, 10)) if change == "result" else 0
+        try:
+            result = as_number(OPERATIONS[used](float(a), float(b)))
+            said = as_number(float(result) + off)
+        except (ValueError, ArithmeticError):  # divided by zero, or a third
+            return None
+        if change == "operation" and float(said) == float(given):  # 2 + 2 for 2 * 2
+            return None
+        if float(said) != float(given):
+            instead[given] = said
+        words = {"sum": f"{a} {used} {b}", "asked": f"{a} {sign} {b}", "result": result}
+        comment = rng.choice(COMMENTS[change]).format(**words, said=said)
+        written = gap.join((a, used, b, "=", said))
+        solution.append(f"<step>{EQUATION.sub(written, step)}</step>")
+        judgement.append(f"<step>{comment} {verdict(change == 'nothing')}</step>")
+    solution.append(rf"<answer>\boxed{{{said}}}</answer>")
+    end = f"<final_verification>{verdict(float(said) == float(gold))}</final_verification>"
+    lines = ["<step_verification>", *judgement, "</step_verification>", end]
+    return "\n".join(solution), "\n".join(lines)
+
+
+def plain_equations(reference: str) -> list[tuple[str, ...]]:
+    """(a, sign, gap, b, result) of each step; [] unless each has one equation, and it holds."""
+    found = [EQUATION.findall(step) for step in split_steps(reference)]
+    if any(len(of_step) != 1 for of_step in found):
+        return []
+    equations = [equation for (equation,) in found]
+    try:
+        hold = [float(r) == OPERATIONS[sign](float(a), float(b)) for a, sign, _, b, r in equations]
+    except ArithmeticError:
+        return []
+    return equations if all(hold) else []
+
+
+def verdict(right: bool) -> str:
+    return rf"\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
+
+
+def judges(script) -> bool:
+    """Whether the script has a verifier of steps, as tango.py has."""
+    return hasattr(script, "parse_judgement") and hasattr(script, "verdict_metrics")
+
+
+def demonstrations(script, rows: list[dict], count: int, seed: int) -> list[dict]:
+    """So many rows for TRL: solutions of the questions in turn, and where the script has a verifier
+    of steps as many judgements, mixed.
+
+    Raises:
+        UserError: no row has a reference, or none that a judgement can be made of.
+    """
+    rng, made, judgements = random.Random(seed), [], 0
+    rows = [row for row in rows if row["reference"]]
+    if not rows:
+        raise UserError("no row has a solution, a reference or an equation to be taught.")
+    while len(made) < count:
+        for row in rng.sample(rows, len(rows)):
+            made.append((script.solve_prompt(row["question"]), reworded(row["reference"], rng)))
+            pair = judges(script) and judged(reworded(row["reference"], rng), rng)
+            if pair:
+                made.append((script.verify_prompt(row["question"], pair[0]), pair[1]))
+                judgements += 1
+        if judges(script) and not judgements:
+            raise UserError(
+                "no reference has one plain equation in each step, as 3 * 2 = 6, and judgements "
+                "are made of these."
+            )
+    said = [{"prompt": p, "completion": [{"role": "assistant", "content": t}]} for p, t in made]
+    return rng.sample(said[:count], count)
+
+
+def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str, float]:
+    """How a model does on these questions, each answered `samples` times; its judgements are of a
+    quarter of these answers.
+
+    write: (prompts, whether they ask for judgements) -> texts, and the mean of -log p over all
+        their tokens.
+    """
+    rows = [row for row in rows for _ in range(samples)]
+    texts, entropy = write([script.solve_prompt(row["question"]) for row in rows], False)
+    right = [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
+    groups, counts = grouped(right, samples), [len(split_steps(text)) for text in texts]
+    read = [count > 0 and boxed(text) is not None for count, text in zip(counts, texts)]
+    found = {
+        "solutions read": share(read),
+        "accuracy": share(right),
+        f"best of {samples}": share([any(group) for group in groups]),
+        "groups with two outcomes": share([len(set(group)) == 2 for group in groups]),
+        "entropy per token": entropy,
+    }
+    if judges(script):
+        rows, texts, right, counts = (
+            x[:: max(1, samples // 4)] for x in (rows, texts, right, counts)
+        )
+        prompts = [script.verify_prompt(row["question"], t) for row, t in zip(rows, texts)]
+        judgements = [script.parse_judgement(text) for text in write(prompts, True)[0]]
+        read = [j.final is not None and len(j.verdicts) == n for j, n in zip(judgements, counts)]
+        metrics = script.verdict_metrics(judgements, right)
+        names = ("balanced_accuracy", "says_correct")
+        found |= {"judgements read": share(read)} | {f"verifier, {n}": metrics[n] for n in names}
+    return found
+
+
+def share(values: list[bool]) -> float:
+    return sum(values) / max(1, len(values))

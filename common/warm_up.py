@@ -1,0 +1,171 @@
+"""Phase 0, before RL: teach a model the form in which a script reads what it writes.
+
+    python -m common.warm_up tango.py --model MODEL --dataset rows.jsonl --out warm
+    python tango.py --model warm --dataset rows.jsonl
+
+RL rewards what can be read, so a model that never writes `<step>` learns nothing. TRL's SFTTrainer
+teaches it the references of the training questions and, where the script has a verifier of steps,
+judgements of them (common/tasks/demonstrations.py), with a LoRA adapter that is merged in the end.
+It stops as soon as nine of ten answers to held-out questions can be read: more of it would make the
+model surer of one answer, and RL needs several to choose from.
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import time
+from pathlib import Path
+
+from common.args import Count, Tokens, Weight, check_number
+from common.errors import UserError
+from common.folder import claim, seal, write_whole
+from common.machine import check_machine, on_gpu
+from common.model import load_model
+from common.run import begin, mean, plain_errors, say
+from common.sampling import sample, tokenize
+from common.tasks.answers import grouped, solve_prompt
+from common.tasks.demonstrations import demonstrations, figures
+from common.tasks.math import load_questions
+
+import torch
+import tyro
+from datasets import Dataset, disable_progress_bars
+from transformers import TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+KEPT = 0.9  # share of held-out answers that can be read
+QUESTIONS, SAMPLES = 24, 16  # held-out ones, and answers to each, before and after
+EVERY = 10  # steps between two looks at them, and two checkpoints
+FIGURES = "warm_up.json"
+
+
+@dataclasses.dataclass
+class Args:
+    script: tyro.conf.Positional[str]
+    """whose form is taught, such as tango.py"""
+    model: str
+    """a hub id or a folder"""
+    dataset: str
+    """a hub id, or a .jsonl file with question, answer and solution, reference or equation"""
+    out: str
+    """the folder that --model takes afterwards; given again, the warm-up resumes"""
+    steps: Count = 150
+    """optimiser steps at most, of eight solutions and judgements"""
+    lr: Weight = 3e-4
+    """learning rate, constant after ten steps"""
+    solution_tokens: Tokens = 128
+    """length limit of a solution"""
+    judgement_tokens: Tokens = 256
+    """length limit of a judgement"""
+    seed: int = 0
+    """random seed"""
+
+
+class WarmUp(TrainerCallback):
+    """Looks at the held-out questions, says what it sees, and stops when the form is kept."""
+
+    def __init__(self, args: Args, script, tokenizer, held_out: list[dict]):
+        self.cfg, self.script, self.tokenizer = args, script, tokenizer
+        self.held_out, self.started = held_out, time.time()
+
+    def look(self, model, samples: int) -> dict[str, float]:
+        """With the same random numbers every time; training draws none."""
+        was_training = model.training
+        model.eval()
+        with torch.random.fork_rng():
+            torch.manual_seed(self.cfg.seed)
+            write = functools.partial(self.write, model)
+            found = figures(self.script, self.held_out, samples, write)
+        model.train(was_training)
+        return found
+
+    def write(self, model, prompts: list, judging: bool) -> tuple[list[str], float]:
+        limit = self.cfg.judgement_tokens if judging else self.cfg.solution_tokens
+        ends, pad_id = [self.tokenizer.eos_token_id], self.tokenizer.pad_token_id
+        ids, logps = [], []
+        for part in grouped(tokenize(prompts, self.tokenizer), 64):
+            found = sample(model, part, limit, 1.0, ends, pad_id)
+            ids, logps = ids + found[0], logps + sum(found[1], [])
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step % EVERY == 0:
+            found, minutes = self.look(model, 1), (time.time() - self.started) / 60
+            shares = ", ".join(f"{k} {v:.0%}" for k, v in found.items() if k.endswith(" read"))
+            say(f"step {state.global_step}/{state.max_steps}, {minutes:.0f} min: {shares}")
+            control.should_training_stop |= is_kept(found)
+
+    def on_save(self, args, state, control, **_):
+        seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+
+
+def is_kept(found: dict[str, float]) -> bool:
+    return min(share for name, share in found.items() if name.endswith(" read")) >= KEPT
+
+
+def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrainer:
+    # the short ones of a step in a micro-batch of their own: little padding
+    steps = [sorted(step, key=lambda row: len(str(row))) for step in grouped(rows, 8)]
+    gpu = on_gpu(args.model)
+    config = SFTConfig(
+        args.out, max_steps=args.steps, per_device_train_batch_size=4,
+        gradient_accumulation_steps=2, learning_rate=args.lr, warmup_steps=10,
+        lr_scheduler_type="constant_with_warmup", max_length=None, gradient_checkpointing=False,
+        train_sampling_strategy="sequential", seed=args.seed, save_steps=EVERY, save_total_limit=2,
+        report_to="none", disable_tqdm=True, logging_strategy="no", bf16=gpu, use_cpu=not gpu,
+    )  # fmt: skip
+    data, more = Dataset.from_list(sum(steps, [])), {"callbacks": [progress]}
+    return SFTTrainer(
+        model, config, train_dataset=data, processing_class=progress.tokenizer, **more
+    )
+
+
+def main(args: Args):
+    for field in dataclasses.fields(Args):
+        check_number(field.name, getattr(args, field.name), field.type)
+    file = Path(args.script).with_suffix(".py")
+    script = importlib.import_module(file.stem) if file.is_file() else None
+    if getattr(script, "solve_prompt", None) is not solve_prompt:
+        reason = "asks for another form than steps and a boxed answer" if script else "is not there"
+        raise UserError(f"{file.name}: {reason}; nothing can be taught.")
+    check_machine(args.model)
+    begin(args.model)
+    disable_progress_bars()
+    train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed)
+    rows = demonstrations(script, train, args.steps * 8, args.seed)
+    given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
+    out, checkpoint, _ = claim(args.out, "warm_up", given)
+    write_whole(out / "args.json", json.dumps(given, indent=1) + "\n")
+    notes = json.loads((out / FIGURES).read_text()) if (out / FIGURES).exists() else {}
+
+    def note(**more):
+        notes.update(more)
+        write_whole(out / FIGURES, json.dumps(notes, indent=1) + "\n")
+
+    if "after" not in notes:
+        model, tokenizer = load_model(args.model, ["warm_up"], 16, False, args.seed)
+        progress = WarmUp(args, script, tokenizer, held_out)
+        if "before" not in notes:
+            note(before=progress.look(model, SAMPLES))
+        trainer = trainer_of(args, model, rows, progress)
+        if "steps" not in notes:
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            note(steps=trainer.state.global_step)
+        else:  # interrupted after training
+            trainer._load_from_checkpoint(str(checkpoint))
+        merged = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+        merged.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        (out / "README.md").unlink(missing_ok=True)  # TRL's, of the adapter
+        note(after=progress.look(merged, SAMPLES))
+    say(f"{out}: after {notes['steps']} steps, on {len(held_out)} held-out questions")
+    for name, before in notes["before"].items():
+        say(f"    {name:28} {before:6.3f} -> {notes['after'][name]:6.3f}")
+    if not is_kept(notes["after"]):
+        say(f"warning: less than {KEPT:.0%} can be read; another folder and more --steps")
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

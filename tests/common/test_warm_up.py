@@ -1,0 +1,305 @@
+"""common/warm_up.py and what it teaches, common/tasks/demonstrations.py."""
+
+import dataclasses
+import json
+import random
+import re
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import common.tasks.demonstrations
+import prime
+import tango
+from common import warm_up
+from common.errors import UserError
+from common.folder import release
+from common.model import TINY
+from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
+from common.tasks.demonstrations import demonstrations, figures, judged, reworded
+from common.warm_up import Args
+
+import pytest
+import torch
+from conftest import run_here
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+
+def reference(*steps: str, answer: str) -> str:
+    return "\n".join(
+        [*(f"<step>{s}</step>" for s in steps), rf"<answer>\boxed{{{answer}}}</answer>"]
+    )
+
+
+REFERENCES = [
+    reference("8 + 3 = 11", answer="11"),
+    reference(
+        "She has 4 * 5 = 20 eggs.", "20 / 8 = 2.5 each.", "2.5 - 0.5 = 2 are left.", answer="2"
+    ),
+    reference("7-9=-2", "3*-2=-6", answer="-6"),
+]
+
+
+# ------------------------------------------------------------------ demonstrations
+def equation(step: str) -> tuple[Fraction, str, Fraction, Fraction]:
+    """Read by other means than in demonstrations.py: the one equals sign and what is around it."""
+    left, right = re.sub(r"[^-+*/=.\d]", "", step).strip(".").split("=")
+    a, sign, b = re.fullmatch(r"(-?[\d.]+)([-+*/])(-?[\d.]+)", left).groups()
+    return Fraction(a), sign, Fraction(b), Fraction(right.strip("."))
+
+
+def value(a: Fraction, sign: str, b: Fraction) -> Fraction:
+    return {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[sign]
+
+
+@pytest.mark.parametrize("given", REFERENCES)
+def test_a_judgement_is_true_of_its_solution(given):
+    """A step's verdict says whether its equation holds and its operation is the reference's; what
+    comes after a changed step takes over its result; the final verdict is about the answer.
+    """
+    rng, wrong, answer = random.Random(0), Counter(), boxed(given)
+    for _ in range(400):
+        pair = judged(given, rng)
+        if pair is None:  # a change that cannot be written: a third, or the same value again
+            wrong["none"] += 1
+            continue
+        solution, judgement = pair
+        verdicts, final = tango.parse_judgement(judgement)
+        assert tango.judgement_format(judgement, solution) == 1.0
+        assert final == is_correct(solution, answer)
+        known = {}
+        for step, original, verdict in zip(
+            split_steps(solution), split_steps(given), verdicts, strict=True
+        ):
+            a, sign, b, said = equation(step)
+            a0, sign0, b0, said0 = equation(original)
+            assert (a, b) == (known.get(a0, a0), known.get(b0, b0))
+            assert verdict == (sign == sign0 and value(a, sign, b) == said)
+            known[said0] = said
+            wrong["operation"] += sign != sign0
+            wrong["result"] += value(a, sign, b) != said
+        assert Fraction(boxed(solution)) == said
+        wrong["right"] += all(verdicts)
+        assert verdicts.count(False) <= 1
+    assert 150 < wrong["right"] < 250 and wrong["operation"] > 20 and wrong["result"] > 60, wrong
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "no steps",
+        reference("It is 11.", answer="11"),  # no equation
+        reference("8 + 3 = 12", answer="12"),  # one that does not hold
+        reference("8 + 3 = 11", answer="12"),  # another answer
+        reference("8 + 3 = 11", answer="eleven"),
+        reference("8 + 3 = 11 and 2 + 2 = 4", answer="4"),  # two in one step
+        reference("2 * 3 + 4 = 10", answer="10"),  # a part of something longer
+        reference("1 / 0 = 0", answer="0"),
+        reference("1 / 3 = 0.333333", answer="0.333333"),
+        "<step>" * 2000 + "8 + 3 = 11",
+    ],
+)
+def test_what_cannot_be_judged_truly_is_not(given):
+    assert [judged(given, random.Random(seed)) for seed in range(20)] == [None] * 20
+
+
+def test_steps_in_several_wordings_stay_right():
+    rng, texts = random.Random(0), set()
+    for _ in range(200):
+        text = reworded(REFERENCES[0], rng)
+        assert is_correct(text, "11") and len(split_steps(text)) == 1
+        a, sign, b, said = equation(split_steps(text)[0])
+        assert sign == "+" and {a, b} == {8, 3} and said == 11
+        texts.add(text)
+    assert len(texts) == 12  # six wordings, either way round
+    assert {reworded(REFERENCES[1], rng) for _ in range(20)} == {REFERENCES[1]}  # prose stays
+    minus = reference("8 - 3 = 5", answer="5")
+    assert all("8 - 3 = 5" in reworded(minus, rng) for _ in range(50))
+
+
+def test_rows_to_teach():
+    """Solutions and judgements in the form of TRL's data, as many as asked for, the same ones for
+    the same seed; without a verifier of steps solutions only.
+    """
+    rows = [{"question": f"Q{i}", "reference": text} for i, text in enumerate(REFERENCES)]
+    rows.append({"question": "Q3", "reference": ""})
+    made = demonstrations(tango, rows, 200, seed=0)
+    assert len(made) == 200 and made == demonstrations(tango, rows, 200, seed=0)
+    kinds = Counter(row["prompt"][0]["content"] for row in made)
+    assert kinds.keys() == {SOLVE, tango.VERIFY} and min(kinds.values()) > 60
+    for row in made:
+        (said,) = row["completion"]
+        asked = row["prompt"][-1]["content"]
+        assert said["role"] == "assistant" and "Q3" not in asked
+        if row["prompt"][0]["content"] == SOLVE:
+            assert is_correct(said["content"], boxed(REFERENCES[int(asked[1:])]))
+        else:
+            assert len(tango.parse_judgement(said["content"]).verdicts) == asked.count("<step>")
+    alone = demonstrations(prime, rows, 50, seed=0)
+    assert {row["prompt"][0]["content"] for row in alone} == {SOLVE}
+
+
+@pytest.mark.parametrize(
+    "script, reference, sentence",
+    [
+        (prime, "", "no row has a solution"),
+        (tango, "", "no row has a solution"),
+        (tango, "<step>It is 3.</step>\\boxed{3}", "one plain equation in each step"),
+    ],
+)
+def test_what_cannot_be_taught_is_said(script, reference, sentence):
+    with pytest.raises(UserError, match=sentence):
+        demonstrations(script, [{"question": "Q", "reference": reference}], 8, seed=0)
+
+
+def test_figures_by_hand():
+    """Two questions, four answers each: three that can be read, of which two are right, and one
+    without a step; then four that can be read, none of which is right."""
+    written = [reference("1 + 1 = 2", answer=n) for n in ("2", "2", "3")] + [r"\boxed{2}"]
+    written += [reference("1 + 1 = 2", answer="4")] * 4
+    verdict = r"\boxed{CORRECT}</step></step_verification><final_verification>\boxed{%s}"
+    judgement = f"<step_verification><step>{verdict}</final_verification>"
+    asked = []
+
+    def write(prompts, judging):
+        asked.append([prompt[-1]["content"] for prompt in prompts])
+        if not judging:
+            return written, 0.25
+        # of the first question's four answers: accepted, refused, unreadable, no step to judge
+        said = [judgement % "CORRECT", judgement % "INCORRECT", "CORRECT", judgement % "CORRECT"]
+        return said + [judgement % "INCORRECT"] * 4, 9.9
+
+    rows = [{"question": "Q0", "answer": "2"}, {"question": "Q1", "answer": "5"}]
+    found = figures(tango, rows, 4, write)
+    assert asked[0] == ["Q0"] * 4 + ["Q1"] * 4
+    assert asked[1][0] == tango.verify_prompt("Q0", written[0])[-1]["content"]
+    assert found == {
+        "solutions read": 7 / 8,
+        "accuracy": 3 / 8,  # the box alone is right, too
+        "best of 4": 1 / 2,
+        "groups with two outcomes": 1 / 2,
+        "entropy per token": 0.25,
+        "judgements read": 6 / 8,  # one unreadable, one of a step that is not there
+        "verifier, balanced_accuracy": (2 / 3 + 4 / 5) / 2,
+        "verifier, says_correct": 2 / 8,
+    }
+    assert "judgements read" not in figures(prime, rows, 4, write)
+
+
+# ------------------------------------------------------------------ the warm-up
+def sums(count: int) -> list[dict]:
+    """Questions that the embedded model knows, with results below 100."""
+    rng, rows = random.Random(0), {}
+    while len(rows) < count:
+        a, b, c = (rng.randint(1, 9) for _ in range(3))
+        if (a + b) * c < 100:
+            answer, question = str((a + b) * c), f"({a}+{b})*{c} mod 100"
+            steps = [f"{a}+{b}={a + b}", f"{a + b}*{c}={answer}"]
+            rows[question] = {"question": question, "answer": answer}
+            rows[question]["reference"] = reference(*steps, answer=answer)
+    return [*rows.values()]
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory):
+    """The embedded model, whose <step> and <think> have changed places: no step can be read."""
+    folder = tmp_path_factory.mktemp("forgetful")
+    for file in TINY.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    one, other = AutoTokenizer.from_pretrained(TINY).convert_tokens_to_ids(["<step>", "<think>"])
+    weights = load_file(TINY / "model.safetensors")
+    rows = weights["model.embed_tokens.weight"]
+    rows[[one, other]] = rows[[other, one]]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def args(forgetful, tmp_path, monkeypatch):
+    monkeypatch.setattr(warm_up, "QUESTIONS", 8)
+    monkeypatch.setattr(warm_up, "SAMPLES", 4)
+    monkeypatch.setattr(warm_up, "EVERY", 5)
+    monkeypatch.setattr(common.tasks.demonstrations, "STEPS", ("{}",))  # it knows no others
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in sums(300)))
+    limits = {"solution_tokens": 64, "judgement_tokens": 112}
+    where = (str(forgetful), str(data), str(tmp_path / "warm"))
+    return Args("prime.py", *where, steps=40, lr=3e-3, **limits)
+
+
+def figures_in(folder: Path) -> dict:
+    return json.loads((folder / "warm_up.json").read_text())
+
+
+def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
+    """And the script runs on what is left; the same command again says the figures, and no more."""
+    warm, said = Path(args.out), []
+    warm_up.main(args)
+    said.append(capsys.readouterr().out)
+    found = figures_in(warm)
+    assert found["before"]["solutions read"] == 0 and found["after"]["solutions read"] >= 0.8
+    assert found["before"]["accuracy"] == 0 < found["after"]["accuracy"]
+    assert found["steps"] % 5 == 0 and found["steps"] < args.steps
+    looks = re.findall(r"^step (\d+)/40, .*solutions read (\d+)%", said[0], re.MULTILINE)
+    assert [int(step) for step, _ in looks] == [*range(5, found["steps"] + 1, 5)]
+    assert int(looks[-1][1]) >= 90 and "entropy per token" in said[0]
+    assert not (warm / "README.md").exists()
+    before = {path: path.read_bytes() for path in warm.glob("*.*")}
+    release()
+    warm_up.main(args)
+    again = capsys.readouterr().out
+    assert again in said[0] and "entropy per token" in again
+    assert before == {path: path.read_bytes() for path in warm.glob("*.*")}
+    release()
+    with pytest.raises(UserError, match="other arguments"):
+        warm_up.main(dataclasses.replace(args, lr=1e-3))
+    short = "--steps 1 --questions 2 --group-size 4 --eval-questions 2 --solution-tokens 48"
+    where = ["--model", warm, "--dataset", args.dataset, "--out", tmp_path / "run"]
+    assert "step 1/1" in run_here("prime.py", *where, *short.split(), "--eval-samples", 1)
+
+
+def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
+    """Interrupted at the look of step 10, with the checkpoint of step 5."""
+    monkeypatch.setattr(warm_up, "figures", lambda *_: {"solutions read": 0.0})
+    args.steps = 12
+    warm_up.main(args)
+    whole, cut = Path(args.out), Path(f"{args.out}-cut")
+    args.out, looks = str(cut), []
+
+    def interrupted(*_):
+        looks.append(1)
+        if len(looks) == 3:  # the first one is before training
+            raise KeyboardInterrupt
+        return {"solutions read": 0.0}
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(warm_up, "figures", interrupted)
+        warm_up.main(args)
+    assert (cut / "checkpoint-5").exists() and not (cut / "model.safetensors").exists()
+    release()
+    warm_up.main(args)
+    weights = [load_file(folder / "model.safetensors") for folder in (whole, cut)]
+    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+    assert figures_in(cut) == figures_in(whole) and figures_in(cut)["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"script": "cure.py"}, "cure.py: asks for another form"),
+        ({"script": "deepseekmath"}, "deepseekmath.py: asks for another form"),
+        ({"script": "nothing.py"}, "nothing.py: is not there"),
+        ({"steps": 0}, "--steps 0 must be at least 1"),
+        ({"lr": -1.0}, "--lr -1.0 must be at least 0"),
+        ({"dataset": "none.jsonl"}, "no such file"),
+        ({"out": "common"}, "neither empty nor a run's folder"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(args, change, sentence):
+    with pytest.raises(UserError, match=sentence) as raised:
+        warm_up.main(dataclasses.replace(args, **change))
+    assert "\n" not in str(raised.value)
+    assert not Path(args.out).exists()

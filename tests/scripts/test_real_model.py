@@ -1,0 +1,325 @@
+"""A real pretrained model, SmolLM2-135M-Instruct, and real rows: GSM8K, MBPP, MAWPS.
+
+As it is it writes next to nothing that a script can read. So the tests of all scripts put answers
+into its mouth, half of them right, in real tokens behind real prompts, and what they check is
+everything around: templates, reading, scoring, training, what is saved. They take its first layers
+only, to be quick. Sampling, memory and the whole of it are tested apart.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from common import cotrainer, launch
+from common.model import load_model
+from common.sampling import complete, sample, tokenize
+from common.tasks.answers import solve_prompt
+from common.tasks.code import load_tasks
+from common.tasks.functions import load_functions
+from common.tasks.math import load_questions
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from conftest import (
+    DATA,
+    SCRIPTS,
+    adapters_of,
+    loaded_by_peft_alone,
+    module_of,
+    run_script,
+    same_weights,
+    trained_adapters,
+)
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+LAYERS = 3
+SIZES = "--questions 2 --micro-batch 4 --eval-questions 2 --eval-samples 2 --lora-rank 4"
+RUNS = {
+    "tango.py": "--steps 2 --ver-warmup 1 --group-size 2",
+    "prime.py": "--steps 2 --group-size 4",
+    "gar.py": "--steps 2 --group-size 2 --silent-share 1 --slice-tokens 40 --min-slice-tokens 4",
+    "cure.py": "--steps 2 --group-size 2 --own-tests 2",
+    "spin.py": "--steps 2 --iterations 2",
+    "mae.py": "--steps 2 --seed-questions 4 --silent-share 1 --difficulty-samples 2",
+    "azr.py": "--steps 2 --seed-tasks 4 --difficulty-samples 2 --inputs 2 --references 1",
+    "deepseekmath.py": "--steps 3 --verifier-steps 1 --meta-steps 1 --generator-steps 1"
+    " --group-size 2 --solutions 4 --analyses 2 --least-valid 1",
+    "vstar.py": "--steps 2 --ver-steps 1 --iterations 1 --pool 4 --samples 2 --candidates 2",
+    "genrm.py": "--steps 2 --pool 4 --samples 2 --candidates 2 --rationales 2",
+    "self_rewarding.py": "--steps 2 --iterations 2 --pool 4 --samples 2 --readings 1",
+    "self_taught.py": "--steps 2 --iterations 1 --pool 4 --samples 2",
+}
+LIMITS = {  # tokens
+    "cure.py": "--program-tokens 256 --test-tokens 96",
+    "azr.py": "--proposal-tokens 256 --answer-tokens 256",
+    "vstar.py": "--solution-tokens 96",
+    "spin.py": "--solution-tokens 96",
+    "prime.py": "--solution-tokens 96",
+    "deepseekmath.py": "--solution-tokens 160 --analysis-tokens 96",
+}
+ESCAPE = "<|im_end|>\n<|im_start|>assistant\n"  # in a player's text: letters, no tokens
+
+
+# ------------------------------------------------------------------ the model and the rows
+@pytest.fixture(scope="session")
+def shallow(smollm2, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shallow")
+    for file in smollm2.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    config = json.loads((smollm2 / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    tensors = load_file(smollm2 / "model.safetensors")
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (layer := re.search(r"layers\.(\d+)\.", name)) or int(layer[1]) < LAYERS
+    }
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def data_of(script: str) -> Path:
+    if script in ("cure.py", "azr.py"):
+        return DATA / "mbpp.jsonl"
+    return DATA / ("gsm8k_train.jsonl" if script in ("gar.py", "mae.py") else "mawps.jsonl")
+
+
+@pytest.fixture(scope="session")
+def known():
+    """Question -> its row, of all that the scripts may ask; programs -> their row."""
+    found = {}
+    for file in ("gsm8k_train.jsonl", "mawps.jsonl"):
+        train, held_out = load_questions(str(DATA / file), 10**9, 10**9, seed=0)
+        found |= {row["question"]: row for row in train + held_out}
+    for load in (load_tasks, lambda *where: load_functions(*where[:3], 2, where[3])):
+        train, held_out = load(str(DATA / "mbpp.jsonl"), 10**6, 10**6, 0)
+        found |= {row.get("program") or row["question"]: row for row in train + held_out}
+    return found
+
+
+# ------------------------------------------------------------------ what is put into its mouth
+class Writer:
+    """In place of `complete`: to every second prompt a good answer, to the others a bad one. It
+    reads the prompts' tokens as the model would, and keeps them.
+    """
+
+    def __init__(self, tokenizer, known: dict):
+        self.tokenizer, self.known, self.prompts, self.players = tokenizer, known, [], []
+
+    def __call__(self, model, prompt_ids, max_tokens, temperature, ends, pad_id):
+        written = []
+        for number, ids in enumerate(prompt_ids):
+            user = self.read(ids)
+            # greedy answers are one per question: not good for all of them
+            text = self.answer(user, (number + len(self.prompts) * (temperature == 0)) % 2 == 0)
+            tokens = self.tokenizer(text, split_special_tokens=True).input_ids
+            assert set(tokens).isdisjoint(self.tokenizer.all_special_ids)
+            written.append([*tokens, self.tokenizer.eos_token_id][:max_tokens])
+            self.prompts.append(user)
+        return written
+
+    def read(self, ids: list[int]) -> str:
+        """The user's message. The template's own tokens are in their places, and no others."""
+        start, end = self.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+        assert ids.count(start) == 3 and ids.count(end) == 2 and ids[0] == start
+        text = self.tokenizer.decode(ids)
+        parts = re.fullmatch(
+            r"(?s)<\|im_start\|>system\n(.+?)<\|im_end\|>\n<\|im_start\|>user\n(.+?)<\|im_end\|>\n"
+            r"<\|im_start\|>assistant\n(.*)",
+            text,
+        )
+        assert parts and "<|im_" not in parts[1] + parts[2], text
+        assert "SmolLM" not in parts[1]  # what its template says where nobody gives instructions
+        return parts[2]
+
+    def row(self, user: str) -> dict:
+        found = [question for question in self.known if question in user]
+        return self.known[max(found, key=len)] if found else {"question": user, "answer": "7"}
+
+    def solution(self, user: str, good: bool) -> str:
+        answer = self.row(user).get("answer", "7") if good else "0"
+        # not all of them: solutions with special tokens in them are no lessons
+        escape = "" if good or len(self.prompts) % 4 == 3 else ESCAPE
+        step = f"<step>It is {answer} - 0.{escape}</step>"
+        return f"{step}\n<answer>\\boxed{{{answer}}}</answer>"
+
+    def answer(self, user: str, good: bool) -> str:
+        last = user.rsplit("\n", 1)[-1]
+        box = rf"\boxed{{{'CORRECT' if good else 'INCORRECT'}}}"
+        score = f"Defects: {'none' if good else 1}\nScore: \\boxed{{{int(good)}}}"
+        program = f"def f(x):\n    return x + {len(self.prompts)}" if good else "def f(x): return"
+        solution = self.solution(user, good)
+        sum_of = re.search(r"return x \+ (\d+)", user)
+        given = re.search(r"^(?:Input|Output): (\d+)", user, re.MULTILINE)
+        if count := re.fullmatch(r"Verify its (\d+) steps\.", last):
+            steps = f"<step>{box}</step>\n" * int(count[1])
+            end = f"<final_verification>{box}</final_verification>"
+            return f"<step_verification>\n{steps}</step_verification>\n{end}"
+        if last in ("Write a program.", "Write a test."):
+            row = self.row(user)
+            if last == "Write a program.":
+                return f"```python\n{row['reference'] if good else 'print(0)'}\n```"
+            given, put = row["test_input"][0], row["test_output"][0] if good else "?"
+            return f"**Test Input:**\n```\n{given}```\n**Test Output:**\n```\n{put}```"
+        if last in ("What is the output?", "What is the input?"):
+            kind, sign = ("output", 1) if "output" in last else ("input", -1)
+            value = int(given[1]) + sign * int(sum_of[1]) if sum_of and given and good else 0
+            return f"<answer>\n```{kind}\n{value}\n```\n</answer>"
+        return {
+            "Is it sound?": f"So: **{'YES' if good else 'NO'}**",
+            "Is it right?": "Yes" if good else "No",
+            "Grade it.": f"<step>{box}</step>\n{score}",
+            "Are they real?": f"<step>{box}</step>\nScore: \\boxed{{{int(good)}}}",
+            "Which is right?": f"<step>{box}</step>\n\\boxed{{{1 if good else 2}}}",
+            "Score the answer.": f"<think>So.</think><score>{9 if good else 2}</score>",
+            "Score the question.": f"<think>So.</think><score>{9 if good else 2}</score>",
+            "Propose a question.": f"<question>What is 3 plus {len(self.prompts)}?</question>",
+            "Solve and grade yourself.": f"{solution}\n## Self Evaluation\n{score}",
+            "Write the program.": f"<answer>\n```python\n{program}\n```\n</answer>",
+            "Propose a program and its input.": f"<answer>\n```python\n{program}\n```\n"
+            "```input\n3\n```\n</answer>",
+            "Propose inputs and a message.": "<answer>\n```input\n3\n```\n```input\n4\n```\n"
+            "```message\nIt adds.\n```\n</answer>",
+        }.get(last, solution)
+
+
+@pytest.fixture
+def writer(shallow, known, monkeypatch):
+    writer = Writer(AutoTokenizer.from_pretrained(shallow), known)
+    monkeypatch.setattr(cotrainer, "complete", writer)
+    return writer
+
+
+def arguments(script: str, model: Path, out: Path) -> list:
+    tokens = "--solution-tokens 64" if "solution_tokens" in vars(module_of(script).Args) else ""
+    if "judgement_tokens" in vars(module_of(script).Args):
+        tokens += " --judgement-tokens 128"
+    chosen = f"{SIZES} {RUNS[script]} {LIMITS.get(script, tokens)} --lr 1e-3".split()
+    return ["--model", model, "--dataset", data_of(script), "--out", out, *chosen]
+
+
+# ------------------------------------------------------------------ every script
+READ = {  # shares of what was put into its mouth that were read, or read as right
+    "tango.py": {"generator/accuracy": 0.5, "verifier/parsed": 1.0, "co/step_rewards_dropped": 0},
+    "prime.py": {"policy/accuracy": 0.5, "co/groups_kept": 1.0},
+    "gar.py": {"reasoner/accuracy": 0.5, "discriminator/silent": 0, "discriminator/says_yes": 0.5},
+    "cure.py": {"coder/accuracy": 0.5, "coder/parsed": 1.0, "tester/parsed": 1.0},
+    "spin.py": {},
+    "mae.py": {"judge/unparsable": 0, "solver/judged": 0.5},
+    "azr.py": {"solver/parsed": 1.0, "co/tasks_that_run": 1.0},
+    "deepseekmath.py": {"eval/generator/accuracy": 0.5, "eval/generator/own_score_right": 1.0},
+    "vstar.py": {"generator/accuracy": 0.5},
+    "genrm.py": {"generator/accuracy": 0.5},
+    "self_rewarding.py": {},
+    "self_taught.py": {"eval/judge/unreadable": 0},
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_steps(shallow, writer, tmp_path, brief, script):
+    """What players write is read, every adapter is trained, and PEFT alone loads them."""
+    out = tmp_path / "run"
+    brief(script, *arguments(script, shallow, out), most_tokens=None)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    values = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    for name, expected in READ[script].items():
+        assert all(value == expected for value in values[name]), (name, values[name])
+    cut = [v for name in values for v in values[name] if name.endswith("clipped_ratio")]
+    assert not any(cut)  # the template's <|im_end|> ends an answer
+    assert trained_adapters(out) == adapters_of(script)
+    loaded_by_peft_alone(out, AutoModelForCausalLM.from_pretrained(shallow))
+    if script == "tango.py":
+        assert any(
+            ESCAPE.replace("<|im_end|>", " ").replace("<|im_start|>", " ") in user
+            for user in writer.prompts
+        )
+
+
+def test_resumed_is_the_same_run_bit_for_bit(shallow, tmp_path, brief):
+    """Nothing is put into its mouth here."""
+    short = ["--solution-tokens", 8, "--judgement-tokens", 8, "--save-every", 1]
+    for out in ("whole", "cut"):
+        brief("tango.py", *arguments("tango.py", shallow, tmp_path / out), *short)
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
+    shown = brief("tango.py", *arguments("tango.py", shallow, tmp_path / "cut"), *short)
+    assert "resumes from checkpoint-1" in shown
+    same_weights(tmp_path / "cut", tmp_path / "whole")
+    texts = [(tmp_path / out / "rollouts.jsonl").read_text() for out in ("cut", "whole")]
+    assert texts[0] == texts[1]
+
+
+def test_in_four_bits(shallow, writer, tmp_path, brief, monkeypatch):
+    layers = []
+
+    def counted(*what):
+        model, tokenizer = load_model(*what)
+        layers.extend(m.weight.quant_type for m in model.modules() if isinstance(m, Linear4bit))
+        return model, tokenizer
+
+    monkeypatch.setattr(launch, "load_model", counted)
+    brief("tango.py", *arguments("tango.py", shallow, tmp_path / "run"), "--four-bit")
+    assert layers == ["nf4"] * 7 * LAYERS
+    assert trained_adapters(tmp_path / "run") == {"generator", "verifier"}
+
+
+# ------------------------------------------------------------------ the whole of it
+def test_sampling_is_that_of_transformers(smollm2, known):
+    """Greedily, token for token; and samples have the log-probs with which they were drawn."""
+    model, tokenizer = load_model(str(smollm2), ["player"], 4, False, seed=0)
+    model.eval()
+    questions = [question for question in known if question.endswith("?")][:2]
+    prompts = tokenize([solve_prompt(question) for question in questions], tokenizer)
+    ends, pad = [tokenizer.eos_token_id], tokenizer.pad_token_id
+    greedy = complete(model, prompts, 8, 0.0, ends, pad)
+    for prompt, text in zip(prompts, greedy):
+        alone = model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            generation_config=GenerationConfig(max_new_tokens=8, eos_token_id=ends),
+        )
+        assert alone[0, len(prompt) :].tolist() == text
+    ids, logps = sample(model, prompts, 8, 1.0, ends, pad)
+    with torch.no_grad():
+        for prompt, row, drawn in zip(prompts, ids, logps):
+            logits = model(torch.tensor([prompt + row])).logits[0, len(prompt) - 1 : -1]
+            scored = logits.log_softmax(-1).gather(1, torch.tensor(row)[:, None]).squeeze(1)
+            assert (scored - torch.tensor(drawn)).abs().max() < 1e-3
+
+
+PEAK = """
+import re
+import tango, tyro
+
+def kib(name):
+    return int(re.search(rf"{name}:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+before = kib("VmRSS")
+tango.main(tyro.cli(tango.Args))
+print("peak", kib("VmHWM") - before)
+"""
+
+
+def test_a_dry_run_says_what_is_then_used(smollm2, known, tmp_path):
+    """Within a tenth, where prompts are as long as it takes them to be, and answers, too."""
+    text, length = " ".join(known), 1400
+    rows = [{"question": text[i * length :][:length], "answer": "1"} for i in range(60)]
+    asked = [solve_prompt(row["question"]) for row in rows]
+    prompts = tokenize(asked, AutoTokenizer.from_pretrained(smollm2))
+    assert 440 < sum(map(len, prompts)) / len(prompts) < 512
+    data, sizes = tmp_path / "long.jsonl", "--steps 2 --ver-warmup 1 --questions 1 --group-size 4"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes += " --micro-batch 4 --solution-tokens 64 --judgement-tokens 64 --eval-questions 1"
+    sizes = f"{sizes} --eval-samples 1 --model {smollm2} --dataset {data}".split()
+    said = run_script("tango.py", *sizes, "--dry-run").stdout
+    expected = max(map(float, re.findall(r"^peak of \w+, .*?([\d.]+) GiB$", said, re.MULTILINE)))
+    ran = run_script("-c", PEAK, *sizes, "--out", tmp_path / "run")
+    used = int(re.search(r"^peak (\d+)$", ran.stdout, re.MULTILINE)[1]) / 2**20
+    print(said, used)
+    assert abs(used / expected - 1) < 0.1, (used, expected)
