@@ -45,6 +45,7 @@ from common.run import mean, plain_errors
 from common.tasks.answers import boxed, grouped, is_correct, prompt, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
+from common.tiny.tasks import MODULO, parse_question
 
 import torch
 import tyro
@@ -121,6 +122,8 @@ def changed_question(rng: random.Random, question: str) -> str | None:
     number = rng.choice(numbers[:-1] or numbers)
     digits = len(number[0])
     least, most = (10 ** (digits - 1), 10**digits - 1) if digits > 1 else (1, 9)
+    if parse_question(question):  # an embedded one: numbers are below the modulus
+        most = min(most, MODULO - 1)
     others = [n for n in rng.sample(range(least, most + 1), 2) if n != int(number[0])]
     return question[: number.start()] + str(others[0]) + question[number.end() :]
 

@@ -64,7 +64,7 @@ def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, name, adapt
 @pytest.mark.parametrize("call", ["playing", "rollout", "generate", "log_probs"])
 def test_a_player_that_does_not_exist(tmp_path, call):
     trainer = a_trainer(tmp_path)
-    row = {"prompt": [{"role": "user", "content": "1+2 mod 100"}]}
+    row = {"prompt": [{"role": "user", "content": "1+2 mod 61"}]}
     batch = trainer.rollout("ann", [row] * 4)
     before = state(trainer)
     calls = {

@@ -65,7 +65,7 @@ def logged(trainer) -> dict[str, float]:
 
 # ------------------------------------------------------------------ rollout, set_rewards, concat
 def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
-    row = {"solution": "<step>3+4=7</step>", "label": True, "question": "3+4 mod 100"}
+    row = {"solution": "<step>3+4=7</step>", "label": True, "question": "3+4 mod 61"}
     row["prompt"] = verify_prompt(row["question"], row["solution"])
     batch = trainer.rollout("verifier", [row] * 8)
     functions = trainer.players["verifier"].rewards

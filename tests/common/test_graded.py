@@ -6,10 +6,10 @@ from common.tiny.tasks import format_solution, gold_solution
 
 import pytest
 
-ROW = {"question": "(38+4)*7 mod 100", "answer": "94"}  # 42, 94
+ROW = {"question": "(38+4)*7 mod 61", "answer": "50"}  # 42, 50
 RIGHT = gold_solution(ROW["question"])
-LUCKY = format_solution(["38+4=41", "42*7=94"], 94)  # the answer in spite of a wrong step
-WRONG = format_solution(["38+4=41", "41*7=87"], 87)
+LUCKY = format_solution(["38+4=41", "42*7=50"], 50)  # the answer in spite of a wrong step
+WRONG = format_solution(["38+4=41", "41*7=43"], 43)
 
 
 def row_of(solution=WRONG, **more) -> dict:

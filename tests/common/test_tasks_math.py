@@ -29,7 +29,7 @@ def test_tiny_parts_never_overlap_and_the_held_out_part_is_the_same_for_all_seed
 def test_hard_questions_are_longer_and_never_trained_on_either():
     train, held_out = load_questions("tiny-hard", 60, 30, seed=0)
     for row in train + held_out:
-        count = len(re.findall(r"[+*-]", row["question"]))
+        count = len(re.findall(r"[+*/-]", row["question"]))
         assert count in (5, 6) and row["reference"].count("<step>") == count
     assert all(is_held_out(row["question"]) for row in held_out)
     assert not any(is_held_out(row["question"]) for row in train)

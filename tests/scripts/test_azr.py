@@ -10,7 +10,7 @@ import azr
 from common.cotrainer import Player
 from common.sandbox import Sandbox
 from common.tasks.functions import bare
-from common.tiny import demonstrations
+from common.tiny import program_demonstrations as demonstrations
 
 import pytest
 import torch

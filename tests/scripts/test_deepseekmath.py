@@ -18,11 +18,11 @@ import pytest
 from conftest import saved_of
 from trainers import answering, without_model
 
-QUESTION = "(38+4)*7 mod 100"  # 42, 94
-ROW = {"question": QUESTION, "answer": "94"}
+QUESTION = "(38+4)*7 mod 61"  # 42, 50
+ROW = {"question": QUESTION, "answer": "50"}
 RIGHT = gold_solution(QUESTION)
-LUCKY = format_solution(["38+4=41", "42*7=94"], 94)  # the answer in spite of a wrong step
-WRONG = format_solution(["38+4=41", "41*7=87"], 87)
+LUCKY = format_solution(["38+4=41", "42*7=50"], 50)  # the answer in spite of a wrong step
+WRONG = format_solution(["38+4=41", "41*7=43"], 43)
 SCORES = (0.0, 0.5, 1.0)
 
 
@@ -89,7 +89,7 @@ def test_a_score_that_does_not_follow_from_the_defects_is_worth_half():
 # ------------------------------------------------------------------ parsing
 SMUGGLED = {
     "a second heading": f"{RIGHT}\n{dsm.HEADING}\n{dsm.HEADING}\n{ends('none', '1')}",
-    "no steps": f"<answer>\\boxed{{94}}</answer>\n{dsm.HEADING}\n{ends('none', '1')}",
+    "no steps": f"<answer>\\boxed{{50}}</answer>\n{dsm.HEADING}\n{ends('none', '1')}",
     "no answer": f"<step>38+4=42</step>\n{dsm.HEADING}\n{ends('none', '1')}",
     "a defect beyond its steps": f"{RIGHT}\n{dsm.HEADING}\n{ends('3', '0')}",
     "the evaluation first": f"{dsm.HEADING}\n{ends('none', '1')}\n{RIGHT}",
@@ -189,7 +189,7 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
 
 
 def test_every_round_labels_solutions_of_other_questions():
-    rows = [{"question": f"({i}+4)*7 mod 100", "answer": "0"} for i in range(10, 20)]
+    rows = [{"question": f"({i}+4)*7 mod 61", "answer": "0"} for i in range(10, 20)]
     trainer = given_texts({"generator": [RIGHT] * 6}, rows, labels="truth", verifier_steps=1)
     for current in range(3):
         trainer.label_solutions(current)
@@ -321,7 +321,7 @@ def test_processes_share_what_is_drawn():
 # ------------------------------------------------------------------ evaluation
 def test_evaluation_by_hand():
     """8 questions, 2 samples of each, the first samples of which are the base's at step 0."""
-    held_out = [{"question": f"({i}+4)+1 mod 100", "answer": str(i + 5)} for i in range(10, 18)]
+    held_out = [{"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(10, 18)]
 
     def solution(i, kind):
         if kind == "wrong":

@@ -80,8 +80,8 @@ def test_white_space_is_no_slice():
 
 
 def test_are_sound():
-    question = "((3+4)*6)-5 mod 100"
-    parts = ["<step>3+4=7</step>\n", "<step>7*6=3</step>\n<step>3-", "5=98</step>\n", "so\n"]
+    question = "((3+4)*6)-5 mod 61"
+    parts = ["<step>3+4=7</step>\n", "<step>7*6=3</step>\n<step>3-", "5=59</step>\n", "so\n"]
     # the third carries on correctly; no step ends in the last
     assert are_sound(question, parts) == [True, False, True, None]
     assert are_sound(question, ["gibberish 3+4=7\n"]) == [None]
@@ -223,8 +223,8 @@ def test_without_references_and_frozen_the_discriminator_judges_and_stays_as_it_
 
 # ------------------------------------------------------------------ stage 1
 LABELS = [
-    {"question": "3+4 mod 100", "slice": "<step>3+4=8</step>\n", "judgement": "it is 7. **NO**"},
-    {"question": "3+4 mod 100", "slice": "<step>3+4=7</step>\n", "judgement": "**YES** it is so"},
+    {"question": "3+4 mod 61", "slice": "<step>3+4=8</step>\n", "judgement": "it is 7. **NO**"},
+    {"question": "3+4 mod 61", "slice": "<step>3+4=7</step>\n", "judgement": "**YES** it is so"},
 ]
 
 
@@ -275,7 +275,7 @@ def test_evaluation_by_hand():
         return format_solution(steps, i + 5 if right or lucky else 0)
 
     held_out = [
-        {"question": f"({i}+4)+1 mod 100", "answer": str(i + 5), "reference": solution(i, "right")}
+        {"question": f"({i}+4)+1 mod 61", "answer": str(i + 5), "reference": solution(i, "right")}
         for i in range(10, 14)
     ]
     held_out[0]["reference"] = "by hand\n"

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainers import log_probs_by_hand, without_model
 
-QUESTION = "(38+4)*7 mod 100"
+QUESTION = "(38+4)*7 mod 61"
 RIGHT = gold_solution(QUESTION)
-WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
 
@@ -136,19 +136,19 @@ def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
 
 def test_the_generator_stays_the_base(real):
     """However the verifier has changed, which writes otherwise by now."""
-    trainer = real()
-    rows = [{"question": QUESTION, "answer": "94"}] * 8
+    trainer, question = real(), "((42/7)/9)/8 mod 61"  # quotients are believed, not known
+    rows = [{"question": question, "answer": "50"}] * 8
 
     def texts(write):
         torch.manual_seed(0)
         return write()
 
     solutions = texts(lambda: [r["solution"] for r in trainer.sample_solutions(rows)])
-    own = texts(lambda: trainer.generate("generator", [solve_prompt(QUESTION)] * 8))
+    own = texts(lambda: trainer.generate("generator", [solve_prompt(question)] * 8))
     for name, p in trainer.model.named_parameters():
         if "lora_B" in name:
             p.data.zero_()  # the adapter is the base, too
-    base = texts(lambda: trainer.generate("generator", [solve_prompt(QUESTION)] * 8))
+    base = texts(lambda: trainer.generate("generator", [solve_prompt(question)] * 8))
     assert solutions == [text.strip() for text in base] and base != own
 
 
@@ -156,14 +156,14 @@ def test_the_generator_stays_the_base(real):
 def given_texts(texts=(), **change) -> genrm.GenRM:
     cfg = genrm.Args(**{"pool": 1, "samples": 4, "rationales": 2} | change)
     trainer = without_model(genrm.GenRM, cfg, texts)
-    trainer.train_rows = [{"question": QUESTION, "answer": "94"}]
+    trainer.train_rows = [{"question": QUESTION, "answer": "50"}]
     trainer.playing = lambda name: torch.no_grad()
     return trainer
 
 
 def test_what_is_sampled_once_and_what_of_it_is_taught():
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would become a token when it is encoded
-    trainer = given_texts([RIGHT, RIGHT, WRONG, spelled, "94", WRONG], samples=6, verifier="direct")
+    trainer = given_texts([RIGHT, RIGHT, WRONG, spelled, "50", WRONG], samples=6, verifier="direct")
     trainer.collect()
     assert [r["solution"] for r in trainer.saved["D_correct"]] == [RIGHT]  # once
     lessons = trainer.saved["D_verify"]

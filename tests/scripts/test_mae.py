@@ -195,14 +195,14 @@ def speak(trainer, completions: dict[str, list[str]], solver="", judge=None):
     return asked
 
 
-GOOD, POOR, NONE = "1+2 mod 100", "1+ mod 100", "no tags"
-TWO = "<question>x</question><question>2+2 mod 100</question>"
+GOOD, POOR, NONE = "1+2 mod 61", "1+ mod 61", "no tags"
+TWO = "<question>x</question><question>2+2 mod 61</question>"
 EMPTY = "<question>x</question><question> </question>"  # its last one is none
 
 
 def test_the_proposers_reward_by_hand(tmp_path):
     trainer = make_mae(tmp_path)
-    replies = {GOOD: "<score>9</score>", POOR: "<score>7</score>", "2+2 mod 100": "no score"}
+    replies = {GOOD: "<score>9</score>", POOR: "<score>7</score>", "2+2 mod 61": "no score"}
 
     def judge(user):
         question = user.split("\n")[0].removeprefix("Question: ")
@@ -276,7 +276,7 @@ def test_the_judges_reward_is_its_format_and_nothing_else(tmp_path):
     assert trainer.judge(pairs)["rewards"].tolist() == [0.0] * 4
 
 
-PAIRS = [{"question": f"{i}+4 mod 100", "answer": str(i)} for i in range(4)]
+PAIRS = [{"question": f"{i}+4 mod 61", "answer": str(i)} for i in range(4)]
 
 
 def test_what_is_drawn(tmp_path):
@@ -382,9 +382,9 @@ def test_against_gold():
 
 def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_it_decodes():
     """2 questions, 3 samples each. The judge, greedily, is always right; sampled, it says 10."""
-    held_out = [{"question": f"{i}+1 mod 100", "answer": str(i + 1)} for i in range(2)]
-    written = {"0+1 mod 100": ["1", "1", "7"], "1+1 mod 100": ["7", "2", "7"]}
-    proposals = ["<question>3+3 mod 100</question>", NONE, "<question>poem</question>" * 2]
+    held_out = [{"question": f"{i}+1 mod 61", "answer": str(i + 1)} for i in range(2)]
+    written = {"0+1 mod 61": ["1", "1", "7"], "1+1 mod 61": ["7", "2", "7"]}
+    proposals = ["<question>3+3 mod 61</question>", NONE, "<question>poem</question>" * 2]
 
     def say(player, user, greedy, before):
         if player == "proposer":
@@ -409,7 +409,7 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
     order = [("solver", 6), ("judge", 2), ("judge", 2), ("proposer", 1)]
     assert sampled == [(*call, False) for call in order]
     # later the base's answers are judged again, in the same order of calls
-    written["0+1 mod 100"][0] = "9"
+    written["0+1 mod 61"][0] = "9"
     mae.evaluate(trainer, held_out)
     assert trainer.saved["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
     judged = [users for name, users, _ in trainer.calls if name == "judge"]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from trainers import answering, without_model
 from transformers import AutoModelForCausalLM
 
-QUESTION = "(38+4)*7 mod 100"
+QUESTION = "(38+4)*7 mod 61"
 RIGHT = gold_solution(QUESTION)
-WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 EOS = 4
 
 
@@ -143,7 +143,7 @@ def test_a_round_starts_from_the_model_of_the_one_before(trainer):
 def given_texts(texts=(), rows=None, **change) -> sr.SelfRewarding:
     options = {"pool": 1, "samples": 2, "readings": 2, "questions": 2, "steps": 6} | change
     trainer = without_model(sr.SelfRewarding, sr.Args(**options), texts, pairs_per_step=2)
-    trainer.train_rows = rows or [{"question": QUESTION, "answer": "94"}]
+    trainer.train_rows = rows or [{"question": QUESTION, "answer": "50"}]
     trainer.freeze_reference = lambda: None
     trainer.saved = {"round": -1, "pairs": []}
     return trainer
@@ -172,7 +172,7 @@ def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
 
 def test_gold_answers_change_nothing_but_the_log():
     kept = []
-    for gold in ("94", "87"):
+    for gold in ("50", "43"):
         rows = [{"question": QUESTION, "answer": gold}]
         trainer = given_texts([RIGHT, WRONG, said(1), said(1), said(0), said(0)], rows)
         trainer.start_round(0)

@@ -15,9 +15,9 @@ from conftest import build, lora, perturb
 from hypothesis import given, strategies
 from trainers import answering, log_probs_by_hand, without_model
 
-QUESTION = "(38+4)*7 mod 100"
+QUESTION = "(38+4)*7 mod 61"
 RIGHT = gold_solution(QUESTION)
-WORSE = "<step>38+7=45</step>\n<step>45*7=15</step>\n<answer>\\boxed{15}</answer>"
+WORSE = "<step>38+7=45</step>\n<step>45*7=10</step>\n<answer>\\boxed{10}</answer>"
 EOS = 4
 
 
@@ -137,7 +137,7 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
 def given_texts(texts=(), **change) -> st.SelfTaught:
     cfg = st.Args(**{"pool": 1, "samples": 1, "questions": 2, "steps": 6} | change)
     trainer = without_model(st.SelfTaught, cfg, texts, lessons_per_step=2, restarts=0)
-    trainer.train_rows = [{"question": QUESTION, "answer": "94"}]
+    trainer.train_rows = [{"question": QUESTION, "answer": "50"}]
     trainer.restart = lambda: setattr(trainer, "restarts", trainer.restarts + 1)
     trainer.saved = {"comparisons": [], "round": -1, "lessons": []}
     return trainer
@@ -188,7 +188,7 @@ def test_answers_that_agree_or_have_no_end_are_not_compared(worse):
 
 def test_gold_answers_change_nothing_but_the_log():
     kept = []
-    for gold in ("94", "15"):
+    for gold in ("50", "10"):
         trainer = given_texts([RIGHT, WORSE, "\\boxed{1}", "\\boxed{2}"])
         trainer.train_rows = [{"question": QUESTION, "answer": gold}]
         trainer.start_round(0)
@@ -229,13 +229,13 @@ def test_a_judge_is_measured_by_hand():
 
 def test_the_two_sets_are_made_once():
     """Of the second question all answers are wrong, so it gives no true pair."""
-    questions = {"1+1 mod 100": "2", "2+2 mod 100": "4"}
+    questions = {"1+1 mod 61": "2", "2+2 mod 61": "4"}
     held_out = [{"question": q, "answer": gold} for q, gold in questions.items()]
 
     def say(player, user, greedy, before):
         if user not in questions:
             return "<answer>\\boxed{77}</answer>"  # to a changed question
-        right = user == "1+1 mod 100" and before != 1
+        right = user == "1+1 mod 61" and before != 1
         return f"<answer>\\boxed{{{questions[user] if right else 50 + before}}}</answer>"
 
     trainer = answering(say, eval_samples=3)
@@ -252,7 +252,7 @@ def test_the_two_sets_are_made_once():
         "judge/made_pairs": 1 / 2,
     }
     ((question, right, wrong),) = trainer.saved["true"]
-    assert (question, st.boxed(right), st.boxed(wrong)) == ("1+1 mod 100", "2", "51")
+    assert (question, st.boxed(right), st.boxed(wrong)) == ("1+1 mod 61", "2", "51")
     assert [(q, st.boxed(worse)) for q, _, worse in trainer.saved["made"]] == [
         (q, "77") for q in questions
     ]

@@ -63,8 +63,8 @@ def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
         for p in player.parameters():
             p += 0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
     pairs = [
-        ("3+4 mod 100", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
-        ("(1+2)*3 mod 100", "<step>1", "9"),
+        ("3+4 mod 61", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
+        ("(1+2)*3 mod 61", "<step>1", "9"),
     ]
     theirs = dpo_loss_of_trl(player, opponent, pairs, 0.1, tmp_path)
     columns = []
@@ -302,7 +302,7 @@ def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path
     """A completion of the opponent's keeps its cut, without an end; a human answer is left out."""
     answers = [*[r"\boxed{1}"] * 4, "", "1" * 70 + r"\boxed{1}"]
     rows = [
-        {"question": f"({i}+4)*3 mod 100", "answer": "1", "reference": answers[i % 6]}
+        {"question": f"({i}+4)*3 mod 61", "answer": "1", "reference": answers[i % 6]}
         for i in range(300)
     ]
     data = tmp_path / "data.jsonl"

@@ -331,7 +331,7 @@ def two_steps(i: int, kind: str) -> str:
 
 def test_evaluation_by_hand():
     """8 questions, 2 samples of each. Decoded greedily, the verifier tells the truth."""
-    held_out = [{"question": f"({i}+4)+1 mod 100", "answer": str(i + 5)} for i in range(10, 18)]
+    held_out = [{"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(10, 18)]
     kinds = {10: ["half", "right"], 11: ["right", "half"], 17: ["wrong", "right"]}
     truth = {"right": (C, C, C), "half": (C, X, X), "wrong": (X, X, X)}
     says, better = {"right": (C, C, C), "half": (C, X, C)}, []

@@ -16,13 +16,13 @@ import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
 from trainers import answering, log_probs_by_hand, without_model
 
-QUESTION = "(38+4)*7 mod 100"
+QUESTION = "(38+4)*7 mod 61"
 RIGHT = gold_solution(QUESTION)
-WRONG = "<step>38+4=41</step>\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 
 
 def row(solution, right, **more):
-    return {"question": QUESTION, "solution": solution, "right": right, "answer": "94"} | more
+    return {"question": QUESTION, "solution": solution, "right": right, "answer": "50"} | more
 
 
 # ------------------------------------------------------------------ losses
@@ -175,7 +175,7 @@ def test_the_generators_loss_and_its_restart(real):
 def given_texts(texts=(), **change) -> vstar.VStar:
     """`events`: who wrote, restarted and learnt."""
     cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
-    trainer = without_model(vstar.VStar, cfg, texts, pool=[{"question": QUESTION, "answer": "94"}])
+    trainer = without_model(vstar.VStar, cfg, texts, pool=[{"question": QUESTION, "answer": "50"}])
     trainer.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
     trainer.events, generate = [], trainer.generate
 
@@ -216,7 +216,7 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     trainer.scores = lambda rows: [int(r["solution"][0]) for r in rows]
     trainer.start_iteration(1)
     assert [r["solution"] for r in trainer.saved["D_gen"]] == [others[3], others[2]]
-    easy = {"question": "1+1 mod 100"}  # however sure it is of this one
+    easy = {"question": "1+1 mod 61"}  # however sure it is of this one
     rows = [row(RIGHT, True) | easy, row("a", True), row("b", True), row("c", True)]
     trainer.scores = lambda rows: [9, 1, 3, 2]
     assert [r["solution"] for r in trainer.better_half(rows)] == [RIGHT, "b", "c"]
@@ -226,7 +226,7 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
 
 
 def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
-    other = {"question": "1+1 mod 100"}
+    other = {"question": "1+1 mod 61"}
     with pytest.raises(UserError, match="of 4 solutions have steps and a box, and none is right"):
         given_texts([WRONG] * 4).start_iteration(0)
     apart = [row(RIGHT, True), row(WRONG, False) | other]
@@ -242,7 +242,7 @@ def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
 
 
 def test_pairs_are_of_one_question():
-    trainer, other = given_texts(), {"question": "1+1 mod 100"}
+    trainer, other = given_texts(), {"question": "1+1 mod 61"}
     trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
     pairs = trainer.preferences(random.Random(0))
     assert [(p["question"], p["solution"], p["rejected"]) for p in pairs] == [
@@ -253,7 +253,7 @@ def test_pairs_are_of_one_question():
 @pytest.mark.parametrize("how", ["hard", "soft"])
 def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
     rest = RIGHT.removeprefix("<step>38+4=42</step>")
-    lost = "\n<step>41*7=87</step>\n<answer>\\boxed{87}</answer>"
+    lost = "\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
     trainer = given_texts([rest, lost, lost, "", lost, lost], step_samples=3, verifier="prm")
     trainer.cfg.step_labels, trainer.pool = how, trainer.pool * 2
     lessons = trainer.judged_parts([row(RIGHT, True), row(WRONG, False), row("third", False)])
@@ -266,10 +266,10 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
 
 
 def test_a_box_in_a_step_is_no_answer_of_what_follows():
-    solution = RIGHT.replace("38+4=42", r"38+4=\boxed{94}")
+    solution = RIGHT.replace("38+4=42", r"38+4=\boxed{50}")
     trainer = given_texts(["cut off", "again"], step_samples=2)
     part = vstar.beginnings(solution)[0]
-    assert r"\boxed{94}" in part
+    assert r"\boxed{50}" in part
     assert trainer.step_labels([row(solution, True, part=part)]) == [0.0]
 
 
@@ -286,7 +286,7 @@ def test_evaluation_by_hand():
     trainer = answering(lambda *_: RIGHT, candidates=3)
     trainer.sample_solutions = lambda rows: solutions
     trainer.scores = lambda rows: [-5.0, -7.0, -4.0]
-    figures = vstar.evaluate(trainer, [{"question": QUESTION, "answer": "94"}])
+    figures = vstar.evaluate(trainer, [{"question": QUESTION, "answer": "50"}])
     assert figures == pytest.approx({
         "generator/greedy": 1.0, "generator/accuracy": 1 / 3, "co/majority": 0.0,
         "co/best_of_2": 1 / 3, "co/best_of_3": 0.0, "co/oracle": 1.0,
