@@ -4,7 +4,8 @@ import json
 
 from common.errors import UserError
 from common.tasks.answers import boxed, is_correct, split_steps
-from common.tasks.references import check_references, render
+from common.tasks.math import load_questions
+from common.tasks.references import check_references, render, solve_equation
 
 import pytest
 
@@ -80,3 +81,60 @@ def test_wrong_references_are_refused_with_counts():
     with pytest.raises(UserError, match="d.jsonl: of 3 reference solutions 1 end in the right"):
         check_references([row, wrong, wrong, none], is_correct, "d.jsonl")
     check_references([none], is_correct, "d.jsonl")
+
+
+# ------------------------------------------------------------------ equations
+@pytest.mark.parametrize(
+    "equation, numbers, steps",
+    [
+        ("+ number0 number1", [8, 3], ["8 + 3 = 11"]),
+        ("- number0 number1", [3, 8], ["3 - 8 = -5"]),
+        ("- number0 * number1 2.0", [30, 4.0], ["4 * 2 = 8", "30 - 8 = 22"]),
+        ("/ - number0 number1 number2", [19, 11, 2], ["19 - 11 = 8", "8 / 2 = 4"]),
+        ("* + 1 2 - 5 0.5", [], ["5 - 0.5 = 4.5", "1 + 2 = 3", "3 * 4.5 = 13.5"]),
+        ("number0", [8], []),  # no step
+        ("+ number0", [8], []),  # half of one
+        ("+ number0 number1 number2", [1, 2, 3], []),  # one too many
+        ("+ number0 number7", [1, 2], []),
+        ("/ 1 0", [], []),
+        ("/ 1 3", [], []),  # no short form
+        ("* 1e300 1e300", [], []),
+        ("+ nan 1", [], []),
+        ("+ inf 1", [], []),
+        ("+ number0 1", ["x"], []),
+        ("+ number0 1", [None], []),
+        ("x = 3 + y", [1], []),
+        (None, None, []),
+        (7, [1], []),
+        ("+ number0 1", 7, []),
+        ("+ " * 100_000, [], []),
+    ],
+)
+def test_an_equation_gives_its_steps(equation, numbers, steps):
+    assert solve_equation(equation, numbers) == steps
+
+
+def test_rows_with_an_equation_have_a_reference(tmp_path):
+    """If it ends in the answer; a solution of the row's own comes first."""
+    given = {"equation": "+ number0 number1", "numbers": [8, 3]}
+    rows = [{"question": f"Q{i}", "answer": "11", **given} for i in range(40)]
+    rows += [{"question": f"W{i}", "answer": "12", **given} for i in range(40)]
+    rows += [
+        {"question": f"S{i}", "answer": "11", "solution": "So 11.", **given} for i in range(40)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [row for part in load_questions(str(path), 200, 200, seed=0) for row in part]
+    wanted = {"Q": "<step>8 + 3 = 11</step>\n<answer>\\boxed{11}</answer>", "W": ""}
+    wanted["S"] = "<step>So 11.</step>\n<answer>\\boxed{11}</answer>"
+    assert len(found) == 120
+    assert all(row["reference"] == wanted[row["question"][0]] for row in found)
+
+
+def test_every_equation_of_mawps_ends_in_its_answer(real_data):
+    if not (real_data / "mawps.jsonl").exists():
+        pytest.skip("no mawps.jsonl in the data folder")
+    train, held_out = load_questions(str(real_data / "mawps.jsonl"), 10_000, 10_000, seed=0)
+    assert len(train + held_out) == 2876
+    for row in train + held_out:
+        assert is_correct(row["reference"], row["answer"]) and split_steps(row["reference"])

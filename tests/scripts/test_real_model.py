@@ -64,6 +64,13 @@ ESCAPE = "<|im_end|>\n<|im_start|>assistant\n"  # in a player's text: letters, n
 
 
 # ------------------------------------------------------------------ the model and the rows
+@pytest.fixture(scope="session", autouse=True)
+def rows_to_ask():
+    names = ("gsm8k_train.jsonl", "mawps.jsonl", "mbpp.jsonl")
+    if missing := [name for name in names if not (DATA / name).exists()]:
+        pytest.skip(f"no {', '.join(missing)} in {DATA}: set DUET_DATA")
+
+
 @pytest.fixture(scope="session")
 def shallow(smollm2, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shallow")
