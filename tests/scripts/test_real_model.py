@@ -28,7 +28,6 @@ from conftest import (
     adapters_of,
     loaded_by_peft_alone,
     module_of,
-    run_script,
     same_weights,
     trained_adapters,
 )
@@ -298,35 +297,3 @@ def test_sampling_is_that_of_transformers(smollm2, known):
             logits = model(torch.tensor([prompt + row])).logits[0, len(prompt) - 1 : -1]
             scored = logits.log_softmax(-1).gather(1, torch.tensor(row)[:, None]).squeeze(1)
             assert (scored - torch.tensor(drawn)).abs().max() < 1e-3
-
-
-PEAK = """
-import re
-import tango, tyro
-
-def kib(name):
-    return int(re.search(rf"{name}:\\s+(\\d+)", open("/proc/self/status").read())[1])
-
-before = kib("VmRSS")
-tango.main(tyro.cli(tango.Args))
-print("peak", kib("VmHWM") - before)
-"""
-
-
-def test_a_dry_run_says_what_is_then_used(smollm2, known, tmp_path):
-    """Within a tenth, where prompts are as long as it takes them to be, and answers, too."""
-    text, length = " ".join(known), 1400
-    rows = [{"question": text[i * length :][:length], "answer": "1"} for i in range(60)]
-    asked = [solve_prompt(row["question"]) for row in rows]
-    prompts = tokenize(asked, AutoTokenizer.from_pretrained(smollm2))
-    assert 440 < sum(map(len, prompts)) / len(prompts) < 512
-    data, sizes = tmp_path / "long.jsonl", "--steps 2 --ver-warmup 1 --questions 1 --group-size 4"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sizes += " --micro-batch 4 --solution-tokens 64 --judgement-tokens 64 --eval-questions 1"
-    sizes = f"{sizes} --eval-samples 1 --model {smollm2} --dataset {data}".split()
-    said = run_script("tango.py", *sizes, "--dry-run").stdout
-    expected = max(map(float, re.findall(r"^peak of \w+, .*?([\d.]+) GiB$", said, re.MULTILINE)))
-    ran = run_script("-c", PEAK, *sizes, "--out", tmp_path / "run")
-    used = int(re.search(r"^peak (\d+)$", ran.stdout, re.MULTILINE)[1]) / 2**20
-    print(said, used)
-    assert abs(used / expected - 1) < 0.1, (used, expected)
