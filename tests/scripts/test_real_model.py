@@ -44,12 +44,14 @@ RUNS = {
     "spin.py": "--steps 2 --iterations 2",
     "mae.py": "--steps 2 --seed-questions 4 --silent-share 1 --difficulty-samples 2",
     "azr.py": "--steps 2 --seed-tasks 4 --difficulty-samples 2 --inputs 2 --references 1",
-    "deepseekmath.py": "--steps 3 --verifier-steps 1 --meta-steps 1 --generator-steps 1"
+    "deepseekmath.py": "--steps 4 --verifier-steps 1 --meta-steps 1 --generator-steps 1"
     " --group-size 2 --solutions 4 --analyses 2 --least-valid 1",
     "vstar.py": "--steps 2 --ver-steps 1 --iterations 1 --pool 4 --samples 2 --candidates 2",
     "genrm.py": "--steps 2 --pool 4 --samples 2 --candidates 2 --rationales 2",
     "self_rewarding.py": "--steps 2 --iterations 2 --pool 4 --samples 2 --readings 1",
     "self_taught.py": "--steps 2 --iterations 1 --pool 4 --samples 2",
+    "coverrl.py": "--steps 2 --group-size 2 --samples 4 --checks 2",
+    "raro.py": "--steps 2 --group-size 2 --pairs 2",
 }
 LIMITS = {  # tokens
     "cure.py": "--program-tokens 256 --test-tokens 96",
@@ -181,6 +183,7 @@ class Writer:
             "Grade it.": f"<step>{box}</step>\n{score}",
             "Are they real?": f"<step>{box}</step>\nScore: \\boxed{{{int(good)}}}",
             "Which is right?": f"<step>{box}</step>\n\\boxed{{{1 if good else 2}}}",
+            "Which is sounder?": f"<step>{box}</step>\n\\boxed{{{1 if good else 'tie'}}}",
             "Score the answer.": f"<think>So.</think><score>{9 if good else 2}</score>",
             "Score the question.": f"<think>So.</think><score>{9 if good else 2}</score>",
             "Propose a question.": f"<question>What is 3 plus {len(self.prompts)}?</question>",
@@ -222,6 +225,8 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "genrm.py": {"generator/accuracy": 0.5},
     "self_rewarding.py": {},
     "self_taught.py": {"eval/judge/unreadable": 0},
+    "coverrl.py": {"solver/accuracy": 0.5},
+    "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
 }
 
 
