@@ -483,7 +483,7 @@ def test_the_bed_leaves_something_to_learn_beyond_a_lower_temperature():
     assert 0.2 <= found("tiny-hard: answers", "sampled") <= 0.4
     assert found("tiny-long: answers", "sampled") <= 0.25
     for level in tasks.LEVELS:  # who looks is right, and who sounds sure is not looked at
-        assert found(f"{level}: right steps that a check calls wrong", "sampled") <= 0.01
+        assert found(f"{level}: right steps that a check calls wrong", "sampled") <= 0.02
         assert found(f"{level}: checks of wrong steps that are true", "sampled") >= 0.97
         trusted = found(f"{level}: steps that are trusted", "sampled")
         assert trusted + 0.3 <= found(f"{level}: steps that sound sure and are trusted", "sampled")
