@@ -53,9 +53,9 @@ import tyro
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: Count = 48
+    steps: Count = 24
     """optimiser steps"""
-    questions: Count = 8
+    questions: Count = 6
     """P, questions per step and process (paper: 64)"""
     samples: GroupSize = 16
     """N, solutions of a question that vote (paper: 32)"""

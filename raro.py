@@ -55,13 +55,13 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     dataset: str = "tiny"
     """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, an expert's solution"""
-    steps: Count = 48
+    steps: Count = 24
     """optimiser steps"""
-    questions: Count = 8
+    questions: Count = 4
     """P, questions per step and process"""
     group_size: GroupSize = 8
     """K, solutions of a question, and G, judgements of a pair (paper: 16)"""
-    pairs: Count = 8
+    pairs: Count = 4
     """C, pairs that the critic is trained on per step and process"""
     old_share: Share = 0.5
     """share of them from the buffer, as far as there are any (paper: a half)"""
