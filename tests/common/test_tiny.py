@@ -461,7 +461,7 @@ def player(name: str):
         ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
         end, pad = [tokenizer.eos_token_id], tokenizer.pad_token_id
         with model.disable_adapter():
-            written = sample(model, ids, 128, temperature, end, pad)[0]
+            written = sample(model, ids, 208, temperature, end, pad)[0]
         return tokenizer.batch_decode(written, skip_special_tokens=True)
 
     return play
