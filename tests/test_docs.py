@@ -285,16 +285,6 @@ def test_measured_metrics_are_still_called_that(name):
     assert {key for key in kept if not is_shared(key)} <= known and (len(kept) > 5 or not runs)
 
 
-def test_a_patch_of_tango_changes_what_the_experiment_says(tmp_path, monkeypatch):
-    import tango
-
-    trainer, labels = make_trainer(tmp_path), [True] * 6 + [False] * 2
-    assert len(set(trainer.weights_by_class(labels).tolist())) == 2
-    monkeypatch.setattr(tango, "class_weights", tango.class_weights)  # put back in the end
-    exec(evidence.PATCHES["no_class_weights"], {"tango": tango})
-    assert trainer.weights_by_class(labels).tolist() == [1] * 8
-
-
 @pytest.mark.parametrize("patch", ["only_coder", "only_tester"])
 def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
     cure = load(ROOT / "cure.py")
