@@ -236,7 +236,7 @@ class CoVerRL(CoTrainer):
         keys = [(i, "solution") for i in range(len(asked)) for _ in range(T)]
         rewards = [reward(answer, one.m) for one in asked for answer in one.answers[:T]]
         self.set_advantages(solver, rewards, keys, asked)
-        self.report(asked)
+        self.report_step(asked)
         return [self.concat(batches)]
 
     def verify_and_correct(self, asked: list[Asked]) -> list[dict]:
@@ -304,7 +304,7 @@ class CoVerRL(CoTrainer):
         batch["advantages"] = advantages(batch["rewards"], keys)  # (B,)
 
     # --- what is logged and shown; nothing below affects training
-    def report(self, asked: list[Asked]):
+    def report_step(self, asked: list[Asked]):
         right = [[is_correct(t, one.gold) for t in one.texts] for one in asked]
         agrees = [[answer == one.m is not None for answer in one.answers] for one in asked]
         self.log_mean("solver/accuracy", [r for its in right for r in its])

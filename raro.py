@@ -164,7 +164,7 @@ class Raro(CoTrainer):
         """rows: B, every question K times in a row."""
         cfg = self.cfg
         policy = self.rollout("policy", rows)  # P * K solutions
-        rng = random.Random(f"{cfg.seed} {self.state.global_step} {self.accelerator.process_index}")
+        rng = random.Random(f"{cfg.seed} {self.state.global_step} {rows[0]['question']}")
         pairs = [
             {
                 "question": row["question"],
@@ -179,7 +179,7 @@ class Raro(CoTrainer):
         rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
         self.set_rewards(policy, rewards)
         policy["advantages"] = cfg.weight_pol * self.advantages(policy)  # (B,)
-        self.report(pairs, choices)
+        self.report_step(pairs, choices)
         batches = [policy]
         if cfg.critic == "co-trained":
             batches.append(self.train_critic(pairs, rng))
@@ -223,7 +223,7 @@ class Raro(CoTrainer):
         return A * ended.any(1)
 
     # --- what is logged and shown; nothing below affects training
-    def report(self, pairs: list[dict], choices: list[str | None]):
+    def report_step(self, pairs: list[dict], choices: list[str | None]):
         self.log_mean("policy/accuracy", [pair["right"] for pair in pairs])
         self.log_mean("critic/parsed", [choice is not None for choice in choices])
         self.log_mean("critic/says_tie", [choice == "tie" for choice in choices])

@@ -29,7 +29,7 @@ from common.run import Run, mean
 import pytest
 import torch
 import tyro
-from conftest import ROOT, evaluated_once, make_trainer, metrics_of, saved_of, steps_of, weights
+from conftest import ROOT, evaluated_once, metrics_of, saved_of, steps_of, weights
 from peft import PeftModel
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer

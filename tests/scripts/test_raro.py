@@ -139,7 +139,7 @@ def solution(answer) -> str:
 
 def places(count: int) -> str:
     """Where the expert's solutions stand in the first step's pairs."""
-    rng = random.Random("0 0 0")
+    rng = random.Random("0 0 1+6")
     return "".join(rng.choice("12") for _ in range(count))
 
 
