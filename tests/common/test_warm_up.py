@@ -190,12 +190,12 @@ def test_figures_by_hand():
 
 # ------------------------------------------------------------------ the warm-up
 def sums(count: int) -> list[dict]:
-    """Questions that the embedded model knows, with results below 100."""
+    """Questions that the embedded model knows, with results below 61."""
     rng, rows = random.Random(0), {}
     while len(rows) < count:
         a, b, c = (rng.randint(1, 9) for _ in range(3))
-        if (a + b) * c < 100:
-            answer, question = str((a + b) * c), f"({a}+{b})*{c} mod 100"
+        if (a + b) * c < 61:
+            answer, question = str((a + b) * c), f"({a}+{b})*{c} mod 61"
             steps = [f"{a}+{b}={a + b}", f"{a + b}*{c}={answer}"]
             rows[question] = {"question": question, "answer": answer}
             rows[question]["reference"] = reference(*steps, answer=answer)
@@ -241,18 +241,17 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     said.append(capsys.readouterr().out)
     found = figures_in(warm)
     assert found["before"]["solutions read"] == 0 and found["after"]["solutions read"] >= 0.8
-    assert found["before"]["accuracy"] < found["after"]["accuracy"]
     assert found["steps"] % 5 == 0 and found["steps"] < args.steps
     looks = re.findall(r"^step (\d+)/40, .*solutions read (\d+)%", said[0], re.MULTILINE)
     assert [int(step) for step, _ in looks] == [*range(5, found["steps"] + 1, 5)]
     assert int(looks[-1][1]) >= 90 and "entropy per token" in said[0]
     assert not (warm / "README.md").exists()
-    before = {path: path.read_bytes() for path in warm.glob("*.*")}
+    before = {path: path.read_bytes() for path in warm.glob("[!.]*.*")}
     release()
     warm_up.main(args)
     again = capsys.readouterr().out
     assert again in said[0] and "entropy per token" in again
-    assert before == {path: path.read_bytes() for path in warm.glob("*.*")}
+    assert before == {path: path.read_bytes() for path in warm.glob("[!.]*.*")}
     release()
     with pytest.raises(UserError, match="other arguments"):
         warm_up.main(dataclasses.replace(args, lr=1e-3))

@@ -61,7 +61,8 @@ def test_step_ends_on_every_gsm8k_solution(real_data, request, model):
             assert len(split_steps(tokenizer.decode(ids[: end + 1]))) == k
             assert len(split_steps(tokenizer.decode(ids[:end]))) == k - 1
         shared += any(tokenizer.decode([ids[end]]) not in (">", "step>", "</step>") for end in ends)
-    assert shared > 100  # `>` shares its token with the newline: the case this exists for
+    if model == "qwen":  # `>` shares its token with the newline: the case this exists for
+        assert shared > 100
 
 
 def test_prompts_render_with_the_real_chat_template(qwen):
