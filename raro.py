@@ -88,10 +88,6 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     judgement_tokens: Tokens = per_model(tiny=176, real=1024)
     """length limit of a judgement"""
 
-    def check(self):
-        if self.tau_pol + self.tau_crit == 0:
-            raise UserError("--tau-pol 0 and --tau-crit 0: then a tie is worth nothing to anybody.")
-
 
 # ------------------------------------------------------------------ prompts and parsing
 COMPARE = r"""You are given a problem and two solutions. One of them was written by an expert. Check
@@ -175,7 +171,8 @@ class Raro(CoTrainer):
             }
             for row, text in zip(rows, policy["texts"])
         ]
-        choices = self.judged(pairs, rng)
+        choices = self.judged(pairs, rng)  # B
+        # R_policy = 1 if taken for the expert's, tau_pol for a tie, else 0
         rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
         self.set_rewards(policy, rewards)
         policy["advantages"] = cfg.weight_pol * self.advantages(policy)  # (B,)
@@ -217,6 +214,7 @@ class Raro(CoTrainer):
         """A = r - mean over the group, without dividing by its deviation (Dr. GRPO); 0 for a
         completion that was cut at its limit. (B,)
         """
+        # A = R - mean(R of the group)
         A = group_advantage(batch["rewards"], self.cfg.group_size, scale=False)  # (B,)
         ends = torch.tensor(self.eos_token_ids, device=batch["completion_ids"].device)
         ended = torch.isin(batch["completion_ids"], ends) & batch["completion_mask"].bool()

@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import mae  # noqa: E402
@@ -192,14 +193,11 @@ PARTS = {  # name -> (demonstration, what is said and true, whether the mean is 
 }
 
 
-def held_out_part(part: str, count: int) -> list[str]:
-    """User messages of a part, as in training but on questions that the model has never seen."""
-    draw, train = random.Random(0), demonstrations.is_held_out
-    demonstrations.is_held_out = lambda text: not train(text)
-    try:
-        return [getattr(demonstrations, part)(draw, 1)[0] for _ in range(count)]
-    finally:
-        demonstrations.is_held_out = train
+def held_out_part(part, count: int) -> list[str]:
+    """User messages of a part, as in training but on what the model has never seen."""
+    draw, module = random.Random(0), sys.modules[part.__module__]
+    with patch.object(module, "is_held_out", lambda text: not tasks.is_held_out(text)):
+        return [part(draw, 1)[0] for _ in range(count)]
 
 
 def measure(model: str, count: int) -> dict:
@@ -222,7 +220,7 @@ def measure(model: str, count: int) -> dict:
             for name, (found, best) in verdicts.items():
                 note(f"{level}: {name}", column, found, best)
     for name, (part, truth, over_classes) in PARTS.items():
-        users = held_out_part(part, count)
+        users = held_out_part(getattr(demonstrations, part), count)
         for column, temperature in TEMPERATURES.items():
             n = SAMPLES if temperature else 1
             some = [user for user in users for _ in range(n)]

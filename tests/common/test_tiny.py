@@ -6,8 +6,7 @@ import random
 import re
 import sys
 
-from common.model import EMBEDDED, TINY, load_model
-from common.sampling import sample
+from common.model import EMBEDDED, TINY
 from common.tasks.answers import is_correct
 from common.tiny import MODELS, demonstrations, make, program_demonstrations, programs, tasks
 from common.tiny.demonstrations import GOLD, KINDS, QUOTIENTS, TRUST
@@ -17,6 +16,9 @@ import pytest
 import torch
 from conftest import ROOT
 from transformers import AutoTokenizer
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import bed  # noqa: E402
 
 QUESTION = "((42/5)+9)*7 mod 61"
 RIGHT = ["42/5=45", "45+9=54", "54*7=12"]
@@ -453,28 +455,6 @@ def parts_of_the_bed() -> dict:
     return json.loads((ROOT / "docs" / "evidence" / "bed.json").read_text())["parts"]
 
 
-def player(name: str):
-    """A function of prompts and a temperature: what an embedded model, untrained, writes."""
-    model, tokenizer = load_model(name, ["unused"], 1, False, seed=0)
-
-    def play(prompts: list, temperature: float) -> list[str]:
-        ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-        end, pad = [tokenizer.eos_token_id], tokenizer.pad_token_id
-        with model.disable_adapter():
-            written = sample(model, ids, 208, temperature, end, pad)[0]
-        return tokenizer.batch_decode(written, skip_special_tokens=True)
-
-    return play
-
-
-def held_out_part(part, count: int) -> list[str]:
-    """User messages of a part on questions and programs that the model has never seen."""
-    draw, module = random.Random(0), sys.modules[part.__module__]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "is_held_out", lambda text: not tasks.is_held_out(text))
-        return [part(draw, 0)[0] for _ in range(count)]
-
-
 def test_the_bed_leaves_something_to_learn_beyond_a_lower_temperature():
     """What docs/test-bed.md promises to whoever compares variants."""
     measured = parts_of_the_bed()
@@ -498,7 +478,7 @@ def test_the_shipped_model_is_the_one_that_was_measured(level):
     torch.manual_seed(3)
     drawn = tasks.sample_questions(0, 128, held_out=True, steps=tasks.LEVELS[level])
     questions = [question for question in drawn for _ in range(2)]
-    texts = player("tiny")([solve_prompt(question) for question in questions], 1.0)
+    texts = bed.player("tiny")([solve_prompt(question) for question in questions], 1.0)
     right = [is_correct(t, str(tasks.gold_answer(q))) for q, t in zip(questions, texts)]
     steps = [label for q, t in zip(questions, texts) for label in tasks.gold_steps(q, t)]
     measured = parts_of_the_bed()
@@ -514,7 +494,7 @@ def test_every_part_keeps_to_its_form(name, part):
     """Greedy completions on what the model has never seen, digits left out, occur among the
     demonstrations."""
     folder = next(model for model, folder in MODELS.items() if folder == name)
-    play, draw = player(folder), random.Random(5)
+    play, draw = bed.player(folder), random.Random(5)
 
     def form(text: str) -> str:
         text = re.sub(r"\\boxed\{\w+(\.5)?\}|\*\*(YES|NO)\*\*.*", "verdict", text)
@@ -522,6 +502,6 @@ def test_every_part_keeps_to_its_form(name, part):
         return re.sub(r"(<step>.*</step>\n)+|(```input\n\n```\n)+", "repeated", text)
 
     known = {form(part(draw, 1)[1]) for _ in range(400)}
-    users = held_out_part(part, 24)
+    users = bed.held_out_part(part, 24)
     texts = play([[{"role": "user", "content": user}] for user in users], 0.0)
     assert sum(form(text) in known for text in texts) >= 22, texts[:3]
