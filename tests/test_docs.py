@@ -421,7 +421,8 @@ def coverrl_clear(done):
 @edit(SHORT["raro"], recorded="policy_reward")
 def raro_absolute(done):
     """A tie is worth nothing to the policy, so every reward is 0 or 1."""
-    assert {done.module.policy_reward(*call) for call in done.calls} <= {0.0, 1.0}
+    calls = [*done.calls]  # which grow with every call
+    assert calls and {done.module.policy_reward(*call) for call in calls} <= {0.0, 1.0}
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")

@@ -186,7 +186,7 @@ def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up):
     assert evidence.rate_of("made_up", "b") is None
 
 
-def test_the_table_of_some_variants_says_which_have_not_run(made_up, tmp_path):
+def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     """A row of what was there before training and one for each variant that has runs; the rates."""
     assert pages.block("made_up").startswith("Not measured yet")
     made_up("made_up_rates", swept())
@@ -198,8 +198,12 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up, tmp_path):
     before, after = pages.table("made_up").splitlines()[2:]
     assert before == "| before training | 10.0 ± 0.0 |  |"
     assert after == "| a | 31.0 ± 12.7 | 8.0, 1 never |"
-    panels = [["title", "gen_step", ACCURACY]]
-    pages.draw("made_up", panels, tmp_path / "x.png")
+
+
+def test_a_figure_is_drawn(made_up, tmp_path):
+    pytest.importorskip("matplotlib")  # of benchmarks/requirements.txt
+    made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
+    pages.draw("made_up", [["title", "gen_step", ACCURACY]], tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
