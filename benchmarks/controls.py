@@ -1,6 +1,6 @@
 """Judges that nobody trains, in the place of the one that a script trains: for tango.py a verifier
 that knows the truth and one that knows nothing; for mae.py and self_rewarding.py scores that know
-the truth or nothing, and for mae.py a judge that is trained towards the truth.
+the truth or nothing.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. The patches of experiments.toml put them in place.
@@ -10,10 +10,7 @@ import random
 import re
 
 from common.tasks.answers import split_steps
-from common.tasks.math import load_questions
 from common.tiny.tasks import gold_answer, parse_question, step_labels
-
-import torch
 
 # ------------------------------------------------------------------ tango.py: verdicts from
 # elsewhere
@@ -81,69 +78,6 @@ def scored_by(how: str, trainer_class):
         return V, texts
 
     trainer_class.values = values
-
-
-def rewarded_for_agreement(mae):
-    """mae.py's judge is rewarded for its format and for agreeing with gold answers to 256 questions
-    set aside for it: r = (format + 1 - |V - right|) / 2, without a score the second term is 0.
-    """
-    made, solved = mae.Mae.__init__, mae.Mae.solve
-
-    def load(args):
-        wanted = args.seed_questions + 256
-        return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-
-    def init(self, *inputs):
-        made(self, *inputs)
-        count = self.cfg.seed_questions
-        self.gold = self.train_rows[count:]
-        seeds = list(dict.fromkeys(row["question"] for row in self.train_rows[:count]))
-        self.saved |= {"questions": seeds, "seeds": len(seeds)}
-
-    def draw(self):
-        """As many pairs with a right answer as with a wrong one, once there are both."""
-        cfg, D, S = self.cfg, self.saved["questions"], self.saved["pairs"]
-        rng = random.Random(f"{cfg.seed} {self.state.global_step}")
-        count = cfg.questions * self.accelerator.num_processes
-        references = mae.draw_references(rng, D, cfg.reference_share, count)
-        questions = mae.draw_from(rng, D, count)
-        right, wrong = ([pair for pair in S if pair["right"] is label] for label in (True, False))
-        pairs = mae.draw_from(rng, right, count // 2) + mae.draw_from(
-            rng, wrong, count - count // 2
-        )
-        pairs = pairs if right and wrong else []
-        rng.shuffle(pairs)
-        return self.my_share(references), self.my_share(questions), self.my_share(pairs)
-
-    def solve(self, questions):
-        """The pool's new pairs are the solver's answers to questions with gold answers."""
-        kept, batch = self.saved["pairs"], solved(self, questions)
-        rng = random.Random(f"{self.cfg.seed} {self.state.global_step} 0")
-        count = self.cfg.questions * self.accelerator.num_processes
-        rows = self.my_share(mae.draw_from(rng, self.gold, count))
-        texts = self.generate("solver", [mae.solve_prompt(row["question"]) for row in rows])
-        pairs = [
-            {
-                "question": row["question"],
-                "answer": mae.shown_answer(text),
-                "right": mae.is_correct(text, row["answer"]),
-            }
-            for row, text in zip(rows, texts)
-        ]
-        self.saved["pairs"] = (kept + self.gather(pairs))[-self.cfg.pool_size :]
-        return batch
-
-    def judge(self, pairs):
-        prompts = [mae.judge_answer_prompt(pair["question"], pair["answer"]) for pair in pairs]
-        batch = self.rollout("judge", [{"prompt": p, "tag": "score"} for p in prompts])
-        V = [mae.judge_score(text) for text in batch["texts"]]
-        agreement = [0.0 if v is None else 1 - abs(v - p["right"]) for v, p in zip(V, pairs)]
-        formats = batch["rewards"] * self.cfg.format_reward
-        self.set_rewards(batch, (formats + torch.tensor(agreement).to(formats)) / 2)
-        return batch
-
-    mae.load, mae.Mae.__init__ = load, init
-    mae.Mae.draw, mae.Mae.solve, mae.Mae.judge = draw, solve, judge
 
 
 # ------------------------------------------------------------------ self_rewarding.py: the scores

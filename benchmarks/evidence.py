@@ -61,6 +61,10 @@ def _read_experiments() -> tuple[dict[str, str], dict[str, Experiment]]:
     for name, given in read.items():
         given["variants"] = {variant: Variant(**v) for variant, v in given["variants"].items()}
         read[name] = {"script": f"{name}.py", "page": f"{name}.md#results"} | given
+    # the minutes that every script takes, evaluations included
+    scripts = sorted(p for p in ROOT.glob("*.py") if "\nclass Args(" in p.read_text())
+    variants = {path.stem: Variant(path.name, seeds=1) for path in scripts}
+    read["defaults"] = {"variants": variants, "script": "", "page": "measured.md", "timed": True}
     return patches, {name: Experiment(**given) for name, given in read.items()}
 
 
