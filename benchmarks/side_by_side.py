@@ -1,4 +1,4 @@
-"""Ours beside a peer in one process, for logprob.py, sampling.py, sandbox.py and train_phase.py.
+"""Ours beside a peer in one process, for logprob.py, sandbox.py and step.py.
 
 The methods alternate, so that a busy machine slows all of them. A figure is the median over
 repetitions of the ratio ours / peer within one repetition, with its range. Rows are kept in
