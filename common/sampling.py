@@ -2,14 +2,16 @@
 small models on a CPU, where most of what `generate` costs is overhead.
 
 What `sample` does differently, all of it exact: a prompt that several rows share (the rows of a
-group) is run once and its cache copied; rows that have ended are dropped; the cache is written in
-place instead of being concatenated anew at every token; LoRA weights are merged into weights in
-float32 while sampling, by swapping pointers, and the old weights are put back untouched.
+group), and what unlike prompts begin with, is run once and its cache copied; rows that have ended
+are dropped; the cache is written in place instead of being concatenated anew at every token; LoRA
+weights are merged into weights in float32 while sampling, by swapping pointers, and the old weights
+are put back untouched.
 """
 
 import functools
 import re
 from contextlib import contextmanager
+from os.path import commonprefix
 
 from common.logprob import float32_product
 
@@ -22,6 +24,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 PREFILL_TOKENS = 64
 """Tokens per row that go through the model at once when `generate` reads prompts. Read all at once,
 they would need more memory in the MLP than the KV cache takes."""
+WORTH_A_PASS = 32
+"""So many tokens, which unlike prompts begin with, get a pass through the model of their own."""
 
 
 def has_plain_attention(model) -> bool:
@@ -146,7 +150,8 @@ def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch
 
 
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
-    """Run each different prompt once, left-padded, and copy its cache to the rows that share it.
+    """Run what all prompts begin with once, the rest of each different prompt once, left-padded,
+    and copy its cache to the rows that share it.
 
     Returns:
         The last states (B, H); the cache; the mask (B, width + max_tokens) over everything that
@@ -155,24 +160,35 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
     unique = list(dict.fromkeys(map(tuple, prompt_ids)))
     place = {prompt: i for i, prompt in enumerate(unique)}
     rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids], device=device)  # (B,)
-    width = max(map(len, unique))
-    ids = torch.full((len(unique), width), pad_id)
+    width, L = max(map(len, unique)), common_beginning(unique)
+    ids = torch.full((len(unique), width - L), pad_id)  # (U, width - L): the rest of each
     mask = torch.ones(len(unique), width + max_tokens, dtype=torch.bool)
     for i, prompt in enumerate(unique):
-        ids[i, width - len(prompt) :] = torch.tensor(prompt)
-        mask[i, : width - len(prompt)] = False
+        ids[i, width - len(prompt) :] = torch.tensor(prompt[L:])
+        mask[i, L : L + width - len(prompt)] = False
     ids, mask = ids.to(device), mask.to(device)
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
     shared = DynamicCache()
+    if L:
+        backbone(input_ids=torch.tensor([unique[0][:L]], device=device), past_key_values=shared)
+        shared.batch_repeat_interleave(len(unique))
     states = backbone(
         input_ids=ids,
         attention_mask=mask[:, :width].long(),
-        position_ids=positions,
+        position_ids=positions[:, L:],
         past_key_values=shared,
     ).last_hidden_state
     cache = DynamicCache()
     cache.layers = [_Slots(layer, rows, width + max_tokens) for layer in shared.layers]
     return states[rows, -1], cache, mask[rows], positions[rows, -1]
+
+
+def common_beginning(prompts: list) -> int:
+    """How many tokens all of these different prompts begin with, instructions mostly; 0 if they are
+    not worth a pass of their own. Never all of a prompt.
+    """
+    length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
+    return length if len(prompts) > 1 and length >= WORTH_A_PASS else 0
 
 
 class _Slots(DynamicLayer):

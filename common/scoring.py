@@ -6,7 +6,7 @@ saving with the plain computation.
 """
 
 from common.logprob import linear_logprob
-from common.sampling import has_plain_attention
+from common.sampling import common_beginning, has_plain_attention
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,7 @@ from transformers import DynamicCache
 def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
 
-    Rows with the same prompt run it once: its keys and values are copied to every row, and their
-    gradients flow back through the copies.
+    What prompts share runs once, see `states_with_shared_prompts`.
 
     Args:
         base: the causal LM inside of the PeftModel; its active adapter is scored.
@@ -32,20 +31,9 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)  # (B, P + T)
     targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
     P = batch["prompt_ids"].shape[1]
-    marked = 2 * batch["prompt_ids"] + batch["prompt_mask"]  # token and padding in one number
-    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
-    shared = P > 1 and len(prompts) <= len(rows) / 2
     # activation checkpointing cannot keep a cache
-    if shared and has_plain_attention(base) and not base.is_gradient_checkpointing:
-        # A prompt runs without its last token, which runs with every row: so only its keys and
-        # values are needed, and none of its states.
-        cache = DynamicCache()
-        known = {"input_ids": prompts[:, :-1] // 2, "attention_mask": prompts[:, :-1] % 2}
-        base.base_model(**known, past_key_values=cache)
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-        run = {"input_ids": ids[:, P - 1 : -1], "past_key_values": cache}
-        states = base.base_model(**run, attention_mask=mask[:, :-1]).last_hidden_state
+    if has_plain_attention(base) and not base.is_gradient_checkpointing:
+        states = states_with_shared_prompts(base.base_model, ids, mask, P)
     else:
         run = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
         states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]
@@ -53,6 +41,48 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     logp, entropy = linear_logprob(states[valid], head, targets[valid], temperature)  # (N,) each
     zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
     return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
+
+
+def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
+    """The hidden states before each completion token, (B, T, H).
+
+    What all prompts begin with (instructions, mostly) runs on one row; then every different prompt,
+    if rows share them; then what is left, on every row. Keys and values are copied to the rows that
+    need them, and gradients flow back through the copies.
+
+    Args:
+        ids, mask: (B, P + T), prompts of P tokens padded on the left.
+    """
+    places = (mask.cumsum(1) - 1).clamp(min=0)  # (B, P + T)
+    marked = 2 * ids[:, :P] + mask[:, :P]  # token and padding in one number
+    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
+    every = torch.arange(len(ids), device=ids.device)  # (B,)
+    one_of_each = torch.zeros_like(every[: len(prompts)]).scatter(0, rows, every)  # (U,)
+    cache, done = DynamicCache(), 0  # columns that the cache holds
+
+    def run(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """(rows, end - start, H)"""
+        given = {"input_ids": ids[rows, start:end], "position_ids": places[rows, start:end]}
+        given |= {"attention_mask": mask[rows, :end], "past_key_values": cache}
+        return backbone(**given).last_hidden_state
+
+    def copy(rows: torch.Tensor):
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+    if L := common_beginning([row[row % 2 == 1].tolist() for row in prompts]):
+        begun = ids[0, :P][mask[0, :P].bool()]
+        backbone(input_ids=begun[None, :L], past_key_values=cache)
+        copy(torch.zeros_like(one_of_each))
+        # it is in the first L columns of every row now, and no longer where the row has it
+        mask = torch.cat([torch.ones_like(mask[:, :L]), (mask * (places >= L))[:, L:]], 1)
+        done = L
+    if P > 1 and len(prompts) <= len(ids) / 2:
+        # without a prompt's last token, which runs with every row: so no states are needed
+        run(one_of_each, done, P - 1)
+        done = P - 1
+    copy(rows)
+    return run(every, done, ids.shape[1] - 1)[:, P - 1 - done :]
 
 
 # ------------------------------------------------------------------ micro-batches

@@ -3,6 +3,7 @@
 from common.model import load_model, load_tokenizer
 from common.sampling import (
     _merged,
+    common_beginning,
     complete,
     float32_logits,
     has_plain_attention,
@@ -41,10 +42,13 @@ def greedy(model, prompts, limit, stop, pad):
 
 
 @pytest.mark.parametrize("adapter", ["a", "b"])
-@pytest.mark.parametrize("limit", [1, 5, 64])
-def test_greedy_tokens_equal_generate(player, adapter, limit):
+@pytest.mark.parametrize("limit, worth", [(1, 32), (5, 1), (64, 32), (64, 1)])
+def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth):
+    """worth 1: what the prompts begin with alike, the marks of a message, runs once."""
     model, tokenizer, prompts = player
     model.set_adapter(adapter)
+    monkeypatch.setattr("common.sampling.WORTH_A_PASS", worth)
+    assert worth == 32 or common_beginning([*map(tuple, prompts[::3])]) > 0
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     ours = sample(model, prompts, limit, 0.0, [stop], pad)[0]
     assert ours == greedy(model, prompts, limit, stop, pad)

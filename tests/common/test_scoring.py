@@ -1,6 +1,6 @@
 """common/scoring.py: each saving gives what the plain computation gives."""
 
-from common import scoring
+from common import sampling, scoring
 from common.cotrainer import CoTrainer, Player
 from common.model import load_model
 
@@ -81,6 +81,29 @@ def test_scores_and_gradient_are_those_of_plain_logits(
         found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
         tokens = tokens or tokens_run(model, monkeypatch)
     assert len(tokens) == passes and (passes == 1 or sum(tokens) < 16 * prompts * each)
+    for ours, expected in zip(found[1][:2], found[0][:2]):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+    assert relative(found[1][2], found[0][2]) <= 1e-4
+
+
+@pytest.mark.parametrize("prompts, each, passes", [(3, 2, 3), (4, 1, 2)])
+def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prompts, each, passes):
+    """Instructions of 5 tokens before questions of different lengths, one of them a token long."""
+    monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
+    batch, found = some_rows(prompts, each, P=9), []
+    lengths = torch.tensor([6, 8, 9, 7])[:prompts].repeat_interleave(each)
+    batch["prompt_mask"] = (torch.arange(9) >= 9 - lengths[:, None]).long()
+    for row, length in enumerate(lengths.tolist()):
+        batch["prompt_ids"][row, 9 - length : 14 - length] = torch.tensor([7, 8, 9, 10, 11])
+        batch["prompt_ids"][row, 14 - length] = 12 + row // each
+    named = {n: p for n, p in model.named_parameters() if ".a." in n}
+    for function in (plain, scoring.score):
+        logps, entropies = function(model, batch, 1.0)
+        gradients = torch.autograd.grad((logps.square()).sum(), named.values())
+        found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
+        tokens = tokens_run(model, monkeypatch)
+    scoring.score(model, batch, 1.0)
+    assert len(tokens) == passes and tokens[0] == 5
     for ours, expected in zip(found[1][:2], found[0][:2]):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
     assert relative(found[1][2], found[0][2]) <= 1e-4
