@@ -21,13 +21,13 @@ from pathlib import Path
 from evidence import FOLDER, ROOT, machine
 
 VARIANTS = {
-    "answer only": "--verifier none --steps 24",
-    "co-trained": "--steps 32 --ver-warmup 2 --gen-steps 4 --ver-steps 1",
-    "frozen": "--verifier frozen --steps 24",
+    "answer only": "--verifier none --steps 16",
+    "co-trained": "--steps 22 --ver-warmup 2 --gen-steps 4 --ver-steps 1",
+    "frozen": "--verifier frozen --steps 16",
 }
 SHARED = (
     "--questions 4 --group-size 8 --micro-batch 8 --lr 2e-4 --kl 0.001 --solution-tokens 64"
-    " --judgement-tokens 96 --eval-questions 64 --eval-every 0 --save-every 2 --show-every 0"
+    " --judgement-tokens 96 --eval-questions 32 --eval-samples 2 --eval-every 0 --save-every 2 --show-every 0"
 )
 KEPT = re.compile(
     r"step|co/sampled_tokens|(generator|verifier)/(accuracy|balanced_accuracy|tpr|tnr|parsed|"
