@@ -25,7 +25,7 @@ NAMES = ("ann", "bob", "cat")
 KL = 0.1
 
 
-# ------------------------------------------------------------------ a run of three steps
+# ------------------------------------------------------------------ three steps on a base in NF4
 def whole_batch(trainer, player: str, step: int) -> dict:
     """Eight rows, the same in both processes, of unlike length; with `base_logps`."""
     generator = torch.Generator().manual_seed(step * 10 + NAMES.index(player))
@@ -84,6 +84,7 @@ class Remembers(CoTrainer):
 def make_trainer(folder):
     players = {name: Player([length_reward], 1e-3, 8, 4, max_grad_norm=0) for name in NAMES}
     options = {"rows": 4, "micro_batch": 3, "kl": KL, "steps": 3, "kind": Remembers}
+    options["four_bit"] = True
     trainer = make_players(folder, players, step, **options)
     perturb(trainer)
     trainer.found, trainer.expected, trainer.calls, trainer.weights = [], [], [], []
