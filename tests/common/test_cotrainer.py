@@ -156,13 +156,10 @@ def test_concat_is_one_update_on_all_rows(at_rest):
     assert int(joined["num_items_in_batch"]) == sum(tokens) == int(joined["completion_mask"].sum())
     parts = [gradient(trainer, b) for b in (one, two)]
     expected = {n: sum(g[n] * t for g, t in zip(parts, tokens)) / sum(tokens) for n in parts[0]}
+    two_of_cats = trainer.concat([dict(two), a_batch(trainer, "cat", 4)])
+    assert two_of_cats["player"] == "bob" and len(two_of_cats["rewards"]) == 8
     got = gradient(trainer, joined)
     assert relative(got, expected) <= 1e-5 and all(".bob." in name for name in got)
-
-
-def test_concat_of_two_batches_of_one_player_is_its_adapters(at_rest):
-    joined = at_rest.concat([a_batch(at_rest, "cat", 4), a_batch(at_rest, "cat", 4)])
-    assert joined["player"] == "bob" and len(joined["rewards"]) == 8
 
 
 # ------------------------------------------------------------------ log_probs and score
@@ -293,14 +290,3 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
 
 
 # ------------------------------------------------------------------ work shared between processes
-def test_one_process_does_all_the_work(at_rest):
-    trainer = at_rest
-    columns = [1, 2, 3], torch.tensor([[1.0], [2.0], [3.0]])
-    double = trainer.over_all_processes(lambda a, b: b * torch.tensor(a)[:, None], *columns)
-    assert double.tolist() == [[1.0], [4.0], [9.0]]
-    assert trainer.in_parallel(lambda items: [x * 2 for x in items], [1, 2, 3]) == [2, 4, 6]
-    assert trainer.my_share([1, 2, 3]) == [1, 2, 3] and trainer.in_parallel(list, []) == []
-    prompts = [trainer.train_dataset[i]["prompt"] for i in range(3)]
-    together = trainer.generate_all("ann", prompts, greedy=True)
-    assert together == trainer.generate("ann", prompts, greedy=True) and len(together) == 3
-    assert trainer.generate_ids("ann", []) == trainer.generate_all("ann", []) == []
