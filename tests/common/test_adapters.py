@@ -271,25 +271,16 @@ def test_a_gradient_that_is_no_number_stops_the_run_with_a_sentence(tmp_path, at
 
 
 # ------------------------------------------------------------------ sampling
-def test_generate_neither_trains_nor_changes_the_player(trainer):
-    trainer.model.train()
-    trainer.model.set_adapter("verifier")
-    trainer.cfg.rows_at_once = 2
-    prompts = [trainer.train_dataset[i]["prompt"] for i in range(3)]
-    texts = trainer.generate("generator", prompts, greedy=True)
-    assert len(texts) == 3 and all("<step>" in text for text in texts)
-    assert trainer.model.active_adapter == "verifier"
-    assert all(p.grad is None for p in trainer.model.parameters())
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_transformers_generate_gives_the_same_texts_in_parts_and_chunks(
     trainer, monkeypatch, checkpointing
 ):
     """What a GPU does: a few rows at once, prompts read a few tokens at a time. Under checkpointing
     a layer would fill no cache."""
+    trainer.model.set_adapter("verifier")
     prompts = [trainer.train_dataset[i]["prompt"] for i in range(5)]
     ours = trainer.generate("generator", prompts, greedy=True)
+    assert trainer.model.active_adapter == "verifier" and all("<step>" in text for text in ours)
     base = trainer.model.get_base_model()
     calls, original = [], base.generate
 
