@@ -133,18 +133,6 @@ def rows_of(part) -> list[int]:
     return part["rewards"].int().tolist()
 
 
-def test_rows_that_count():
-    batch = a_batch([3, 3, 3], [1.0, 0.0, -1.0])
-    assert scoring.live_rows(batch, kl=0.0).tolist() == [True, False, True]
-    assert scoring.live_rows(batch, kl=0.1).all()  # all of them have a KL term
-    per_token = torch.zeros(3, 5)
-    per_token[1, 2] = -0.1
-    batch["advantages"] = per_token
-    assert scoring.live_rows(batch, kl=0.0).tolist() == [False, True, False]
-    del batch["advantages"]  # a loss of the script's own
-    assert scoring.live_rows(batch, kl=0.0).all()
-
-
 def test_like_with_like_keeps_rows_of_one_prompt_together():
     lengths = [5, 9, 2, 3, 1, 8]  # of prompts x, y, x, z, y, z
     batch = {
