@@ -159,25 +159,21 @@ def test_both_ways_in_which_a_test_can_be_bad():
     """On 0 and 50 a wrong factor shows seldom, elsewhere mostly; a dropped sign shows on every
     input.
     """
-    rng = random.Random(0)
-    hidden = {x: 0 for x in (0, 50, 1, 37, 82)}
-    products = sums = 0
+    rng, hidden, products = random.Random(0), dict.fromkeys((0, 50, 1, 37, 82), 0), 0
     for _ in range(1000):
         task = programs.make_testing_task(rng, 3)
-        if "minus" in task and "times" not in task:
-            sums += 1
+        if "times" not in task:
             misread = task.replace("add minus", "add")
             outputs = [[programs.program_output(t, x) for x in range(100)] for t in (task, misread)]
             assert all(a != b for a, b in zip(*outputs))
-        else:
-            products += 1
-            assert "add" not in task
-            first, rest = task.split(",", 1)
-            other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
-            for x in hidden:
-                hidden[x] += programs.program_output(task, x) == programs.program_output(other, x)
-    assert 430 < sums < 570 and products == 1000 - sums
-    assert hidden[0] == products and hidden[50] > 0.6 * products
+            continue
+        products += 1
+        assert "add" not in task and "minus" not in task
+        first, rest = task.split(",", 1)
+        other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
+        for x in hidden:
+            hidden[x] += programs.program_output(task, x) == programs.program_output(other, x)
+    assert 430 < products < 570 and hidden[0] == products and hidden[50] > 0.6 * products
     assert all(hidden[x] < 0.1 * products for x in (1, 37, 82)), hidden
 
 
