@@ -129,6 +129,13 @@ def a_batch(lengths, advantages=None, prompts=None):
     return batch | ({} if advantages is None else {"advantages": torch.tensor(advantages)})
 
 
+def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
+    parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
+    for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
+        found = [part.tolist() for part in scoring.padded(parts, left, 9)]
+        assert found == [[short], [[3, 4, 5]], [6, 7]]
+
+
 def rows_of(part) -> list[int]:
     return part["rewards"].int().tolist()
 
