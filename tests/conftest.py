@@ -130,21 +130,8 @@ def small(script: str, out: Path, *more) -> list[str]:
     return [*f"{SMALL[script]} {shared} --out {out}".split(), *map(str, more)]
 
 
-def run_script(*arguments, threads: str = "1", **options) -> subprocess.CompletedProcess:
-    """`python <arguments>` in a process of its own, with its output as text; no network."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=options.pop("cwd", ROOT),
-        env=environment(threads),
-        capture_output=True,
-        text=True,
-        timeout=900,  # only a run that hangs takes so long
-        **options,
-    )
-
-
-def environment(threads: str = "1") -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "COLUMNS": "120"}
+def environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 def run_module(module, *arguments) -> tuple[str, str, int | None]:

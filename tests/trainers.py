@@ -1,8 +1,12 @@
-"""Trainers without a model, to which completions are given, and log-probs by hand."""
+"""Trainers without a model, to which completions are given; one of four players that are no
+paper's; and log-probs by hand."""
 
 from types import SimpleNamespace
 
+from common.cotrainer import Player
+
 import torch
+from conftest import make_players
 
 
 class Characters:
@@ -73,6 +77,40 @@ def answering(say, **cfg) -> SimpleNamespace:
         saved={},
         calls=calls,
     )
+
+
+def length_reward(completions, **_):
+    return [float(len(c[0]["content"])) for c in completions]
+
+
+def four_players(folder, step=None, **more):
+    """`ann` and `bob` have adapters of their own; `cat` plays with bob's and has no rewards, `dan`
+    with bob's, too, at another temperature. step, more: see `make_players`.
+    """
+    players = {
+        "ann": Player([length_reward], 1e-3, 8, group_size=4),
+        "bob": Player([length_reward], 1e-3, 8, 4),
+        "cat": Player([], 1e-3, 12, 2, adapter="bob"),
+        "dan": Player([length_reward], 1e-3, 8, 4, temperature=0.5, adapter="bob"),
+    }
+    return make_players(folder, players, step, **more)
+
+
+def some_rows(trainer, count=8) -> list[dict]:
+    return [trainer.train_dataset[i // 4] for i in range(count)]
+
+
+def a_batch(trainer, name, count=8) -> dict:
+    batch = trainer.rollout(name, some_rows(trainer, count))
+    return batch | {"advantages": torch.linspace(-1, 1, count)}
+
+
+def gathered(trainer) -> dict[str, float]:
+    """The metrics of all processes, which are cleared."""
+    trainer.gather_metrics()
+    found = {name: values[0] for name, values in trainer._metrics["train"].items()}
+    trainer._metrics["train"].clear()
+    return found
 
 
 def logged(trainer) -> dict[str, float]:

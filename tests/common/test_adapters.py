@@ -1,5 +1,6 @@
 """Several players in one trainer: what must not move does not, and nobody plays as another."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -8,7 +9,7 @@ from common.errors import ScriptError, UserError
 
 import pytest
 import torch
-from conftest import lora, make_players, moved, perturb
+from conftest import lora, make_players, moved
 from peft.tuners.lora import Linear
 
 
@@ -44,38 +45,32 @@ def state(trainer):
     return trainer.model.active_adapter, off, trainable
 
 
-@pytest.mark.parametrize("name, adapter", [("ann", "ann"), ("bob", "bob"), ("cat", "bob")])
 @pytest.mark.parametrize("fails", [False, True])
-def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, name, adapter, fails):
+def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, fails):
     trainer = a_trainer(tmp_path)
     trainer.model.set_adapter("bob")
-    try:
-        with trainer.playing("ann"), trainer.playing(name):
+    for name, adapter in (("ann", "ann"), ("bob", "bob"), ("cat", "bob")):
+        with contextlib.suppress(ZeroDivisionError), trainer.playing("ann"), trainer.playing(name):
             assert state(trainer) == (adapter, {False}, {adapter})
             with trainer.playing(None):
                 assert state(trainer)[1] == {True}
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        assert fails
-    assert state(trainer) == ("bob", {False}, {"bob"})
+                assert not fails or 1 / 0
+        assert state(trainer) == ("bob", {False}, {"bob"})
 
 
-@pytest.mark.parametrize("call", ["playing", "rollout", "generate", "log_probs"])
-def test_a_player_that_does_not_exist(tmp_path, call):
+def test_a_player_that_does_not_exist(tmp_path):
     trainer = a_trainer(tmp_path)
     row = {"prompt": [{"role": "user", "content": "1+2 mod 61"}]}
-    batch = trainer.rollout("ann", [row] * 4)
-    before = state(trainer)
-    calls = {
-        "playing": lambda: trainer.playing("dan").__enter__(),
-        "rollout": lambda: trainer.rollout("dan", [row] * 4),
-        "generate": lambda: trainer.generate("dan", [row["prompt"]]),
-        "log_probs": lambda: trainer.log_probs("dan", batch),
-    }
-    with pytest.raises(ScriptError, match="no player 'dan'; there are ann, bob, cat"):
-        calls[call]()
-    assert state(trainer) == before
+    batch, before = trainer.rollout("ann", [row] * 4), state(trainer)
+    for call in (
+        lambda: trainer.playing("dan").__enter__(),
+        lambda: trainer.rollout("dan", [row] * 4),
+        lambda: trainer.generate("dan", [row["prompt"]]),
+        lambda: trainer.log_probs("dan", batch),
+    ):
+        with pytest.raises(ScriptError, match="no player 'dan'; there are ann, bob, cat"):
+            call()
+        assert state(trainer) == before
 
 
 A_PLAYER = Player([], 1e-3, 8, 4)
@@ -110,10 +105,8 @@ SIZES = "'ann': group_size .* must be at least 1, lr .* least 0"
         (names(ann="bob", bob="it"), "'ann' plays with the adapter 'bob', the name of the player"),
         (players(rewards=one_reward), FUNCTIONS),
         (players(rewards=None), FUNCTIONS),
-        (players(rewards=[None]), FUNCTIONS),
         (players(rewards=[functools.partial(one_reward)]), FUNCTIONS),
         (players(rewards=[one_reward, one_reward]), FUNCTIONS),
-        (players(rewards=[lambda **_: [1.0], lambda **_: [2.0]]), FUNCTIONS),
         (two(lr=2e-3), "'ann' and 'bob' play with one adapter.*one lr"),
         (two(max_grad_norm=0.5), "'ann' and 'bob' play with one adapter.*one max_grad_norm"),
         (players(group_size=0), SIZES),
@@ -158,8 +151,7 @@ def test_names_that_are_parts_of_others_are_no_trouble(tmp_path, names):
 
 
 # ------------------------------------------------------------------ what moves
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-@pytest.mark.parametrize("four_bit", [False, True])
+@pytest.mark.parametrize("kl, four_bit", [(0.0, True), (0.1, False)])
 def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path, kl, four_bit):
     """Also when Adam has momentum for all of them; on a base in NF4 as well."""
     order = [["ann"], ["bob"], ["ann", "bob"], ["bob"], ["bob", "ann"], ["ann"], ["bob", "cat"]]
@@ -197,34 +189,20 @@ def test_one_parameter_group_per_adapter_and_nothing_decays(tmp_path):
 
 class Remembers(CoTrainer):
     def update(self, batch):
-        before = lora(self, "ann")
+        self.used.append([group["lr"] for group in self.own_optimizer().param_groups])
         super().update(batch)
-        self.moves.append({name: lora(self, "ann")[name] - p for name, p in before.items()})
 
 
-def test_a_schedule_moves_the_players_rate_and_its_update(tmp_path):
-    """Adam's update is the rate times something that does not depend on it."""
-    moves, rates = [], []
-
-    def step(trainer, rows):
-        torch.manual_seed(trainer.state.global_step)
-        return rollouts(trainer, ["ann"], rows)
-
-    for schedule in ("constant", "linear"):
-        folder = tmp_path / schedule
-        folder.mkdir()
-        options = {"steps": 4, "kind": Remembers, "lr_scheduler_type": schedule}
-        trainer = make_players(folder, players(), step, **options)
-        perturb(trainer)
-        trainer.moves = []
-        trainer.train()
-        moves.append(trainer.moves)
-        logs = [row for row in trainer.state.log_history if "step_time" in row]
-        rates.append([row["ann/learning_rate"] for row in logs])
-    assert rates[0] == [1e-3] * 4 and rates[1] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
-    assert moved(moves[0][0], moves[1][0]) == 0  # then both are still the same model
-    scaled = {name: 0.75 * move for name, move in moves[0][1].items()}
-    assert moved(scaled, moves[1][1]) < 1e-6 < 1e-4 < moved(moves[0][1], moves[1][1])
+def test_a_schedule_moves_the_players_rate(tmp_path):
+    """That of the optimiser, and the one that is logged."""
+    options = {"steps": 4, "kind": Remembers, "lr_scheduler_type": "linear"}
+    step = lambda trainer, rows: rollouts(trainer, ["ann"], rows)  # noqa: E731
+    trainer = make_players(tmp_path, players(), step, **options)
+    trainer.used = []
+    trainer.train()
+    logs = [row for row in trainer.state.log_history if "step_time" in row]
+    assert [row["ann/learning_rate"] for row in logs] == pytest.approx([1e-3, 75e-5, 5e-4, 25e-5])
+    assert trainer.used == [[row["ann/learning_rate"]] for row in logs]
 
 
 def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
@@ -248,7 +226,7 @@ def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
     passes = [whole[i] + whole[i + 1] for i in (0, 2, 4, 6)]
     assert all(sorted(one) == sorted(passes[0]) for one in passes)
     assert passes[1] != passes[0] != passes[2]  # or the test could not fail
-    for at in (1, 2, 3, 4, 6):
+    for at in (3, 4):
         assert a_run(tmp_path / str(at), tmp_path / "whole" / f"checkpoint-{at}") == whole[at:]
 
 
@@ -293,25 +271,16 @@ def test_a_gradient_that_is_no_number_stops_the_run_with_a_sentence(tmp_path, at
 
 
 # ------------------------------------------------------------------ sampling
-def test_generate_neither_trains_nor_changes_the_player(trainer):
-    trainer.model.train()
-    trainer.model.set_adapter("verifier")
-    trainer.cfg.rows_at_once = 2
-    prompts = [trainer.train_dataset[i]["prompt"] for i in range(3)]
-    texts = trainer.generate("generator", prompts, greedy=True)
-    assert len(texts) == 3 and all("<step>" in text for text in texts)
-    assert trainer.model.active_adapter == "verifier"
-    assert all(p.grad is None for p in trainer.model.parameters())
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_transformers_generate_gives_the_same_texts_in_parts_and_chunks(
     trainer, monkeypatch, checkpointing
 ):
     """What a GPU does: a few rows at once, prompts read a few tokens at a time. Under checkpointing
     a layer would fill no cache."""
+    trainer.model.set_adapter("verifier")
     prompts = [trainer.train_dataset[i]["prompt"] for i in range(5)]
     ours = trainer.generate("generator", prompts, greedy=True)
+    assert trainer.model.active_adapter == "verifier" and all("<step>" in text for text in ours)
     base = trainer.model.get_base_model()
     calls, original = [], base.generate
 

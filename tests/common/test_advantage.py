@@ -31,16 +31,9 @@ def test_groups_equal_the_loop(values, group_size, scale):
     expected = torch.tensor(sum((loop_group(g, scale) for g in groups), []), dtype=torch.float64)
     got = group_advantage(tensor, group_size, scale)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
-
-
-@given(rewards)
-@settings(max_examples=100, deadline=None)
-def test_step_rewards_are_pooled_over_the_group(values):
-    """(B, K): a group normalises all its values together."""
-    tensor = torch.tensor(values, dtype=torch.float64).reshape(6, 2)
-    expected = loop_group(values[:6]) + loop_group(values[6:])
-    expected = torch.tensor(expected, dtype=torch.float64).reshape(6, 2)
-    torch.testing.assert_close(group_advantage(tensor, 3), expected, rtol=1e-9, atol=1e-9)
+    if group_size % 2 == 0:  # (B, 2), rewards of steps: a group normalises all its values together
+        pooled = group_advantage(tensor.reshape(6, 2), group_size // 2, scale)
+        assert torch.equal(pooled.flatten(), got)
 
 
 @pytest.mark.parametrize("group_size", [3, 4, 6, 7, 8, 12, 16])
@@ -51,11 +44,8 @@ def test_constant_groups_are_exactly_zero(group_size):
         tensor = torch.full((2 * group_size,), level / 199 * 1.7, dtype=torch.float32)
         tensor[1] = torch.nan
         assert (group_advantage(tensor, group_size) == 0).all()
-
-
-def test_a_nearly_constant_group_is_not_treated_as_constant():
     tensor = torch.tensor([0.5, 0.5, 0.5, 0.5 + 1e-3])
-    assert (group_advantage(tensor, 4) != 0).all()
+    assert (group_advantage(tensor, 4) != 0).all()  # nearly constant is not constant
 
 
 @given(st.lists(st.tuples(one_reward, st.sampled_from("abc")), min_size=1, max_size=12))

@@ -14,24 +14,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
-@pytest.mark.parametrize(
-    "text, content",
-    [
-        (r"\boxed{7}", "7"),
-        (r"first \boxed{1}, then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{a{b}c} and an unclosed \boxed{9", "a{b}c"),
-        (r"\boxed{}", ""),
-        (r"\boxed{", None),
-        ("boxed{7}", None),
-        ("", None),
-        (r"\boxed{}}}}{{{", ""),
-    ],
-)
-def test_boxed(text, content):
-    assert boxed(text) == content
-
-
 @given(
     st.lists(st.sampled_from(["\\boxed{", "{", "}", "x", "\\", "boxed"]), max_size=24).map("".join)
 )
@@ -49,22 +31,8 @@ def test_boxed_against_counting_from_every_box(text):
 
 # ------------------------------------------------------------------ time
 LENGTH = 60_000
-ROWS = ["1", "{", "}", "{}", "\\boxed{", "\\boxed{}", "\\boxed{1}", "\\boxed", "\\", "<", "<step>"]
-ROWS += [
-    "</step>",
-    "<step></step>",
-    "<step",
-    "</",
-    "1.",
-    ".1",
-    "1e1",
-    "e1",
-    "+-",
-    "1 ",
-    " ",
-    "\0",
-    "-",
-]
+ROWS = r"1 { } {} \boxed{ \boxed{} \boxed{1} \boxed \ < <step> </step> <step></step> <step".split()
+ROWS += "</ 1. .1 1e1 e1 +- \0 -".split() + ["1 ", " "]
 ROWS += ["\u0661", "\u3000", "\ud800", "9" * 5000 + " "]
 
 
@@ -113,17 +81,13 @@ def test_time_is_linear_in_the_text(row):
 def test_is_correct(answer, gold, right, monkeypatch):
     monkeypatch.setattr("common.tasks.answers.SECONDS", 600)  # however busy the machine is
     assert is_correct(rf"so it is \boxed{{{answer}}}.", gold) is right
+    assert not is_correct(answer, gold)  # no box
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9}}", "99999999!", "7^{123456789}"])
 def test_an_answer_that_takes_for_ever_is_wrong(answer, monkeypatch):
     monkeypatch.setattr("common.tasks.answers.SECONDS", 1)
     assert is_correct(rf"\boxed{{{answer}}}", "5") is False
-
-
-def test_only_the_last_box_counts_and_no_box_is_wrong():
-    assert not is_correct(r"\boxed{7} no, \boxed{8}", "7")
-    assert not is_correct("7", "7")
 
 
 @given(st.text(alphabet="0123456789\\{}boxedfrac $^_-+()", max_size=60))
@@ -160,31 +124,12 @@ def sentence_piece() -> PreTrainedTokenizerFast:
     """As Llama's: a mark for every space, single bytes for what is not in the vocabulary, and the
     first space of a text is dropped.
     """
-    words = [
-        "\u2581",
-        "<step>",
-        "</step>",
-        "\u2581<",
-        "step",
-        ">",
-        "</",
-        "<",
-        "a",
-        "\u2581a",
-        "\n",
-        "/",
-    ]
+    words = "\u2581 <step> </step> \u2581< step > </ < a \u2581a \n /".split(" ")
     words += ["\u2581step>"] + [f"<0x{byte:02X}>" for byte in range(256)]
     model = models.BPE(dict(zip(words, range(len(words)))), [], byte_fallback=True)
     tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
 
 

@@ -1,7 +1,6 @@
 """common/args.py: defaults that depend on the model, bounds, and what TRL is told."""
 
 import dataclasses
-import importlib
 import json
 import math
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from common.errors import UserError
 
 import pytest
 import tyro
-from conftest import SCRIPTS
+from conftest import SCRIPTS, module_of
 
 
 @dataclass
@@ -28,17 +27,9 @@ class Args(RunArgs):
     tokens: Tokens = per_model(tiny=64, real=1024)
     """length limit"""
 
-    def check(self):
-        if self.questions == 13:
-            raise UserError("13 questions")
-
 
 def parsed(*flags) -> Args:
     return tyro.cli(Args, args=[*flags])
-
-
-def module_of(script):
-    return importlib.import_module(script.removesuffix(".py"))
 
 
 # ------------------------------------------------------------------ defaults per model
@@ -93,26 +84,11 @@ def test_every_number_has_bounds_and_is_finite(script):
             assert said.startswith(f"{flag} {bounds.most + 1} must be at most "), said
 
 
-def test_a_script_checks_what_does_not_go_together():
-    with pytest.raises(UserError, match="^13 questions$"):
-        parsed("--questions", "13")
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_defaults_and_zeros_that_mean_something_are_within_bounds(script):
     module = module_of(script)
     for model in (module.Args.model, "some/model"):
         module.Args(model=model, seed=2**32 - 1, eval_every=0, show_every=0, lr=0.0, micro_batch=5)
-
-
-def test_trackers(monkeypatch):
-    monkeypatch.setattr("common.args.get_available_reporting_integrations", lambda: ["wandb"])
-    for name in ("none", "all", "wandb"):
-        assert parsed("--report-to", name).report_to == name
-    for name in ("nonsense", "mlflow"):
-        says = f"--report-to {name}: .* no such tracker, or .* not installed; it can be none, wandb"
-        with pytest.raises(UserError, match=says):
-            parsed("--report-to", name)
 
 
 # ------------------------------------------------------------------ TRL's configuration

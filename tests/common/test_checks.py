@@ -9,40 +9,16 @@ from common.errors import ScriptError
 import pytest
 import torch
 from conftest import make_players
+from trainers import a_batch, four_players, some_rows
 
 MASK = torch.ones(8, 4, dtype=torch.long)
 HOLE = torch.tensor([[1, 1, 0, 1]]).repeat(8, 1)
 
 
-def length_reward(completions, **_):
-    return [float(len(c[0]["content"])) for c in completions]
-
-
-def a_trainer(folder, step=None, **more):
-    """`cat` and `dan` play with bob's adapter, `dan` at another temperature."""
-    players = {
-        "ann": Player([length_reward], 1e-3, 4, group_size=4),
-        "bob": Player([length_reward], 1e-3, 4, 4),
-        "cat": Player([], 1e-3, 4, 2, adapter="bob"),
-        "dan": Player([length_reward], 1e-3, 4, 4, temperature=0.5, adapter="bob"),
-        "eva": Player([], 1e-3, 4, 1, adapter="bob"),
-    }
-    return make_players(folder, players, step, **more)
-
-
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     """Every step of it is refused before anybody is trained."""
-    return a_trainer(tmp_path_factory.mktemp("checks"))
-
-
-def some_rows(trainer, count=8) -> list[dict]:
-    return [trainer.train_dataset[i // 4] for i in range(count)]
-
-
-def a_batch(trainer, name, count=8) -> dict:
-    batch = trainer.rollout(name, some_rows(trainer, count))
-    return batch | {"advantages": torch.linspace(-1, 1, count)}
+    return four_players(tmp_path_factory.mktemp("checks"))
 
 
 def play(trainer, step):
@@ -77,7 +53,7 @@ def test_a_step_must_return_batches_of_players(trainer, result, says):
         play(trainer, lambda *_: result(a_batch(trainer, "ann") | {"completion_mask": MASK}))
 
 
-@pytest.mark.parametrize("shape", [(4,), (8, 1), (8, 99), (1, 8), (8, 8, 1), ()])
+@pytest.mark.parametrize("shape", [(4,), (8, 1), (8, 99), (8, 8, 1), ()])
 def test_advantages_of_a_wrong_shape(trainer, shape):
     batches = [a_batch(trainer, "ann"), a_batch(trainer, "bob") | {"advantages": torch.ones(shape)}]
     wanted = tuple(batches[1]["completion_mask"].shape)
@@ -125,20 +101,18 @@ def test_a_batch_is_trained_on_once(tmp_path):
         return parts[:1]
 
     for step in (updated_and_returned, of_the_step_before, a_part_of_it):
-        trainer = a_trainer(tmp_path / step.__name__, step, steps=2)
-        (tmp_path / step.__name__).mkdir(exist_ok=True)
+        trainer = four_players(tmp_path, step, steps=2)
         with pytest.raises(ScriptError, match="a batch of the ann has been trained on already"):
             trainer.train()
 
 
-@pytest.mark.parametrize("name", ["cat", "eva"])
-def test_nobody_has_set_rewards(trainer, name):
+def test_nobody_has_set_rewards(trainer):
     """Its advantages would be zero, and nothing would be learnt, without a word."""
-    batch = trainer.rollout(name, some_rows(trainer, 4))
+    batch = trainer.rollout("cat", some_rows(trainer, 4))
     for call in (lambda: play(trainer, lambda *_: [batch]), lambda: trainer.update(batch)):
-        with pytest.raises(ScriptError, match=f"the {name}'s batch has no advantages.*set_rewards"):
+        with pytest.raises(ScriptError, match="the cat's batch has no advantages.*set_rewards"):
             call()
-    with pytest.raises(ScriptError, match=f"not every batch has advantages: the {name}'s batch"):
+    with pytest.raises(ScriptError, match="not every batch has advantages: the cat's batch"):
         trainer.concat([a_batch(trainer, "bob"), batch])
 
 
@@ -230,7 +204,7 @@ def test_rewards_that_never_come_and_figures_that_are_none(tmp_path, capsys):
 
 def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     """Three updates in a row without a gradient; a start at which nearly all rewards are alike."""
-    trainer = a_trainer(tmp_path)
+    trainer = four_players(tmp_path)
     trainer.create_optimizer()
     capsys.readouterr()
     said = []
@@ -328,7 +302,7 @@ def test_what_a_checkpoint_cannot_keep(tmp_path, saved, says):
         return [a_batch(trainer, "ann")]
 
     with pytest.raises(ScriptError, match=says):
-        play(a_trainer(tmp_path), step)
+        play(four_players(tmp_path), step)
     checks.check_saved({"a": (1, [2.5, None]), "b": {"c": "d"}})
 
 
@@ -338,7 +312,7 @@ def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
         trainer.count, trainer.saved["count"] = 1, 1
         return [a_batch(trainer, "ann")]
 
-    trainer = a_trainer(tmp_path)
+    trainer = four_players(tmp_path)
     trainer.create_optimizer()
     trainer.seen, trainer.fixed = [], {"a": 1}
     capsys.readouterr()
@@ -371,9 +345,3 @@ def test_rows_of_a_data_set():
     for rows in (({"a": 1},), ["a"], None):
         with pytest.raises(ScriptError, match="the training rows must be a list of dicts; got"):
             checks.check_rows(rows, "training")
-
-
-def test_all_processes_train_one_player():
-    checks.check_same_player(["ann", "ann"])
-    with pytest.raises(ScriptError, match="must train one player together; got ann, bob"):
-        checks.check_same_player(["ann", "bob"])

@@ -10,30 +10,13 @@ from tango import verify_prompt
 import pytest
 import torch
 from conftest import gradient, lora, make_players, moved, perturb, relative
-
-RAMP = torch.tensor([1.0, -0.5, 0.25, -0.75, 0.5, -1.0, 0.75, -0.25])
-
-
-def length_reward(completions, **_):
-    return [float(len(c[0]["content"])) for c in completions]
-
-
-def a_trainer(folder, step=None, **more):
-    """`ann` and `bob` have adapters of their own; `cat` has bob's, `dan` too, at another
-    temperature."""
-    players = {
-        "ann": Player([length_reward], 1e-3, 8, group_size=4),
-        "bob": Player([length_reward], 1e-3, 8, 4),
-        "cat": Player([], 1e-3, 12, 2, adapter="bob"),
-        "dan": Player([length_reward], 1e-3, 8, 4, temperature=0.5, adapter="bob"),
-    }
-    return make_players(folder, players, step, **more)
+from trainers import a_batch, four_players, gathered, length_reward, some_rows
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """For tests that train nothing: their weights stay as they are."""
-    trainer = a_trainer(tmp_path_factory.mktemp("shared"), kl=0.1)
+    trainer = four_players(tmp_path_factory.mktemp("shared"), kl=0.1)
     perturb(trainer)
     before = [lora(trainer, name) for name in ("ann", "bob")]
     yield trainer
@@ -45,22 +28,6 @@ def at_rest(shared):
     """`shared` at the beginning of a step."""
     shared._sums.clear()
     return shared
-
-
-def some_rows(trainer, count=8) -> list[dict]:
-    return [trainer.train_dataset[i // 4] for i in range(count)]
-
-
-def a_batch(trainer, name, count=8) -> dict:
-    batch = trainer.rollout(name, some_rows(trainer, count))
-    return batch | {"advantages": RAMP[:count]}
-
-
-def logged(trainer) -> dict[str, float]:
-    trainer.gather_metrics()
-    found = {name: values[0] for name, values in trainer._metrics["train"].items()}
-    trainer._metrics["train"].clear()
-    return found
 
 
 # ------------------------------------------------------------------ rollout, set_rewards, concat
@@ -88,7 +55,7 @@ def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
     assert int(batch["num_items_in_batch"]) == sum(lengths) and batch["player"] == "verifier"
     assert batch["prompt_mask"][:, -1].all() and batch["completion_mask"][:, 0].all()
     assert "base_logps" not in batch  # kl 0 needs none
-    metrics = logged(trainer)
+    metrics = gathered(trainer)
     assert metrics["verifier/completions/mean_length"] == sum(lengths) / 8
     cut = [length == 112 for length in lengths]
     assert metrics["verifier/completions/clipped_ratio"] == sum(cut) / 8
@@ -96,36 +63,33 @@ def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
 
 
 def test_a_reward_function_may_leave_a_row_unjudged_and_log_figures_of_its_own(tmp_path):
+    """A row that nobody judges is missing: with 0 in its place the others of its group would look
+    better than they are."""
+
     def sometimes(completions, log_metric=None, **_):
         log_metric("asked", float(len(completions)))
         return [1.0, None] * (len(completions) // 2)
 
+    def last_unjudged(completions, **_):
+        return [1.0, 3.0, 5.0, None]
+
     players = {"ann": Player([sometimes, length_reward], 1e-3, 8, 4)}
+    players["bob"] = Player([last_unjudged], 1e-3, 8, 4)
     trainer = make_players(tmp_path, players)
     batch = trainer.rollout("ann", some_rows(trainer, 4))
     lengths = length_reward([[{"content": text}] for text in batch["texts"]])
     assert batch["rewards"].tolist() == [1 + lengths[0], lengths[1], 1 + lengths[2], lengths[3]]
     assert [len(note["rewards"]) for note in batch["notes"]] == [2, 1, 2, 1]
-    metrics = logged(trainer)
-    assert metrics["ann/rewards/sometimes/mean"] == 1.0 and metrics["ann/asked"] == 4.0
-
-
-def test_a_row_that_nobody_judges_is_missing_and_not_worth_nothing(tmp_path):
-    """With 0 in its place the others of its group would look better than they are."""
-
-    def last_unjudged(completions, **_):
-        return [1.0, 3.0, 5.0, None]
-
-    trainer = make_players(tmp_path, {"ann": Player([last_unjudged], 1e-3, 8, 4)})
-    batch = trainer.rollout("ann", some_rows(trainer, 4))
+    batch = trainer.rollout("bob", some_rows(trainer, 4))
     assert batch["rewards"].isnan().tolist() == [False, False, False, True]
     assert batch["advantages"].tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-5)
-    assert logged(trainer)["ann/reward"] == 3.0
+    metrics = gathered(trainer)
+    assert metrics["ann/rewards/sometimes/mean"] == 1.0 and metrics["ann/asked"] == 4.0
+    assert metrics["bob/reward"] == 3.0
 
 
 def test_set_rewards_sets_what_is_known_only_later(at_rest):
-    """NaN is not in the mean, and a group of equal rewards beside it stays flat; what `rollout` has
-    logged of flat groups is replaced."""
+    """Beside it a group of equal rewards stays flat."""
     trainer = at_rest
     batch = trainer.rollout("cat", some_rows(trainer, 4))  # groups of two
     assert batch["rewards"].isnan().all() and "advantages" not in batch
@@ -134,14 +98,8 @@ def test_set_rewards_sets_what_is_known_only_later(at_rest):
     half = 0.5**0.5
     assert batch["advantages"].tolist() == pytest.approx([-half, half, 0.0, 0.0], abs=1e-5)
     assert [note["rewards"]["total"] for note in batch["notes"]] == [1.0, 3.0, 5.0, 5.0]
-    metrics = logged(trainer)
+    metrics = gathered(trainer)
     assert metrics["cat/total_reward"] == 3.5 and metrics["cat/frac_reward_zero_std"] == 0.5
-    batch = trainer.rollout("ann", some_rows(trainer, 8))
-    trainer.set_rewards(batch, [1.0, 1.0, torch.nan, 1.0, 0.0, 1.0, torch.nan, torch.nan])
-    A = batch["advantages"]
-    assert (A[:4] == 0).all() and (A[6:] == 0).all() and A[4] == -A[5] < -0.5
-    metrics = logged(trainer)
-    assert metrics["ann/total_reward"] == 4 / 5 and metrics["ann/frac_reward_zero_std"] == 0.5
 
 
 def loop_advantages(rewards, groups) -> list[float]:
@@ -168,7 +126,10 @@ def test_groups_of_any_order_and_size_equal_the_loop(at_rest, seed):
     expected = loop_advantages(rewards, groups)
     assert batch["advantages"].tolist() == pytest.approx(expected, abs=1e-4)
     flat = [len({r for r, g in zip(rewards, groups) if g == k and r == r}) < 2 for k in set(groups)]
-    assert logged(at_rest)["ann/frac_reward_zero_std"] == pytest.approx(sum(flat) / len(flat))
+    judged = [reward for reward in rewards if reward == reward]
+    metrics = gathered(at_rest)  # what `rollout` has logged of flat groups is replaced
+    assert metrics["ann/frac_reward_zero_std"] == pytest.approx(sum(flat) / len(flat))
+    assert metrics["ann/total_reward"] == pytest.approx(sum(judged) / len(judged))
 
 
 def test_concat_is_one_update_on_all_rows(at_rest):
@@ -195,13 +156,10 @@ def test_concat_is_one_update_on_all_rows(at_rest):
     assert int(joined["num_items_in_batch"]) == sum(tokens) == int(joined["completion_mask"].sum())
     parts = [gradient(trainer, b) for b in (one, two)]
     expected = {n: sum(g[n] * t for g, t in zip(parts, tokens)) / sum(tokens) for n in parts[0]}
+    two_of_cats = trainer.concat([dict(two), a_batch(trainer, "cat", 4)])
+    assert two_of_cats["player"] == "bob" and len(two_of_cats["rewards"]) == 8
     got = gradient(trainer, joined)
     assert relative(got, expected) <= 1e-5 and all(".bob." in name for name in got)
-
-
-def test_concat_of_two_batches_of_one_player_is_its_adapters(at_rest):
-    joined = at_rest.concat([a_batch(at_rest, "cat", 4), a_batch(at_rest, "cat", 4)])
-    assert joined["player"] == "bob" and len(joined["rewards"]) == 8
 
 
 # ------------------------------------------------------------------ log_probs and score
@@ -235,10 +193,10 @@ def test_log_probs_of_every_player_and_of_the_base(at_rest):
 @pytest.mark.parametrize("turn, player", [("ann", "bob"), ("bob", "ann"), ("ann", "cat")])
 def test_update_trains_the_batchs_player_whoevers_turn_it_is(tmp_path, turn, player):
     """Once, after another player's turn, it silently trained that other one."""
-    trainer = a_trainer(tmp_path)
+    trainer = four_players(tmp_path)
     trainer.create_optimizer()
     batch = a_batch(trainer, player)
-    logged(trainer)
+    gathered(trainer)
     adapter = trainer.players[player].adapter
     other = "ann" if adapter == "bob" else "bob"
     before = lora(trainer, adapter), lora(trainer, other)
@@ -249,7 +207,7 @@ def test_update_trains_the_batchs_player_whoevers_turn_it_is(tmp_path, turn, pla
     assert moved(before[1], lora(trainer, other)) == 0
     assert all(p.grad is None for p in trainer.model.parameters())
     keys = ("entropy", "loss", "grad_norm", "learning_rate")
-    assert set(logged(trainer)) == {f"{player}/{key}" for key in keys}
+    assert set(gathered(trainer)) == {f"{player}/{key}" for key in keys}
 
 
 def test_update_clips_to_the_players_norm_and_zero_is_no_limit(at_rest, monkeypatch):
@@ -294,7 +252,7 @@ def test_a_flat_batch_moves_nothing(tmp_path):
             batches[trainer.state.global_step % 2]["advantages"] = torch.zeros(8)
         return batches
 
-    trainer = a_trainer(tmp_path, step, steps=4)
+    trainer = four_players(tmp_path, step, steps=4)
     trainer.train()
     seen.append({name: lora(trainer, name) for name in ("ann", "bob")})
     moves = [{n: moved(a[n], b[n]) for n in a} for a, b in zip(seen, seen[1:])]
@@ -303,19 +261,6 @@ def test_a_flat_batch_moves_nothing(tmp_path):
     assert moves[3]["bob"] == 0 and moves[3]["ann"] > 0
     norms = [(row["ann/grad_norm"], row["bob/grad_norm"]) for row in trainer.state.log_history[2:4]]
     assert norms[0][0] == norms[1][1] == 0 < min(norms[0][1], norms[1][0])
-
-
-def test_with_a_kl_term_a_flat_batch_does_move(tmp_path):
-    def step(trainer, rows):
-        batch = trainer.rollout("cat", rows)
-        trainer.set_rewards(batch, [1.0] * len(rows))
-        return [batch]
-
-    trainer = a_trainer(tmp_path, step, kl=0.1, steps=1)
-    perturb(trainer)
-    before = lora(trainer, "bob")
-    trainer.train()
-    assert moved(before, lora(trainer, "bob")) > 0
 
 
 class OwnLoss(CoTrainer):
@@ -336,7 +281,7 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
         trainer.update(batches[0])
         return batches[1:]
 
-    trainer = a_trainer(tmp_path, step, steps=1, micro_batch=4, kind=OwnLoss)
+    trainer = four_players(tmp_path, step, steps=1, micro_batch=4, kind=OwnLoss)
     trainer.losses = []
     before = {name: lora(trainer, name) for name in ("ann", "bob")}
     trainer.train()
@@ -344,22 +289,4 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
     assert all(moved(before[name], lora(trainer, name)) > 0 for name in before)
 
 
-def test_a_script_without_a_step():
-    trainer = CoTrainer.__new__(CoTrainer)
-    for missing in (trainer.step, trainer.players):
-        with pytest.raises(NotImplementedError):
-            missing([])
-
-
 # ------------------------------------------------------------------ work shared between processes
-def test_one_process_does_all_the_work(at_rest):
-    trainer = at_rest
-    columns = [1, 2, 3], torch.tensor([[1.0], [2.0], [3.0]])
-    double = trainer.over_all_processes(lambda a, b: b * torch.tensor(a)[:, None], *columns)
-    assert double.tolist() == [[1.0], [4.0], [9.0]]
-    assert trainer.in_parallel(lambda items: [x * 2 for x in items], [1, 2, 3]) == [2, 4, 6]
-    assert trainer.my_share([1, 2, 3]) == [1, 2, 3] and trainer.in_parallel(list, []) == []
-    prompts = [trainer.train_dataset[i]["prompt"] for i in range(3)]
-    together = trainer.generate_all("ann", prompts, greedy=True)
-    assert together == trainer.generate("ann", prompts, greedy=True) and len(together) == 3
-    assert trainer.generate_ids("ann", []) == trainer.generate_all("ann", []) == []

@@ -42,11 +42,9 @@ PLAYERS = with_adapters(PLAYERS)  # TURNS as a script gives them
 
 
 def qwen(size: str) -> Qwen2Config:
-    tied = size != "7B"
+    shape, tied = dict(zip(KEYS.split(), SHAPES[size])), size != "7B"
     vocab = 151936 if tied else 152064
-    return Qwen2Config(
-        **dict(zip(KEYS.split(), SHAPES[size])), tie_word_embeddings=tied, vocab_size=vocab
-    )
+    return Qwen2Config(**shape, tie_word_embeddings=tied, vocab_size=vocab)
 
 
 # ------------------------------------------------------------------ exact parts
@@ -149,7 +147,7 @@ def bf16_model(kind: str, rank: int):
     return config, model
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("completion", [96, 608])  # long: attention's masks are a third of it
 def test_activations_of_training(kind, checkpointing, completion):
@@ -211,12 +209,9 @@ def test_more_of_anything_never_needs_less():
     for change in MORE_OF:
         more = estimate(qwen("1.5B"), [(512, 512)], **RUN | change)
         assert more["peak"] >= small["peak"] and more != small, change
-        if "gpu_bytes" not in change:
-            assert any(more[phase] > small[phase] for phase in ("sampling", "training")), change
     for turns in ([(513, 512)], [(512, 513)], [(512, 512), (600, 512)]):
         more = estimate(qwen("1.5B"), turns, **RUN)
         assert more["sampling"] > small["sampling"] and more["training"] > small["training"]
-    assert estimate(qwen("7B"), [(512, 512)], **RUN)["peak"] > small["peak"]
 
 
 ARGUMENTS = {"rows": 256, "micro_batch": 32, "gpu_bytes": 100 * GIB}
@@ -269,13 +264,6 @@ def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
     assert need["certain"] == exact and need["peak"] == max(need["sampling"], need["training"])
 
 
-def test_a_run_that_fits_says_nothing(folder, card, capsys):
-    card(100)
-    found = plan(arguments(folder, dry_run=False))
-    assert (found.rows_at_once, found.checkpointing) == (256, "on")
-    assert capsys.readouterr().out == ""
-
-
 def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
     card(23)
     with pytest.raises(UserError, match=r"are needed, and there are 23\.0 GiB\. --rows") as no:
@@ -295,15 +283,13 @@ def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
     card(23)
     plan(arguments(folder, dry_run=False))  # activations are estimated: a warning
     assert "warning" in capsys.readouterr().out
-    card(5)
-    with pytest.raises(UserError, match="Not even one row"):
-        plan(arguments(folder, dry_run=False))
-
-
-def test_without_four_bit_it_is_what_is_advised(folder, card):
-    card(12)
-    with pytest.raises(UserError, match="take --four-bit, a smaller model or shorter completions"):
-        plan(arguments(folder, four_bit=False))
+    for gib, four_bit, says in (
+        (5, True, "Not even one row"),
+        (12, False, "take --four-bit, a sm"),
+    ):
+        card(gib)
+        with pytest.raises(UserError, match=says):
+            plan(arguments(folder, four_bit=four_bit, dry_run=False))
 
 
 def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
@@ -320,12 +306,13 @@ def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
 @pytest.mark.parametrize(
     "gib, rows, checkpointing", [(100, 256, "off"), (40, 128, "on"), (13, 32, "on")]
 )
-def test_what_is_left_open_is_as_much_as_fits(folder, card, gib, rows, checkpointing):
+def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
     card(gib)
     args = arguments(folder, rows_at_once=None, checkpointing="auto", micro_batch=4, dry_run=False)
     found = plan(args)
     assert (found.rows_at_once, found.checkpointing) == (rows, checkpointing)
     assert args.rows_at_once is None  # it is not written into the arguments
+    assert gib < 100 or capsys.readouterr().out == ""  # where everything fits nothing is said
     need = lambda **k: estimate(qwen("7B"), TURNS, **RUN | k)  # noqa: E731
     assert need(rows=rows)["sampling"] <= gib * GIB
     assert rows == 256 or need(rows=2 * rows)["sampling"] > gib * GIB
@@ -338,13 +325,6 @@ def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
     long = {"a": Player([], 1e-3, 40_000)}
     plan(arguments(folder, dry_run=False, rows_at_once=1, micro_batch=1), with_adapters(long))
     assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
-
-
-def test_the_embedded_model_on_this_machine(capsys):
-    with pytest.raises(SystemExit) as end:
-        plan(arguments("tiny", four_bit=False))
-    assert end.value.code == 0 and "memory of this machine" in capsys.readouterr().out
-    assert GIB / 4 < available(gpu=False)[1] < 10_000 * GIB
 
 
 # ------------------------------------------------------------------ a GPU that cannot do it
@@ -388,7 +368,9 @@ def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatc
     monkeypatch.setattr(launch, "load_model", None)
     with pytest.raises(SystemExit) as ended:
         module.main(module.Args(dry_run=True))
-    assert not ended.value.code and "peak of training" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert not ended.value.code and "peak of training" in said and "memory of this machine" in said
+    assert GIB / 4 < available(gpu=False)[1] < 10_000 * GIB
     assert not list(tmp_path.iterdir())
 
 
@@ -407,7 +389,7 @@ def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, 
 
     monkeypatch.setattr(launch, "plan_memory", plan)
     monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
-    few = {"seed_tasks": 8} if script == "azr.py" else {}  # they are all run, twice
+    few = {"seed_tasks": 8, "eval_questions": 2} if script == "azr.py" else {}  # all are run, twice
     module.main(module.Args(out=str(tmp_path), four_bit=False, **few))
     (players,), (trainer,) = planned, trainers
     assert trainer.players == players

@@ -59,31 +59,25 @@ def weights(folder, change):
 
 
 # ------------------------------------------------------------------ config
+SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+SIZES |= {"num_attention_heads": 2, "vocab_size": 64}
+GEMMA_TEXT = SIZES | {"model_type": "gemma3_text"}
+SEES = {"model_type": "gemma3", "text_config": GEMMA_TEXT, "vision_config": SIZES}
 
 
-def test_a_model_that_sees_is_refused(tmp_path):
-    """Adapters on its vision tower would never have a gradient."""
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    text = {"model_type": "gemma3_text", "vocab_size": 64, "head_dim": 16, **sizes}
-    whole = {
-        "model_type": "gemma3",
-        "text_config": text,
-        "vision_config": sizes | {"num_attention_heads": 2},
-    }
-    for values, reads in ((whole, False), (text, True)):
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        if reads:
-            assert read_config(str(tmp_path)).vocab_size == 64
-            continue
-        with pytest.raises(UserError, match="its gemma3 reads more than text; take a model of"):
-            read_config(str(tmp_path))
-
-
-def test_a_head_with_a_bias_is_refused(tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    values = {"model_type": "phi", "num_attention_heads": 2, "vocab_size": 64, **sizes}
+@pytest.mark.parametrize(
+    "values, says",
+    [
+        # adapters on its vision tower would never have a gradient
+        (SEES, "its gemma3 reads more than text; take a model of"),
+        (SIZES | {"model_type": "phi"}, "heads with a bias are not supported"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(tmp_path, values, says):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_TEXT))
+    assert read_config(str(tmp_path)).vocab_size == 64
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match="heads with a bias are not supported"):
+    with pytest.raises(UserError, match=says):
         read_config(str(tmp_path))
 
 
@@ -97,8 +91,6 @@ def test_heads_we_do_not_score_are_refused(folder, setting):
 
 
 # ------------------------------------------------------------------ weights
-
-
 def test_what_does_not_matter_is_left_alone(folder):
     """Tied weights that are stored twice, a value head, the frequencies of old checkpoints."""
     more = {"v_head.weight": torch.ones(2)}
@@ -111,12 +103,23 @@ def test_what_does_not_matter_is_left_alone(folder):
 
 
 # ------------------------------------------------------------------ tokenizer
+ENDING = "{{ m['role'] }} {{ m['content'] }}<|pad|>\n{% endfor %}"
+REFUSING = "{% if m['role'] == 'assistant' %}{{ raise_exception('') }}{% endif %}" + ENDING
 
 
-@pytest.mark.parametrize("stops, ends", [([4, 0], "<|pad|>"), (4, "<|end|>"), (None, "<|end|>")])
-def test_answers_end_as_the_template_ends_them_if_the_model_stops_there(folder, stops, ends):
-    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}<|pad|>\n{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
+@pytest.mark.parametrize(
+    "template, stops, ends",
+    [
+        (ENDING, [4, 0], "<|pad|>"),
+        (ENDING, 4, "<|end|>"),
+        (ENDING, None, "<|end|>"),
+        (REFUSING, [4, 0], "<|end|>"),
+    ],
+)
+def test_answers_end_as_the_template_ends_them_if_the_model_stops_there(
+    folder, template, stops, ends
+):
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}" + template)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
     tokenizer = load(folder)[1]
     assert tokenizer.eos_token == ends
@@ -129,14 +132,6 @@ def test_a_models_own_habits_of_sampling_are_not_taken_over(folder):
     settings = load(folder)[0].get_base_model().generation_config
     assert settings.eos_token_id == 4
     assert all(getattr(settings, name) is None for name in habits if name != "eos_token_id")
-
-
-def test_a_template_that_refuses_answers_leaves_the_end_token(folder):
-    refusing = "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('') }}"
-    refusing += "{% endif %}{{ m['role'] }} {{ m['content'] }}<|pad|>{% endfor %}"
-    (folder / "chat_template.jinja").write_text(refusing)
-    (folder / "generation_config.json").write_text('{"eos_token_id": [4, 0]}')
-    assert load(folder)[1].eos_token == "<|end|>"
 
 
 # ------------------------------------------------------------------ chat template

@@ -105,12 +105,8 @@ def oracle(tokenizer):
     return torch.tensor([[logp(q, t) for t in texts] for q, texts in zip(QUESTIONS, COMPLETIONS)])
 
 
-@pytest.mark.parametrize(
-    "parts", [[[0, 1, 2, 3, 4]], [[3], [2, 1], [4, 0]], [[4], [3], [0, 2], [1]]]
-)
-def test_log_probs_do_not_depend_on_how_pairs_are_cut_and_trimmed(
-    tokenizer, oracle, tmp_path, parts
-):
+@pytest.mark.parametrize("parts", [[[3], [2, 1], [4, 0]], [[0, 1, 2, 3, 4]]])
+def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, oracle, tmp_path, parts):
     trainer, batch = make_trainer(tmp_path), make_batch(tokenizer)
     found = torch.full((5, 2), torch.nan)
     for rows in parts:

@@ -34,15 +34,11 @@ def test_figures_of_two_questions_by_hand():
     rows = solutions(("1", True), ("2", False), ("2", False))  # scores .9 .1 .2
     rows += solutions(("5", True), ("5", True), ("6", False))  # scores .3 .3 .3
     figures = ranking.ranking_figures(rows, [0.9, 0.1, 0.2, 0.3, 0.3, 0.3], 3)
+    best = (2 / 3 + 1) / 2  # of the first question's pairs, the two with the right one; all others
+    agreement = (1 + 1 + 0.5 + 0.5) / 4  # .9 is above both wrong ones; .3 are as high as theirs
     assert figures == pytest.approx({
-        "generator/accuracy": 3 / 6,
-        "co/majority": 1 / 2,
-        # of the first question's pairs, the two with the right solution; the other's all
-        "co/best_of_2": (2 / 3 + 1) / 2,
-        "co/best_of_3": 1.0,
-        "co/oracle": 1.0,
-        # .9 is above both wrong ones; both of .3 are as high as the wrong one
-        "verifier/rank_agreement": (1 + 1 + 0.5 + 0.5) / 4,
+        "generator/accuracy": 3 / 6, "co/majority": 1 / 2, "co/best_of_2": best,
+        "co/best_of_3": 1.0, "co/oracle": 1.0, "verifier/rank_agreement": agreement,
     })  # fmt: skip
 
 

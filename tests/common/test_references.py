@@ -25,46 +25,26 @@ def test_every_reference_of_gsm8k_is_right_and_has_steps(real_data):
     "solution, answer, expected",
     [
         # MATH: a paragraph with a box in it, whose answer counts
-        (
-            r"Half of 14 is 7. So the answer is $\boxed{\frac{7}{2}}$.",
-            r"\frac{7}{2}",
-            "<step>Half of 14 is 7.</step>\n"
-            r"<step>So the answer is $\boxed{\frac{7}{2}}$.</step>" + "\n"
-            r"<answer>\boxed{\frac{7}{2}}</answer>",
-        ),
+        (r"It is 7. So $\boxed{\frac72}$.", "3.5", r"It is 7.|So $\boxed{\frac72}$.|\frac72"),
         # a wrong box stays wrong: nothing is put right in silence
-        (
-            r"It is 3 squared. That is $\boxed{6}$.",
-            "9",
-            r"<step>It is 3 squared.</step>" + "\n"
-            r"<step>That is $\boxed{6}$.</step>" + "\n" + r"<answer>\boxed{6}</answer>",
-        ),
-        # already in the form
-        (
-            r"<step>1+1=2</step><answer>\boxed{2}</answer>",
-            "2",
-            r"<step>1+1=2</step><answer>\boxed{2}</answer>",
-        ),
-        ("17", "17", ""),
-        ("#### 17", "17", ""),
-        ("", "17", ""),
+        (r"It is 3 squared. That is $\boxed{6}$.", "9", r"It is 3 squared.|That is $\boxed{6}$.|6"),
         # tags that do not pair up cannot tear a step apart
-        (
-            "one </step> and\ntwo <answer>",
-            "2",
-            "<step>one  and</step>\n<step>two</step>\n" + r"<answer>\boxed{2}</answer>",
-        ),
+        ("one </step> and\ntwo <answer>", "2", "one  and|two|2"),
         # decimals and abbreviations do not end a sentence
-        (
-            "He pays 3.50 a day. Then 7.00.",
-            "7",
-            "<step>He pays 3.50 a day.</step>\n<step>Then 7.00.</step>\n"
-            r"<answer>\boxed{7}</answer>",
-        ),
+        ("He pays 3.50 a day. Then 7.00.", "7", "He pays 3.50 a day.|Then 7.00.|7"),
     ],
 )
 def test_render(solution, answer, expected):
-    assert render(solution, answer) == expected
+    """expected: the steps, and the answer."""
+    *steps, final = expected.split("|")
+    lines = [*(f"<step>{step}</step>" for step in steps), rf"<answer>\boxed{{{final}}}</answer>"]
+    assert render(solution, answer) == "\n".join(lines)
+
+
+def test_render_without_steps_and_with_them():
+    assert [render(text, "17") for text in ("17", "#### 17", "")] == [""] * 3
+    done = r"<step>1+1=2</step><answer>\boxed{2}</answer>"
+    assert render(done, "2") == done
 
 
 def test_hostile_text_stays_countable():
@@ -119,9 +99,8 @@ def test_rows_with_an_equation_have_a_reference(tmp_path):
     given = {"equation": "+ number0 number1", "numbers": [8, 3]}
     rows = [{"question": f"Q{i}", "answer": "11", **given} for i in range(40)]
     rows += [{"question": f"W{i}", "answer": "12", **given} for i in range(40)]
-    rows += [
-        {"question": f"S{i}", "answer": "11", "solution": "So 11.", **given} for i in range(40)
-    ]
+    given["solution"] = "So 11."
+    rows += [{"question": f"S{i}", "answer": "11", **given} for i in range(40)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = [row for part in load_questions(str(path), 200, 200, seed=0) for row in part]

@@ -38,7 +38,7 @@ def sandbox():
     del os.environ["DUET_ANSWERS"]
 
 
-def processes(sandbox: Sandbox) -> int:
+def processes() -> int:
     """Children of this process, and forks of the sandbox's workers, whoever their parent is now."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
@@ -52,14 +52,11 @@ def processes(sandbox: Sandbox) -> int:
     return count
 
 
-def footprint(sandbox: Sandbox) -> dict:
-    """What must not grow: processes, descriptors."""
+def footprint(sandbox: Sandbox) -> tuple[int, ...]:
+    """What must not grow: processes, descriptors, those of the workers."""
     workers = [one.process.pid for one in sandbox.workers]
-    return {
-        "processes": processes(sandbox),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "descriptors of the workers": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers),
-    }
+    of_workers = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers)
+    return processes(), len(os.listdir("/proc/self/fd")), of_workers
 
 
 # ------------------------------------------------------------------ hostile programs
@@ -208,13 +205,9 @@ def test_cpu_time_of_all_threads_counts(sandbox):
     assert [result.status for result in results] == [TIMEOUT, OK]
 
 
-@pytest.mark.parametrize("megabytes", [64, 256])
-def test_memory_limit_is_on_top_of_the_interpreter(sandbox, megabytes):
+def test_memory_limit_is_on_top_of_the_interpreter(sandbox):
     allocate = "x = bytearray(int(input()) * 2**20); print(1)"
-    inputs = [str(megabytes - 4), str(megabytes + 1)]
-    # the kernel zeroes 252 MiB, which counts as the program's CPU time: on a busy machine more than
-    # the default second
-    results = sandbox.run([allocate] * 2, inputs, time_limit=10.0, memory_limit=megabytes * 2**20)
+    results = sandbox.run([allocate] * 2, ["60", "65"], time_limit=10.0, memory_limit=64 * 2**20)
     assert [result.status for result in results] == [OK, MEMORY]
 
 
@@ -222,12 +215,6 @@ def test_output_limit(sandbox):
     program = "import sys; sys.stdout.write('x' * int(input()))"
     results = sandbox.run([program] * 3, ["1000", "1001", "1000000"], output_limit=1000)
     assert results == [Result(OK, b"x" * 1000), Result(OUTPUT, b""), Result(OUTPUT, b"")]
-
-
-def test_large_output_arrives_whole(sandbox):
-    """More than a pipe holds: the released executor took it for a time-out."""
-    (result,) = sandbox.run(["for i in range(100_000): print(i)"], [""])
-    assert result == Result(OK, "".join(f"{i}\n" for i in range(100_000)).encode())
 
 
 # ------------------------------------------------------------------ stdin, stdout: as in a shell
@@ -283,12 +270,6 @@ def test_many_pairs_in_order(sandbox):
         output = kind.output.replace(b"%d", str(2 * number if number % 4 == 0 else number).encode())
         status = OK if number % 256 == 255 else kind.status
         assert result == Result(status, output), number
-
-
-def test_no_pairs_and_unequal_lists(sandbox):
-    assert sandbox.run([], []) == []
-    with pytest.raises(ValueError, match="2 programs and 1 inputs"):
-        sandbox.run(["", ""], [""])
 
 
 def test_empty_program_and_inputs_of_any_kind(sandbox):
@@ -358,24 +339,6 @@ def test_interrupted_run_leaves_no_answers_behind(sandbox):
     assert footprint(sandbox) == before
 
 
-def trainer_with(body: str, folder: Path) -> tuple[subprocess.Popen, list[int]]:
-    """A trainer that is busy with `body`, and the process ids of its two workers."""
-    script = """
-    import os, signal, time
-    from multiprocessing.connection import wait
-    from common.sandbox import Sandbox, worker
-    # what a shell starts in the background ignores it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Sandbox(workers=2) as sandbox:
-        print(*[one.process.pid for one in sandbox.workers], flush=True)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script) + textwrap.indent(body, "    ")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    trainer = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
-    return trainer, [int(word) for word in trainer.stdout.readline().split()]
-
-
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -383,6 +346,15 @@ def alive(pid: int) -> bool:
         return False
 
 
+TRAINER = """
+import os, signal, time
+from multiprocessing.connection import wait
+from common.sandbox import Sandbox, worker
+# what a shell starts in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with Sandbox(workers=2) as sandbox:
+    print(*[one.process.pid for one in sandbox.workers], flush=True)
+"""
 AT_WORK = """
 print('ready', flush=True)
 sandbox.run(['while True: pass'] * 9, [''] * 9, time_limit=60.0)
@@ -417,7 +389,11 @@ time.sleep(60)
     ids="SIGINT SIGTERM SIGKILL SIGTERM-unread SIGKILL-unread SIGKILL-forked".split(),
 )
 def test_nothing_outlives_the_trainer(number, body, tmp_path):
-    trainer, workers = trainer_with(body, tmp_path)
+    command = [sys.executable, "-c", TRAINER + textwrap.indent(body, "    ")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    trainer = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    workers = [int(word) for word in trainer.stdout.readline().split()]
     try:
         first, *forked = trainer.stdout.readline().split()
         assert first == b"ready"
@@ -467,18 +443,18 @@ def test_workers_outlive_a_signal_that_everybody_gets(sandbox):
 
 
 # ------------------------------------------------------------------ a setup that fails
-def test_limits_that_are_none_are_refused(sandbox):
-    times = [{"time_limit": float(x)} for x in ("0", "-1", "inf", "nan", "-inf")]
-    for limit in [*times, {"memory_limit": -1}, {"output_limit": -1}]:
-        with pytest.raises(UserError, match="time limit|below 0"):
-            sandbox.run(["print(1)"], [""], **limit)
-
-
-def test_a_program_that_cannot_be_started_is_not_wrong(sandbox):
-    """More CPU time than the kernel can count to: no program would get its limits."""
+def test_what_cannot_be_run_is_refused(sandbox):
+    assert sandbox.run([], []) == []
+    with pytest.raises(ValueError, match="2 programs and 1 inputs"):
+        sandbox.run(["", ""], [""])
+    with pytest.raises(UserError, match="0 sandbox workers"):
+        Sandbox(workers=0)
     before = footprint(sandbox)
-    with pytest.raises(UserError, match="RLIMIT_CPU"):
-        sandbox.run(["print(1)"] * 100, [""] * 100, time_limit=1e300)
+    limits = [{"time_limit": float(x)} for x in ("0", "-1", "inf", "nan", "-inf", "1e300")]
+    for limit in [*limits, {"memory_limit": -1}, {"output_limit": -1}]:
+        # 1e300 is more CPU time than the kernel can count to: a program that cannot be started
+        with pytest.raises(UserError, match="time limit|below 0|RLIMIT_CPU"):
+            sandbox.run(["print(1)"] * 100, [""] * 100, **limit)
     assert sandbox.run(["print(1)"], [""]) == [Result(OK, b"1\n")]
     assert footprint(sandbox) == before
 
@@ -528,14 +504,6 @@ def test_a_shell_with_other_limits_or_files(shell, word):
     assert word in done.stdout and len(done.stdout.splitlines()) == 1, done.stdout
 
 
-def test_steady_over_many_runs(sandbox):
-    before = footprint(sandbox)
-    programs = ["print(1)", "1 / 0", "import os; os.fork()", "x = bytearray(10 ** 10)"]
-    programs += ["import threading; threading.Thread(target=print).start()"]
-    sandbox.run(programs * 100, [""] * 500)
-    assert footprint(sandbox) == before
-
-
 # ------------------------------------------------------------------ a machine that lacks a layer
 def on_a_machine_without(system_calls: list[str], script: str, tmp_path: Path):
     """Run `script` where the kernel does not know some system calls.
@@ -560,7 +528,7 @@ def on_a_machine_without(system_calls: list[str], script: str, tmp_path: Path):
         (tmp_path / "libseccomp.so.2").touch()
         environment["LD_LIBRARY_PATH"] = str(tmp_path)
         system_calls = []
-    options = {"cwd": ROOT, "env": environment, "preexec_fn": take_away, "timeout": 60}
+    options = {"cwd": ROOT, "env": environment, "preexec_fn": take_away, "timeout": 30}
     command = [sys.executable, "-c", textwrap.dedent(script)]
     return subprocess.run(command, capture_output=True, text=True, **options)
 
@@ -577,7 +545,9 @@ def on_a_machine_without(system_calls: list[str], script: str, tmp_path: Path):
     ids=" ".join,
 )
 def test_missing_layer(system_calls, missing, help, tmp_path):
+    """Without Landlock and seccomp, what a program has started still ends with it."""
     script = f"""
+    import os, time
     from common.errors import UserError
     from common.sandbox import Sandbox
     try:
@@ -588,6 +558,10 @@ def test_missing_layer(system_calls, missing, help, tmp_path):
         assert sandbox.missing == {missing}
         programs = ["print(input())", "while True: pass", "x = bytearray(10 ** 10)"] * 2
         results = sandbox.run(programs, ["1"] * 6, time_limit=0.2)
+        fork = "import os, time; p = os.fork(); p or time.sleep(60); print(p)"
+        started = sandbox.run([fork], [""])[0].output
+        while started and os.path.exists("/proc/%d/exe" % int(started)):
+            time.sleep(0.01)
         print(*[result.status.name for result in results], results[0].output)
     """
     done = on_a_machine_without(system_calls, script, tmp_path)
@@ -599,29 +573,6 @@ def test_missing_layer(system_calls, missing, help, tmp_path):
         assert all(word in text for word in missing + help)
     assert "--unsafe-sandbox" in refusal
     assert all(name in missing or name not in refusal for name in LAYERS)
-
-
-def test_unsafe_still_ends_what_a_program_started(tmp_path):
-    script = """
-    import os, time
-    from common.sandbox import Sandbox
-    with Sandbox(workers=1, unsafe=True) as sandbox:
-        program = "import os, time; p = os.fork(); p or time.sleep(60); print(p)"
-        (result,) = sandbox.run([program], [""])
-        print(result.status.name, flush=True)
-        while os.path.exists(f"/proc/{int(result.output)}/exe"):
-            time.sleep(0.01)
-    """
-    start = time.monotonic()
-    done = on_a_machine_without(["landlock_create_ruleset", "prctl"], script, tmp_path)
-    assert done.stdout == "OK\n", done.stderr
-    assert time.monotonic() - start < 30
-
-
-def test_layers_that_stand_are_named(sandbox):
-    assert sandbox.missing == []
-    with pytest.raises(UserError, match="0 sandbox workers"):
-        Sandbox(workers=0)
 
 
 # ------------------------------------------------------------------ comparison of outputs

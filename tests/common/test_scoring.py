@@ -65,18 +65,15 @@ def tokens_run(base, monkeypatch) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("prompts, each, passes", [(2, 4, 2), (1, 3, 2), (6, 1, 1)])
-def test_scores_and_gradient_are_those_of_plain_logits(
-    model, monkeypatch, prompts, each, passes, temperature
-):
+def test_scores_and_gradient_are_those_of_plain_logits(model, monkeypatch, prompts, each, passes):
     """Rows that share a prompt take two passes: prompts once, then completions."""
     batch, found = some_rows(prompts, each), []
     weight = torch.randn(prompts * each, 9, generator=torch.Generator().manual_seed(0))
     named = {n: p for n, p in model.named_parameters() if ".a." in n}
     tokens = []
     for function in (plain, scoring.score):
-        logps, entropies = function(model, batch, temperature)
+        logps, entropies = function(model, batch, 0.7)
         gradients = torch.autograd.grad((logps * weight).sum(), named.values())
         found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
         tokens = tokens or tokens_run(model, monkeypatch)
@@ -156,28 +153,14 @@ def a_batch(lengths, advantages=None, prompts=None):
 
 
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
-    short, long, rows = torch.tensor([[1, 2]]), torch.tensor([[3, 4, 5]]), torch.tensor([6, 7])
-    found = [
-        [t.tolist() for t in scoring.padded([short, long, rows], left, 9)] for left in (True, False)
-    ]
-    assert found[0] == [[[9, 1, 2]], [[3, 4, 5]], [6, 7]]
-    assert found[1] == [[[1, 2, 9]], [[3, 4, 5]], [6, 7]]
+    parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
+    for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
+        found = [part.tolist() for part in scoring.padded(parts, left, 9)]
+        assert found == [[short], [[3, 4, 5]], [6, 7]]
 
 
 def rows_of(part) -> list[int]:
     return part["rewards"].int().tolist()
-
-
-def test_rows_that_count():
-    batch = a_batch([3, 3, 3], [1.0, 0.0, -1.0])
-    assert scoring.live_rows(batch, kl=0.0).tolist() == [True, False, True]
-    assert scoring.live_rows(batch, kl=0.1).all()  # all of them have a KL term
-    per_token = torch.zeros(3, 5)
-    per_token[1, 2] = -0.1
-    batch["advantages"] = per_token
-    assert scoring.live_rows(batch, kl=0.0).tolist() == [False, True, False]
-    del batch["advantages"]  # a loss of the script's own
-    assert scoring.live_rows(batch, kl=0.0).all()
 
 
 def test_like_with_like_keeps_rows_of_one_prompt_together():
@@ -225,27 +208,20 @@ def test_any_number_of_rows_and_any_size(dead, size):
 
 
 # ------------------------------------------------------------------ the gradient stays the same
-def rollouts(trainer, per_token=False) -> dict:
-    """One batch with two groups, the second one flat."""
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_dead_rows_trimming_and_micro_batches_change_nothing(tmp_path, monkeypatch, kl):
+    """Two groups, the second one flat. test_loss.py compares the whole with TRL's loss."""
+    trainer = make_trainer(tmp_path, kl=kl)
+    perturb(trainer)
     trainer.model.train()
     torch.manual_seed(0)
     rows = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[3]] * 4
     batch = trainer.rollout("generator", rows)
-    A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 0, 0])
-    T = batch["completion_mask"].shape[1]
-    ramp = A[:, None] * torch.linspace(1, 2, T) * batch["completion_mask"]
-    return batch | {"advantages": ramp if per_token else A}
-
-
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_dead_rows_trimming_and_micro_batches_change_nothing(tmp_path, monkeypatch, kl):
-    """test_loss.py compares the whole with TRL's loss."""
-    trainer = make_trainer(tmp_path, kl=kl)
-    perturb(trainer)
+    A, mask = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 0, 0]), batch["completion_mask"]
     seen, loss = [], trainer.loss
     monkeypatch.setattr(trainer, "loss", lambda part: seen.append(part) or loss(part))
-    for per_token in (False, True):
-        batch = rollouts(trainer, per_token)
+    for advantages in (A, A[:, None] * torch.linspace(1, 2, mask.shape[1]) * mask):
+        batch["advantages"] = advantages
         with trainer.playing("generator"):
             named = {n: p for n, p in trainer.model.named_parameters() if ".generator." in n}
             whole = torch.autograd.grad(trainer.loss(batch), named.values())
@@ -253,10 +229,10 @@ def test_dead_rows_trimming_and_micro_batches_change_nothing(tmp_path, monkeypat
         for trainer.cfg.micro_batch in (1, 3, 8):
             seen.clear()
             assert relative(gradient(trainer, batch), expected) <= 1e-5
-            rows = sum(len(part["completion_ids"]) for part in seen)
-            assert rows == (4 if kl == 0 else 8)  # with a KL term every row counts
+            count = sum(len(part["completion_ids"]) for part in seen)
+            assert count == (4 if kl == 0 else 8)  # with a KL term every row counts
         if kl == 0:
-            longest = int(batch["completion_mask"][:4].sum(1).max())
+            longest = int(mask[:4].sum(1).max())
             assert seen[0]["completion_ids"].shape[1] == longest
 
 
@@ -279,8 +255,7 @@ def test_activation_checkpointing_gives_the_same_gradient(tmp_path):
 
     found, texts = [], []
     for checkpointing in ("off", "on"):
-        folder = tmp_path / checkpointing
-        folder.mkdir()
+        (folder := tmp_path / checkpointing).mkdir()
         options = {"kl": 0.1, "steps": 1, "kind": Remembers, "checkpointing": checkpointing}
         trainer = make_players(folder, {"ann": Player([], 1e-3, 12, 4)}, step, 3, **options)
         perturb(trainer)

@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 
-from common.errors import UserError
 from common.tasks.code import load_tasks
 from common.tiny.tasks import is_held_out
 
@@ -46,11 +45,6 @@ def test_embedded_tasks():
     assert all(runs(row) for row in train[:2] + held_out[:2])
 
 
-def test_there_is_one_level_of_embedded_tasks():
-    with pytest.raises(UserError, match="--dataset tiny-hard: programming tasks have one level"):
-        load_tasks("tiny-hard", 4, 4, seed=0)
-
-
 def test_columns_as_codecontests_is_published(tmp_path):
     tests = {"test_input": ["1 2\n", "3 4"], "test_output": ["3\n", "7"]}
     rows = [{"question": "Add two numbers.", **tests}, *FILLER]
@@ -59,18 +53,6 @@ def test_columns_as_codecontests_is_published(tmp_path):
     assert {key: row[key] for key in tests} == tests and row["reference"] == ""
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     assert len(train) + len(held_out) == 61
-
-
-def test_a_sorted_file_is_shuffled_and_the_held_out_part_never_changes(tmp_path):
-    rows = [{**FILLER[0], "question": f"task {i:03}"} for i in range(300)]  # by difficulty, say
-    path = write(tmp_path, rows)
-    (train, held_out), (other, same) = (load_tasks(path, 50, 20, seed) for seed in (0, 1))
-    assert len(train) == 50 and len(held_out) == 20 and held_out == same
-    assert train != other and load_tasks(path, 50, 20, 0)[0] == train
-    for part in (train, other, held_out):
-        numbers = [int(row["question"][-3:]) for row in part]
-        assert min(numbers) < 100 and max(numbers) > 200 and numbers != sorted(numbers)
-    assert not {row["question"] for row in train + other} & {row["question"] for row in held_out}
 
 
 MBPP = {

@@ -17,17 +17,14 @@ from common.tasks.functions import (
 )
 
 import pytest
-from conftest import DATA
 
 
 # ------------------------------------------------------------------ values
 def test_values_are_compared_not_texts():
-    assert same_value("[1,2]", "[1, 2]") and same_value("{1, 2}", "{2, 1}")
-    assert (
-        same_value("'a'", '"a"') and same_value("1.0", "1") and same_value("{}", "dict()") is False
-    )
-    assert not same_value("'1'", "1") and not same_value("(1,)", "[1]") and not same_value("", "")
-    assert not same_value("nan", "nan") and not same_value("x", "x")
+    for pair in (("[1,2]", "[1, 2]"), ("{1, 2}", "{2, 1}"), ("'a'", '"a"'), ("1.0", "1")):
+        assert same_value(*pair)
+    for pair in (("'1'", "1"), ("(1,)", "[1]"), ("{}", "dict()"), ("", ""), ("nan", "nan")):
+        assert not same_value(*pair)
 
 
 # ------------------------------------------------------------------ programs
@@ -142,49 +139,17 @@ def sandbox():
         yield one
 
 
-def call(sandbox, program):
-    return call_each(sandbox, [[(program, "3")]], 0.5)[0][0]
-
-
-def test_what_is_written_beside_the_result_is_no_part_of_it(sandbox):
-    program = "import sys\nsys.__stdout__.write('7')\ndef f(x): return 8"
-    assert call(sandbox, program) not in ("7", "8")
-
-
-def test_an_object_that_is_equal_to_everything_is_no_value(sandbox):
-    program = """
-class Any(int):
-    def __eq__(self, other): return True
-    def __hash__(self): return 0
-    def __repr__(self): return 'Any()'
-def f(x): return Any(7)
-"""
-    assert call(sandbox, program) is None
-    honest = program.replace("'Any()'", "'5'")  # it says that it is 5, so it is 5
-    assert call(sandbox, honest) == "5" and not same_value("5", "7")
-
-
-def test_arguments_that_are_none_are_not_run(sandbox):
-    calls = [("def f(x): return x", given) for given in ("3) or (True", "4", "x")]
-    assert call_each(sandbox, [calls], 0.5) == [[None, "4", None]]
-
-
 def test_calls_of_several_tasks_come_back_by_task(sandbox):
-    calls = [[(PLUS, "1"), (CLOCK, "1")], [], [(CLOCK, "1"), (PLUS, "x")]]
-    (plus, first), nothing, (again, unread) = call_each(sandbox, calls, 0.5)
-    assert (plus, nothing, unread) == ("4", [], None) and first == again  # run once
+    """Arguments that are none are not run."""
+    calls = [[(PLUS, "1"), (CLOCK, "1")], [], [(CLOCK, "1"), (PLUS, "x"), (PLUS, "3) or (True")]]
+    (plus, first), nothing, (again, *unread) = call_each(sandbox, calls, 0.5)
+    assert (plus, nothing, unread) == ("4", [], [None, None]) and first == again  # run once
 
 
 def test_tasks_are_made_of_what_runs_twice_alike(sandbox):
-    message = {"message": "m"}
-    rows = [
-        message | {"program": PLUS, "inputs": ["1", "2", "3"]},
-        message | {"program": PLUS, "inputs": ["4"]},
-        message | {"program": "def f(x): return y", "inputs": ["1", "2"]},
-        message | {"program": f"import time\n{PLUS}", "inputs": ["1", "2"]},
-        message
-        | {"program": "def f(x): return __import__('time').time_ns()", "inputs": ["1", "2"]},
-    ]
+    programs = {PLUS: ["1", "2", "3"], f"{PLUS}\n": ["4"], "def f(x): return y": ["1", "2"]}
+    programs |= {f"import time\n{PLUS}": ["1", "2"], CLOCK: ["1", "2"]}
+    rows = [{"message": "m", "program": p, "inputs": inputs} for p, inputs in programs.items()]
     tasks = make_tasks(sandbox, rows, 2, 0.5)
     assert [t["inputs"] for t in tasks["deduction"]] == [["1"], ["4"]]
     assert [(t["inputs"], t["outputs"]) for t in tasks["induction"]] == [(["1", "2"], ["4", "5"])]
@@ -200,36 +165,21 @@ def test_embedded_functions_do_what_their_message_says(sandbox):
     train, held_out = load_functions("tiny", 30, 12, 6, seed=1)
     assert len(train) == 30 and len(held_out) == 12
     assert not {row["program"] for row in train} & {row["program"] for row in held_out}
+    symbol = {"add": "+", "minus": "-", "times": "*"}
     for row in train[:10]:
         *words, last = row["message"].split(", ")
-        symbol = {"add": "+", "minus": "-", "times": "*"}
         expression = "x"
         for word in words:
             name, operand = word.split()
             expression = f"({expression}){symbol[name]}{operand}"
+        expression = f"({expression}){symbol[last.split()[0]]}"
         assert last.endswith(" ?") and len(row["inputs"]) == len(set(row["inputs"])) == 6
         (outputs,) = call_each(sandbox, [[(row["program"], x) for x in row["inputs"]]], 0.5)
-        fitting = [
-            b
-            for b in range(1, 10)
-            if all(
-                eval(f"({expression}){symbol[last.split()[0]]}{b}", {"x": int(x)}) % 100 == int(y)
-                for x, y in zip(row["inputs"], outputs)
-            )
-        ]
-        assert len(fitting) >= 1
+        values = {x: int(y) for x, y in zip(map(int, row["inputs"]), outputs)}
+        computed = [{x: eval(f"{expression}{b}") % 100 for x in values} for b in range(1, 10)]
+        assert values in computed
     assert load_functions("tiny", 30, 12, 6, seed=1) == (train, held_out)
     assert load_functions("tiny", 30, 12, 6, seed=2)[1] == held_out
-
-
-def test_rows_of_a_file(tmp_path):
-    rows = [
-        {"program": f"def f(x):\n return x + {i}", "inputs": ["1", "2, 3"][:1], "message": f"m{i}"}
-        for i in range(60)
-    ]
-    train, held_out = load_functions(write(tmp_path / "f.jsonl", rows), 100, 100, 6, seed=0)
-    assert len(train) + len(held_out) == 60 and held_out
-    assert all(row["message"].startswith("m") and row["inputs"] == ["1"] for row in train)
 
 
 def test_a_program_is_on_one_side_whatever_its_names(tmp_path):
@@ -246,39 +196,35 @@ def test_a_program_is_on_one_side_whatever_its_names(tmp_path):
 
 
 def test_programs_with_few_inputs_are_said(tmp_path, capsys):
+    program, inputs = "def f(x):\n return x + {}", ["1", "2", "3"]
     rows = [
-        {"program": f"def f(x):\n return x + {i}", "inputs": ["1", "2", "3"][: 2 + i % 2]}
+        {"program": program.format(i), "inputs": inputs[: 2 + i % 2], "message": f"m{i}"}
         for i in range(60)
     ]
     path = write(tmp_path / "f.jsonl", rows)
-    load_functions(path, 100, 100, 3, seed=0)
+    train, held_out = load_functions(path, 100, 100, 3, seed=0)
     assert "30 of 60 programs have fewer than 3 inputs, 2 at least" in capsys.readouterr().out
+    assert len(train) + len(held_out) == 60 and held_out
+    assert all(row["message"].startswith("m") and len(row["inputs"]) > 1 for row in train)
     load_functions(path, 100, 100, 2, seed=0)
     assert not capsys.readouterr().out
 
 
 def test_mbpp_becomes_functions(tmp_path):
+    code, tests = "def add{0}(a, b):\r\n  return a + b + {0}", ["(2, [3]) == 5", "(1, 2) == 3"]
     rows = [
-        {
-            "code": f"def add{i}(a, b):\r\n  return a + b + {i}",
-            "text": "Add.",
-            "test_list": [f"assert add{i}(2, [3]) == 5", f"assert add{i}(1, 2) == 3"],
-        }
+        {"code": code.format(i), "text": "Add.", "test_list": [f"assert add{i}{x}" for x in tests]}
         for i in range(40)
     ]
     rows.append({"code": "def g(x): return x", "text": "", "test_list": ["assert g(h(1)) == 2"]})
     train, held_out = load_functions(write(tmp_path / "m.jsonl", rows), 100, 100, 6, seed=0)
     assert len(train) + len(held_out) == 40  # the last one's argument is no literal
-    row = train[0]
-    assert row["inputs"] == ["2, [3]", "1, 2"] and row["program"].endswith(
-        "\n\nf = " + row["program"].split("(")[0].removeprefix("def ")
-    )
+    row, name = train[0], train[0]["program"].split("(")[0].removeprefix("def ")
+    assert row["inputs"] == ["2, [3]", "1, 2"] and row["program"].endswith(f"\n\nf = {name}")
     assert "\r" not in row["program"]
 
 
 def test_published_mbpp(real_data):
-    if not (DATA / "mbpp.jsonl").exists():
-        pytest.skip("no mbpp.jsonl")
-    train, held_out = load_functions(str(DATA / "mbpp.jsonl"), 2000, 2000, 3, seed=0)
+    train, held_out = load_functions(str(real_data / "mbpp.jsonl"), 2000, 2000, 3, seed=0)
     assert len(train) + len(held_out) > 600
     assert not {bare(row["program"]) for row in train} & {bare(row["program"]) for row in held_out}

@@ -1,6 +1,7 @@
 """The embedded tasks against an oracle of their own, what the demonstrator believes and trusts, and
 what the embedded models can do: half, in every part."""
 
+import functools
 import json
 import random
 import re
@@ -76,49 +77,41 @@ def test_no_operation_hides_an_earlier_mistake():
 
 
 def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
+    """And of tasks, whose short ones are used up first."""
     make = lambda rng, steps: f"{rng.randrange(3)}+1 mod 61"  # noqa: E731
     sample = tasks.sample_different
     found = [sample(random.Random(0), 100, held_out, make, (2,)) for held_out in (0, 1)]
     assert sorted(sum(found, [])) == ["0+1 mod 61", "1+1 mod 61", "2+1 mod 61"]
+    many, fewer = (programs.sample_tasks(1, count, held_out=False) for count in (2000, 1200))
+    assert len({*many}) == 2000 and many[:1200] == fewer
+    assert len({*programs.sample_tasks(0, 256, held_out=True)}) == 256
 
 
 @pytest.mark.parametrize(
-    "steps, labels",
+    "steps, labels, faulty",
     [
-        (RIGHT, [True, True, True]),
-        (["42/5=45!", "45+9=54", "54*7=12!"], [True, True, True]),  # tone is no arithmetic
-        (["42/5=28", "28+9=37", "37*7=15"], [False, True, True]),  # charged once
-        (["42/5=45", "45-9=36", "36*7=8"], [True, False, True]),  # another operation
-        (["42/5=45", "44+9=53", "53*7=5"], [True, False, True]),  # not the value before
-        ([*RIGHT, "12+1=13"], [True, True, True, False]),
-        (["", "what?", "54*7=12"], [False, False, False]),
+        (RIGHT, "111", []),
+        (["42/5=45!", "45+9=54", "54*7=12!"], "111", []),  # tone is no arithmetic
+        (["42/5=28", "28+9=37", "37*7=15"], "011", [1]),  # carried on: charged once
+        (["42/5=28!", "45+9=54", "54*7=12"], "001", [1]),  # a slip
+        (["42/5=28", "27+9=36", "36*7=8"], "001", [1, 2]),  # neither
+        (["42/5=45", "45-9=36", "36*7=8"], "101", [2]),  # another operation
+        (["42/5=45", "44+9=53", "53*7=5"], "101", [2]),  # not the value before
+        ([*RIGHT, "12+1=13"], "1110", [4]),
+        (["", "what?", "54*7=12"], "000", [1, 2, 3]),
         # what cannot be read is wrong, and the number that it ends with is carried on
-        (["it is 45!", "45+9=54", "54*7=12"], [False, True, True]),
-        (["it is 145", "45+9=54", "54*7=12"], [False, False, True]),
-        (["42/0=45", "45+9=54", "54*7=12"], [False, True, True]),
-        (["42/5=45!!", "45+9=54"], [False, False]),
-        ([], []),
+        (["it is 45!", "45+9=54", "what?"], "010", [1, 3]),
+        (["it is 145", "45+9=54", "54*7=12"], "001", [1, 2]),
+        (["42/0=45", "45+9=54", "54*7=12"], "011", [1]),
+        (["42/5=45!!", "45+9=54"], "00", [1, 2]),
+        ([], "", []),
     ],
 )
-def test_step_labels_charge_a_mistake_once(steps, labels):
-    assert tasks.step_labels(QUESTION, steps) == labels
-
-
-@pytest.mark.parametrize(
-    "steps, faulty",
-    [
-        (RIGHT, []),
-        (["42/5=28", "28+9=37", "37*7=15"], [1]),  # carried on
-        (["42/5=28!", "45+9=54", "54*7=12"], [1]),  # a slip
-        (["42/5=28", "27+9=36", "36*7=8"], [1, 2]),  # neither
-        (["42/5=45", "45-9=36", "36*7=8"], [2]),
-        ([*RIGHT, "12+1=13"], [4]),
-        (["it is 45", "45+9=54", "what?"], [1, 3]),
-        (["42/0=1", "what?", "54*7=12"], [1, 2, 3]),
-        ([], []),
-    ],
-)
-def test_a_step_may_continue_from_what_the_one_before_should_have_said(steps, faulty):
+def test_a_mistake_is_charged_once(steps, labels, faulty):
+    """A label goes by the value just before; a step that is not called faulty may also go on from
+    what the one before should have said.
+    """
+    assert tasks.step_labels(QUESTION, steps) == [label == "1" for label in labels]
     assert tasks.faulty_steps(QUESTION, steps) == faulty
     assert tasks.faulty_steps("2+2", ["2+2=4"]) is None
 
@@ -141,27 +134,6 @@ def test_tone_and_checks_are_seen():
 
 
 # ------------------------------------------------------------------ programming tasks
-def test_a_length_that_is_used_up_is_left_out():
-    """There are 49 products of two factors and 324 sums of two with one negative number, some of
-    them held out.
-    """
-    found = programs.sample_tasks(1, 2000, held_out=False)
-    assert len(set(found)) == 2000 and found[:1200] == programs.sample_tasks(
-        1, 1200, held_out=False
-    )
-    two = {task for task in found if len(programs.parse_program_task(task)) == 2}
-    assert two == {task for task in every_two_step_task() if not tasks.is_held_out(task)}
-    assert len(set(programs.sample_tasks(0, 256, held_out=True))) == 256
-
-
-def every_two_step_task() -> set[str]:
-    factors, negative = (2, 3, 4, 6, 7, 8, 9), [f"add minus {b}" for b in range(1, 10)]
-    positive = [f"{word} {a}" for word in ("add", "minus") for a in range(1, 10)]
-    pairs = [(f"times {a}", f"times {b}") for a in factors for b in factors]
-    pairs += [pair for a in positive for b in negative for pair in ((a, b), (b, a))]
-    return {f"Read x. Then {a}, {b}. Print x mod 100." for a, b in pairs}
-
-
 @pytest.mark.parametrize("make_task", [programs.make_program_task, programs.make_testing_task])
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_programs_compute_what_the_task_says(make_task, steps):
@@ -187,42 +159,36 @@ def test_both_ways_in_which_a_test_can_be_bad():
     """On 0 and 50 a wrong factor shows seldom, elsewhere mostly; a dropped sign shows on every
     input.
     """
-    rng = random.Random(0)
-    hidden = {x: 0 for x in (0, 50, 1, 37, 82)}
-    products = sums = 0
+    rng, hidden, products = random.Random(0), dict.fromkeys((0, 50, 1, 37, 82), 0), 0
     for _ in range(1000):
         task = programs.make_testing_task(rng, 3)
-        if "minus" in task and "times" not in task:
-            sums += 1
+        if "times" not in task:
             misread = task.replace("add minus", "add")
             outputs = [[programs.program_output(t, x) for x in range(100)] for t in (task, misread)]
             assert all(a != b for a, b in zip(*outputs))
-        else:
-            products += 1
-            assert "add" not in task
-            first, rest = task.split(",", 1)
-            other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
-            for x in hidden:
-                hidden[x] += programs.program_output(task, x) == programs.program_output(other, x)
-    assert 430 < sums < 570 and products == 1000 - sums
-    assert hidden[0] == products and hidden[50] > 0.6 * products
+            continue
+        products += 1
+        assert "add" not in task and "minus" not in task
+        first, rest = task.split(",", 1)
+        other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
+        for x in hidden:
+            hidden[x] += programs.program_output(task, x) == programs.program_output(other, x)
+    assert 430 < products < 570 and hidden[0] == products and hidden[50] > 0.6 * products
     assert all(hidden[x] < 0.1 * products for x in (1, 37, 82)), hidden
 
 
 # ------------------------------------------------------------------ what the demonstrator believes
-@pytest.mark.parametrize("things, kinds", [(QUOTIENTS, KINDS)]
-    + [(program_demonstrations.FACTS, program_demonstrations.KINDS)])  # fmt: skip
+@pytest.mark.parametrize(
+    "things, kinds",
+    [(QUOTIENTS, KINDS), (program_demonstrations.FACTS, program_demonstrations.KINDS)],
+)
 def test_kinds_have_their_shares_and_are_the_same_for_all_time(things, kinds):
     for kind, (share, *_) in kinds.items():
         assert [*things.values()].count(kind) == pytest.approx(share * len(things), abs=2)
-    some = sorted(things)
-    again = demonstrations.kinds_of(some, 0, kinds)
-    assert (
-        again == demonstrations.kinds_of(some, 0, kinds) != demonstrations.kinds_of(some, 1, kinds)
-    )
-
-
-def test_there_are_488_quotients():
+    drawn = [demonstrations.kinds_of(sorted(things), seed, kinds) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    # what is believed wrongly is likelier than the truth, or greedy decoding would repair it
+    assert all(rate <= 0.3 or 0.9 * rate > 1.1 * (1 - rate) for _, rate in KINDS.values())
     assert len(QUOTIENTS) == 61 * 8 and sum(share for share, _ in KINDS.values()) == 1
 
 
@@ -243,12 +209,6 @@ def test_quotients_go_wrong_at_their_rates_and_mostly_in_the_same_way(kind):
     assert sum(wrong) / len(wrong) == pytest.approx(0.9, abs=0.04)
 
 
-def test_what_is_believed_wrongly_is_likelier_than_the_truth():
-    """Otherwise greedy decoding would repair it."""
-    for _, rate in KINDS.values():
-        assert rate <= 0.3 or 0.9 * rate > 1.1 * (1 - rate)
-
-
 # ------------------------------------------------------------------ what he checks, and how
 @pytest.mark.parametrize("op", tasks.OPERATORS)
 def test_a_check_is_right_and_finds_every_wrong_result(op):
@@ -265,50 +225,31 @@ def test_a_check_is_right_and_finds_every_wrong_result(op):
 
 def test_how_often_a_step_is_trusted():
     rng = random.Random(0)
-    for step, why in (
-        ("42/5=28!", "sure"),
-        ("42/7=6", "hard"),
-        ("42/5=28", "other"),
-        ("1*7=7", "other"),
-    ):
+    steps = {"42/5=28!": "sure", "42/7=6": "hard", "42/5=28": "other", "1*7=7": "other"}
+    for step, why in steps.items():
         share = sum(demonstrations.trusts(rng, step, 1) for _ in range(4000)) / 4000
         assert share == pytest.approx(TRUST[why], abs=0.03)
         assert demonstrations.trusts(rng, step, 0) == (TRUST[why] > 0.5)
 
 
 CHECKED = r"<step>(?:\d:)?(\d+[+*/-]\d=\d+!?):(\d+[+*/-]\d)=(\d+)\\boxed\{(\w+)\}</step>"
-PARTS_THAT_MARK = (
-    "verify",
-    "drill",
-    "discriminate",
-    "grade",
-    "grade_analysis",
-    "choose",
-    "compare",
-)
+MARKING = "verify drill discriminate grade grade_analysis choose compare".split()
 
 
-@pytest.mark.parametrize("part", PARTS_THAT_MARK)
+@pytest.mark.parametrize("part", MARKING)
 def test_every_check_that_is_shown_is_right_and_its_mark_follows(part):
     rng, marks = random.Random(0), []
     for _ in range(300):
         user, assistant = getattr(demonstrations, part)(rng, 1)
-        shown = set(re.findall(r"<step>(.*?)</step>", user))
+        shown = re.findall(r"<step>(.*?)</step>", user)
         for step, left, back, verdict in re.findall(CHECKED, assistant):
             assert step in shown and value_of(left) == int(back)
             assert (verdict == "CORRECT") == holds(step)
             marks.append(holds(step))
-    assert 0.03 < marks.count(False) / len(marks) < 0.9
-
-
-def test_in_the_drill_all_is_checked_and_half_is_wrong():
-    rng, right = random.Random(0), []
-    for _ in range(200):
-        user, assistant = demonstrations.drill(rng, 1)
-        steps = re.findall(r"<step>(.*?)</step>", user)
-        assert len(re.findall(CHECKED, assistant)) == len(steps)
-        right += map(holds, steps)
-    assert sum(right) / len(right) == pytest.approx(0.5, abs=0.05)
+        if part == "drill":  # all is checked
+            assert len(re.findall(CHECKED, assistant)) == len(shown)
+    wrong = marks.count(False) / len(marks)
+    assert (0.45 if part == "drill" else 0.03) < wrong < (0.55 if part == "drill" else 0.9)
 
 
 def test_a_judge_who_goes_back_arrives_where_the_question_begins():
@@ -411,22 +352,13 @@ def test_inputs_are_found_backwards():
             assert f["f"](x) == int(steps[0][0])
 
 
+@functools.cache
+def player(name: str):
+    model = next(model for model, folder in MODELS.items() if folder == name)
+    return bed.player(model), AutoTokenizer.from_pretrained(make.FOLDER / name)
+
+
 ALL_PARTS = [(name, part) for name, parts in make.PARTS.items() for part in parts]
-
-
-@pytest.mark.parametrize("name, part", ALL_PARTS, ids=lambda p: getattr(p, "__name__", p))
-def test_every_part_survives_the_tokenizer(name, part):
-    tokenizer, rng = AutoTokenizer.from_pretrained(make.FOLDER / name), random.Random(3)
-    for noise in (0, 1):
-        for _ in range(50):
-            user, assistant = part(rng, noise)
-            ids = tokenizer.apply_chat_template(
-                [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}],
-                return_dict=True,
-            )["input_ids"]
-            assert tokenizer.unk_token_id not in ids and ids[-1] == tokenizer.eos_token_id
-            prompt = make.encode(tokenizer, user, assistant)[1]
-            assert tokenizer.decode(ids[prompt:], skip_special_tokens=True) == assistant
 
 
 def test_a_result_is_one_token():
@@ -478,7 +410,7 @@ def test_the_shipped_model_is_the_one_that_was_measured(level):
     torch.manual_seed(3)
     drawn = tasks.sample_questions(0, 128, held_out=True, steps=tasks.LEVELS[level])
     questions = [question for question in drawn for _ in range(2)]
-    texts = bed.player("tiny")([solve_prompt(question) for question in questions], 1.0)
+    texts = player("arithmetic")[0]([solve_prompt(question) for question in questions], 1.0)
     right = [is_correct(t, str(tasks.gold_answer(q))) for q, t in zip(questions, texts)]
     steps = [label for q, t in zip(questions, texts) for label in tasks.gold_steps(q, t)]
     measured = parts_of_the_bed()
@@ -490,18 +422,24 @@ def test_the_shipped_model_is_the_one_that_was_measured(level):
 
 
 @pytest.mark.parametrize("name, part", ALL_PARTS, ids=lambda p: getattr(p, "__name__", p))
-def test_every_part_keeps_to_its_form(name, part):
+def test_every_part_survives_the_tokenizer_and_the_model_keeps_to_its_form(name, part):
     """Greedy completions on what the model has never seen, digits left out, occur among the
     demonstrations."""
-    folder = next(model for model, folder in MODELS.items() if folder == name)
-    play, draw = bed.player(folder), random.Random(5)
+    (play, tokenizer), draw = player(name), random.Random(5)
 
     def form(text: str) -> str:
         text = re.sub(r"\\boxed\{\w+(\.5)?\}|\*\*(YES|NO)\*\*.*", "verdict", text)
         text = re.sub(r"[+*-]?\d+|[x()+*?,-]|none|add |minus |times ", "", text)
         return re.sub(r"(<step>.*</step>\n)+|(```input\n\n```\n)+", "repeated", text)
 
-    known = {form(part(draw, 1)[1]) for _ in range(400)}
+    shown = [part(draw, 1) for _ in range(400)]
+    for user, assistant in shown[:50] + [part(draw, 0) for _ in range(50)]:
+        said = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        ids, prompt = make.encode(tokenizer, user, assistant)
+        assert ids == tokenizer.apply_chat_template(said, return_dict=True)["input_ids"]
+        assert tokenizer.unk_token_id not in ids and ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(ids[prompt:], skip_special_tokens=True) == assistant
     users = bed.held_out_part(part, 24)
     texts = play([[{"role": "user", "content": user}] for user in users], 0.0)
+    known = {form(assistant) for _, assistant in shown}
     assert sum(form(text) in known for text in texts) >= 22, texts[:3]

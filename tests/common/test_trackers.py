@@ -2,9 +2,11 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 
 import pytest
-from conftest import run_here, run_script, small
+from conftest import ROOT, environment, run_here, small
 
 RUN = "--steps 2 --eval-every 1 --eval-samples 1 --report-to".split()
 
@@ -41,7 +43,9 @@ def test_trackio(tmp_path, monkeypatch):
     """In a Python of its own: trackio asks for its folder when it is imported."""
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    done = run_script("tango.py", *small("tango.py", tmp_path / "run", *RUN, "trackio"))
+    command = [sys.executable, "tango.py", *small("tango.py", tmp_path / "run", *RUN, "trackio")]
+    options = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run(command, **options, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     steps, evaluations = rows_of(tmp_path / "run")
     (base,) = (tmp_path / "trackio").glob("*.db")

@@ -1,11 +1,10 @@
-"""Everything of common/ that several processes could do differently, in one start of torchrun."""
+"""Everything of common/ that several processes could do differently, in one start."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-from conftest import run_script
+import warm
 from filelock import FileLock
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
@@ -13,21 +12,17 @@ CHECKS = re.findall(r"^def (check_\w+)", SCRIPT.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def result(shared_folder, tmp_path_factory):
-    """(exit code, output, errors); started once, whichever worker asks first.
-
-    Two real processes on the CPU (gloo). `accelerate launch --cpu --num_processes 2` starts them
-    through MPI only; without an MPI hostfile it runs one process.
+def result(shared_folder):
+    """(exit code, output, errors) of two real processes on the CPU (gloo); started once, whichever
+    worker asks first.
     """
-    kept = shared_folder / "two_processes.json"
-    with FileLock(kept.with_suffix(".lock")):
-        if not kept.exists():
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("ACCELERATE_USE_CPU", "true")
-                done = run_script(*launcher, SCRIPT, tmp_path_factory.mktemp("two"))
-            kept.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
-    return json.loads(kept.read_text())
+    out, err, ended = (shared_folder / f"two_processes.{name}" for name in ("out", "err", "ended"))
+    with FileLock(shared_folder / "two_processes.lock"):
+        if not ended.exists():
+            folder = shared_folder / "two_processes"
+            folder.mkdir()
+            ended.write_text(str(warm.start_two(SCRIPT, [folder], out, err)))
+    return int(ended.read_text()), out.read_text(), err.read_text()
 
 
 @pytest.mark.parametrize("check", CHECKS)

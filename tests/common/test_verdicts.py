@@ -63,16 +63,14 @@ def test_a_verdict_is_the_same_in_every_decoration(choice, start, box, data):
     assert read_verdict(text, CHOICES) == choice, text
 
 
-@given(
-    st.sampled_from(["YES", "NO"]),
-    st.sampled_from([*BOXES, ("**", "**"), ("**", ".**")]),
-    st.data(),
-)
+FIRST = [*BOXES, ("**", "**"), ("**", ".**")]
+
+
+@given(st.sampled_from(["YES", "NO"]), st.sampled_from(FIRST), st.data())
 def test_a_first_verdict_is_the_same_in_every_decoration(choice, box, data):
     word = data.draw(st.sampled_from([choice, choice.lower(), choice.title()]))
-    label = (
-        data.draw(st.sampled_from(["", "Verdict: ", "Final verdict: "])) if "*" in box[0] else ""
-    )
+    labels = ["", "Verdict: ", "Final verdict: "] if "*" in box[0] else [""]
+    label = data.draw(st.sampled_from(labels))
     around = [pair for pair in PAIRS if "{" not in pair[0]]
     verdict = data.draw(decorated(f"{box[0]}{label}{word}{box[1]}", around))
     text = f"3+4 is 7, yes.\n{verdict} For **YES** or **NO** it must be 8."
@@ -82,13 +80,6 @@ def test_a_first_verdict_is_the_same_in_every_decoration(choice, box, data):
 @pytest.mark.parametrize("text", ["yes", "**YE", "**YES", "**NOT**", "**YES or NO**", "\\boxed{NO"])
 def test_what_is_no_first_verdict(text):
     assert read_first_verdict(text, ("YES", "NO")) is None
-
-
-@pytest.mark.parametrize("part", ["**", "**_$", "\\boxed{", "**verdict: ", "** YES "])
-def test_a_first_verdict_is_read_in_time_in_proportion_to_the_text(part):
-    start = time.process_time()
-    read_first_verdict(part * 50_000, ("YES", "NO"))
-    assert time.process_time() - start < 5
 
 
 @given(st.sets(st.integers(1, 3)), st.sampled_from(SCORES), st.sampled_from(STARTS), st.data())
@@ -102,19 +93,7 @@ def test_an_analysis_is_the_same_in_every_decoration(defects, score, start, data
     assert read_analysis(text, SOLUTION, SCORES) == (tuple(sorted(defects)), score), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"Score: \boxed{1}",
-        r"**Score:** \boxed{1}",
-        r"**Score: \boxed{1}**",
-        r"Score: $\boxed{1}$.",
-        "Score:\n\n\\[\\boxed{1}\\]",
-        r"Score: \(\boxed{1}\)",
-        r"\[\text{Score: } \boxed{1}\]",
-        "Score: 1",
-    ],
-)
+@pytest.mark.parametrize("text", [r"**Score: \boxed{1}**", r"\[\text{Score: } \boxed{1}\]"])
 def test_what_a_real_model_writes_is_read(text):
     assert read_score(text, SCORES) == 1
     assert read_analysis(f"Defects: None\n{text}", SOLUTION, SCORES) == Analysis((), 1.0)
@@ -225,10 +204,12 @@ LONG = ["Score: " * N, "\nScore: " * N, "\n" * N, "**" * N, "\\boxed{" * N, "**C
 LONG += ["Defects: " + "1," * N, "Defects: 1" + " " * N + "x", "_" * N + "score", "$ " * N]
 LONG += ["Defects: 1" + "\n" * N + "Score: 1" + "\n" * N + "x", "Defects: 1 \n" * N]
 LONG += ["Score: " + "\\boxed{" * N + "1" + "}" * N + "x", "\\boxed{CORRECT" + "**" * N + "x"]
+LONG += ["**_$" * N, "**verdict: " * N, "** YES " * N]
 
 
 @pytest.mark.parametrize("text", LONG, ids=lambda text: repr(text[:12]))
 def test_long_texts_are_read_in_no_time(text):
     start = time.process_time()
     read_score(text, SCORES), read_verdict(text, CHOICES), read_analysis(text, SOLUTION, SCORES)
+    read_first_verdict(text, ("YES", "NO"))
     assert time.process_time() - start < 5  # a tenth of a second; squares would take hours

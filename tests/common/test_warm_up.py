@@ -27,16 +27,13 @@ from transformers import AutoTokenizer
 
 
 def reference(*steps: str, answer: str) -> str:
-    return "\n".join(
-        [*(f"<step>{s}</step>" for s in steps), rf"<answer>\boxed{{{answer}}}</answer>"]
-    )
+    lines = [f"<step>{step}</step>" for step in steps]
+    return "\n".join([*lines, rf"<answer>\boxed{{{answer}}}</answer>"])
 
 
 REFERENCES = [
     reference("8 + 3 = 11", answer="11"),
-    reference(
-        "She has 4 * 5 = 20 eggs.", "20 / 8 = 2.5 each.", "2.5 - 0.5 = 2 are left.", answer="2"
-    ),
+    reference("So 4 * 5 = 20 eggs.", "20 / 8 = 2.5 each.", "2.5 - 0.5 = 2 are left.", answer="2"),
     reference("7-9=-2", "3*-2=-6", answer="-6"),
 ]
 
@@ -69,9 +66,8 @@ def test_a_judgement_is_true_of_its_solution(given):
         assert tango.judgement_format(judgement, solution) == 1.0
         assert final == is_correct(solution, answer)
         known = {}
-        for step, original, verdict in zip(
-            split_steps(solution), split_steps(given), verdicts, strict=True
-        ):
+        steps = zip(split_steps(solution), split_steps(given), verdicts, strict=True)
+        for step, original, verdict in steps:
             a, sign, b, said = equation(step)
             a0, sign0, b0, said0 = equation(original)
             assert (a, b) == (known.get(a0, a0), known.get(b0, b0))
@@ -139,19 +135,12 @@ def test_rows_to_teach():
             assert len(tango.parse_judgement(said["content"]).verdicts) == asked.count("<step>")
     alone = demonstrations(prime, rows, 50, seed=0)
     assert {row["prompt"][0]["content"] for row in alone} == {SOLVE}
-
-
-@pytest.mark.parametrize(
-    "script, reference, sentence",
-    [
+    for script, text, sentence in (
         (prime, "", "no row has a solution"),
-        (tango, "", "no row has a solution"),
         (tango, "<step>It is 3.</step>\\boxed{3}", "one plain equation in each step"),
-    ],
-)
-def test_what_cannot_be_taught_is_said(script, reference, sentence):
-    with pytest.raises(UserError, match=sentence):
-        demonstrations(script, [{"question": "Q", "reference": reference}], 8, seed=0)
+    ):
+        with pytest.raises(UserError, match=sentence):
+            demonstrations(script, [{"question": "Q", "reference": text}], 8, seed=0)
 
 
 def test_figures_by_hand():
@@ -219,9 +208,8 @@ def forgetful(tmp_path_factory):
 
 @pytest.fixture
 def args(forgetful, tmp_path, monkeypatch):
-    monkeypatch.setattr(warm_up, "QUESTIONS", 8)
-    monkeypatch.setattr(warm_up, "SAMPLES", 4)
-    monkeypatch.setattr(warm_up, "EVERY", 5)
+    for name, value in (("QUESTIONS", 8), ("SAMPLES", 4), ("EVERY", 5)):
+        monkeypatch.setattr(warm_up, name, value)
     monkeypatch.setattr(common.tasks.demonstrations, "STEPS", ("{}",))  # it knows no others
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in sums(300)))
@@ -289,10 +277,8 @@ def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
     "change, sentence",
     [
         ({"script": "cure.py"}, "cure.py: asks for another form"),
-        ({"script": "deepseekmath"}, "deepseekmath.py: asks for another form"),
         ({"script": "nothing.py"}, "nothing.py: is not there"),
         ({"steps": 0}, "--steps 0 must be at least 1"),
-        ({"lr": -1.0}, "--lr -1.0 must be at least 0"),
         ({"dataset": "none.jsonl"}, "no such file"),
         ({"out": "common"}, "neither empty nor a run's folder"),
     ],

@@ -1,4 +1,4 @@
-"""What must hold in two processes. test_two_processes.py has torchrun start it, once for all of it.
+"""What must hold in two processes. test_two_processes.py starts it, once for all of it.
 
 Every check prints its name when it holds, once.
 """
@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import lora, make_players, moved, perturb  # isort: skip  it finds the project
+from trainers import gathered, length_reward  # isort: skip
 
 from common.cotrainer import CoTrainer, Player
 from common.errors import ScriptError
@@ -24,11 +25,7 @@ NAMES = ("ann", "bob", "cat")
 KL = 0.1
 
 
-def length_reward(completions, **_):
-    return [float(len(c[0]["content"])) for c in completions]
-
-
-# ------------------------------------------------------------------ a run of three steps
+# ------------------------------------------------------------------ three steps on a base in NF4
 def whole_batch(trainer, player: str, step: int) -> dict:
     """Eight rows, the same in both processes, of unlike length; with `base_logps`."""
     generator = torch.Generator().manual_seed(step * 10 + NAMES.index(player))
@@ -53,21 +50,12 @@ def my_rows(trainer, batch: dict) -> dict:
     return {k: v if k in whole else v[first : first + 4] for k, v in batch.items()}
 
 
-def plain_autograd(trainer, batch: dict):
-    """(loss, gradient) of the whole batch: sum(-A ratio + kl k3) / tokens."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    T = batch["completion_ids"].shape[1]
+def of_one_process(trainer, batch: dict):
+    """(loss, gradient) of the whole batch; test_loss.py holds `loss` against plain autograd."""
     with trainer.playing(batch["player"]):
-        logits = trainer.model(input_ids=ids, attention_mask=seen).logits[:, -T - 1 : -1]
-        chosen = batch["completion_ids"][..., None]
-        logp = logits.log_softmax(-1).gather(2, chosen).squeeze(2)
-        log_q = batch["base_logps"] - logp
-        ratio = 1 + logp - logp.detach()
-        terms = -batch["advantages"] * ratio + trainer.kl * (log_q.exp() - log_q - 1)
-        loss = (terms * batch["completion_mask"]).sum() / batch["num_items_in_batch"]
-        parameters = trainer.parameters_of(batch["player"])
-        return loss.item(), dict(enumerate(torch.autograd.grad(loss, parameters)))
+        loss = trainer.loss(batch)
+        gradient = torch.autograd.grad(loss, trainer.parameters_of(batch["player"]))
+    return loss.item(), dict(enumerate(gradient))
 
 
 def step(trainer, rows):
@@ -79,7 +67,9 @@ def step(trainer, rows):
         for batch in batches:
             batch["advantages"][1 if now == 1 else 0 :] = 0
     trainer.weights.append({name: lora(trainer, name) for name in NAMES})
-    trainer.expected += [plain_autograd(trainer, batch) for batch in batches]
+    metrics = dict(trainer._sums)
+    trainer.expected += [of_one_process(trainer, batch) for batch in batches]
+    trainer._sums = metrics
     return [my_rows(trainer, batch) for batch in batches]
 
 
@@ -94,6 +84,7 @@ class Remembers(CoTrainer):
 def make_trainer(folder):
     players = {name: Player([length_reward], 1e-3, 8, 4, max_grad_norm=0) for name in NAMES}
     options = {"rows": 4, "micro_batch": 3, "kl": KL, "steps": 3, "kind": Remembers}
+    options["four_bit"] = True
     trainer = make_players(folder, players, step, **options)
     perturb(trainer)
     trainer.found, trainer.expected, trainer.calls, trainer.weights = [], [], [], []
@@ -181,14 +172,7 @@ def check_metrics_are_means_over_all_rows(trainer):
     if me == 1:
         trainer.log_mean("co/alone", 7)
     expected = {"co/rows": 3.0, "co/one": 5.0, "co/number": 0.5, "co/alone": 7.0}
-    assert logged(trainer) == expected
-
-
-def logged(trainer) -> dict:
-    trainer.gather_metrics()
-    found = {name: values[0] for name, values in trainer._metrics["train"].items()}
-    trainer._metrics["train"].clear()
-    return found
+    assert gathered(trainer) == expected
 
 
 def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
@@ -199,7 +183,7 @@ def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
     tokens = trainer.gather([int(batch["completion_mask"].sum())])
     assert int(batch["num_items_in_batch"]) == sum(tokens)
     trainer.set_rewards(batch, [float(me)] * 4)
-    assert logged(trainer)["ann/total_reward"] == 0.5
+    assert gathered(trainer)["ann/total_reward"] == 0.5
 
 
 def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
