@@ -146,7 +146,7 @@ class Score(CoTrainer):
         """rows: B, every question K times in a row."""
         cfg, done = self.cfg, self.state.global_step
         stage1 = cfg.turns == 2 and done < cfg.stage1_steps
-        if done == cfg.stage1_steps:
+        if cfg.turns == 2 and done == cfg.stage1_steps:
             self.own_optimizer().state.clear()  # AdamW's moments are those of smaller rewards
         first = self.rollout("first", rows)  # B tries y1
         r1 = self.right(first, rows)  # (B,)
