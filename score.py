@@ -52,7 +52,7 @@ import tyro
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: Count = 48
+    steps: Count = 40
     """optimiser steps of both stages together (paper: 3000 on MATH)"""
     stage1_steps: CountOrZero = 16
     """those of stage I; ablation: 0 (the paper does not say how it divides them)"""
