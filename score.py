@@ -20,8 +20,8 @@ The loop is `Score.step`. One model plays both turns, and nobody tells it whethe
               r2'         1              1 + alpha          -alpha              0
 
 Plain RL in two turns has two optima: to improve between the turns, or to answer as well as one can
-at once and copy. The second is easier to find, and then y2 = y1. Stage I moves only the second
-turn; the bonus makes what changes between the turns count alpha times more than the answer.
+at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn; the
+bonus makes what changes between the turns count alpha times more than the answer.
 
 What we changed and it matters (the full list is in docs/score.md)
     1. The second turn is a prompt of its own that quotes question and y1, not a second message

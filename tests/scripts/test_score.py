@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import score
 from common.cotrainer import Player
 from common.tiny.demonstrations import try_again
-from common.tiny.tasks import gold_answer
 from score import Score, again_prompt, content, shaped, transitions
 
 import pytest
@@ -34,7 +33,6 @@ def test_the_second_turn_asks_as_the_demonstrator_does():
 
 
 def test_the_second_turn_is_not_told_whether_the_first_try_was_right():
-    """The words are the same, whatever the first try is."""
     right, wrong = (again_prompt("3+4 mod 61", solution(answer)) for answer in (7, 8))
     assert [m["content"].replace(solution(7), solution(8)) for m in right] == [
         m["content"] for m in wrong
@@ -47,14 +45,11 @@ def test_the_second_turn_is_not_told_whether_the_first_try_was_right():
         (solution(7), (["x=7"], "7")),
         (solution(7, step="!"), (["x=7"], "7")),  # tone does not count
         ("<think>\n<step>x=8</step>\n</think>\n" + solution(7), (["x=7"], "7")),
-        ("<think>a</think>b<think>c</think>" + solution(7), (["x=7"], "7")),
         (r"<think>\boxed{8}", ([], "8")),  # thoughts that never end are what there is
         (r"\boxed{ 7 }", ([], "7")),
         ("<step>x=7</step>", (["x=7"], None)),
-        (r"<step>x=7</step>\boxed{}", (["x=7"], "")),
         ("  no idea ", "no idea"),
         ("<step>x=7", "<step>x=7"),
-        ("", ""),
     ],
 )
 def test_what_a_try_says(text, said):
@@ -83,8 +78,9 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
     r1 = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)[:, None].expand(3, 5)
     r2 = torch.randint(0, 2, (3, 5), generator=generator).double()
     pi = logits.softmax(-1)
-    of = lambda r: torch.autograd.grad((pi * r).sum(), logits, retain_graph=True)[0]  # noqa: E731
-    assert torch.allclose(of(shaped(r1, r2, alpha)), (1 + alpha) * of(r2), atol=1e-12)
+    values = [(pi * r).sum() for r in (shaped(r1, r2, alpha), r2)]
+    one, two = (torch.autograd.grad(v, logits, retain_graph=True)[0] for v in values)
+    assert torch.allclose(one, (1 + alpha) * two, atol=1e-12)
 
 
 @given(tries)
@@ -164,14 +160,9 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
 
-@pytest.mark.parametrize("done, kept", [(3, False), (4, True)])
-def test_the_optimiser_starts_anew_once(done, kept):
-    trainer = Given(FIRST, SECOND, done=done)
-    trainer.step(ROWS)
-    assert bool(trainer.moments) is kept
-
-
-def test_ablations():
+def test_later_steps_and_ablations():
+    trainer = Given(FIRST, SECOND, done=4)
+    assert trainer.step(ROWS)[0][1]["rewards"][1] == 11.0 and trainer.moments
     _, second = Given(FIRST, SECOND, stage1_steps=0, alpha=0.0).step(ROWS)[0]
     assert second["rewards"].tolist() == [1.0, 1.0, 0.0, 0.0]
     trainer = Given(FIRST, [], done=3, turns=1)
@@ -179,7 +170,8 @@ def test_ablations():
     assert len(trainer.asked) == 4 and first["player"] == "first"
     assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]  # there is no stage I either
     assert first["kl_weight"].tolist() == pytest.approx([0.01] * 4) and trainer.moments
-    assert Given(FIRST, [], done=0, turns=1).step(ROWS)[0]["advantages"].abs().sum() > 0
+    (first,) = Given(FIRST, [], done=0, turns=1).step(ROWS)
+    assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
 # ------------------------------------------------------------------ the loss
@@ -217,12 +209,6 @@ def test_the_loss_and_its_gradient_equal_the_loop(numbers):
     for turn, values in k3s.items():  # the mean over the tokens of that turn alone
         logged = [v for part in trainer.logged[f"{turn}/kl"] for v in part.tolist()]
         assert logged == pytest.approx(values, abs=1e-9)
-    cut = {key: value for key, value in batch.items() if key != "num_items_in_batch"}
-    shares = [
-        trainer.loss({k: v[rows] for k, v in cut.items()} | {"num_items_in_batch": torch.tensor(9)})
-        for rows in ([0, 2, 3], [1])
-    ]
-    assert sum(shares).item() == pytest.approx(loss.item(), abs=1e-9)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -230,8 +216,7 @@ def test_evaluate():
     """Of four questions two are answered rightly at first; of these one is spoilt, and both others
     are mended when asked again, one of them only greedily.
     """
-    rows = [{"question": f"{a}+1 mod 61", "answer": str(gold_answer(f"{a}+1 mod 61"))}
-            for a in range(1, 5)]  # fmt: skip
+    rows = [{"question": f"{a}+1 mod 61", "answer": str(a + 1)} for a in range(1, 5)]
 
     def say(player, user, greedy, before):
         a = int(user.removeprefix("Problem: ").split("+")[0])
@@ -262,9 +247,11 @@ def test_a_run_in_both_stages(finished):
     assert stage1["first/kl"] == pytest.approx(0, abs=1e-6) and last["first/kl"] > 1e-6
 
 
-def test_the_control_trains_one_turn(tmp_path, brief):
-    arguments = "--turns 1 --steps 2 --questions 2 --group-size 4 --kl 0 --first-kl 0".split()
-    brief("score.py", *arguments, "--eval-questions", 4, "--out", tmp_path / "run")
-    steps = steps_of(tmp_path / "run")
-    assert all("first/loss" in step and "first/kl" not in step for step in steps)
-    assert not any(key.startswith("second/") for step in steps for key in step)
+@pytest.mark.parametrize("change, wanted", [("--turns 1 --kl 0 --first-kl 0", 0), ("--kl 0", 2)])
+def test_turns_and_kl_terms_are_those_asked_for(tmp_path, brief, change, wanted):
+    """Held at the base in stage I, also where there is no other KL term; and the control."""
+    small = "--steps 2 --stage1-steps 2 --questions 2 --group-size 4 --eval-questions 4"
+    brief("score.py", *small.split(), *change.split(), "--out", tmp_path / "run")
+    for step in steps_of(tmp_path / "run"):
+        assert sum(key.endswith("/kl") for key in step) == wanted
+        assert ("second/accuracy" in step) == (wanted == 2)
