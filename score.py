@@ -20,8 +20,8 @@ The loop is `Score.step`. One model plays both turns, and nobody tells it whethe
               r2'         1              1 + alpha          -alpha              0
 
 Plain RL in two turns has two optima: to improve between the turns, or to answer as well as one can
-at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn; the
-bonus makes what changes between the turns count alpha times more than the answer.
+at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn;
+in stage II the bonus makes what changes between the turns count alpha times more than the answer.
 
 What we changed and it matters (the full list is in docs/score.md)
     1. The second turn is a prompt of its own that quotes question and y1, not a second message
@@ -115,13 +115,15 @@ def shaped(r1: torch.Tensor, r2: torch.Tensor, alpha: float) -> torch.Tensor:
 
 def transitions(first: list[bool], second: list[bool]) -> dict[str, list[float]]:
     """Of pairs of tries, which are right or not, what happens between the turns, as shares of all
-    pairs: delta = wrong_to_right - right_to_wrong.
+    pairs: delta = wrong_to_right - right_to_wrong. All three shrink where fewer first tries are
+    wrong; corrected is a share of the wrong ones.
     """
     pairs = list(zip(first, second, strict=True))
     return {
         "delta": [float(two) - float(one) for one, two in pairs],
         "wrong_to_right": [float(two and not one) for one, two in pairs],
         "right_to_wrong": [float(one and not two) for one, two in pairs],
+        "corrected": [float(two) for one, two in pairs if not one],
     }
 
 
@@ -233,14 +235,14 @@ def evaluate(trainer: Score, held_out: list[dict]) -> dict[str, float]:
         found = transitions(one, two)
         found["same"] = [content(y1) == content(y2) for y1, y2 in zip(texts, again)]
         end = "_greedy" if greedy else ""
-        result |= {f"co/{name}{end}": mean(values) for name, values in found.items()}
+        result |= {f"co/{name}{end}": mean(values) for name, values in found.items() if values}
     return result
 
 
 # ------------------------------------------------------------------ main
 CURVES = {  # panels of report.html; step lines show the first metric of each
     "accuracy": ["second/accuracy", "first/accuracy"],
-    "between the turns": ["co/delta", "co/wrong_to_right", "co/right_to_wrong"],
+    "between the turns": ["co/delta", "co/wrong_to_right", "co/right_to_wrong", "co/corrected"],
     "collapse": ["co/same"],
     "how far the first turn is from the base": ["first/kl"],
 }

@@ -86,8 +86,10 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
 @given(tries)
 def test_what_happens_between_the_turns_equals_counting(pairs):
     first, second = zip(*pairs)
-    found = {name: sum(v) / len(v) for name, v in transitions(first, second).items()}
-    n = len(pairs)
+    found = {name: sum(v) / len(v) for name, v in transitions(first, second).items() if v}
+    n, wrong = len(pairs), first.count(False)
+    assert found.get("corrected", 0) * wrong == pytest.approx(pairs.count((False, True)))
+    assert ("corrected" in found) == (wrong > 0)
     assert found["wrong_to_right"] == pairs.count((False, True)) / n
     assert found["right_to_wrong"] == pairs.count((True, False)) / n
     assert found["delta"] == pytest.approx((sum(second) - sum(first)) / n)
@@ -156,6 +158,7 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     assert not trainer.moments  # AdamW starts anew
     wanted = {"first/accuracy": 0.5, "second/accuracy": 0.5, "co/delta": 0}
     wanted |= {"co/wrong_to_right": 0.25, "co/right_to_wrong": 0.25, "co/same": 0.5}
+    wanted |= {"co/corrected": 0.5}
     assert trainer.logged == wanted
     assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
@@ -228,9 +231,10 @@ def test_evaluate():
     found = score.evaluate(answering(say, eval_samples=3), rows)
     sampled = {"first/accuracy": 0.5, "second/accuracy": 0.5, "co/delta": 0.0}
     sampled |= {"co/wrong_to_right": 0.25, "co/right_to_wrong": 0.25, "co/same": 0.5}
+    sampled |= {"co/corrected": 0.5}
     greedy = {"first/greedy": 0.5, "second/greedy": 0.75, "co/delta_greedy": 0.25}
     greedy |= {"co/wrong_to_right_greedy": 0.5, "co/right_to_wrong_greedy": 0.25}
-    assert found == sampled | greedy | {"co/same_greedy": 0.25}
+    assert found == sampled | greedy | {"co/corrected_greedy": 1.0, "co/same_greedy": 0.25}
 
 
 # ------------------------------------------------------------------ runs
