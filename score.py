@@ -1,0 +1,262 @@
+r"""SCoRe (Kumar et al. 2024, arXiv:2409.12917): a model learns to correct itself, by RL in two
+turns.
+
+    python score.py                                       the embedded model on a CPU, 3 minutes
+    python score.py --stage1-steps 0 --alpha 0            ablation: plain RL in two turns
+    python score.py --turns 1                             control: RL in one turn, no second try
+    python score.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+
+The loop is `Score.step`. One model plays both turns, and nobody tells it whether it was right
+    FIRST     K solutions y1 of each question
+    SECOND    after each y1 the same instruction, "there may be an error": one y2
+    UPDATE    one, of both turns together; each turn is rewarded for its own answer only (gamma = 0)
+
+              stage I                       stage II
+    FIRST     no reward, held at the base   r1
+              by a KL weight beta1 + beta2
+    SECOND    r2                            r2' = r2 + alpha (r2 - r1)
+
+                    right -> right    wrong -> right    right -> wrong    wrong -> wrong
+              r2'         1              1 + alpha          -alpha              0
+
+Plain RL in two turns has two optima: to improve between the turns, or to answer as well as one can
+at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn;
+in stage II the bonus makes what changes between the turns count alpha times more than the answer.
+
+What we changed and it matters (the full list is in docs/score.md)
+    1. The second turn is a prompt of its own that quotes question and y1, not a second message
+       of one conversation, which the embedded model has never seen.
+    2. A = r - mean over the K second tries of a question, and over its K first ones. We do not
+       divide by the deviation: that would divide alpha out again.
+    3. AdamW starts anew with stage II, whose rewards are up to 11 times as large.
+    4. All first tries are the model's own; the paper mixes in some of the base's.
+
+Shapes: P questions, K tries of each, B = P * K; b rows of a micro-batch, T tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.advantage import group_advantage
+from common.args import Count, CountOrZero, GroupSize, RunArgs, Several, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.math import load_questions
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: Count = 40
+    """optimiser steps of both stages together (paper: 3000 on MATH)"""
+    stage1_steps: CountOrZero = 16
+    """those of stage I; ablation: 0 (the paper does not say how it divides them)"""
+    turns: Literal[1, 2] = 2
+    """turns that are trained; control: 1, plain RL of the first try, without stage I"""
+    questions: Count = 8
+    """P, questions per step and process (paper: 512 a step on MATH)"""
+    group_size: GroupSize = 8
+    """K, first tries of a question, with one second try each (the paper does not say)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the adapter, constant (paper: 5e-6, all weights)"""
+    alpha: Weight = 10.0
+    """weight of the bonus r2 - r1 in stage II (paper: 10); ablation: 0"""
+    kl: Weight = 0.01
+    """beta1, weight of the k3 penalty towards the base in both turns (paper: 0.01)"""
+    first_kl: Weight = 0.1
+    """beta2, what is added to it in the first turn in stage I (paper: 0.1 MATH, 0.25 MBPP)"""
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    """length limit of a first try"""
+    second_tokens: Tokens = per_model(tiny=144, real=1536)
+    """length limit of a second try, with its thoughts"""
+    eval_samples: Several = 2
+    """first tries per held-out question, with one second try each"""
+
+
+# ------------------------------------------------------------------ prompts and parsing
+AGAIN = r"""You are given a problem and your own first solution of it. There may be an error in it.
+Think about it between <think> and </think>: check its steps by your own calculation. Then write the
+whole solution again, corrected if need be: every step in its own <step> </step> tags, and after
+the last one the answer in this form: <answer>\boxed{...}</answer>."""
+
+
+def again_prompt(question: str, first: str) -> list[dict]:
+    """The second turn: the same words whether the first try is right or not."""
+    return prompt(AGAIN, f"Problem: {question}\nSolution:\n{first}\nTry again.")
+
+
+def content(text: str) -> tuple | str:
+    r"""What a try says, without its thoughts and without `!`: its steps and answer, or its text if
+    it has neither.
+
+    >>> content("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7!</step> <answer>\\boxed{7}</answer>")
+    (['3+4=7'], '7')
+    """
+    text = text.rpartition("</think>")[2]
+    steps, answer = [step.strip().rstrip("!") for step in split_steps(text)], boxed(text)
+    return (steps, answer and answer.strip()) if steps or answer else text.strip()
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def shaped(r1: torch.Tensor, r2: torch.Tensor, alpha: float) -> torch.Tensor:
+    """The second turn's reward. (B,) each -> (B,)
+
+    Given y1, -alpha r1 is the same for every y2, and so, like any baseline, it has no share in the
+    expected gradient of the second turn, which becomes 1 + alpha times that of r2.
+    """
+    # r2' = r2 + b,   b = alpha (r2 - r1)
+    return r2 + alpha * (r2 - r1)
+
+
+def transitions(first: list[bool], second: list[bool]) -> dict[str, list[float]]:
+    """Of pairs of tries, which are right or not, what happens between the turns, as shares of all
+    pairs: delta = wrong_to_right - right_to_wrong. All three shrink where fewer first tries are
+    wrong; corrected is a share of the wrong ones.
+    """
+    pairs = list(zip(first, second, strict=True))
+    return {
+        "delta": [float(two) - float(one) for one, two in pairs],
+        "wrong_to_right": [float(two and not one) for one, two in pairs],
+        "right_to_wrong": [float(one and not two) for one, two in pairs],
+        "corrected": [float(two) for one, two in pairs if not one],
+    }
+
+
+# ------------------------------------------------------------------ the trainer
+class Score(CoTrainer):
+    """`step` is the loop, `loss` has a KL weight for each row."""
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.kl = max(self.cfg.kl, self.cfg.first_kl)  # above 0: rollouts keep the base's log-probs
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        first, second = args.solution_tokens, args.second_tokens
+        return {
+            "first": Player([], args.lr, first, args.group_size, adapter="agent"),
+            # every second try has a prompt of its own
+            "second": Player([], args.lr, second, group_size=1, reads=first, adapter="agent"),
+        }
+
+    def step(self, rows):
+        """rows: B, every question K times in a row."""
+        cfg, done = self.cfg, self.state.global_step
+        stage1 = cfg.turns == 2 and done < cfg.stage1_steps
+        if cfg.turns == 2 and done == cfg.stage1_steps:
+            self.own_optimizer().state.clear()  # AdamW's moments are those of smaller rewards
+        first = self.rollout("first", rows)  # B tries y1
+        r1 = self.right(first, rows)  # (B,)
+        self.give(first, r1)
+        if stage1:
+            first["advantages"] = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
+        first["kl_weight"] = torch.full_like(r1, cfg.kl + (cfg.first_kl if stage1 else 0.0))  # (B,)
+        if cfg.turns == 1:
+            self.log_mean("first/accuracy", r1)
+            return [first]
+        asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, first["texts"])]
+        second = self.rollout("second", [{"prompt": x2} for x2 in asked])  # B tries y2
+        r2 = self.right(second, rows)  # (B,)
+        self.give(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
+        second["kl_weight"] = torch.full_like(r2, cfg.kl)  # (B,)
+        self.report_step(first, second, r1, r2)
+        return [self.concat([first, second])]
+
+    def right(self, batch: dict, rows: list[dict]) -> torch.Tensor:
+        """(B,) of 0 and 1: the checker's reward of each try."""
+        hits = [is_correct(text, row["answer"]) for text, row in zip(batch["texts"], rows)]
+        return torch.tensor(hits).to(batch["rewards"])
+
+    def give(self, batch: dict, rewards: torch.Tensor):
+        """Rewards of one turn, and its advantages: the K tries of a question are a group, also in
+        the second turn, where they follow different first tries.
+        """
+        K = self.cfg.group_size
+        self.set_rewards(batch, rewards, groups=[i // K for i in range(len(rewards))])
+        # A = r - mean; not / std, by which 11 or -10 would be no more than 1 or 0 is
+        batch["advantages"] = group_advantage(rewards, K, scale=False)  # (B,)
+
+    def loss(self, batch):
+        """CoTrainer's, but that the KL weight beta is one of the row:
+
+        sum over all tokens t of a step (-A ratio_t + beta k3_t) / their number
+        """
+        logp, entropy = self.score(batch)  # (b, T)
+        mask, A = batch["completion_mask"], batch["advantages"]  # (b, T), (b,) or (b, T)
+        A = A[:, None] if A.dim() == 1 else A
+        ratio = (logp - logp.detach()).exp()  # (b, T)
+        loss = -A * ratio  # (b, T)
+        if self.kl:
+            log_q = batch["base_logps"] - logp
+            k3 = log_q.exp() - log_q - 1
+            loss = loss + batch["kl_weight"][:, None] * k3
+            self.report_turns("kl", k3, batch)
+        self.report_turns("entropy", entropy, batch)
+        return (loss * mask).sum() / batch["num_items_in_batch"]
+
+    # --- what is logged and shown; nothing below affects training
+    def report_step(self, first: dict, second: dict, r1: torch.Tensor, r2: torch.Tensor):
+        one, two = r1.bool().tolist(), r2.bool().tolist()
+        self.log_mean("first/accuracy", one)
+        self.log_mean("second/accuracy", two)
+        for name, values in transitions(one, two).items():
+            self.log_mean(f"co/{name}", values)
+        same = [content(y1) == content(y2) for y1, y2 in zip(first["texts"], second["texts"])]
+        self.log_mean("co/same", same)
+        for note, right1, right2 in zip(second["notes"], r1.tolist(), r2.tolist()):
+            note["rewards"] |= {"r1": right1, "r2": right2}
+
+    def report_turns(self, name: str, values: torch.Tensor, batch: dict):
+        """The mean over the tokens of each turn. (b, T)"""
+        mask = batch["completion_mask"].bool()
+        turn = batch.get("rollout", torch.zeros_like(mask[:, 0], dtype=torch.long))  # (b,) 0 or 1
+        for i, player in enumerate(self.players):
+            self.log_mean(f"{player}/{name}", values[mask & (turn == i)[:, None]])
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: Score, held_out: list[dict]) -> dict[str, float]:
+    """Both turns on held-out questions, sampled and greedily."""
+    result = {}
+    for greedy in (False, True):
+        n = 1 if greedy else trainer.cfg.eval_samples
+        texts, one = solve(trainer, "first", held_out, n, greedy)
+        rows = [row for row in held_out for _ in range(n)]
+        asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, texts)]
+        again = trainer.generate_all("second", asked, greedy)
+        two = [is_correct(y2, row["answer"]) for y2, row in zip(again, rows)]
+        kind = "greedy" if greedy else "accuracy"
+        result |= {f"first/{kind}": mean(one), f"second/{kind}": mean(two)}
+        found = transitions(one, two)
+        found["same"] = [content(y1) == content(y2) for y1, y2 in zip(texts, again)]
+        end = "_greedy" if greedy else ""
+        result |= {f"co/{name}{end}": mean(values) for name, values in found.items() if values}
+    return result
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "accuracy": ["second/accuracy", "first/accuracy"],
+    "between the turns": ["co/delta", "co/wrong_to_right", "co/right_to_wrong", "co/corrected"],
+    "collapse": ["co/same"],
+    "how far the first turn is from the base": ["first/kl"],
+}
+
+
+def load(args: Args):
+    wanted = args.steps * args.questions * 4  # enough for four processes
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(Score, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
