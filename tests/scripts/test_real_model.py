@@ -52,6 +52,7 @@ RUNS = {
     "self_taught.py": "--steps 2 --iterations 1 --pool 4 --samples 2",
     "coverrl.py": "--steps 2 --group-size 2 --samples 4 --checks 2",
     "raro.py": "--steps 2 --group-size 2 --pairs 2",
+    "maporl.py": "--steps 2 --group-size 2 --debate-tokens 96",
 }
 LIMITS = {  # tokens
     "cure.py": "--program-tokens 256 --test-tokens 96",
@@ -227,6 +228,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "self_taught.py": {"eval/judge/unreadable": 0},
     "coverrl.py": {"solver/accuracy": 0.5},
     "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
+    "maporl.py": {"co/first": 0.5, "co/last": 0.5},
 }
 
 
