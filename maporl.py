@@ -228,8 +228,7 @@ class Maporl(CoTrainer):
         for t, turn in enumerate(said):
             for agent, batch in enumerate(turn.batches):
                 self.set_rewards(batch, R[t, agent], groups)
-        for name, values in debate_metrics([t.texts for t in said], right).items():
-            self.log_mean(f"co/{name}", values)
+        self.report_debates(said, right)
         both = zip(*[turn.batches for turn in said])  # of each agent, all turns
         trained = [self.concat(batches) if cfg.turns > 1 else batches[0] for batches in both]
         return trained + ([self.train_verifier(rows, said)] if cfg.verifier == "co" else [])
@@ -284,8 +283,13 @@ class Maporl(CoTrainer):
             judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size
         return self.rollout("verifier", judged)
 
+    # --- what is logged and shown; nothing below affects training
+    def report_debates(self, said: list[Said], right: torch.Tensor):
+        for name, values in debate_metrics([turn.texts for turn in said], right).items():
+            self.log_mean(f"co/{name}", values)
 
-# ------------------------------------------------------------------ what is logged
+
+# ------------------------------------------------------------------ evaluation
 def debate_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
     """Of debates, with an entry per solution: (T, 2, B) texts and 0 or 1.
 
@@ -315,7 +319,6 @@ def plain_steps(text: str) -> list[str]:
     return [step.strip().rstrip("!") for step in split_steps(shown(text))]
 
 
-# ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Maporl, held_out: list[dict]) -> dict[str, float]:
     """Debates on held-out questions, with the placebo if the run has it."""
     rows = [row for row in held_out for _ in range(trainer.cfg.eval_samples)]
