@@ -27,7 +27,8 @@ VARIANTS = {
 }
 SHARED = (
     "--questions 4 --group-size 8 --micro-batch 8 --lr 2e-4 --kl 0.001 --solution-tokens 64"
-    " --judgement-tokens 96 --eval-questions 32 --eval-samples 2 --eval-every 0 --save-every 2 --show-every 0"
+    " --judgement-tokens 96 --eval-questions 32 --eval-samples 2 --eval-every 0 --save-every 2"
+    " --show-every 0"
 )
 KEPT = re.compile(
     r"step|co/sampled_tokens|(generator|verifier)/(accuracy|balanced_accuracy|tpr|tnr|parsed|"

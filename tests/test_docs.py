@@ -49,7 +49,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro", "score"]
+NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro", "score", "maporl"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -70,6 +70,7 @@ SHORT = {
     "coverrl": "--steps 1 --questions 4 --group-size 4 --samples 6 --micro-batch 16",
     "raro": "--steps 1 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
     "score": "--steps 1 --stage1-steps 0 --questions 4 --group-size 4 --micro-batch 16",
+    "maporl": "--steps 1 --questions 2 --group-size 4 --micro-batch 8",
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
     "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
@@ -431,6 +432,11 @@ def score_forgive(done):
     """To spoil a right answer costs no more than that answer."""
     r1, r2 = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
     assert done.calls and done.module.shaped(r1, r2, 10.0).tolist() == [1.0, 11.0, 0.0, 0.0]
+@edit(SHORT["maporl"], recorded="scores")
+def maporl_individual(done):
+    """What the other comes to later has no part in one's own score."""
+    V = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
+    assert done.calls and done.module.scores(V, 0.5)[0, 1].item() == 0
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")

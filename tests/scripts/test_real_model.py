@@ -53,6 +53,7 @@ RUNS = {
     "coverrl.py": "--steps 2 --group-size 2 --samples 4 --checks 2",
     "raro.py": "--steps 2 --group-size 2 --pairs 2",
     "score.py": "--steps 2 --stage1-steps 1 --group-size 2 --second-tokens 96",
+    "maporl.py": "--steps 2 --group-size 2 --debate-tokens 96",
 }
 LIMITS = {  # tokens
     "cure.py": "--program-tokens 256 --test-tokens 96",
@@ -229,6 +230,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "coverrl.py": {"solver/accuracy": 0.5},
     "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
     "score.py": {"first/accuracy": 0.5, "second/accuracy": 0.5},
+    "maporl.py": {"co/first": 0.5, "co/last": 0.5},
 }
 
 

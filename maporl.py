@@ -1,0 +1,357 @@
+r"""MAPoRL (Park et al. 2025, arXiv:2502.18439): two solvers learn to debate, each from what the
+debate comes to.
+
+    python maporl.py                                      the embedded model on a CPU, 3 minutes
+    python maporl.py --placebo                            control: the other's text is about another
+                                                          question
+    python maporl.py --turns 1                            control: no debate, plain RL of both
+    python maporl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+
+The loop is `Maporl.step`. Two agents, a LoRA adapter each, T turns
+    TURN 1       each agent solves the question
+    TURN 2 .. T  each sees its own last solution and the other's, and writes its own anew
+    VERIFIER     says of every solution whether it holds: the gold answer, or a model that reads it
+    UPDATE       both agents; with --verifier co the verifier, too
+
+A solution of turn t is rewarded for itself and for all that comes after it, whoever wrote that
+    score = sum over t' >= t of gamma^(t' - t) V(t') / sum of gamma^(t' - t)
+            V(t): of the solution itself, V(t'): the mean over both agents
+    bonus   who changes its mind, c: the other was right before, w: wrong
+                 right -> wrong   -alpha0 (w, misled)      -alpha1 (c)
+                 wrong -> right   +alpha0 (c, persuaded)   +alpha1 (w)
+            whose text made the other change its mind, c: I was right, w: I was wrong
+                 right -> wrong   -alpha3 (w)              -alpha2 (c)
+                 wrong -> right   +alpha3 (c)              +alpha2 (w)
+
+So an agent is rewarded for what the other makes of its text, and not only for being right. Whether
+the debate is worth more than a second try, only --placebo can tell.
+
+What we changed and it matters (the full list is in docs/maporl.md)
+    1. The signs of the influence terms are as the paper means them; in the released code they are
+       the other way round, which rewards misleading (--influence-sign released).
+    2. Group advantages of GRPO, without value heads: K debates of a question, and of them the same
+       agent's solutions of the same turn, are compared with each other.
+    3. The agents do not see the verifier's scores.
+    4. A solution without an answer has V = 0; in the released code -10, which the other one is
+       charged for, too.
+
+Shapes: P questions, K debates each, B = P * K; T turns.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from common.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
+
+import torch
+import tyro
+
+AGENTS = ("alice", "bob")
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+    steps: Count = 32
+    """optimiser steps"""
+    questions: Count = 4
+    """P, questions per step and process"""
+    group_size: GroupSize = 8
+    """K, debates of a question"""
+    turns: Literal[1, 2, 3] = 2
+    """T (released code: 3, and 2)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the adapters, constant (released code: 1e-5, Adafactor)"""
+    kl: Weight = 0.002
+    """weight of the k3 penalty towards the base (released code: 0.002)"""
+    gamma: Share = 0.3
+    """discount of later turns (released code: 0.3)"""
+    alpha0: Weight = 0.5
+    """bonus for changing one's mind with the other (the paper tries 0, 0.5, 1 and 2 of all four)"""
+    alpha1: Weight = 0.5
+    """bonus for changing one's mind against the other"""
+    alpha2: Weight = 0.5
+    """bonus for an influence that one's own answer does not explain"""
+    alpha3: Weight = 0.5
+    """bonus for an influence that one's own answer explains"""
+    influence_sign: Literal["intended", "released"] = "intended"
+    """released: an agent is rewarded where the other one goes wrong after it"""
+    verifier: Literal["answer", "frozen", "co"] = "answer"
+    """who says V: the gold answer; a model that is not trained, or one that learns from it"""
+    pool: Literal["question", "role"] = "question"
+    """what a reward is compared with: the same agent's and turn's of its question; or of all
+    questions (MARS, arXiv:2510.04935)"""
+    placebo: bool = False
+    """control: what an agent sees of the other is about another question"""
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    """length limit of a solution of turn 1"""
+    debate_tokens: Tokens = per_model(tiny=144, real=1536)
+    """length limit of a solution of a later turn, with its thoughts"""
+    judgement_tokens: Tokens = per_model(tiny=160, real=1024)
+    """length limit of the verifier's"""
+    eval_samples: Count = 2
+    """debates per held-out question"""
+
+    def check(self):
+        if self.placebo and self.questions < 2:
+            raise UserError("--placebo needs another question: --questions must be at least 2.")
+
+
+# ------------------------------------------------------------------ prompts and parsing
+DEBATE = r"""You are given a problem, your own solution of it, and another solver's. Either may be
+wrong. Think about where they differ between <think> and </think>, by your own calculation. Then
+write your solution: every step in its own <step> </step> tags, and after the last one the answer
+in this form: <answer>\boxed{...}</answer>."""
+VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
+other, by your own calculation, each in its own <step> </step> tags, between <step_verification> and
+</step_verification>. End with the verdict on the whole:
+<final_verification>\boxed{CORRECT}</final_verification>, or \boxed{INCORRECT}"""
+
+
+def debate_prompt(question: str, own: str, other: str) -> list[dict]:
+    both = f"Solution 1:\n{own}\nSolution 2:\n{other}"
+    return prompt(DEBATE, f"Problem: {question}\n{both}\nWrite your own.")
+
+
+def verify_prompt(question: str, solution: str) -> list[dict]:
+    count = len(split_steps(solution))
+    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
+
+
+def shown(text: str) -> str:
+    r"""A solution as others see it, without its thoughts.
+
+    >>> shown("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7</step>")
+    '<step>3+4=7</step>'
+    """
+    return text.rpartition("</think>")[2].strip()
+
+
+def accepts(judgement: str) -> bool:
+    """Whether the final verdict is CORRECT; one that cannot be read is not."""
+    _, opened, rest = judgement.rpartition("<final_verification>")
+    inside, closed, _ = rest.partition("</final_verification>")
+    verdict = read_verdict(inside, ("CORRECT", "INCORRECT")) if opened and closed else None
+    return verdict == "CORRECT"
+
+
+# ------------------------------------------------------------------ rewards
+def scores(V: torch.Tensor, gamma: float) -> torch.Tensor:
+    """The discounted mean of a solution's own value and of what both agents come to later.
+    (T, 2, B) -> (T, 2, B)
+    """
+    T = len(V)
+    later = V.mean(1, keepdim=True)  # (T, 1, B): of both agents
+    result = torch.zeros_like(V)
+    for t in range(T):
+        weights = [gamma**k for k in range(T - t)]
+        # score(t, a) = [V(t, a) + sum_t' gamma^(t' - t) mean_j V(t', j)] / sum_t' gamma^(t' - t)
+        total = V[t] + sum(w * later[t + k] for k, w in enumerate(weights) if k)
+        result[t] = total / sum(weights)
+    return result
+
+
+def bonuses(right: torch.Tensor, alphas: list[float], influence_sign: int = 1) -> torch.Tensor:
+    """For changes of mind, one's own and the other's: (T, 2, B) of 0 and 1 -> (T, 2, B).
+
+    influence_sign: 1 as the paper means it, -1 as the released code has it.
+    """
+    alpha0, alpha1, alpha2, alpha3 = alphas
+    T, result = len(right), torch.zeros_like(right)
+    for t in range(T):
+        for agent in range(2):
+            mine, others = right[:, agent], right[:, 1 - agent]  # (T, B)
+            if t > 0:  # my own change: +1 to right, -1 to wrong
+                change = mine[t] - mine[t - 1]
+                # with the other: persuaded by one who was right, misled by one who was wrong
+                followed = others[t - 1] == mine[t]
+                result[t, agent] += change * torch.where(followed, alpha0, alpha1)
+            if t < T - 1:  # the other's change after my text
+                change = others[t + 1] - others[t]
+                # my answer explains it: right before it became right, wrong before wrong
+                explained = mine[t] == others[t + 1]
+                result[t, agent] += influence_sign * change * torch.where(explained, alpha3, alpha2)
+    return result
+
+
+def verdict_reward(completions, right, **_) -> list[float]:
+    """The verifier's: 1 if it accepts a right solution or rejects a wrong one. Called by TRL."""
+    return [float(accepts(c[0]["content"]) == r) for c, r in zip(completions, right)]
+
+
+# ------------------------------------------------------------------ the trainer
+class Said(NamedTuple):
+    """What was written in one turn, by both agents. Every entry is one of a debate's, in order."""
+
+    batches: list[dict]  # of each agent
+    texts: list[list[str]]  # (2, B)
+    right: list[list[bool]]  # (2, B)
+
+
+class Maporl(CoTrainer):
+    """`step` is the loop."""
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        first, again, K = args.solution_tokens, args.debate_tokens, args.group_size
+        players = {name: Player([], args.lr, first, K) for name in AGENTS}
+        if args.turns > 1:  # every text of a later turn has a prompt of its own
+            for name in AGENTS:
+                more = {"group_size": 1, "reads": 2 * first, "adapter": name}
+                players[f"{name}_again"] = Player([], args.lr, again, **more)
+        if args.verifier != "answer":
+            lr = args.lr if args.verifier == "co" else 0.0
+            judgement = args.judgement_tokens
+            players["verifier"] = Player([verdict_reward], lr, judgement, K, reads=first)
+        return players
+
+    def step(self, rows):
+        """rows: B, every question K times in a row; a row is a debate."""
+        cfg, K = self.cfg, self.cfg.group_size
+        said = [self.first_turn(rows)]
+        for _ in range(cfg.turns - 1):
+            said.append(self.next_turn(rows, said[-1].texts))
+        right = torch.tensor([turn.right for turn in said]).float()  # (T, 2, B)
+        V = right if cfg.verifier == "answer" else self.verify(rows, said)  # (T, 2, B)
+        alphas = [cfg.alpha0, cfg.alpha1, cfg.alpha2, cfg.alpha3]
+        sign = 1 if cfg.influence_sign == "intended" else -1
+        R = scores(V, cfg.gamma) + bonuses(right, alphas, sign)  # (T, 2, B)
+        groups = [i // K if cfg.pool == "question" else 0 for i in range(len(rows))]
+        for t, turn in enumerate(said):
+            for agent, batch in enumerate(turn.batches):
+                self.set_rewards(batch, R[t, agent], groups)
+        self.report_debates(said, right)
+        both = zip(*[turn.batches for turn in said])  # of each agent, all turns
+        trained = [self.concat(batches) if cfg.turns > 1 else batches[0] for batches in both]
+        return trained + ([self.train_verifier(rows, said)] if cfg.verifier == "co" else [])
+
+    def first_turn(self, rows: list[dict]) -> Said:
+        return self.said([self.rollout(name, rows) for name in AGENTS], rows)
+
+    def next_turn(self, rows: list[dict], texts: list[list[str]]) -> Said:
+        """texts: (2, B) of the turn before."""
+        batches = []
+        for agent, name in enumerate(AGENTS):
+            asked = self.asked_of(rows, texts, agent)
+            batches.append(self.rollout(f"{name}_again", [{"prompt": x} for x in asked]))
+        return self.said(batches, rows)
+
+    def asked_of(self, rows: list[dict], texts: list[list[str]], agent: int) -> list[list[dict]]:
+        """What an agent is asked in the next turn. For the placebo, the other's text is that about
+        the next question.
+        """
+        own, other = texts[agent], texts[1 - agent]
+        if self.cfg.placebo:
+            places = [i for i, r in enumerate(rows) if r["question"] != rows[0]["question"]]
+            other = other[places[0] :] + other[: places[0]]
+        return [
+            debate_prompt(row["question"], shown(mine), shown(theirs))
+            for row, mine, theirs in zip(rows, own, other)
+        ]
+
+    @staticmethod
+    def said(batches: list[dict], rows: list[dict]) -> Said:
+        texts = [batch["texts"] for batch in batches]
+        right = [[is_correct(x, row["answer"]) for x, row in zip(own, rows)] for own in texts]
+        return Said(batches, texts, right)
+
+    def verify(self, rows: list[dict], said: list[Said]) -> torch.Tensor:
+        """V (T, 2, B) of 0 and 1: which solutions the verifier accepts."""
+        texts = [text for turn in said for own in turn.texts for text in own]
+        right = [hit for turn in said for own in turn.right for hit in own]
+        questions = [row["question"] for row in rows] * (2 * len(said))
+        prompts = [verify_prompt(q, shown(text)) for q, text in zip(questions, texts)]
+        V = [accepts(judgement) for judgement in self.generate("verifier", prompts)]
+        self.log_mean("verifier/accuracy", [v == hit for v, hit in zip(V, right)])
+        self.log_mean("verifier/wrong_accepted", [v for v, hit in zip(V, right) if not hit])
+        return torch.tensor(V).float().reshape(len(said), 2, len(rows))
+
+    def train_verifier(self, rows: list[dict], said: list[Said]) -> dict:
+        """K judgements of one solution of each question, of any agent and turn."""
+        rng, judged = random.Random(f"{self.cfg.seed} {self.state.global_step}"), []
+        for i in range(0, len(rows), self.cfg.group_size):
+            turn, agent = rng.choice(said), rng.randrange(2)
+            asked = verify_prompt(rows[i]["question"], shown(turn.texts[agent][i]))
+            judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size
+        return self.rollout("verifier", judged)
+
+    # --- what is logged and shown; nothing below affects training
+    def report_debates(self, said: list[Said], right: torch.Tensor):
+        for name, values in debate_metrics([turn.texts for turn in said], right).items():
+            self.log_mean(f"co/{name}", values)
+
+
+# ------------------------------------------------------------------ evaluation
+def debate_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
+    """Of debates, with an entry per solution: (T, 2, B) texts and 0 or 1.
+
+    first and last are the accuracies of these turns, gain their difference. A copy has the steps
+    that the other had in the turn before, and not one's own.
+    """
+    T, of = len(texts), {"first": right[0], "last": right[-1], "gain": right[-1] - right[0]}
+    found = {name: values.flatten().tolist() for name, values in of.items()}
+    if T == 1:
+        return found
+    change = (right[1:] - right[:-1]).flatten()
+    found["wrong_to_right"] = (change == 1).float().tolist()
+    found["right_to_wrong"] = (change == -1).float().tolist()
+    steps = [[[*map(plain_steps, own)] for own in turn] for turn in texts]
+    found["copies"] = [
+        float(steps[t][a][i] == steps[t - 1][1 - a][i] != steps[t - 1][a][i])
+        for t in range(1, T)
+        for a in range(2)
+        for i in range(len(texts[0][0]))
+    ]
+    found["agreement"] = [float(boxed(x) == boxed(y)) for x, y in zip(*texts[-1])]
+    return found
+
+
+def plain_steps(text: str) -> list[str]:
+    """The steps of a solution, without `!`."""
+    return [step.strip().rstrip("!") for step in split_steps(shown(text))]
+
+
+def evaluate(trainer: Maporl, held_out: list[dict]) -> dict[str, float]:
+    """Debates on held-out questions, with the placebo if the run has it."""
+    rows = [row for row in held_out for _ in range(trainer.cfg.eval_samples)]
+    prompts = [solve_prompt(row["question"]) for row in rows]
+    texts = [[trainer.generate_all(name, prompts) for name in AGENTS]]
+    for _ in range(trainer.cfg.turns - 1):
+        asked = [trainer.asked_of(rows, texts[-1], agent) for agent in range(2)]
+        again = [trainer.generate_all(f"{name}_again", x) for name, x in zip(AGENTS, asked)]
+        texts.append(again)
+    right = [[[is_correct(x, r["answer"]) for x, r in zip(o, rows)] for o in t] for t in texts]
+    found = debate_metrics(texts, torch.tensor(right).float())
+    result = {f"co/{name}": mean(values) for name, values in found.items()}
+    return result | {"co/one_is_right": mean([any(pair) for pair in zip(*right[0])])}
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "accuracy": ["co/last", "co/first"],
+    "what the debate adds": ["co/gain"],
+    "changes of mind": ["co/wrong_to_right", "co/right_to_wrong"],
+    "like the other": ["co/copies", "co/agreement"],
+}
+
+
+def load(args: Args):
+    wanted = args.steps * args.questions * 4  # enough for four processes
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
+def main(args: Args):
+    launch(Maporl, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

@@ -1,0 +1,244 @@
+"""maporl.py: scores and bonuses against the rules as loops over cases; what an agent
+sees; one step by hand."""
+
+import itertools
+from types import SimpleNamespace
+
+import maporl
+from common.cotrainer import Player
+from common.errors import UserError
+from maporl import accepts, bonuses, debate_metrics, debate_prompt, scores, shown, verdict_reward
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+GAMMA = 0.3
+
+
+def solution(answer, thoughts="") -> str:
+    return rf"{thoughts}<step>3+4={answer}</step>" + "\n" + rf"<answer>\boxed{{{answer}}}</answer>"
+
+
+# ------------------------------------------------------------------ score
+def by_loops(V: list, t: int, a: int, b: int) -> float:
+    above, below = V[t][a][b], 1.0
+    for later in range(t + 1, len(V)):
+        discount = 1.0
+        for _ in range(later - t):
+            discount *= GAMMA
+        above += discount * (V[later][0][b] + V[later][1][b]) / 2
+        below += discount
+    return above / below
+
+
+@pytest.mark.parametrize("T", [1, 2, 3])
+def test_scores(T):
+    V = torch.rand(T, 2, 5, generator=torch.Generator().manual_seed(T), dtype=torch.float64)
+    got, listed = scores(V, GAMMA), V.tolist()
+    for t, a, b in itertools.product(range(T), range(2), range(5)):
+        assert got[t, a, b].item() == pytest.approx(by_loops(listed, t, a, b), abs=1e-12)
+
+
+def test_a_score_by_hand():
+    """Wrong first, then both right: (0 + .3) / 1.3. Alone in the last turn: only oneself counts."""
+    V = torch.tensor([[[0.0], [1.0]], [[1.0], [0.0]]])
+    assert scores(V, 0.3).flatten().tolist() == pytest.approx([0.15 / 1.3, 1.15 / 1.3, 1, 0])
+
+
+# ------------------------------------------------------------------ bonus
+ALPHAS = [0.1, 0.2, 0.4, 0.8]
+OWN = {  # (I was, I am, the other was) -> my bonus
+    (1, 0, 0): -0.1,
+    (1, 0, 1): -0.2,
+    (0, 1, 1): 0.1,
+    (0, 1, 0): 0.2,
+}
+INFLUENCE = {  # (I was, the other was, the other is) -> my bonus
+    (0, 1, 0): -0.8,
+    (1, 1, 0): -0.4,
+    (1, 0, 1): 0.8,
+    (0, 0, 1): 0.4,
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("T", [1, 2, 3])
+def test_bonuses_in_every_case(T, sign):
+    for right in itertools.product((0.0, 1.0), repeat=2 * T):
+        got = bonuses(torch.tensor(right).reshape(T, 2, 1), ALPHAS, sign)
+        at = lambda t, a: int(right[2 * t + a])  # noqa: B023, E731
+        for t, me in itertools.product(range(T), range(2)):
+            other, expected = 1 - me, 0.0
+            if t > 0:
+                expected += OWN.get((at(t - 1, me), at(t, me), at(t - 1, other)), 0)
+            if t < T - 1:
+                seen = (at(t, me), at(t, other), at(t + 1, other))
+                expected += sign * INFLUENCE.get(seen, 0)
+            assert got[t, me, 0].item() == pytest.approx(expected, abs=1e-6), (right, t, me)
+
+
+def test_the_released_sign_rewards_misleading():
+    """I am wrong, the other was right and follows me."""
+    right = torch.tensor([[[0.0], [1.0]], [[0.0], [0.0]]])
+    intended, released = (bonuses(right, [0.5] * 4, sign)[0, 0].item() for sign in (1, -1))
+    assert (intended, released) == (-0.5, 0.5)
+
+
+# ------------------------------------------------------------------ parsing
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (r"<final_verification>\boxed{CORRECT}</final_verification>", True),
+        (r"<final_verification> **Correct.** </final_verification>", True),
+        (r"<final_verification>\boxed{INCORRECT}</final_verification>", False),
+        (r"\boxed{CORRECT}", False),  # of a step, perhaps
+        (r"<final_verification>\boxed{CORRECT}", False),  # cut
+        (r"<final_verification></final_verification>\boxed{CORRECT}", False),
+        (r"<final_verification>CORRECT or not</final_verification>", False),
+        ("", False),
+    ],
+)
+def test_accepts(text, said):
+    assert accepts(text) is said
+    as_trl = [[{"role": "assistant", "content": text}]] * 2
+    assert verdict_reward(as_trl, right=[True, False]) == [float(said), float(not said)]
+
+
+def test_of_two_verdicts_the_last_counts():
+    both = r"<final_verification>\boxed{CORRECT}</final_verification>"
+    both += r"<final_verification>\boxed{INCORRECT}</final_verification>"
+    assert not accepts(both)
+
+
+@given(st.text(alphabet="<>/think step\n!", max_size=60), st.text(max_size=40))
+def test_thoughts_are_not_shown(thoughts, text):
+    text = text.replace("</think>", "")
+    assert shown(f"{thoughts}</think>{text}") == text.strip() == shown(text)
+
+
+def test_the_embedded_model_has_been_taught_this_prompt():
+    user = debate_prompt("1+2", "mine", "theirs")[-1]["content"]
+    expected = "Problem: 1+2\nSolution 1:\nmine\nSolution 2:\ntheirs\nWrite your own."
+    assert user == expected
+
+
+# ------------------------------------------------------------------ what is logged
+def test_metrics_of_a_debate():
+    """Four debates of two turns: kept, copied, came to another result, went wrong."""
+    first = [[solution(7), solution(8), solution(8), solution(7)],
+             [solution(8), solution(7), solution(9), solution(7)]]  # fmt: skip
+    last = [[solution(7), solution("7!"), solution(7), solution(6)],
+            [solution(7, "<think></think>"), solution(7), solution(9), solution(7)]]  # fmt: skip
+    right = [[[x.count("=7") for x in own] for own in turn] for turn in (first, last)]
+    found = debate_metrics([first, last], torch.tensor(right).float())
+    assert found["first"] == [1, 0, 0, 1, 0, 1, 0, 1] and sum(found["last"]) == 6
+    assert sum(found["gain"]) == 2
+    assert found["wrong_to_right"] == [0, 1, 1, 0, 1, 0, 0, 0]
+    assert found["right_to_wrong"] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert found["copies"] == [0, 1, 0, 0, 1, 0, 0, 0]
+    assert found["agreement"] == [1, 0, 0, 0]  # `7!` is no other step, but another answer
+
+
+# ------------------------------------------------------------------ a step by hand
+class Given(maporl.Maporl):
+    """Without a model: what the players write is given."""
+
+    def __init__(self, written: dict[str, list[str]], **change):
+        self.cfg = maporl.Args(**{"group_size": 2, "questions": 2} | change)
+        self.state, self.written = SimpleNamespace(global_step=0), written
+        self.asked, self.logged, self.rewards = {}, {}, []
+
+    def generate(self, name, prompts, greedy=False):
+        self.asked.setdefault(name, []).extend(prompt[-1]["content"] for prompt in prompts)
+        return [self.written[name].pop(0) for _ in prompts]
+
+    def rollout(self, name, rows):
+        self.rows = rows
+        return {"player": name, "texts": self.generate(name, [row["prompt"] for row in rows])}
+
+    def set_rewards(self, batch, rewards, groups):
+        self.rewards.append((batch["player"], rewards.tolist(), groups))
+
+    def concat(self, batches):
+        return {"player": batches[0]["player"], "parts": [batch["player"] for batch in batches]}
+
+    def log_mean(self, name, values):
+        self.logged[name] = sum(values) / len(values) if len(values) else None
+
+
+def rows(*questions: str) -> list[dict]:
+    """Each twice; the gold answer is 7."""
+    of = lambda q: {"question": q, "answer": "7", "prompt": [{"content": q}]}  # noqa: E731
+    return [of(q) for q in questions for _ in range(2)]
+
+
+def written() -> dict[str, list[str]]:
+    """Alice is right in the first debate of either question, Bob never, until he follows her."""
+    first = [solution(n) for n in (7, 8, 7, 8)]
+    thoughts = "<think>\nhm\n</think>\n"
+    return {
+        "alice": first,
+        "bob": [solution(9)] * 4,
+        "alice_again": [solution(n, thoughts) for n in (7, 8, 7, 8)],
+        "bob_again": [solution(n, thoughts) for n in (7, 9, 9, 9)],
+    }
+
+
+def test_a_step():
+    trainer = Given(written())
+    trained = trainer.step(rows("1+6", "2+5"))
+    assert [batch["parts"] for batch in trained] == [["alice", "alice_again"], ["bob", "bob_again"]]
+    got = {player: values for player, values, _ in trainer.rewards}
+    # alice, turn 1: (1 + .3 * 1) / 1.3 and alpha3 for what Bob made of it; without: .3 * .5
+    assert got["alice"] == pytest.approx([1.5, 0, 1.15 / 1.3, 0])
+    assert got["bob"] == pytest.approx([0.3 / 1.3, 0, 0.15 / 1.3, 0])
+    assert got["alice_again"] == [1, 0, 1, 0] and got["bob_again"] == [1.5, 0, 0, 0]
+    assert all(groups == [0, 0, 1, 1] for _, _, groups in trainer.rewards)
+    assert trainer.logged["co/gain"] == 1 / 8 and trainer.logged["co/copies"] == 1 / 8
+    own, other = trainer.asked["bob_again"][0].split("Solution 2:\n")
+    assert "3+4=9" in own and "3+4=7" in other
+
+
+def test_the_placebo_shows_another_questions_text():
+    texts = [[f"alice {i}" for i in range(4)], [f"bob {i}" for i in range(4)]]
+    trainer = Given({}, placebo=True)
+    asked = [p[-1]["content"] for p in trainer.asked_of(rows("q1", "q2"), texts, agent=0)]
+    for i, text in enumerate(asked):
+        assert f"Problem: q{1 + i // 2}" in text and f"Solution 1:\nalice {i}" in text
+        assert f"Solution 2:\nbob {(i + 2) % 4}" in text
+    with pytest.raises(UserError, match="at least 2"):
+        maporl.Args(placebo=True, questions=1)
+
+
+def test_rewards_of_a_role_are_compared_across_questions():
+    trainer = Given(written(), pool="role")
+    trainer.step(rows("1+6", "2+5"))
+    assert all(groups == [0] * 4 for _, _, groups in trainer.rewards)
+
+
+@pytest.mark.parametrize("verifier", ["frozen", "co"])
+def test_a_verifier_in_the_answers_place(verifier):
+    """It accepts everything: all scores are 1, and only bonuses, which ask for gold, differ."""
+    yes = r"<final_verification>\boxed{CORRECT}</final_verification>"
+    trainer = Given(written() | {"verifier": [yes] * 20}, verifier=verifier)
+    trained = trainer.step(rows("1+6", "2+5"))
+    got = {player: values for player, values, _ in trainer.rewards}
+    assert got["bob"] == [1, 1, 1, 1] and got["alice"] == [1.5, 1, 1, 1]
+    assert trainer.logged["verifier/accuracy"] == 5 / 16
+    assert trainer.logged["verifier/wrong_accepted"] == 1
+    assert "think" not in "".join(trainer.asked["verifier"])
+    assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co" else [])
+    if verifier == "co":  # K judgements of one solution of each question, labelled by its answer
+        for one, two in zip(trainer.rows[::2], trainer.rows[1::2]):
+            assert one == two
+            assert one["right"] == ("=7" in one["prompt"][-1]["content"].partition("Solution")[2])
+
+
+def test_players():
+    of = lambda **change: maporl.Maporl.players(maporl.Args(**change))  # noqa: E731
+    assert [*of(turns=1)] == ["alice", "bob"]
+    assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
+    assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co")["verifier"].lr
+    assert isinstance(of()["bob_again"], Player) and of()["bob_again"].group_size == 1
