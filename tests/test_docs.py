@@ -432,6 +432,8 @@ def score_forgive(done):
     """To spoil a right answer costs no more than that answer."""
     r1, r2 = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
     assert done.calls and done.module.shaped(r1, r2, 10.0).tolist() == [1.0, 11.0, 0.0, 0.0]
+
+
 @edit(SHORT["maporl"], recorded="scores")
 def maporl_individual(done):
     """What the other comes to later has no part in one's own score."""
