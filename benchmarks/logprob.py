@@ -5,6 +5,8 @@ gradient per token. Errors are the largest distance from float64. Of a GPU's pee
 there: cut-cross-entropy, exact. See side_by_side.py for what is written.
 """
 
+import ctypes
+import gc
 import sys
 from functools import partial
 from pathlib import Path
@@ -71,6 +73,8 @@ def peak_mib(work) -> float:
         before = torch.cuda.memory_allocated()
         work()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier work has freed goes back to the system
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = status_kib("VmRSS")
     work()
