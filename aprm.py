@@ -205,9 +205,8 @@ def mark_advantages(r, ends: list, mask, group_size: int) -> torch.Tensor:
 
 # ------------------------------------------------------------------ the trainer
 class Aprm(CoTrainer):
-    """`step` is the loop. The solver plays before step 1 only, when its adapter is still the base;
-    `saved` holds what it has written, see `evaluate`.
-    """
+    """`step` is the loop. The solver is the adapter before step 1, the base; `saved` holds what it
+    has written then."""
 
     def step(self, rows):
         """rows: B, every question G times in a row."""

@@ -47,6 +47,7 @@ SMALL = {
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
     "coverrl.py": "--steps 4 --questions 4 --group-size 4 --samples 6 --micro-batch 16",
     "raro.py": "--steps 4 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
+    "aprm.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 16",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16"
     " --solution-tokens 48 --judgement-tokens 64",
     "azr.py": "--steps 4 --questions 4 --micro-batch 4 --seed-tasks 16 --difficulty-samples 2"
