@@ -52,6 +52,7 @@ RUNS = {
     "self_taught.py": "--steps 2 --iterations 1 --pool 4 --samples 2",
     "coverrl.py": "--steps 2 --group-size 2 --samples 4 --checks 2",
     "raro.py": "--steps 2 --group-size 2 --pairs 2",
+    "aprm.py": "--steps 2 --group-size 2 --untouched 0",
 }
 LIMITS = {  # tokens
     "cure.py": "--program-tokens 256 --test-tokens 96",
@@ -180,6 +181,7 @@ class Writer:
         return {
             "Is it sound?": f"So: **{'YES' if good else 'NO'}**",
             "Is it right?": "Yes" if good else "No",
+            "Make one step wrong.": f"1:<step>2 + 2 = {5 - good}</step>",
             "Grade it.": f"<step>{box}</step>\n{score}",
             "Are they real?": f"<step>{box}</step>\nScore: \\boxed{{{int(good)}}}",
             "Which is right?": f"<step>{box}</step>\n\\boxed{{{1 if good else 2}}}",
@@ -227,6 +229,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "self_taught.py": {"eval/judge/unreadable": 0},
     "coverrl.py": {"solver/accuracy": 0.5},
     "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
+    "aprm.py": {"corruptor/unreadable": 0, "corruptor/harmless": 0.5, "verifier/parsed": 1.0},
 }
 
 
