@@ -49,7 +49,7 @@ Results
 What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro", "score", "maporl"]
+NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro", "score", "maporl", "aprm"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -71,6 +71,7 @@ SHORT = {
     "raro": "--steps 1 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
     "score": "--steps 1 --stage1-steps 0 --questions 4 --group-size 4 --micro-batch 16",
     "maporl": "--steps 1 --questions 2 --group-size 4 --micro-batch 8",
+    "aprm": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
     "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
@@ -439,6 +440,13 @@ def maporl_individual(done):
     """What the other comes to later has no part in one's own score."""
     V = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
     assert done.calls and done.module.scores(V, 0.5)[0, 1].item() == 0
+
+
+@edit(SHORT["aprm"], recorded="corruptor_reward")
+def aprm_cautious(done):
+    """Caught is worth as little as harmless."""
+    calls = [*done.calls]  # which grow with every call
+    assert (False, False) in calls and {done.module.corruptor_reward(*c) for c in calls} == {-1, 1}
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")

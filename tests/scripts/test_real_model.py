@@ -54,6 +54,7 @@ RUNS = {
     "raro.py": "--steps 2 --group-size 2 --pairs 2",
     "score.py": "--steps 2 --stage1-steps 1 --group-size 2 --second-tokens 96",
     "maporl.py": "--steps 2 --group-size 2 --debate-tokens 96",
+    "aprm.py": "--steps 2 --group-size 2 --untouched 0",
 }
 LIMITS = {  # tokens
     "cure.py": "--program-tokens 256 --test-tokens 96",
@@ -182,6 +183,7 @@ class Writer:
         return {
             "Is it sound?": f"So: **{'YES' if good else 'NO'}**",
             "Is it right?": "Yes" if good else "No",
+            "Make one step wrong.": f"1:<step>2 + 2 = {5 - good}</step>",
             "Grade it.": f"<step>{box}</step>\n{score}",
             "Are they real?": f"<step>{box}</step>\nScore: \\boxed{{{int(good)}}}",
             "Which is right?": f"<step>{box}</step>\n\\boxed{{{1 if good else 2}}}",
@@ -231,6 +233,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
     "score.py": {"first/accuracy": 0.5, "second/accuracy": 0.5},
     "maporl.py": {"co/first": 0.5, "co/last": 0.5},
+    "aprm.py": {"corruptor/unreadable": 0, "corruptor/harmless": 0.5, "verifier/parsed": 1.0},
 }
 
 
