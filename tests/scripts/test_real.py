@@ -43,12 +43,13 @@ def test_gsm8k_rows(real_data):
 
 @pytest.mark.parametrize("model", ["qwen", "smollm2"])
 def test_step_ends_on_every_gsm8k_solution(real_data, request, model):
-    """Every published solution as steps: the k-th end is the first token with which k steps are
+    """Published solutions as steps: the k-th end is the first token with which k steps are
     complete.
     """
     tokenizer = AutoTokenizer.from_pretrained(request.getfixturevalue(model))
     shared = 0
-    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:300]:
+    count = 300 if model == "qwen" else 50
+    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:count]:
         reasoning = json.loads(line)["answer"].split("####")[0].strip()
         text = (
             "".join(f"<step>{step}</step>\n" for step in reasoning.splitlines())
@@ -77,18 +78,14 @@ def test_prompts_render_with_the_real_chat_template(qwen):
 FOUR_BIT = {
     "tango.py": "--steps 3 --ver-warmup 1 --group-size 2 --micro-batch 2 --judgement-tokens 16",
     "prime.py": "--steps 1 --group-size 2 --micro-batch 2 --keep-low 0 --keep-high 1",
-    "gar.py": "--steps 1 --group-size 2 --micro-batch 2 --judgement-tokens 16 --silent-share 1",
     "spin.py": "--steps 2 --iterations 2 --micro-batch 2 --solution-tokens 64",
-    "mae.py": "--steps 1 --micro-batch 2 --judgement-tokens 16 --seed-questions 4 --silent-share 1",
-    "deepseekmath.py": "--steps 1 --verifier-steps 0 --meta-steps 0 --group-size 2 --micro-batch 2"
-    " --analysis-tokens 16",
 }
 
 
 @pytest.mark.parametrize("script", FOUR_BIT)
 def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, brief, script):
-    """Reasoning and "#### 72" in one column, through every script that takes questions, on a 4-bit
-    base with the real tokenizer. The references are right, so none refuses them."""
+    """Reasoning and "#### 72" in one column, through each kind of loss, on a 4-bit base with a real
+    tokenizer. The references are right, so none refuses them."""
     folder, data = tmp_path / "run", tmp_path / "rows.jsonl"
     rows = [
         {"question": f"Add {i} and 3.", "answer": f"{i}+3=<<{i}+3={i + 3}>>{i + 3}\n#### {i + 3}"}

@@ -263,9 +263,12 @@ def test_two_steps(shallow, writer, tmp_path, brief, script):
 def test_resumed_is_the_same_run_bit_for_bit(shallow, tmp_path, brief):
     """Nothing is put into its mouth here."""
     short = ["--solution-tokens", 8, "--judgement-tokens", 8, "--save-every", 1]
-    for out in ("whole", "cut"):
-        brief("tango.py", *arguments("tango.py", shallow, tmp_path / out), *short)
+    brief("tango.py", *arguments("tango.py", shallow, tmp_path / "whole"), *short)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
+    for file in (tmp_path / "cut").glob("*/adapter_model.safetensors"):
+        if "checkpoint" not in str(file):
+            file.unlink()
     shown = brief("tango.py", *arguments("tango.py", shallow, tmp_path / "cut"), *short)
     assert "resumes from checkpoint-1" in shown
     same_weights(tmp_path / "cut", tmp_path / "whole")
