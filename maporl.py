@@ -2,8 +2,7 @@ r"""MAPoRL (Park et al. 2025, arXiv:2502.18439): two solvers learn to debate, ea
 debate comes to.
 
     python maporl.py                                      the embedded model on a CPU, 3 minutes
-    python maporl.py --placebo                            control: the other's text is about another
-                                                          question
+    python maporl.py --placebo                            control: another question's text is seen
     python maporl.py --turns 1                            control: no debate, plain RL of both
     python maporl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
@@ -50,6 +49,7 @@ from common.run import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
+from common.tiny.tasks import LEVELS, sounds_sure
 
 import torch
 import tyro
@@ -101,8 +101,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """debates per held-out question"""
 
     def check(self):
-        if self.placebo and self.questions < 2:
-            raise UserError("--placebo needs another question: --questions must be at least 2.")
+        if self.placebo and min(self.questions, self.eval_questions) < 2:
+            raise UserError("--placebo: --questions and --eval-questions must be at least 2.")
 
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -133,6 +133,16 @@ def shown(text: str) -> str:
     '<step>3+4=7</step>'
     """
     return text.rpartition("</think>")[2].strip()
+
+
+def about_another(rows: list[dict], texts: list[str]) -> list[str]:
+    """For every row, the text in its place of the next group, never one about its own question."""
+    questions, B = [row["question"] for row in rows], len(rows)
+    apart = next((i for i, question in enumerate(questions) if question != questions[0]), None)
+    if apart is None:
+        raise UserError("--placebo needs another question, but all of a step are the same one.")
+    places = [[(i + apart + k) % B for k in range(B)] for i in range(B)]
+    return [texts[next(j for j in p if questions[j] != q)] for p, q in zip(places, questions)]
 
 
 def accepts(judgement: str) -> bool:
@@ -216,25 +226,22 @@ class Maporl(CoTrainer):
     def step(self, rows):
         """rows: B, every question K times in a row; a row is a debate."""
         cfg, K = self.cfg, self.cfg.group_size
-        said = [self.first_turn(rows)]
+        said = [self.said([self.rollout(name, rows) for name in AGENTS], rows)]
         for _ in range(cfg.turns - 1):
             said.append(self.next_turn(rows, said[-1].texts))
         right = torch.tensor([turn.right for turn in said]).float()  # (T, 2, B)
         V = right if cfg.verifier == "answer" else self.verify(rows, said)  # (T, 2, B)
         alphas = [cfg.alpha0, cfg.alpha1, cfg.alpha2, cfg.alpha3]
         sign = 1 if cfg.influence_sign == "intended" else -1
-        R = scores(V, cfg.gamma) + bonuses(right, alphas, sign)  # (T, 2, B)
+        score, bonus = scores(V, cfg.gamma), bonuses(right, alphas, sign)  # (T, 2, B) each
         groups = [i // K if cfg.pool == "question" else 0 for i in range(len(rows))]
         for t, turn in enumerate(said):
             for agent, batch in enumerate(turn.batches):
-                self.set_rewards(batch, R[t, agent], groups)
-        self.report_debates(said, right)
+                self.set_rewards(batch, score[t, agent] + bonus[t, agent], groups)
+        self.report_debates(said, right, score, bonus)
         both = zip(*[turn.batches for turn in said])  # of each agent, all turns
         trained = [self.concat(batches) if cfg.turns > 1 else batches[0] for batches in both]
         return trained + ([self.train_verifier(rows, said)] if cfg.verifier == "co" else [])
-
-    def first_turn(self, rows: list[dict]) -> Said:
-        return self.said([self.rollout(name, rows) for name in AGENTS], rows)
 
     def next_turn(self, rows: list[dict], texts: list[list[str]]) -> Said:
         """texts: (2, B) of the turn before."""
@@ -250,8 +257,7 @@ class Maporl(CoTrainer):
         """
         own, other = texts[agent], texts[1 - agent]
         if self.cfg.placebo:
-            places = [i for i, r in enumerate(rows) if r["question"] != rows[0]["question"]]
-            other = other[places[0] :] + other[: places[0]]
+            other = about_another(rows, other)
         return [
             debate_prompt(row["question"], shown(mine), shown(theirs))
             for row, mine, theirs in zip(rows, own, other)
@@ -272,6 +278,8 @@ class Maporl(CoTrainer):
         V = [accepts(judgement) for judgement in self.generate("verifier", prompts)]
         self.log_mean("verifier/accuracy", [v == hit for v, hit in zip(V, right)])
         self.log_mean("verifier/wrong_accepted", [v for v, hit in zip(V, right) if not hit])
+        if self.cfg.dataset in LEVELS:  # by `!` a step wins an untrained verifier's trust
+            self.log_mean("co/sounds_sure", [sounds_sure(s) for x in texts for s in split_steps(x)])
         return torch.tensor(V).float().reshape(len(said), 2, len(rows))
 
     def train_verifier(self, rows: list[dict], said: list[Said]) -> dict:
@@ -284,34 +292,48 @@ class Maporl(CoTrainer):
         return self.rollout("verifier", judged)
 
     # --- what is logged and shown; nothing below affects training
-    def report_debates(self, said: list[Said], right: torch.Tensor):
+    def report_debates(self, said: list[Said], right, score, bonus):
         for name, values in debate_metrics([turn.texts for turn in said], right).items():
             self.log_mean(f"co/{name}", values)
+        for t, turn in enumerate(said):
+            for a, batch in enumerate(turn.batches):
+                for i, note in enumerate(batch["notes"]):
+                    note |= {"turn": t + 1, "answer is right": turn.right[a][i]}
+                    note |= {"score": score[t, a, i].item(), "bonus": bonus[t, a, i].item()}
 
 
 # ------------------------------------------------------------------ evaluation
 def debate_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
-    """Of debates, with an entry per solution: (T, 2, B) texts and 0 or 1.
-
-    first and last are the accuracies of these turns, gain their difference. A copy has the steps
-    that the other had in the turn before, and not one's own.
+    """Of debates, with an entry per solution: (T, 2, B) texts and 0 or 1. first and last are the
+    accuracies of these turns, gain their difference; with three turns, also each later turn's own.
     """
     T, of = len(texts), {"first": right[0], "last": right[-1], "gain": right[-1] - right[0]}
     found = {name: values.flatten().tolist() for name, values in of.items()}
-    if T == 1:
-        return found
-    change = (right[1:] - right[:-1]).flatten()
-    found["wrong_to_right"] = (change == 1).float().tolist()
-    found["right_to_wrong"] = (change == -1).float().tolist()
-    steps = [[[*map(plain_steps, own)] for own in turn] for turn in texts]
-    found["copies"] = [
-        float(steps[t][a][i] == steps[t - 1][1 - a][i] != steps[t - 1][a][i])
-        for t in range(1, T)
-        for a in range(2)
-        for i in range(len(texts[0][0]))
-    ]
-    found["agreement"] = [float(boxed(x) == boxed(y)) for x, y in zip(*texts[-1])]
+    found["agreement"] = agreements(texts[-1])
+    turns = [turn_metrics(texts[t - 1 : t + 1], right[t - 1 : t + 1]) for t in range(1, T)]
+    for name in ("wrong_to_right", "right_to_wrong", "copies") if T > 1 else ():
+        found[name] = [value for turn in turns for value in turn[name]]
+    for t, turn in enumerate(turns if T > 2 else [], start=2):
+        found |= {f"{name}_{t}": values for name, values in turn.items()}
     return found
+
+
+def turn_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
+    """Of one turn and that before, (2, 2, B). A copy has the other's steps of it, not one's own."""
+    before, after = [[[*map(plain_steps, own)] for own in turn] for turn in texts]
+    change = (right[1] - right[0]).flatten()
+    pairs = [triple for a in range(2) for triple in zip(after[a], before[1 - a], before[a])]
+    return {
+        "accuracy": right[1].flatten().tolist(),
+        "wrong_to_right": (change == 1).float().tolist(),
+        "right_to_wrong": (change == -1).float().tolist(),
+        "copies": [float(now == others != own) for now, others, own in pairs],
+        "agreement": agreements(texts[1]),
+    }
+
+
+def agreements(texts: list[list[str]]) -> list[float]:
+    return [float(boxed(x) == boxed(y) is not None) for x, y in zip(*texts)]
 
 
 def plain_steps(text: str) -> list[str]:

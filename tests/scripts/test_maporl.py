@@ -11,6 +11,7 @@ from maporl import accepts, bonuses, debate_metrics, debate_prompt, scores, show
 
 import pytest
 import torch
+import trainers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,6 +142,43 @@ def test_metrics_of_a_debate():
     assert found["agreement"] == [1, 0, 0, 0]  # `7!` is no other step, but another answer
 
 
+def test_what_each_of_three_turns_does():
+    """One debate. Alice goes wrong, then copies Bob; nobody has an answer in the second turn."""
+    texts = [[[solution(7)], [solution(8)]], [["?"], ["?"]], [[solution(9)], [solution(7)]]]
+    found = debate_metrics(texts, torch.tensor([[[1.0], [0]], [[0], [0]], [[0], [1]]]))
+    assert found["first"] == [1, 0] and found["accuracy_2"] == [0, 0]
+    assert found["last"] == found["accuracy_3"] == [0, 1] == found["wrong_to_right_3"]
+    assert found["right_to_wrong_2"] == [1, 0] and found["right_to_wrong_3"] == [0, 0]
+    assert found["wrong_to_right"] == [0, 0, 0, 1] and found["right_to_wrong"] == [1, 0, 0, 0]
+    assert found["agreement_2"] == [0], "two texts without an answer do not agree"
+
+
+@pytest.mark.parametrize("placebo", [False, True])
+def test_held_out_debates(placebo):
+    """Alice is right about q1 and Bob about q2. Who sees a right text about its own question
+    becomes right; under the placebo nobody does.
+    """
+
+    def say(player, user, greedy, nth):
+        question = "q1" if "q1" in user else "q2"
+        if not player.endswith("_again"):
+            right = (player == "alice") == (question == "q1")
+            return f"{question} " + solution(7 if right else 8)
+        own, other = user.split("Solution 2:\n")
+        return solution(7 if "=7" in own or ("=7" in other and question in other) else 8)
+
+    trainer = trainers.answering(say, turns=2, eval_samples=2, placebo=placebo)
+    trainer.asked_of = lambda *args: maporl.Maporl.asked_of(trainer, *args)
+    held_out = [{"question": q, "answer": "7"} for q in ("q1", "q2")]
+    found = maporl.evaluate(trainer, held_out)
+    gain = 0 if placebo else 0.5
+    assert found["co/first"] == 0.5 and found["co/one_is_right"] == 1
+    assert found["co/gain"] == found["co/wrong_to_right"] == gain == found["co/last"] - 0.5
+    assert found["co/agreement"] == (0 if placebo else 1) and found["co/right_to_wrong"] == 0
+    assert found["co/copies"] == gain
+    assert [len(asked) for _, asked, _ in trainer.calls] == [4] * 4
+
+
 # ------------------------------------------------------------------ a step by hand
 class Given(maporl.Maporl):
     """Without a model: what the players write is given."""
@@ -156,13 +194,15 @@ class Given(maporl.Maporl):
 
     def rollout(self, name, rows):
         self.rows = rows
-        return {"player": name, "texts": self.generate(name, [row["prompt"] for row in rows])}
+        texts = self.generate(name, [row["prompt"] for row in rows])
+        return {"player": name, "texts": texts, "notes": [{} for _ in rows]}
 
     def set_rewards(self, batch, rewards, groups):
         self.rewards.append((batch["player"], rewards.tolist(), groups))
 
     def concat(self, batches):
-        return {"player": batches[0]["player"], "parts": [batch["player"] for batch in batches]}
+        notes = [note for batch in batches for note in batch["notes"]]
+        return {"parts": [batch["player"] for batch in batches], "notes": notes}
 
     def log_mean(self, name, values):
         self.logged[name] = sum(values) / len(values) if len(values) else None
@@ -197,6 +237,13 @@ def test_a_step():
     assert got["alice_again"] == [1, 0, 1, 0] and got["bob_again"] == [1.5, 0, 0, 0]
     assert all(groups == [0, 0, 1, 1] for _, _, groups in trainer.rewards)
     assert trainer.logged["co/gain"] == 1 / 8 and trainer.logged["co/copies"] == 1 / 8
+    assert trained[0]["notes"][0] == {
+        "turn": 1,
+        "answer is right": True,
+        "score": pytest.approx(1),
+        "bonus": 0.5,
+    }
+    assert [note["turn"] for note in trained[1]["notes"]] == [1] * 4 + [2] * 4
     own, other = trainer.asked["bob_again"][0].split("Solution 2:\n")
     assert "3+4=9" in own and "3+4=7" in other
 
@@ -208,8 +255,23 @@ def test_the_placebo_shows_another_questions_text():
     for i, text in enumerate(asked):
         assert f"Problem: q{1 + i // 2}" in text and f"Solution 1:\nalice {i}" in text
         assert f"Solution 2:\nbob {(i + 2) % 4}" in text
-    with pytest.raises(UserError, match="at least 2"):
-        maporl.Args(placebo=True, questions=1)
+    for change in ({"questions": 1}, {"eval_questions": 1}):
+        with pytest.raises(UserError, match="at least 2"):
+            maporl.Args(placebo=True, **change)
+
+
+@pytest.mark.parametrize("questions", ["ab", "aba", "aab", "aabb", "abab", "abcabca", "aaaab"])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_the_placebo_is_never_about_the_own_question(questions, repeats):
+    of = [q for q in questions for _ in range(repeats)]
+    assert all(
+        q != seen for q, seen in zip(of, maporl.about_another([{"question": q} for q in of], of))
+    )
+
+
+def test_without_another_question_there_is_no_placebo():
+    with pytest.raises(UserError, match="all of a step are the same"):
+        maporl.about_another(rows("q1"), ["x", "y"])
 
 
 def test_rewards_of_a_role_are_compared_across_questions():
@@ -230,6 +292,7 @@ def test_a_verifier_in_the_answers_place(verifier):
     assert trainer.logged["verifier/wrong_accepted"] == 1
     assert "think" not in "".join(trainer.asked["verifier"])
     assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co" else [])
+    assert trainer.logged["co/sounds_sure"] == 0
     if verifier == "co":  # K judgements of one solution of each question, labelled by its answer
         for one, two in zip(trainer.rows[::2], trainer.rows[1::2]):
             assert one == two
