@@ -60,7 +60,7 @@ AGENTS = ("alice", "bob")
 # ------------------------------------------------------------------ arguments
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
-    steps: Count = 32
+    steps: Count = 24
     """optimiser steps"""
     questions: Count = 4
     """P, questions per step and process"""
