@@ -53,29 +53,33 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
     Args:
         ids, mask: (B, P + T), prompts of P tokens padded on the left.
     """
-    places = (mask.cumsum(1) - 1).clamp(min=0)  # (B, P + T)
+    # padding in front of all rows moves their places: by that prime.py measures what rounding does
+    places = (mask.cumsum(1) - 1).clamp(min=0) + int((mask.sum(0) == 0)[:P].sum())  # (B, P + T)
     marked = 2 * ids[:, :P] + mask[:, :P]  # token and padding in one number
     prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
     every = torch.arange(len(ids), device=ids.device)  # (B,)
     one_of_each = torch.zeros_like(every[: len(prompts)]).scatter(0, rows, every)  # (U,)
+    L = common_beginning([row[row % 2 == 1].tolist() for row in prompts])
     cache, done = DynamicCache(), 0  # columns that the cache holds
 
     def run(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """(rows, end - start, H)"""
-        given = {"input_ids": ids[rows, start:end], "position_ids": places[rows, start:end]}
-        given |= {"attention_mask": mask[rows, :end], "past_key_values": cache}
-        return backbone(**given).last_hidden_state
+        given = {"input_ids": ids[rows, start:end], "attention_mask": mask[rows, :end]}
+        given |= {"position_ids": places[rows, start:end]} if L else {}
+        return backbone(**given, past_key_values=cache).last_hidden_state
 
     def copy(rows: torch.Tensor):
         for layer in cache.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
-    if L := common_beginning([row[row % 2 == 1].tolist() for row in prompts]):
-        begun = ids[0, :P][mask[0, :P].bool()]
-        backbone(input_ids=begun[None, :L], past_key_values=cache)
+    if L:
+        first = mask[:1, :P].bool()
+        begun = {"input_ids": ids[:1, :P][first][None, :L], "past_key_values": cache}
+        backbone(**begun, position_ids=places[:1, :P][first][None, :L])
         copy(torch.zeros_like(one_of_each))
         # it is in the first L columns of every row now, and no longer where the row has it
-        mask = torch.cat([torch.ones_like(mask[:, :L]), (mask * (places >= L))[:, L:]], 1)
+        left = mask * (mask.cumsum(1) > L)
+        mask = torch.cat([torch.ones_like(mask[:, :L]), left[:, L:]], 1)
         done = L
     if P > 1 and len(prompts) <= len(ids) / 2:
         # without a prompt's last token, which runs with every row: so no states are needed
