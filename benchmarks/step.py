@@ -160,11 +160,10 @@ def whole(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) 
         batch = theirs._generate_and_score_completions(rows)
         their_gradient(theirs, {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)})
 
-    methods = {
-        "TRL's": their_step,
-        "ours": lambda: our_gradient(ours, ours.rollout("player", rows)) and None,
-    }
-    return side_by_side(methods, repeats)[0]
+    def our_step():
+        our_gradient(ours, ours.rollout("player", rows))
+
+    return side_by_side({"TRL's": their_step, "ours": our_step}, repeats)[0]
 
 
 def side_by_side(methods: dict, repeats: int) -> tuple[list[dict], dict]:

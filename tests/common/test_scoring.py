@@ -106,6 +106,25 @@ def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prom
     assert relative(found[1][2], found[0][2]) <= 1e-4
 
 
+def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(model, monkeypatch):
+    """Which changes nothing but how numbers are rounded: prime.py measures its noise by that."""
+    monkeypatch.setattr(sampling, "WORTH_A_PASS", 2)
+    batch, places, forward = some_rows(3, 1), [], model.base_model.forward
+    batch["prompt_mask"] = torch.ones(3, 7, dtype=torch.long)
+    batch["prompt_ids"][:, :3] = torch.tensor([7, 8, 9])
+
+    def seen(**inputs):
+        places.append(inputs["position_ids"][0, 0].item())
+        return forward(**inputs)
+
+    monkeypatch.setattr(model.base_model, "forward", seen)
+    padded = {k: torch.nn.functional.pad(batch[k], (1, 0)) for k in ("prompt_ids", "prompt_mask")}
+    with torch.no_grad():
+        one, two = (scoring.score(model, b, 1.0)[0] for b in (batch, batch | padded))
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
+    assert places[::2] == [0, 1]  # of the passes over the beginning
+
+
 def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model):
     """The same token ids, once a token and once padding."""
     ids = torch.randint(5, 40, (1, 12), generator=torch.Generator().manual_seed(0)).expand(4, 12)
