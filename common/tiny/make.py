@@ -1,11 +1,11 @@
-"""Make the embedded models: `python -m common.tiny.make arithmetic` (or programs), about an hour
-each on one core.
+"""Make the embedded models: `python -m common.tiny.make arithmetic` (or programs, repairs), an hour
+each at most on one core.
 
-Two Qwen3-shaped models of one million parameters with one character tokenizer, trained by plain
+Three Qwen3-shaped models of one million parameters with one character tokenizer, trained by plain
 supervised learning on imperfect demonstrations to play every part that the scripts need. The
 `arithmetic` model solves, verifies step by step, judges, proposes, grades and corrects
 (demonstrations.py); `programs` writes programs and tests and reasons about what a program does
-(program_demonstrations.py).
+(program_demonstrations.py); `repairs` breaks and repairs programs (repairs.py).
 
 What they must be is *half* competent: RL needs something to sharpen and something to unlearn. So
 there are two stages. In the first each decision is the demonstrator's likeliest one: the model
@@ -21,7 +21,7 @@ import random
 import time
 from pathlib import Path
 
-from common.tiny import demonstrations, program_demonstrations
+from common.tiny import demonstrations, program_demonstrations, repairs
 from common.tiny.tasks import MODULO
 
 import torch
@@ -36,8 +36,12 @@ from transformers import (
 )
 
 FOLDER = Path(__file__).parent
-STEPS = {"arithmetic": 4000, "programs": 3000}
-PARTS = {"arithmetic": demonstrations.PARTS, "programs": program_demonstrations.PARTS}
+STEPS = {"arithmetic": 4000, "programs": 3000, "repairs": 2000}
+PARTS = {
+    "arithmetic": demonstrations.PARTS,
+    "programs": program_demonstrations.PARTS,
+    "repairs": repairs.PARTS,
+}
 
 # Tokens longer than one character: the numbers of two digits, so that a result is one decision; the
 # tags that the scripts ask for; the words of their user messages.
@@ -73,6 +77,10 @@ WORDS = {
         "def f(x):\n return ", "Input: ", "Output: ", "What is the output?", "What is the input?",
         "Examples:\n", "Message: ", "->", "Write the program.", "Propose a program and its input.",
         "Propose inputs and a message.",
+    ],
+    "repairs": [
+        "<think>", "</think>", "```python", "```", "x=int(input())", "print(x%100)", "Tests:\n",
+        "->", "no", "Change a line.", "Remove a line.", "Repair it.", "**Hidden tests:**",
     ],
 }  # fmt: skip
 # A system message holds instructions in prose, which one million parameters cannot read. The
