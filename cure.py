@@ -46,7 +46,7 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.sandbox import Sandbox, Status, same_output
 from common.tasks.answers import grouped, prompt
-from common.tasks.code import load_tasks
+from common.tasks.code import load_tasks, parse_program
 
 import torch
 import tyro
@@ -117,16 +117,6 @@ def code_prompt(question: str) -> list[dict]:
 
 def test_prompt(question: str) -> list[dict]:
     return prompt(TEST, f"Task: {question}\nWrite a test.")
-
-
-def parse_program(text: str) -> str | None:
-    r"""What stands in the last ```python block, wherever its fences stand; None if there is none.
-
-    >>> parse_program("```python\nprint(1)\n``` or better ```python print(2)```")
-    'print(2)'
-    """
-    blocks = re.findall(r"```python(.*?)```", text, re.DOTALL)
-    return (blocks[-1].strip() or None) if blocks else None
 
 
 def parse_test(text: str) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ training and for evaluation never overlap.
 
 import ast
 import random
+import re
 
 from common.errors import UserError
 from common.tasks.math import QUESTION_COLUMNS, as_text, read_rows, split
@@ -146,3 +147,14 @@ def _reader(value) -> str:
         return f"{type(value).__name__}(map({type(value[0]).__name__}, input().split()))"
     plain = f"{type(value).__name__}(input())"
     return {bool: 'input() == "True"', str: "input()"}.get(type(value), plain)
+
+
+# ------------------------------------------------------------------ what a player writes
+def parse_program(text: str) -> str | None:
+    r"""What stands in the last ```python block, wherever its fences stand; None if there is none.
+
+    >>> parse_program("```python\nprint(1)\n``` or better ```python print(2)```")
+    'print(2)'
+    """
+    blocks = re.findall(r"```python(.*?)```", text, re.DOTALL)
+    return (blocks[-1].strip() or None) if blocks else None

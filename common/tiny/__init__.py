@@ -1,6 +1,7 @@
 """The embedded models and their tasks: docs/test-bed.md."""
 
-MODELS = {"tiny": "arithmetic", "tiny-programs": "programs"}  # --model -> folder
+# --model -> folder
+MODELS = {"tiny": "arithmetic", "tiny-programs": "programs", "tiny-repairs": "repairs"}
 
 ENDINGS = {
     "tiny": (
@@ -30,6 +31,7 @@ ENDINGS = {
         r"Propose a program and its input\.",
         r"Propose inputs and a message\.",
     ),
+    "tiny-repairs": (r"Change a line\.", r"Remove a line\.", r"Repair it\."),
 }
 """--model -> how the user's messages end that it has been taught to answer, beside a bare question.
 docs/your-own-script.md has each with its form and its answer."""

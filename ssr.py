@@ -1,0 +1,390 @@
+r"""SSR, Self-play SWE-RL (Wei et al. 2025, arXiv:2512.18552): one model hides bugs from a program's
+tests and repairs them; the tests are all that is true.
+
+    python ssr.py                                         the embedded model on a CPU, 3 minutes
+    python ssr.py --train solver                          nobody teaches the injector
+    python ssr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU, 4-bit
+
+The loop is `Ssr.step`
+    INJECTOR  sees a program and its tests, writes the program with a bug, and names the tests to
+              hide, so that the others say less about it
+    CHECKS    five, by running programs; the last is inverse mutation: each edited line,   `check`
+              put right alone, must make a failing test pass
+    SOLVER    G attempts on each bug that passes; it sees the program and the hidden      `attempt`
+              tests. An attempt is right if it passes ALL tests of the original program
+    AGAIN     some wrong attempts are bugs of second order: G more attempts on each
+
+    r_injector = -1                    a check fails
+               = -alpha                s is 0 or 1            s = share of the G attempts that
+               = 1 - (1 + alpha) s     0 < s < 1                  are right
+    r_solver   = 1 right, -1 wrong
+    A = (r - mean) / (std + 1e-4) of a program's bugs, or of a bug's attempts; ONE update on all
+
+What we changed and it matters (the full list is in docs/ssr.md)
+    1. A program with its tests stands for a repository; who plays writes it whole, in one message.
+       The paper's players are agents with a shell.
+    2. Hidden tests are left out of the suite, named by number; the paper's injector edits test
+       files. No player can change a test that decides.
+    3. The prompts are "change a line" and "remove a line"; the paper's are "remove code" and
+       "revert a commit", which a lone program does not have.
+    4. The paper leaves open how advantages are made of rewards; groups of GRPO are ours.
+
+Shapes: P programs, N bugs of each, G attempts on each bug, t tests, E edited lines of a bug.
+"""
+
+import difflib
+import random
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from common.args import Count, CountOrZero, GroupSize, RunArgs, Seconds, Tokens, Weight, per_model
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.launch import launch
+from common.run import mean, plain_errors
+from common.sandbox import Sandbox, Status, same_output
+from common.tasks.answers import grouped, prompt
+from common.tasks.code import load_tasks, parse_program
+from common.tiny.repairs import sample_rows
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+    model: str = "tiny-repairs"
+    """the embedded model of bugs and repairs, a hub id or a folder"""
+    dataset: str = "tiny"
+    """the embedded programs, or a .jsonl file: MBPP's, or with question, test_input, test_output
+    and reference, the program"""
+    steps: Count = 32
+    """optimiser steps (paper: 150)"""
+    questions: Count = 4
+    """P, programs per step and process"""
+    injections: GroupSize = 4
+    """N, bugs of a program"""
+    group_size: GroupSize = 8
+    """G, attempts on a bug (paper: 8)"""
+    second_order: CountOrZero = 2
+    """wrong attempts that are bugs of second order, per step and process; ablation: 0"""
+    inverse_mutation: bool = True
+    """ablation: without it, edited lines need not have to do with the bug"""
+    train: Literal["both", "injector", "solver"] = "both"
+    """ablation: whose completions are trained on; both play"""
+    alpha: Weight = 0.8
+    """what a bug costs that is always, or never, repaired (paper: 0.8)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the adapter, constant (paper: 3e-6, all weights)"""
+    own_tests: Count = 4
+    """t, at most this many of a program's tests are shown and run"""
+    bug_tokens: Tokens = per_model(tiny=64, real=1024)
+    """length limit of a bug"""
+    repair_tokens: Tokens = per_model(tiny=112, real=1024)
+    """length limit of a repair"""
+    time_limit: Seconds = 1.0
+    """CPU seconds of one run of a program (paper: 90 seconds for all tests)"""
+    unsafe_sandbox: bool = False
+    """run model-written code even where a layer of the sandbox is missing on this machine"""
+
+
+OUTPUT_LIMIT = 1 << 16  # bytes
+
+# ------------------------------------------------------------------ prompts and parsing
+INJECT = r"""You are given a Python program and its numbered tests, input->output. Put a bug into
+the program: {how}, so that it still runs but fails at least one test. No edit may be without need.
+Then say which tests to hide from the test suite, so that the bug is harder to notice; at least one
+of them must fail. Write the whole program with the bug, then the numbers, in exactly this form:
+```python
+the program
+```
+**Hidden tests:** 1, 3"""
+HOW = [("change a line or a few", "Change a line."), ("remove a line or a few", "Remove a line.")]
+REPAIR = r"""I am improving the test suite of a Python program. Below are the program, which has a
+bug, and the tests that I am about to add, input->output. Make them pass, and break nothing else:
+other tests will be run, too. Think first, then write the whole program in one block that starts
+with ```python and ends with ```."""
+
+
+def shown(program: str, tests: list[tuple[str, str]], number: bool) -> str:
+    """What a player sees, each test on a line."""
+    one_line = lambda text: text.strip().replace("\n", "\\n")  # noqa: E731
+    lines = [f"{one_line(a)}->{one_line(b)}\n" for a, b in tests]
+    lines = [f"{k}: {line}" for k, line in enumerate(lines, 1)] if number else lines
+    return f"```python\n{program}\n```\nTests:\n{''.join(lines)}"
+
+
+def inject_prompt(question: str) -> list[dict]:
+    """question: program and tests as `shown`. Which of the two prompts it gets is drawn once."""
+    how, ending = random.Random(question).choice(HOW)
+    return prompt(INJECT.format(how=how), question + ending)
+
+
+def repair_prompt(bug: "Bug") -> list[dict]:
+    tests = [bug.row["tests"][k - 1] for k in bug.hidden]
+    return prompt(REPAIR, shown(bug.program, tests, number=False) + "Repair it.")
+
+
+@dataclass
+class Bug:
+    row: dict  # program and tests: the original
+    program: str
+    hidden: list[int]  # numbers of tests, from 1 on
+
+
+def parse_bug(text: str, row: dict) -> Bug | None:
+    """The last program, and the tests named behind it; None without one of them, or if a number is
+    no test's.
+
+    >>> row = {"program": "print(1)", "tests": [("1", "1"), ("2", "1")]}
+    >>> bug = parse_bug("```python\\nprint(2)\\n```\\n**Hidden tests:** 2, 1", row)
+    >>> bug.program, bug.hidden
+    ('print(2)', [1, 2])
+    """
+    program, (_, _, behind) = parse_program(text), text.rpartition("```")
+    named = re.search(r"Hidden tests:\**\s*([0-9]{1,3}(?:\s*,\s*[0-9]{1,3})*)(?![0-9])", behind)
+    hidden = sorted({int(number) for number in named[1].split(",")}) if named else []
+    exist = all(1 <= k <= len(row["tests"]) for k in hidden)
+    return Bug(row, program, hidden) if program and hidden and exist else None
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def reverted(before: str, after: str) -> list[str]:
+    r"""For each edited line the text `after` with this line alone as it was `before`.
+
+    >>> reverted("a\nb\nc", "a\nB\n"), reverted("a\nb", "a\nnew\nb"), reverted("a", "a")
+    (['a\nb', 'a\nB\nc'], ['a\nb'], [])
+    """
+    old, new, found = before.splitlines(), after.splitlines(), []
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for kind, i, i_end, j, j_end in matcher.get_opcodes():
+        if kind != "equal":  # old[i:i_end] became new[j:j_end]; line by line as far as both reach
+            for k in range(max(i_end - i, j_end - j)):
+                start, end = min(j + k, j_end), min(j + k + 1, j_end)
+                found.append("\n".join(new[:start] + old[i:i_end][k : k + 1] + new[end:]))
+    return found
+
+
+def failed_check(passed: torch.Tensor, hidden: list[int], inverse_mutation=True) -> str | None:
+    """The first check that a bug fails; None if it is valid.
+
+    Args:
+        passed: (2 + E, t) bool, the tests that pass: without the bug, with it, and with it but for
+            one edited line, for each of them.
+        hidden: numbers of the hidden tests, from 1 on.
+    """
+    original, fails, undone = passed[0], ~passed[1], passed[2:]  # (t,), (t,), (E, t)
+    if not original.all():
+        return "a test fails at first"
+    if not len(undone):
+        return "nothing was changed"
+    if not fails.any():
+        return "no test fails"
+    if not fails[[k - 1 for k in hidden]].any():
+        return "no failing test is hidden"
+    # inverse mutation: each edited line, put right alone, makes a failing test pass
+    if inverse_mutation and not (undone & fails).any(1).all():
+        return "a line needs no edit"
+    return None
+
+
+def injector_reward(s: float | None, alpha: float) -> float:
+    """s: share of the attempts on a bug that are right; None for a bug that fails a check.
+
+    >>> [injector_reward(s, 0.8) for s in (None, 0.0, 0.25, 1.0)]
+    [-1.0, -0.8, 0.55, -0.8]
+    """
+    if s is None:
+        return -1.0
+    # r = 1 - (1 + alpha) s  where 0 < s < 1,  -alpha where s is 0 or 1
+    return 1 - (1 + alpha) * s if 0 < s < 1 else -alpha
+
+
+# ------------------------------------------------------------------ the trainer
+class Ssr(CoTrainer):
+    """`step` is the loop. CoTrainer samples, scores, computes the loss and updates."""
+
+    def __init__(self, *inputs, sandbox: Sandbox):
+        super().__init__(*inputs)
+        self.sandbox = sandbox
+
+    @staticmethod
+    def players(args: Args) -> dict[str, Player]:
+        bug, repair, N, G = args.bug_tokens, args.repair_tokens, args.injections, args.group_size
+        return {
+            "injector": Player([], args.lr, bug, N, adapter="agent"),
+            "solver": Player([], args.lr, repair, G, adapter="agent", reads=repair),
+        }
+
+    def step(self, rows):
+        """rows: P * N, every program N times in a row."""
+        G = self.cfg.group_size
+        injector = self.rollout("injector", rows)  # P * N bugs
+        bugs = [parse_bug(text, row) for text, row in zip(injector["texts"], rows)]
+        failed = self.check(bugs)
+        valid = [bug for bug, reason in zip(bugs, failed) if reason is None]
+        solver, right, wrong = self.attempt(valid)  # G attempts on each
+        rates = iter([mean(hits) for hits in grouped(right, G)])
+        s = [next(rates) if reason is None else None for reason in failed]  # P * N
+        self.set_rewards(injector, [injector_reward(rate, self.cfg.alpha) for rate in s])
+
+        # wrong attempts on top of the bug, with the same tests hidden; what comes of them is no
+        # longer the injector's merit, and their own wrong attempts go no further
+        rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
+        second = rng.sample(wrong, min(self.cfg.second_order, len(wrong)))
+        again, right_again, _ = self.attempt(second)
+
+        batches = [batch for batch in (injector, solver, again) if batch]
+        for batch in batches:
+            if self.cfg.train not in (batch["player"], "both"):
+                batch["advantages"] = torch.zeros_like(batch["rewards"])
+        self.report_step(injector, bugs, failed, s, right, right_again)
+        return [self.concat(batches)]
+
+    def check(self, bugs: list[Bug | None]) -> list[str | None]:
+        """Of each bug the first check that it fails, None if it is valid."""
+        tried = []  # of each bug 2 + E programs
+        for bug in bugs:
+            one_undone = reverted(bug.row["program"], bug.program) if bug else []
+            tried.append([bug.row["program"], bug.program, *one_undone] if bug else [])
+        pairs = [(program, bug.row) for bug, its in zip(bugs, tried) for program in its]
+        passed, failed = iter(self.passed(pairs)), []  # (t,) each
+        for bug, its in zip(bugs, tried):
+            table = [next(passed) for _ in its]  # (2 + E) of (t,)
+            failed.append(
+                failed_check(torch.stack(table), bug.hidden, self.cfg.inverse_mutation)
+                if bug
+                else "it cannot be read"
+            )
+        return failed
+
+    def attempt(self, bugs: list[Bug]) -> tuple[dict | None, list[bool], list[Bug]]:
+        """G repairs of each bug -> (batch with rewards, whether each one is right, wrong ones as
+        bugs of the next order: programs unlike the one that was to be repaired).
+        """
+        if not any(self.gather([len(bugs)])):
+            return None, [], []
+        G = self.cfg.group_size
+        # a process without a bug repairs one for nothing: all must take part in a rollout
+        idle = [] if bugs else [Bug((row := self.train_rows[0]), row["program"], [1])]
+        prompts = [repair_prompt(bug) for bug in bugs + idle for _ in range(G)]
+        batch = self.rollout("solver", [{"prompt": p} for p in prompts])
+        several = [bug for bug in bugs for _ in range(G)]
+        repairs = [parse_program(text) for text in batch["texts"]][: len(several)]
+        right = self.repaired([*zip(repairs, several)])
+        rewards = [1.0 if r else -1.0 for r in right] + [torch.nan] * (G * len(idle))
+        self.set_rewards(batch, rewards)
+        wrong = []
+        for note, program, bug, r in zip(batch["notes"], repairs, several, right):
+            note |= {"right": r, "original": bug.row["program"]}
+            if not r and program not in (None, bug.program):
+                wrong.append(Bug(bug.row, program, bug.hidden))
+        return batch, right, wrong
+
+    def repaired(self, attempts: list[tuple[str | None, Bug]]) -> list[bool]:
+        """Whether a program passes all of the original's tests, hidden or not. They are the data
+        set's; what a player wrote about tests has no part in it.
+        """
+        passed = self.passed([(program, bug.row) for program, bug in attempts])
+        return [bool(tests.all()) for tests in passed]
+
+    def passed(self, tried: list[tuple[str | None, dict]]) -> list[torch.Tensor]:
+        """(t,) bool for each (program, row): which of the row's tests it passes. What occurs twice
+        is run once; what cannot be read passes nothing.
+        """
+        runs = dict.fromkeys((p, given) for p, row in tried if p for given, _ in row["tests"])
+        limits = {"time_limit": self.cfg.time_limit, "output_limit": OUTPUT_LIMIT}
+        results = self.sandbox.run([p for p, _ in runs], [given for _, given in runs], **limits)
+        ended = {run: r.output for run, r in zip(runs, results) if r.status is Status.OK}
+
+        def passes(run: tuple, expected: str) -> bool:
+            return run in ended and same_output(ended[run], expected)
+
+        return [torch.tensor([passes((p, a), b) for a, b in row["tests"]]) for p, row in tried]
+
+    # --- what is logged and shown; nothing below affects training
+    def report_step(self, injector, bugs, failed, s, right, right_again):
+        rates = [rate for rate in s if rate is not None]
+        valid = [bug for bug, reason in zip(bugs, failed) if reason is None]
+        lines = [len(reverted(bug.row["program"], bug.program)) for bug in valid]
+        self.log_mean("injector/valid", [reason is None for reason in failed])
+        self.log_mean("injector/solve_rate", rates)
+        self.log_mean("injector/too_easy", [rate == 1 for rate in rates])
+        self.log_mean("injector/too_hard", [rate == 0 for rate in rates])
+        self.log_mean("injector/edited_lines", lines)
+        self.log_mean("injector/different", len({bug.program for bug in valid}) / len(bugs))
+        self.log_mean("solver/accuracy", right)
+        self.log_mean("solver/second_order", right_again)
+        for note, reason, rate in zip(injector["notes"], failed, s):
+            note |= {"failed_check": reason, "solve_rate": rate}
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
+    """The solver on bugs that nobody chose, the same in every evaluation: a held-out program
+    without one of its lines. The injector on held-out programs.
+    """
+    bugs, n = removals(trainer, held_out), trainer.cfg.eval_samples
+    result = {}
+    for name, samples, greedy in (("accuracy", n, False), ("greedy", 1, True)) if bugs else ():
+        several = [bug for bug in bugs for _ in range(samples)]
+        texts = trainer.generate_all("solver", [repair_prompt(b) for b in several], greedy)
+        attempts = [(parse_program(text), bug) for text, bug in zip(texts, several)]
+        result[f"solver/{name}"] = mean(trainer.in_parallel(trainer.repaired, attempts))
+    texts = trainer.generate_all("injector", [inject_prompt(row["question"]) for row in held_out])
+    written = [parse_bug(text, row) for text, row in zip(texts, held_out)]
+    failed = trainer.in_parallel(trainer.check, written)
+    return result | {"injector/valid": mean([reason is None for reason in failed])}
+
+
+def removals(trainer: Ssr, held_out: list[dict]) -> list[Bug]:
+    """Of each program an inner line removed, drawn once, where that makes a test fail. Shown are
+    its first three tests at most.
+    """
+    bugs = []
+    for row in held_out:
+        lines = row["program"].splitlines()
+        k = random.Random(row["question"]).randrange(1, max(2, len(lines) - 1))
+        shorter, hidden = "\n".join(lines[:k] + lines[k + 1 :]), [1, 2, 3][: len(row["tests"])]
+        bugs.append(Bug(row, shorter, hidden))
+    runs = [(program, bug) for bug in bugs for program in (bug.row["program"], bug.program)]
+    fine = grouped(trainer.in_parallel(trainer.repaired, runs), 2)
+    return [bug for bug, (before, after) in zip(bugs, fine) if before and not after]
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "solver": ["solver/accuracy", "solver/second_order"],
+    "injector": ["injector/valid", "injector/solve_rate", "injector/too_easy", "injector/too_hard"],
+    "bugs": ["injector/edited_lines", "injector/different"],
+}
+
+
+def load(args: Args):
+    """Rows {question: program and tests as the injector sees them, program, tests}."""
+    wanted, held_out = args.steps * args.questions * 4, args.eval_questions  # for four processes
+    if args.dataset == "tiny":
+        parts = sample_rows(args.seed + 1, wanted, False), sample_rows(0, held_out, True)
+    else:
+        parts = load_tasks(args.dataset, wanted, held_out, args.seed)
+    train, held_out = ([row for row in part if row["reference"]] for part in parts)
+    if not train or not held_out:
+        raise UserError(f"--dataset {args.dataset}: no task has a reference, the program to break.")
+    for row in train + held_out:
+        tests = list(zip(row.pop("test_input"), row.pop("test_output")))[: args.own_tests]
+        row |= {"program": row.pop("reference"), "tests": tests}
+        row["question"] = shown(row["program"], tests, number=True)
+    return train, held_out
+
+
+def main(args: Args):
+    with Sandbox(unsafe=args.unsafe_sandbox) as sandbox:
+        N, more = args.injections, {"sandbox": sandbox}
+        launch(Ssr, args, load, evaluate, CURVES, inject_prompt, N, **more)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))

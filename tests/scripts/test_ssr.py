@@ -1,0 +1,282 @@
+"""ssr.py: each check with a program that fails it, inverse mutation against edits made by hand,
+both rewards, hostile completions; a step with completions that are given."""
+
+import math
+import random
+from types import SimpleNamespace
+
+import ssr
+from common.cotrainer import Player
+from common.errors import UserError
+from common.sandbox import Sandbox
+from common.tiny import repairs
+from ssr import Bug, failed_check, injector_reward, parse_bug, repair_prompt, reverted, shown
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROW = {
+    "program": "x=int(input())\nx+=3\nx*=7\nprint(x%100)",
+    "tests": [("1\n", "28\n"), ("2\n", "35\n"), ("0\n", "21\n")],
+}
+ROW["question"] = shown(ROW["program"], ROW["tests"], number=True)
+
+
+def code(*lines: str) -> str:
+    return "```python\n" + "\n".join(["x=int(input())", *lines, "print(x%100)"]) + "\n```"
+
+
+def bug(*lines: str, hidden: str = "1") -> str:
+    return f"{code(*lines)}\n**Hidden tests:** {hidden}"
+
+
+# ------------------------------------------------------------------ prompts and parsing
+@pytest.mark.parametrize(
+    "text, hidden",
+    [
+        (bug("x+=4", hidden="1"), [1]),
+        (bug("x+=4", hidden="3 , 1, 3"), [1, 3]),
+        (bug("x+=4").replace("**", ""), [1]),
+        (bug("x+=4").replace("**Hidden tests:**", "**Hidden tests**:"), None),
+        ("Hidden tests: 2\n" + code("x+=4"), None),  # in front of the program
+        (code("# Hidden tests: 2"), None),  # within it
+        (bug("x+=4", hidden="0"), None),
+        (bug("x+=4", hidden="4"), None),
+        (bug("x+=4", hidden="1, 4"), None),
+        (bug("x+=4", hidden="9" * 5000), None),
+        (bug("x+=4", hidden="²"), None),
+        (bug("x+=4", hidden="-1"), None),
+        (bug("x+=4", hidden=""), None),
+        ("**Hidden tests:** 1", None),
+        ("```python\n```\n**Hidden tests:** 1", None),
+        ("```python\nprint(1)\n**Hidden tests:** 1", None),  # never closed
+        ("```" * 20_000 + "**Hidden tests:** 1", None),
+        ("", None),
+    ],
+)
+def test_parse_bug(text, hidden):
+    found = parse_bug(text, ROW)
+    assert (found and found.hidden) == hidden
+
+
+def test_a_test_of_several_lines_stands_on_one():
+    text = shown("print(1)", [("2\n1 3\n", "4\n")], number=False)
+    assert text == "```python\nprint(1)\n```\nTests:\n2\\n1 3->4\n"
+
+
+def test_the_solver_sees_the_hidden_tests_and_not_the_original():
+    user = repair_prompt(Bug(ROW, "x=int(input())\nprint(x)", [1, 3]))[1]["content"]
+    assert "1->28\n0->21\n" in user and "2->35" not in user and "x+=3" not in user
+
+
+def test_prompts_are_those_that_the_embedded_model_has_been_taught():
+    rng, asked = random.Random(0), set()
+    for row in repairs.sample_rows(0, 8, held_out=False):
+        row = {"program": row["reference"], "tests": [*zip(row["test_input"], row["test_output"])]}
+        question = shown(row["program"], row["tests"][: repairs.TESTS], number=True)
+        asked.add(ssr.inject_prompt(question)[1]["content"].removeprefix(question))
+        lines = question.splitlines()
+        taught = repairs.break_program(rng, 0)[0].splitlines()
+        assert [len(lines), lines[-4][:3]] == [len(taught) - 1, taught[-5][:3]]
+    assert asked == {"Change a line.", "Remove a line."}
+    user, answer = repairs.repair_program(rng, 0)
+    assert user.endswith("\nRepair it.") and ssr.parse_program(answer)
+
+
+# ------------------------------------------------------------------ inverse mutation
+@given(st.lists(st.sampled_from(["keep", "change", "drop", "add"]), min_size=1, max_size=8))
+def test_each_edited_line_is_put_right_alone(kinds):
+    """Edits of a text with different lines, so that only one reading of them is possible: no two
+    neighbours are edited."""
+    parts = []  # (as it was, as it is): lines
+    for i, kind in enumerate(kinds):
+        parts.append(([f"stay {i}"], [f"stay {i}"]))
+        was, now = [f"old {i}"], [f"new {i}"]
+        parts.append(
+            {"keep": (was, was), "change": (was, now), "drop": (was, []), "add": ([], now)}[kind]
+        )
+    text = lambda lines: "\n".join(line for part in lines for line in part)  # noqa: E731
+    expected = []
+    for k, (was, now) in enumerate(parts):
+        if was != now:
+            expected.append(text([p[0] if j == k else p[1] for j, p in enumerate(parts)]))
+    before, after = text([p[0] for p in parts]), text([p[1] for p in parts])
+    assert reverted(before, after) == expected
+
+
+def test_neighbouring_lines_are_put_right_one_by_one():
+    assert reverted("a\nb\nc", "A\nB\nc") == ["a\nB\nc", "A\nb\nc"]
+    assert reverted("a\nb\nc\nd", "a\nd") == ["a\nb\nd", "a\nc\nd"]
+    assert reverted("a\nb", "a\nB\nC") == ["a\nb\nC", "a\nB"]
+
+
+def test_checks_against_loops():
+    rng, seen = random.Random(0), set()
+    for _ in range(2000):
+        E, t = rng.randint(0, 3), rng.randint(1, 4)
+        rate = rng.choice([0.1, 0.5, 0.9])
+        table = [[rng.random() < rate for _ in range(t)] for _ in range(2 + E)]
+        table[0] = [rng.random() < 0.95 for _ in range(t)]
+        hidden = rng.sample(range(1, t + 1), rng.randint(1, t))
+        failing = [k for k in range(t) if not table[1][k]]
+        if not all(table[0]):
+            expected = "a test fails at first"
+        elif E == 0:
+            expected = "nothing was changed"
+        elif not failing:
+            expected = "no test fails"
+        elif not any(k + 1 in hidden for k in failing):
+            expected = "no failing test is hidden"
+        elif any(not any(row[k] for k in failing) for row in table[2:]):
+            expected = "a line needs no edit"
+        else:
+            expected = None
+        seen.add(expected)
+        assert failed_check(torch.tensor(table), hidden) == expected
+        lax = None if expected == "a line needs no edit" else expected
+        assert failed_check(torch.tensor(table), hidden, inverse_mutation=False) == lax
+    assert len(seen) == 6
+
+
+# ------------------------------------------------------------------ rewards
+def test_the_injectors_reward_is_absolute_zeros_scaled():
+    """(1 + alpha) r - alpha, where r = 1 - s within (0, 1) and 0 at its ends."""
+    for alpha in (0.0, 0.5, 0.8):
+        for k in range(9):
+            r = 1 - k / 8 if 0 < k < 8 else 0
+            assert injector_reward(k / 8, alpha) == pytest.approx((1 + alpha) * r - alpha)
+        assert injector_reward(None, alpha) == -1
+
+
+@pytest.mark.parametrize("G, best, value", [(4, 0.37, 0.05), (8, 0.257, 0.37), (16, 0.169, 0.60)])
+def test_the_difficulty_that_the_injector_is_drawn_to(G, best, value):
+    """Of a bug that is repaired with probability p: E r(k / G), k ~ Binomial(G, p)."""
+    grid = [p / 1000 for p in range(1, 1000)]
+    chance = lambda k, p: math.comb(G, k) * p**k * (1 - p) ** (G - k)  # noqa: E731
+    of = [sum(chance(k, p) * injector_reward(k / G, 0.8) for k in range(G + 1)) for p in grid]
+    assert grid[of.index(max(of))] == pytest.approx(best, abs=0.005)
+    assert max(of) == pytest.approx(value, abs=0.005)
+
+
+# ------------------------------------------------------------------ a step by hand
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(2, unsafe=True) as sandbox:
+        yield sandbox
+
+
+class Given(ssr.Ssr):
+    """Without a model: what each player writes is given."""
+
+    def __init__(self, sandbox, injector=(), solver=(), **change):
+        self.cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
+        self.written = {"injector": [*injector], "solver": [*solver]}
+        self.sandbox, self.asked, self.logged, self.train_rows = sandbox, [], {}, [ROW]
+        self.state = SimpleNamespace(global_step=0)
+
+    def rollout(self, name, rows):
+        self.asked += [row["prompt"][1]["content"] for row in rows if name == "solver"]
+        texts = [self.written[name].pop(0) for _ in rows]
+        return {"player": name, "texts": texts, "notes": [{} for _ in rows]}
+
+    def set_rewards(self, batch, rewards):
+        batch["rewards"] = batch["advantages"] = torch.tensor(rewards)
+
+    def concat(self, batches):
+        return batches
+
+    def gather(self, values):
+        return values
+
+    def log_mean(self, name, values):
+        values = values if isinstance(values, list) else [values]
+        self.logged[name] = sum(values) / len(values) if values else None
+
+
+ROWS = [ROW | {"prompt": [{}, {"content": "break"}]}] * 2
+RIGHT, WRONG = code("x+=3", "x*=7"), code("x+=1", "x*=7")
+
+
+def test_a_step(sandbox):
+    """One bug is valid and repaired by one of two; the other edits a line without need."""
+    bugs = [bug("x+=4", "x*=7", hidden="1, 2"), bug("x+=4", "x*=7", "x+=0", hidden="1")]
+    trainer = Given(sandbox, bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
+    injector, solver, again = trainer.step(ROWS)[0]
+    assert injector["rewards"].tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
+    assert [n["failed_check"] for n in injector["notes"]] == [None, "a line needs no edit"]
+    assert solver["rewards"].tolist() == [1, -1]
+    # the wrong repair is the next bug, with the same tests hidden; what cannot be read is none
+    assert again["rewards"].tolist() == [1, -1]
+    assert "x+=4" in trainer.asked[0] and "x+=1" in trainer.asked[2] and len(trainer.asked) == 4
+    assert all("1->28\n2->35\nRepair it." in user for user in trainer.asked)
+    assert trainer.logged["injector/solve_rate"] == 0.5 and trainer.logged["injector/valid"] == 0.5
+    assert trainer.logged["solver/second_order"] == 0.5
+
+
+def test_a_repair_must_pass_the_tests_that_it_was_not_shown(sandbox):
+    shown_only = "```python\nprint(28)\n```"
+    trainer = Given(sandbox, [bug("x+=4", "x*=7")] * 2, [shown_only, RIGHT] * 2, second_order=0)
+    injector, solver = trainer.step(ROWS)[0]
+    assert solver["rewards"].tolist() == [-1, 1, -1, 1]
+    assert injector["rewards"].tolist() == pytest.approx([0.1] * 2)
+
+
+@pytest.mark.parametrize(
+    "texts", [["none"] * 2, [bug("x+=3", "x*=7")] * 2, [bug("loop(", "x*=7")] * 2]
+)
+def test_bugs_that_are_none(sandbox, texts):
+    """Unreadable, unchanged; the last one is a bug: that program fails all tests."""
+    trainer = Given(sandbox, texts, ["none"] * 4)
+    batches = trainer.step(ROWS)[0]
+    if "loop(" in texts[0]:
+        assert batches[0]["rewards"].tolist() == pytest.approx([-0.8] * 2)  # repaired by nobody
+    else:
+        assert len(batches) == 1 and batches[0]["rewards"].tolist() == [-1] * 2
+
+
+@pytest.mark.parametrize("train, zero", [("solver", [0]), ("injector", [1, 2]), ("both", [])])
+def test_who_is_trained(sandbox, train, zero):
+    bugs = [bug("x+=4", "x*=7")] * 2
+    trainer = Given(sandbox, bugs, [RIGHT, WRONG] * 4, train=train)
+    batches = trainer.step(ROWS)[0]
+    assert len(batches) == 3
+    assert [i for i, batch in enumerate(batches) if not batch["advantages"].any()] == zero
+
+
+def test_a_process_without_a_bug_takes_part_in_vain(sandbox):
+    trainer = Given(sandbox, ["none"] * 2, ["none"] * 4)
+    trainer.gather = lambda values: [*values, 1]  # another process has one
+    injector, solver, again = trainer.step(ROWS)[0]
+    assert solver["rewards"].isnan().all() and again["rewards"].isnan().all()
+
+
+def test_held_out_bugs_fail_and_their_originals_do_not(sandbox):
+    rows = [ROW | {"question": f"{i}"} for i in range(8)]
+    rows += [ROW | {"question": "broken", "program": "print(1)"}]  # fails its own tests
+    rows += [ROW | {"question": "one", "program": "print((int(input())+3)*7)"}]
+    trainer = Given(sandbox)
+    trainer.in_parallel = lambda fn, items: fn(items)
+    found = {b.row["question"]: b for b in ssr.removals(trainer, rows)}
+    assert "broken" not in found and "one" not in found  # a line in all, which is not removed
+    assert {b.program.count("\n") for b in found.values()} == {2} and len(found) == 8
+    assert {b.program for b in found.values()} == {
+        "x=int(input())\nx*=7\nprint(x%100)",
+        "x=int(input())\nx+=3\nprint(x%100)",
+    }
+
+
+def test_players_share_an_adapter_and_have_their_groups():
+    players = ssr.Ssr.players(ssr.Args(injections=4, group_size=8))
+    assert [p.group_size for p in players.values()] == [4, 8]
+    assert {p.adapter for p in players.values()} == {"agent"}
+    assert isinstance(players["solver"], Player)
+
+
+def test_without_references_there_is_nothing_to_break(tmp_path):
+    data = tmp_path / "data.jsonl"
+    row = '{{"question": "{}", "test_input": ["1"], "test_output": ["1"]}}\n'
+    data.write_text("".join(row.format(i) for i in range(60)))
+    with pytest.raises(UserError, match="no task has a reference"):
+        ssr.load(ssr.Args(dataset=str(data)))
