@@ -90,8 +90,6 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     """run model-written code even where a layer of the sandbox is missing on this machine"""
 
 
-OUTPUT_LIMIT = 1 << 16  # bytes
-
 # ------------------------------------------------------------------ prompts and parsing
 INJECT = r"""You are given a Python program and its numbered tests, input->output. Put a bug into
 the program: {how}, so that it still runs but fails at least one test. No edit may be without need.
@@ -240,7 +238,7 @@ class Ssr(CoTrainer):
         for batch in batches:
             if self.cfg.train not in (batch["player"], "both"):
                 batch["advantages"] = torch.zeros_like(batch["rewards"])
-        self.report_step(injector, bugs, failed, s, right, right_again)
+        self.report_step(injector, valid, failed, s, right, right_again)
         return [self.concat(batches)]
 
     def check(self, bugs: list[Bug | None]) -> list[str | None]:
@@ -250,14 +248,11 @@ class Ssr(CoTrainer):
             one_undone = reverted(bug.row["program"], bug.program) if bug else []
             tried.append([bug.row["program"], bug.program, *one_undone] if bug else [])
         pairs = [(program, bug.row) for bug, its in zip(bugs, tried) for program in its]
-        passed, failed = iter(self.passed(pairs)), []  # (t,) each
-        for bug, its in zip(bugs, tried):
-            table = [next(passed) for _ in its]  # (2 + E) of (t,)
-            failed.append(
-                failed_check(torch.stack(table), bug.hidden, self.cfg.inverse_mutation)
-                if bug
-                else "it cannot be read"
-            )
+        passed, failed = iter(self.passed(pairs)), ["it cannot be read"] * len(bugs)
+        for i, (bug, its) in enumerate(zip(bugs, tried)):
+            if bug:
+                table = torch.stack([next(passed) for _ in its])  # (2 + E, t)
+                failed[i] = failed_check(table, bug.hidden, self.cfg.inverse_mutation)
         return failed
 
     def attempt(self, bugs: list[Bug]) -> tuple[dict | None, list[bool], list[Bug]]:
@@ -295,26 +290,22 @@ class Ssr(CoTrainer):
         is run once; what cannot be read passes nothing.
         """
         runs = dict.fromkeys((p, given) for p, row in tried if p for given, _ in row["tests"])
-        limits = {"time_limit": self.cfg.time_limit, "output_limit": OUTPUT_LIMIT}
+        limits = {"time_limit": self.cfg.time_limit, "output_limit": 1 << 16}  # bytes
         results = self.sandbox.run([p for p, _ in runs], [given for _, given in runs], **limits)
-        ended = {run: r.output for run, r in zip(runs, results) if r.status is Status.OK}
-
-        def passes(run: tuple, expected: str) -> bool:
-            return run in ended and same_output(ended[run], expected)
-
+        out = {run: r.output for run, r in zip(runs, results) if r.status is Status.OK}
+        passes = lambda run, b: run in out and same_output(out[run], b)  # noqa: E731
         return [torch.tensor([passes((p, a), b) for a, b in row["tests"]]) for p, row in tried]
 
     # --- what is logged and shown; nothing below affects training
-    def report_step(self, injector, bugs, failed, s, right, right_again):
+    def report_step(self, injector, valid, failed, s, right, right_again):
         rates = [rate for rate in s if rate is not None]
-        valid = [bug for bug, reason in zip(bugs, failed) if reason is None]
         lines = [len(reverted(bug.row["program"], bug.program)) for bug in valid]
         self.log_mean("injector/valid", [reason is None for reason in failed])
         self.log_mean("injector/solve_rate", rates)
         self.log_mean("injector/too_easy", [rate == 1 for rate in rates])
         self.log_mean("injector/too_hard", [rate == 0 for rate in rates])
         self.log_mean("injector/edited_lines", lines)
-        self.log_mean("injector/different", len({bug.program for bug in valid}) / len(bugs))
+        self.log_mean("injector/different", len({bug.program for bug in valid}) / len(s))
         self.log_mean("solver/accuracy", right)
         self.log_mean("solver/second_order", right_again)
         for note, reason, rate in zip(injector["notes"], failed, s):
@@ -340,9 +331,7 @@ def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
 
 
 def removals(trainer: Ssr, held_out: list[dict]) -> list[Bug]:
-    """Of each program an inner line removed, drawn once, where that makes a test fail. Shown are
-    its first three tests at most.
-    """
+    """Of each program an inner line removed, drawn once, if a test then fails; three are shown."""
     bugs = []
     for row in held_out:
         lines = row["program"].splitlines()

@@ -49,7 +49,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
 
     Args:
-        name: "tiny" or "tiny-programs" (the embedded models), a hub id, or a local folder.
+        name: "tiny", "tiny-programs", "tiny-repairs" (embedded), a hub id, or a local folder.
         adapters: a LoRA adapter each, on all linear layers but the head; alpha = 2 * rank, no
             dropout, B = 0, so that every player starts as the base itself.
         four_bit: load the base in NF4 with double quantisation.

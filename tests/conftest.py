@@ -50,6 +50,7 @@ SMALL = {
     "score.py": "--steps 4 --stage1-steps 1 --questions 4 --group-size 4 --micro-batch 16",
     "maporl.py": "--steps 4 --questions 2 --group-size 4 --micro-batch 8",
     "aprm.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 16",
+    "ssr.py": "--steps 4 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16"
     " --solution-tokens 48 --judgement-tokens 64",
     "azr.py": "--steps 4 --questions 4 --micro-batch 4 --seed-tasks 16 --difficulty-samples 2"

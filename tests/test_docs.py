@@ -50,6 +50,7 @@ What goes wrong
 Make it yours""".splitlines()
 NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
 NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro", "score", "maporl", "aprm"]
+NAMES += ["ssr"]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -72,6 +73,7 @@ SHORT = {
     "score": "--steps 1 --stage1-steps 0 --questions 4 --group-size 4 --micro-batch 16",
     "maporl": "--steps 1 --questions 2 --group-size 4 --micro-batch 8",
     "aprm": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
+    "ssr": "--steps 1 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
     "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
     "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
@@ -447,6 +449,14 @@ def aprm_cautious(done):
     """Caught is worth as little as harmless."""
     calls = [*done.calls]  # which grow with every call
     assert (False, False) in calls and {done.module.corruptor_reward(*c) for c in calls} == {-1, 1}
+
+
+@edit(SHORT["ssr"], recorded="injector_reward")
+def ssr_valid(done):
+    """Every valid bug is worth the same."""
+    calls = [*done.calls]  # which grow with every call
+    assert calls and {done.module.injector_reward(*call) for call in calls} <= {-1.0, 1.0}
+    assert done.module.injector_reward(0.0, 0.8) == 1.0
 
 
 @edit(SHORT["azr"], recorded="proposer_reward")
