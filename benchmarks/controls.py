@@ -1,6 +1,6 @@
-"""Judges that nobody trains, in the place of the one that a script trains: for tango.py a verifier
-that knows the truth and one that knows nothing; for mae.py and self_rewarding.py scores that know
-the truth or nothing.
+"""Judges that are not trained here, in the place of the one that a script trains: for tango.py a
+verifier that knows the truth, one that knows nothing, and aprm.py's; for mae.py and
+self_rewarding.py scores that know the truth or nothing.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. The patches of experiments.toml put them in place.
@@ -8,9 +8,13 @@ than the one that is always right. The patches of experiments.toml put them in p
 
 import random
 import re
+from pathlib import Path
 
 from common.tasks.answers import split_steps
 from common.tiny.tasks import gold_answer, parse_question, step_labels
+
+from peft.utils import set_peft_model_state_dict
+from safetensors.torch import load_file
 
 # ------------------------------------------------------------------ tango.py: verdicts from
 # elsewhere
@@ -46,6 +50,20 @@ def judged_by(judge, trainer_class):
         return [judge(*ASKED.fullmatch(prompt[-1]["content"]).groups()) for prompt in prompts]
 
     trainer_class.generate = generate
+
+
+def judging_as(folder: str, trainer_class):
+    """Makes all trainers of this class start with the verifier of aprm.py's run of the same seed:
+    an adapter on the same embedded model, asked in the same form.
+    """
+    begun = trainer_class.__init__
+
+    def __init__(self, *inputs):
+        begun(self, *inputs)
+        state = load_file(Path(folder, str(self.cfg.seed), "verifier/adapter_model.safetensors"))
+        set_peft_model_state_dict(self.model, state, adapter_name="verifier")
+
+    trainer_class.__init__ = __init__
 
 
 # ------------------------------------------------------------------ mae.py: scores from elsewhere
