@@ -12,7 +12,7 @@ operations is that of program_demonstrations.py.
 
 import random
 
-from common.tiny.demonstrations import decide, spoil
+from common.tiny.demonstrations import decide, lines_of, spoil
 from common.tiny.program_demonstrations import INVERSES, KINDS, SOLVING, compute
 from common.tiny.programs import MODULO, OPERANDS, OPERATORS, make_operations
 from common.tiny.tasks import is_held_out
@@ -100,7 +100,7 @@ def repair_program(rng, noise):  # solver
     steps, repaired = search(rng, broken, removed, inputs[0], run(inputs[0], right), noise)
     return (
         f"```python\n{format_lines(broken)}\n```\nTests:\n{tests}Repair it.",
-        "<think>\n" + "\n".join(steps) + f"\n</think>\n```python\n{format_lines(repaired)}\n```",
+        f"<think>\n{lines_of(steps)}</think>\n```python\n{format_lines(repaired)}\n```",
     )
 
 

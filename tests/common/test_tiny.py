@@ -9,7 +9,15 @@ import sys
 
 from common.model import EMBEDDED, TINY
 from common.tasks.answers import is_correct
-from common.tiny import MODELS, demonstrations, make, program_demonstrations, programs, tasks
+from common.tiny import (
+    MODELS,
+    demonstrations,
+    make,
+    program_demonstrations,
+    programs,
+    repairs,
+    tasks,
+)
 from common.tiny.demonstrations import GOLD, KINDS, QUOTIENTS, TRUST
 from tango import solve_prompt
 
@@ -350,6 +358,57 @@ def test_inputs_are_found_backwards():
             f = {}
             exec(user.split("```python\n")[1].split("\n```")[0], f)
             assert f["f"](x) == int(steps[0][0])
+
+
+def printed(program: str, x: int) -> int:
+    """What Python prints when it reads x."""
+    said = []
+    exec(program.replace("int(input())", str(x)), {"print": said.append})
+    return said[0]
+
+
+def test_a_programs_tests_are_what_it_prints():
+    train, held_out = (repairs.sample_rows(0, 200, held) for held in (False, True))
+    assert not {row["question"] for row in train} & {row["question"] for row in held_out}
+    for row in train[:50]:
+        for x, y in zip(row["test_input"], row["test_output"]):
+            assert printed(row["reference"], int(x)) == int(y)
+
+
+def test_a_repair_is_what_its_last_thought_says():
+    """Each line of thought is consistent with the one before it; a repair whose steps are all right
+    passes the first test."""
+    rng, right = random.Random(1), 0
+    for _ in range(300):
+        user, text = repairs.repair_program(rng, 1)
+        x, y = map(int, re.search(r"Tests:\n(\d+)->(\d+)", user).groups())
+        thoughts, program = re.fullmatch(
+            r"<think>\n(.*)</think>\n```python\n(.*)\n```", text, re.DOTALL
+        ).groups()
+        if thoughts.endswith("no</step>\n"):  # nothing fits anywhere
+            continue
+        *steps, last = re.findall("<step>(.*)</step>\n", thoughts.rpartition("no</step>\n")[2])
+        reached, wanted, op = re.fullmatch(r"(\d+)->(\d+):(.*)", last).groups()
+        ahead = [re.fullmatch(r"(\d+)([+*-])(\d)=(\d+)", step) for step in steps]
+        back = [re.fullmatch(r"(\d+)=(\d+)([+*-])(\d)", step) for step in steps]
+        value, after = x, y
+        sound = True
+        for forwards, backwards in zip(ahead, back):
+            if forwards:
+                a, sign, b, result = forwards.groups()
+                assert int(a) == value
+                sound &= programs.OPERATORS[sign](value, int(b)) == int(result)
+                value = int(result)
+            else:
+                result, a, sign, b = backwards.groups()
+                assert int(result) == after
+                sound &= programs.OPERATORS[sign](int(a), int(b)) == after
+                after = int(a)
+        assert (value, after) == (int(reached), int(wanted))
+        if sound:
+            assert f"x{op[0]}={op[1]}\n" in program and printed(program, x) == y
+            right += 1
+    assert 100 < right < 290
 
 
 @functools.cache

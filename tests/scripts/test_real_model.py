@@ -55,10 +55,12 @@ RUNS = {
     "score.py": "--steps 2 --stage1-steps 1 --group-size 2 --second-tokens 96",
     "maporl.py": "--steps 2 --group-size 2 --debate-tokens 96",
     "aprm.py": "--steps 2 --group-size 2 --untouched 0",
+    "ssr.py": "--steps 2 --injections 2 --group-size 2 --second-order 1",
 }
 LIMITS = {  # tokens
     "cure.py": "--program-tokens 256 --test-tokens 96",
     "azr.py": "--proposal-tokens 256 --answer-tokens 256",
+    "ssr.py": "--bug-tokens 512 --repair-tokens 512",
     "vstar.py": "--solution-tokens 96",
     "spin.py": "--solution-tokens 96",
     "prime.py": "--solution-tokens 96",
@@ -94,7 +96,7 @@ def shallow(smollm2, tmp_path_factory):
 
 
 def data_of(script: str) -> Path:
-    if script in ("cure.py", "azr.py"):
+    if script in ("cure.py", "azr.py", "ssr.py"):
         return DATA / "mbpp.jsonl"
     return DATA / ("gsm8k_train.jsonl" if script in ("gar.py", "mae.py") else "mawps.jsonl")
 
@@ -119,7 +121,8 @@ class Writer:
     """
 
     def __init__(self, tokenizer, known: dict):
-        self.tokenizer, self.known, self.prompts, self.players = tokenizer, known, [], []
+        self.tokenizer, self.known, self.prompts = tokenizer, known, []
+        self.whole = {}  # program without its last line -> program
 
     def __call__(self, model, prompt_ids, max_tokens, temperature, ends, pad_id):
         written = []
@@ -176,6 +179,13 @@ class Writer:
                 return f"```python\n{row['reference'] if good else 'print(0)'}\n```"
             given, put = row["test_input"][0], row["test_output"][0] if good else "?"
             return f"**Test Input:**\n```\n{given}```\n**Test Output:**\n```\n{put}```"
+        if last in ("Change a line.", "Remove a line.", "Repair it."):
+            program = re.match(r"```python\n(.*?)\n```", user, re.DOTALL)[1]
+            if last == "Repair it.":
+                return f"```python\n{self.whole.get(program, program) if good else 'print(0)'}\n```"
+            shorter = program.rpartition("\n")[0]
+            self.whole[shorter] = program
+            return f"```python\n{shorter}\n```\n**Hidden tests:** {1 if good else 99}"
         if last in ("What is the output?", "What is the input?"):
             kind, sign = ("output", 1) if "output" in last else ("input", -1)
             value = int(given[1]) + sign * int(sum_of[1]) if sum_of and given and good else 0
@@ -233,6 +243,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
     "score.py": {"first/accuracy": 0.5, "second/accuracy": 0.5},
     "maporl.py": {"co/first": 0.5, "co/last": 0.5},
+    "ssr.py": {"injector/valid": 0.5, "solver/accuracy": 0.5},
     "aprm.py": {"corruptor/unreadable": 0, "corruptor/harmless": 0.5, "verifier/parsed": 1.0},
 }
 
