@@ -150,12 +150,14 @@ def parse_bug(text: str, row: dict) -> Bug | None:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def reverted(before: str, after: str) -> list[str]:
-    r"""For each edited line the text `after` with this line alone as it was `before`.
+    r"""For each edited line the text `after` with this line alone as it was `before`. Blank lines and
+    white space at the end of a line are no edits.
 
-    >>> reverted("a\nb\nc", "a\nB\n"), reverted("a\nb", "a\nnew\nb"), reverted("a", "a")
+    >>> reverted("a\n\nb\nc", "a\nB\n"), reverted("a\nb", "a\nnew\nb"), reverted("a", "a ")
     (['a\nb', 'a\nB\nc'], ['a\nb'], [])
     """
-    old, new, found = before.splitlines(), after.splitlines(), []
+    old, new = ([x.rstrip() for x in t.splitlines() if x.strip()] for t in (before, after))
+    found = []
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
         if kind != "equal":  # old[i:i_end] became new[j:j_end]; line by line as far as both reach
@@ -218,13 +220,12 @@ class Ssr(CoTrainer):
 
     def step(self, rows):
         """rows: P * N, every program N times in a row."""
-        G = self.cfg.group_size
         injector = self.rollout("injector", rows)  # P * N bugs
         bugs = [parse_bug(text, row) for text, row in zip(injector["texts"], rows)]
         failed = self.check(bugs)
         valid = [bug for bug, reason in zip(bugs, failed) if reason is None]
         solver, right, wrong = self.attempt(valid)  # G attempts on each
-        rates = iter([mean(hits) for hits in grouped(right, G)])
+        rates = iter([mean(hits) for hits in grouped(right, self.cfg.group_size)])
         s = [next(rates) if reason is None else None for reason in failed]  # P * N
         self.set_rewards(injector, [injector_reward(rate, self.cfg.alpha) for rate in s])
 

@@ -183,7 +183,7 @@ class Writer:
             program = re.match(r"```python\n(.*?)\n```", user, re.DOTALL)[1]
             if last == "Repair it.":
                 return f"```python\n{self.whole.get(program, program) if good else 'print(0)'}\n```"
-            shorter = program.rpartition("\n")[0]
+            shorter = program.rpartition("\n")[0].strip()
             self.whole[shorter] = program
             return f"```python\n{shorter}\n```\n**Hidden tests:** {1 if good else 99}"
         if last in ("What is the output?", "What is the input?"):
