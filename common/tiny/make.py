@@ -37,7 +37,6 @@ from transformers import (
 
 FOLDER = Path(__file__).parent
 STEPS = {"arithmetic": 4000, "programs": 3000, "repairs": 1200}
-START = {"repairs": "programs"}  # the model that it continues, which knows its arithmetic
 PARTS = {
     "arithmetic": demonstrations.PARTS,
     "programs": program_demonstrations.PARTS,
@@ -79,11 +78,11 @@ WORDS = {
         "Examples:\n", "Message: ", "->", "Write the program.", "Propose a program and its input.",
         "Propose inputs and a message.",
     ],
+    "repairs": [
+        "<think>", "</think>", "```python", "```", "x=int(input())", "print(x", "Tests:\n", "->",
+        "\\n", "Change a line.", "Remove a line.", "Repair it.", "**Hidden tests:**",
+    ],
 }  # fmt: skip
-WORDS["repairs"] = WORDS["programs"] + [
-    "x=int(input())", "print(x%100)", "Tests:\n", "no", "Change a line.", "Remove a line.",
-    "Repair it.", "**Hidden tests:**",
-]  # fmt: skip
 # A system message holds instructions in prose, which one million parameters cannot read. The
 # template leaves it out, so that scripts can send the same messages to every model.
 CHAT_TEMPLATE = (
@@ -132,18 +131,6 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
             bos_token_id=None,
         )
     )
-
-
-def continue_from(model, tokenizer, name: str):
-    """The weights of an embedded model; a token that both know keeps its embedding."""
-    state = AutoModelForCausalLM.from_pretrained(FOLDER / name).state_dict()
-    known = AutoTokenizer.from_pretrained(FOLDER / name).get_vocab()
-    rows = model.get_input_embeddings().weight.detach().clone()  # (V, H)
-    for token, i in tokenizer.get_vocab().items():
-        if token in known:
-            rows[i] = state["model.embed_tokens.weight"][known[token]]
-    tied = {"model.embed_tokens.weight": rows, "lm_head.weight": rows}
-    model.load_state_dict(state | tied)
 
 
 # ------------------------------------------------------------------ training
@@ -207,17 +194,14 @@ def main():
     parser.add_argument("--steps", type=int, help="default: as the shipped model")
     parser.add_argument("--clean-share", type=float, default=0.6, help=clean)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, help="default: as the shipped model")
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="default: where the scripts look for it")
     args = parser.parse_args()
     args.steps = args.steps or STEPS[args.name]
-    args.lr = args.lr or (1e-3 if args.name in START else 3e-3)
     torch.set_num_threads(1)  # the same file on any number of cores
     tokenizer = make_tokenizer(args.name)
     model = make_model(tokenizer, args.seed)
-    if args.name in START:
-        continue_from(model, tokenizer, START[args.name])
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     rng = random.Random(args.seed)
     train(model, tokenizer, args.name, rng, args.steps, args.clean_share, args.batch_size, args.lr)
