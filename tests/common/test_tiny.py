@@ -360,55 +360,44 @@ def test_inputs_are_found_backwards():
             assert f["f"](x) == int(steps[0][0])
 
 
-def printed(program: str, x: int) -> int:
+def printed(program: str, x: int) -> list[int]:
     """What Python prints when it reads x."""
     said = []
     exec(program.replace("int(input())", str(x)), {"print": said.append})
-    return said[0]
+    return said
 
 
 def test_a_programs_tests_are_what_it_prints():
     train, held_out = (repairs.sample_rows(0, 200, held) for held in (False, True))
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     for row in train[:50]:
-        for x, y in zip(row["test_input"], row["test_output"]):
-            assert printed(row["reference"], int(x)) == int(y)
+        for x, expected in zip(row["test_input"], row["test_output"]):
+            assert printed(row["reference"], int(x)) == [*map(int, expected.split())]
 
 
-def test_a_repair_is_what_its_last_thought_says():
-    """Each line of thought is consistent with the one before it; a repair whose steps are all right
-    passes the first test."""
-    rng, right = random.Random(1), 0
+def test_a_repair_is_what_its_thoughts_say():
+    """Each thought is about the next line of a test; the first difference is repaired, with what
+    its thought says, and where that thought is right the line then prints what is wanted."""
+    rng, sound = random.Random(1), 0
     for _ in range(300):
         user, text = repairs.repair_program(rng, 1)
-        x, y = map(int, re.search(r"Tests:\n(\d+)->(\d+)", user).groups())
-        thoughts, program = re.fullmatch(
-            r"<think>\n(.*)</think>\n```python\n(.*)\n```", text, re.DOTALL
-        ).groups()
-        if thoughts.endswith("no</step>\n"):  # nothing fits anywhere
-            continue
-        *steps, last = re.findall("<step>(.*)</step>\n", thoughts.rpartition("no</step>\n")[2])
-        reached, wanted, op = re.fullmatch(r"(\d+)->(\d+):(.*)", last).groups()
-        ahead = [re.fullmatch(r"(\d+)([+*-])(\d)=(\d+)", step) for step in steps]
-        back = [re.fullmatch(r"(\d+)=(\d+)([+*-])(\d)", step) for step in steps]
-        value, after = x, y
-        sound = True
-        for forwards, backwards in zip(ahead, back):
-            if forwards:
-                a, sign, b, result = forwards.groups()
-                assert int(a) == value
-                sound &= programs.OPERATORS[sign](value, int(b)) == int(result)
-                value = int(result)
-            else:
-                result, a, sign, b = backwards.groups()
-                assert int(result) == after
-                sound &= programs.OPERATORS[sign](int(a), int(b)) == after
-                after = int(a)
-        assert (value, after) == (int(reached), int(wanted))
-        if sound:
-            assert f"x{op[0]}={op[1]}\n" in program and printed(program, x) == y
-            right += 1
-    assert 100 < right < 290
+        broken = user.partition("\n```\n")[0].split("\nprint(x")[1:]
+        program = re.search(r"```python\n(.*)\n```", text, re.DOTALL)[1]
+        tests = [(int(x), ys.split("\\n")) for x, ys in re.findall(r"(\d+)->(.*)", user)]
+        pairs = [(x, place, y) for x, ys in tests for place, y in enumerate(ys)]
+        thoughts = re.search(r"<think>\n(.*)</think>", text, re.DOTALL)[1].splitlines()
+        for thought, (x, place, y) in zip(thoughts, pairs):
+            said, *wanted = thought.split(":")
+            line = broken[place].removesuffix(")") if place < len(broken) else ""
+            assert said.startswith(f"{x}{line}") and wanted[0] == y
+            assert len(wanted) == 1 + (thought is thoughts[-1] and said.partition("=")[2] != y)
+        assert len(thoughts) == len(pairs) or len(wanted) == 2
+        if len(wanted) == 1:  # all looked right
+            assert program.split("\nprint(x")[1:] == broken
+        elif repairs.OPERATORS[wanted[1][0]](x, int(wanted[1][1])) == int(y):
+            assert printed(program, x)[place] == int(y)
+            sound += 1
+    assert 200 < sound < 295
 
 
 @functools.cache

@@ -3,6 +3,7 @@ both rewards, hostile completions; a step with completions that are given."""
 
 import math
 import random
+import re
 from types import SimpleNamespace
 
 import ssr
@@ -21,6 +22,7 @@ ROW = {
     "program": "x=int(input())\nx+=3\nx*=7\nprint(x%100)",
     "tests": [("1\n", "28\n"), ("2\n", "35\n"), ("0\n", "21\n")],
 }
+ENDINGS = {"Change a line.", "Remove a line."}
 ROW["question"] = shown(ROW["program"], ROW["tests"], number=True)
 
 
@@ -72,17 +74,23 @@ def test_the_solver_sees_the_hidden_tests_and_not_the_original():
 
 
 def test_prompts_are_those_that_the_embedded_model_has_been_taught():
-    rng, asked = random.Random(0), set()
-    for row in repairs.sample_rows(0, 8, held_out=False):
-        row = {"program": row["reference"], "tests": [*zip(row["test_input"], row["test_output"])]}
-        question = shown(row["program"], row["tests"][: repairs.TESTS], number=True)
-        asked.add(ssr.inject_prompt(question)[1]["content"].removeprefix(question))
-        lines = question.splitlines()
-        taught = repairs.break_program(rng, 0)[0].splitlines()
-        assert [len(lines), lines[-4][:3]] == [len(taught) - 1, taught[-5][:3]]
-    assert asked == {"Change a line.", "Remove a line."}
-    user, answer = repairs.repair_program(rng, 0)
-    assert user.endswith("\nRepair it.") and ssr.parse_program(answer)
+    """The same program and tests in both."""
+    taught = [repairs.break_program(random.Random(seed), 0)[0] for seed in range(8)]
+    for user in taught:
+        program = re.search(r"```python\n(.*)\n```", user, re.DOTALL)[1]
+        tests = [
+            (f"{x}\n", y.replace("\\n", "\n")) for x, y in re.findall(r"\d: (\d+)->(.*)", user)
+        ]
+        question = shown(program, tests, number=True)
+        assert user.startswith(question)
+        assert ssr.inject_prompt(question)[1]["content"][len(question) :] in ENDINGS
+        assert user[len(question) :] in ENDINGS
+        numbered = [f"{k}: " for k in range(1, 5)]
+        lines = [line.removeprefix(n) for n, line in zip(numbered, user.splitlines()[-5:-1])]
+        solver = repair_prompt(Bug({"program": program, "tests": tests}, program, [1, 2, 3, 4]))
+        assert solver[1]["content"].splitlines()[-5:] == [*lines, "Repair it."]
+    assert {user.splitlines()[-1] for user in taught} == ENDINGS
+    assert repairs.repair_program(random.Random(0), 0)[0].endswith("\nRepair it.")
 
 
 # ------------------------------------------------------------------ inverse mutation
