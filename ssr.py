@@ -60,9 +60,9 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     dataset: str = "tiny"
     """the embedded programs, or a .jsonl file: MBPP's, or with question, test_input, test_output
     and reference, the program"""
-    steps: Count = 32
+    steps: Count = 40
     """optimiser steps (paper: 150)"""
-    questions: Count = 4
+    questions: Count = 8
     """P, programs per step and process"""
     injections: GroupSize = 4
     """N, bugs of a program"""
