@@ -263,6 +263,7 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
         *vstar.beginnings(RIGHT), *vstar.beginnings(WRONG)
     ]  # fmt: skip
     assert trainer.begun == ["<step>38+4=42</step>"] * 3 + ["<step>38+4=41</step>"] * 3
+    assert {name for name, _ in trainer.asked} == {"generator"}
 
 
 def test_a_box_in_a_step_is_no_answer_of_what_follows():
