@@ -191,11 +191,7 @@ def failed_check(passed: torch.Tensor, hidden: list[int], inverse_mutation=True)
 
 
 def injector_reward(s: float | None, alpha: float) -> float:
-    """s: share of the attempts on a bug that are right; None for a bug that fails a check.
-
-    >>> [injector_reward(s, 0.8) for s in (None, 0.0, 0.25, 1.0)]
-    [-1.0, -0.8, 0.55, -0.8]
-    """
+    """s: share of the attempts on a bug that are right; None for a bug that fails a check."""
     if s is None:
         return -1.0
     # r = 1 - (1 + alpha) s  where 0 < s < 1,  -alpha where s is 0 or 1

@@ -231,6 +231,11 @@ def test_a_repair_must_pass_the_tests_that_it_was_not_shown(sandbox):
     assert injector["rewards"].tolist() == pytest.approx([0.1] * 2)
 
 
+def test_the_bug_itself_is_no_bug_of_second_order(sandbox):
+    bugs, unchanged = [bug("x+=4", "x*=7")] * 2, code("x+=4", "x*=7")
+    assert len(Given(sandbox, bugs, [unchanged, RIGHT] * 2).step(ROWS)[0]) == 2
+
+
 @pytest.mark.parametrize(
     "texts", [["none"] * 2, [bug("x+=3", "x*=7")] * 2, [bug("loop(", "x*=7")] * 2]
 )
