@@ -119,14 +119,16 @@ def doubt(row: dict) -> str:
     return "; **not separated**" if row["verdict"] == "not separated" else ""
 
 
-def claims_table(rows: list[dict], folder: str | None = None) -> str:
-    """folder: from which the experiments' pages are linked; None: they are not."""
+def claims_table(rows: list[dict]) -> str:
     header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
-    lines = []
-    for row in rows:
-        name = row["claim"] if folder is None else linked(row, folder)
-        lines.append([name, row["says"], row["paper"], in_words(row), row["seeds"]])
+    lines = [[r["claim"], r["says"], r["paper"], in_words(r), r["seeds"]] for r in rows]
     return markdown(header, lines)
+
+
+def headlines(rows: list[dict]) -> str:
+    """The README's table; the papers' figures are on the claims' pages, which it links."""
+    lines = [[linked(r, "docs/"), r["says"], in_words(r), r["seeds"]] for r in rows]
+    return markdown(["claim", "what", "mean [95 % interval]", "seeds"], lines)
 
 
 def linked(row: dict, folder: str) -> str:
@@ -314,7 +316,7 @@ def blocks() -> dict[tuple[str, str], str]:
     some = [known[name] for name in HEADLINES if name in known]
     tables = gpu.tables()
     return found | {
-        ("README.md", "evidence"): claims_table(some, "docs/"),
+        ("README.md", "evidence"): headlines(some),
         ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
         ("docs/measured.md", "claims"): summary(rows),
         ("docs/measured.md", "hardware"): hardware(),
