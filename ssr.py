@@ -306,7 +306,7 @@ class Ssr(CoTrainer):
         self.log_mean("solver/accuracy", right)
         self.log_mean("solver/second_order", right_again)
         for note, reason, rate in zip(injector["notes"], failed, s):
-            note |= {"failed_check": reason, "solve_rate": rate}
+            note |= {"failed_check": reason} if reason else {"solve_rate": rate}
 
 
 # ------------------------------------------------------------------ evaluation

@@ -213,7 +213,7 @@ def test_a_step(sandbox):
     trainer = Given(sandbox, bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
     injector, solver, again = trainer.step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
-    assert [n["failed_check"] for n in injector["notes"]] == [None, "a line needs no edit"]
+    assert [*injector["notes"]] == [{"solve_rate": 0.5}, {"failed_check": "a line needs no edit"}]
     assert solver["rewards"].tolist() == [1, -1]
     # the wrong repair is the next bug, with the same tests hidden; what cannot be read is none
     assert again["rewards"].tolist() == [1, -1]
