@@ -150,8 +150,8 @@ def parse_bug(text: str, row: dict) -> Bug | None:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def reverted(before: str, after: str) -> list[str]:
-    r"""For each edited line the text `after` with this line alone as it was `before`. Blank lines and
-    white space at the end of a line are no edits.
+    r"""For each edited line the text `after` with this line alone as it was `before`. Blank lines
+    and white space at the end of a line are no edits.
 
     >>> reverted("a\n\nb\nc", "a\nB\n"), reverted("a\nb", "a\nnew\nb"), reverted("a", "a ")
     (['a\nb', 'a\nB\nc'], ['a\nb'], [])
