@@ -18,7 +18,7 @@ The loop is `Ssr.step`
                = -alpha                s is 0 or 1            s = share of the G attempts that
                = 1 - (1 + alpha) s     0 < s < 1                  are right
     r_solver   = 1 right, -1 wrong
-    A = (r - mean) / (std + 1e-4) of a program's bugs, or of a bug's attempts; ONE update on all
+    A = (r - mean) / (std + 1e-6) of a program's bugs, or of a bug's attempts; ONE update on all
 
 What we changed and it matters (the full list is in docs/ssr.md)
     1. A program with its tests stands for a repository; who plays writes it whole, in one message.
