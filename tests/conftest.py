@@ -45,17 +45,17 @@ SMALL = {
     "gar.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 8",
     "cure.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
-    "coverrl.py": "--steps 4 --questions 4 --group-size 4 --samples 6 --micro-batch 16",
+    "coverrl.py": "--steps 4 --questions 2 --group-size 4 --samples 6 --micro-batch 8",
     "raro.py": "--steps 4 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
-    "score.py": "--steps 4 --stage1-steps 1 --questions 4 --group-size 4 --micro-batch 16",
-    "maporl.py": "--steps 4 --questions 2 --group-size 4 --micro-batch 8",
-    "aprm.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 16",
+    "score.py": "--steps 4 --stage1-steps 1 --questions 2 --group-size 4 --micro-batch 8",
+    "maporl.py": "--steps 4 --questions 2 --group-size 2 --micro-batch 8",
+    "aprm.py": "--steps 4 --questions 2 --group-size 4 --micro-batch 8",
     "ssr.py": "--steps 4 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16"
     " --solution-tokens 48 --judgement-tokens 64",
     "azr.py": "--steps 4 --questions 4 --micro-batch 4 --seed-tasks 16 --difficulty-samples 2"
     " --proposal-tokens 64 --answer-tokens 64",
-    "deepseekmath.py": "--steps 6 --questions 2 --group-size 8 --micro-batch 8 --solutions 12"
+    "deepseekmath.py": "--steps 6 --questions 2 --group-size 8 --micro-batch 8 --solutions 8"
     " --verifier-steps 1 --meta-steps 1 --generator-steps 1 --solution-tokens 112"
     " --analysis-tokens 64",
     "vstar.py": "--steps 8 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"

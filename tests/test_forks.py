@@ -1,5 +1,5 @@
 """What a forker gets wrong is said: the example of docs/your-own-script.md, each time with one
-mistake in it, run as its author would. Mistakes of single calls: tests/common/test_checks.py.
+mistake in it, run as its author would. Those that one call shows: tests/common/test_checks.py.
 """
 
 import importlib.util
@@ -21,51 +21,14 @@ LAUNCH = "launch(Trust, args, load, evaluate, CURVES, solve_prompt, args.group_s
 BACK = "return [judge, solver]"
 
 REFUSED = [  # old, new, the sentence
-    (REWARD, "pass", "solver's batch has no advantages"),
-    (REWARD, f"{REWARD}; {REWARD}", "has its rewards already"),
-    (REWARD, REWARD.replace("(solver,", "(solver['texts'],"), "first argument must be a batch"),
-    (REWARD, "self.set_rewards(solver, None)", "rewards must be numbers"),
-    (REWARD, "self.set_rewards(solver, ['good'] * len(rows))", "rewards must be numbers"),
-    (REWARD, "self.set_rewards(solver, right[:3])", "one per row; got (3,)"),
-    (REWARD, f"{REWARD}; solver['rewards'] = solver['rewards'] + 1", "has changed"),
-    (REWARD, "self.set_rewards(solver, right, groups=right[:2])", "a key for each of the 8 rows"),
-    (ROLL, 'solver = self.rollout("solver", rows[:3])', "not a multiple of its group of 4"),
-    (ROLL, 'solver = self.rollout("solver", rows[::2] * 2)', "their prompts differ"),
-    (ROLL, 'solver = self.rollout("solver", self.held_out[:1] * 4)', "must be messages"),
-    (ROLL, 'solver = self.rollout("sover", rows)', "there is no player 'sover'"),
-    (
-        ROLL,
-        'solver = self.rollout("solver", [{"prompt": rows[0]["prompt"], **self.held_out[0]}] * 8)',
-        "on a held-out question",
-    ),
-    (BACK, "return judge", "must return a list of at least one batch"),
-    (BACK, "return [judge, solver, judge]", "a batch twice"),
-    (BACK, "return [judge, dict(judge), solver]", "a batch twice, or a part beside its whole"),
-    (BACK, "return [self.concat([judge, solver])]", "batches must be of one adapter"),
-    (BACK, "judge['player'] = 'solver'; return [judge]", "cannot be trained on what the judge"),
-    (BACK, "self.saved['seen'] = {1: 2}; return [judge]", "JSON has no keys but texts"),
-    (BACK, "self.saved['seen'] = judge['rewards']; return [judge]", "of a tensor take .tolist()"),
-    (EVALUATE, "return None", "evaluate must return a dict"),
-    (EVALUATE, 'return {"solver/accuracy": [right]}', "must be a finite number"),
-    (EVALUATE, 'return {"solver/accuracy": float("nan")}', "must be a finite number"),
     ("tokens, G, reads", "tokens, 0, reads", "group_size 0"),
-    ('self.log_mean("solver/accuracy"', 'self.log_mean("accuracy"', "must begin with a player's"),
-    ('self.log_mean("solver/accuracy"', 'self.log_mean("eval/accuracy"', "eval/ is for held-out"),
+    (ROLL, 'solver = self.rollout("sover", rows)', "there is no player 'sover'"),
+    (LAUNCH, f"{LAUNCH[:-1]}, config={{'top_p': 0.9}})", "would have no effect"),
+    (EVALUATE, "return None", "evaluate must return a dict"),
     (
         "return load_questions(args.dataset, wanted, args.eval_questions, args.seed)",
         "return [{'question': '1+1'}, {'questions': '1+2'}], []",
         "training row 1 differs from row 0 in its columns: question, questions",
-    ),
-    (LAUNCH, f"{LAUNCH[:-1]}, config={{'top_p': 0.9}})", "would have no effect"),
-    (
-        'return prompt(JUDGE, f"Problem',
-        'return [{"role": "assistant", "content": "CORRECT"}] or prompt(JUDGE, f"Problem',
-        "ends with a message of the assistant",
-    ),
-    (
-        'return prompt(JUDGE, f"Problem',
-        'return [{"role": "critic", "content": "CORRECT"}] or prompt(JUDGE, f"Problem',
-        "has the role 'critic'",
     ),
 ]
 SAID = [  # old, new, the line
