@@ -1,17 +1,19 @@
 """Where does a script stand? python benchmarks/standing.py my_script.py
 
 Runs a script, one of ours or your own, on the embedded questions of one level with several seeds,
-and prints its row beside those that are known, and what it is better or worse by, seed by seed:
+and prints its row below those of our scripts, with what it is better or worse by, seed by seed:
 
     python benchmarks/standing.py my_script.py --level tiny-hard -- --lr 1e-3 --steps 48
 
-Held-out questions are the same for all scripts and seeds. The accuracy is the first of the script's
-CURVES that ends in /accuracy, the verifier's figure the first one of an evaluation that ends in
-balanced_accuracy or rank_agreement. A run has one thread; finished ones are in runs/standing and
-are not repeated. --keep writes the row to docs/evidence/standing.json, where ours are.
+Our rows are the runs in docs/evidence/, with the arguments that differ from the defaults; they have
+as many steps as these say. Held-out questions are the same for all scripts and seeds. The accuracy
+is the first of the script's CURVES that ends in /accuracy and is not a judge's, the verifier's
+figure the first one of an evaluation that ends in balanced_accuracy or rank_agreement. A run has one thread; finished ones
+are in runs/standing and are not repeated.
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -22,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from claims import interval
-from evidence import FOLDER, ROOT
+from evidence import EXPERIMENTS, ROOT, read
 
-KNOWN = FOLDER / "standing.json"
+OF_MEASURING = r"--(dataset|eval-questions|eval-every|show-every|save-every) \S+ ?"
 
 
 def one_run(script: Path, level: str, seed: int, more: list[str]) -> dict:
@@ -50,7 +52,8 @@ def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
     """accuracy and verifier: (before, after) or None; tokens of all players; seconds."""
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
     first, last = evaluations[0], evaluations[-1]
-    names = [f"eval/{key}" for keys in curves.values() for key in keys if key.endswith("/accuracy")]
+    named = re.compile(r"(?!judge|verifier|critic)\w+/accuracy")
+    names = [f"eval/{key}" for keys in curves.values() for key in keys if named.fullmatch(key)]
     accuracy = next((name for name in names if name in last), None)
     verifier = next((n for n in last if re.search("(balanced_accuracy|rank_agreement)$", n)), None)
     both = lambda name: [first[name], last[name]] if name and name in first else None  # noqa: E731
@@ -62,6 +65,29 @@ def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
     }
 
 
+def known(level: str) -> dict[str, dict[str, dict]]:
+    """Script and arguments -> seed -> figures: the runs in docs/evidence/ that are of this level."""
+    found, sys.path[:0] = {}, [str(ROOT)]
+    for name, experiment in EXPERIMENTS.items():
+        for run in read(name)["runs"] if not experiment.timed or name == "tango_default" else []:
+            variant = experiment.variants.get(run["variant"])
+            if variant is None or variant.patches or "--model" in experiment.arguments:
+                continue
+            script = variant.script or experiment.script
+            given = f"{experiment.arguments} {variant.arguments}"
+            its_level = re.search(r"--dataset (\S+)", given)
+            programs = 'model: str = "tiny-' in (ROOT / script).read_text()
+            if programs or (its_level[1] if its_level else "tiny") != level:
+                continue
+            rate = f" {experiment.rate} {run['rate']:g}" if run["rate"] else ""
+            label = f"{script} {re.sub(OF_MEASURING, '', given)}".strip() + rate
+            curves = importlib.import_module(script.removesuffix(".py")).CURVES
+            rows = [*run["evaluations"], *run["steps"]]
+            its = figures([*rows, {"seconds": run["seconds"]}], curves)
+            found.setdefault(label, {})[str(run["seed"])] = its
+    return found
+
+
 def row_of(name: str, runs: dict[str, dict]) -> list[str]:
     """A line of the table. runs: seed -> figures."""
     cells = [name, str(len(runs))]
@@ -69,8 +95,9 @@ def row_of(name: str, runs: dict[str, dict]) -> list[str]:
         known = [run[what] for run in runs.values() if run[what]]
         before, after = (statistics.mean(x) for x in zip(*known)) if known else (None, None)
         cells.append(f"{100 * before:.0f} -> {100 * after:.0f}" if known else "-")
-    cells += [f"{statistics.mean(run[what] for run in runs.values()):,.0f}"
-              for what in ("tokens", "seconds")]  # fmt: skip
+    for what in ("tokens", "seconds"):
+        mean = statistics.mean(run[what] for run in runs.values())
+        cells.append(f"{mean:,.0f}" if mean else "-")
     return cells
 
 
@@ -95,25 +122,20 @@ def main():
     parser.add_argument("--level", default="tiny", help="tiny, tiny-hard or tiny-long")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
-    parser.add_argument("--keep", action="store_true", help="write the row to standing.json")
     args = parser.parse_args(own)
     if not args.script.exists():
         raise SystemExit(f"{args.script}: there is no such script.")
-    known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}
     with ThreadPoolExecutor(args.at_once) as pool:
         run = lambda seed: one_run(args.script.resolve(), args.level, seed, more)  # noqa: E731
         mine = {str(seed): found for seed, found in enumerate(pool.map(run, range(args.seeds)))}
     name = " ".join([args.script.name, *more])
     table = [["script", "seeds", "accuracy", "verifier", "tokens", "seconds", "mine minus this"]]
-    for other, runs in known.get(args.level, {}).items():
+    for other, runs in known(args.level).items():
         table.append([*row_of(other, runs), compared(mine, runs)])
     table.append([*row_of(name, mine), ""])
     widths = [max(map(len, column)) for column in zip(*table)]
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
-    if args.keep:
-        known.setdefault(args.level, {})[name] = mine
-        KNOWN.write_text(json.dumps(known) + "\n")
 
 
 if __name__ == "__main__":

@@ -321,6 +321,18 @@ def test_a_scripts_row_is_read_from_its_run_and_paired_by_seed():
     assert line == ["a.py", "2", "20 -> 70", "50 -> 70", "42", "4"]
 
 
+def test_our_rows_are_the_runs_in_docs_evidence():
+    """With what is not a default, and only those of the level and of its model."""
+    ours = standing.known("tiny")
+    assert {"tango.py", "score.py", "score.py --stage1-steps 0 --alpha 0"} <= ours.keys()
+    assert not any("--dataset" in row or "azr" in row or "ssr" in row for row in ours)
+    run = evidence.runs_of("score", "SCoRe")[0]
+    accuracies = [e["eval/second/accuracy"] for e in run["evaluations"]]
+    assert ours["score.py"]["0"]["accuracy"] == [accuracies[0], accuracies[-1]]
+    assert all("--alpha 1 " in row or "--alpha 0.5 " in row or "none" in row
+               for row in standing.known("tiny-hard"))  # fmt: skip
+
+
 # ------------------------------------------------------------------ a real model
 def test_each_question_once(tmp_path):
     rows = ["What is 1 + 1 ?", "what is 1 + 1?", "What is 11?", "What is 2 + 1?"]
