@@ -8,8 +8,8 @@ and prints its row below those of our scripts, with what it is better or worse b
 Our rows are the runs in docs/evidence/, with the arguments that differ from the defaults; they have
 as many steps as these say. Held-out questions are the same for all scripts and seeds. The accuracy
 is the first of the script's CURVES that ends in /accuracy and is not a judge's, the verifier's
-figure the first one of an evaluation that ends in balanced_accuracy or rank_agreement. A run has one thread; finished ones
-are in runs/standing and are not repeated.
+figure the first one of an evaluation that ends in balanced_accuracy or rank_agreement. A run has
+one thread; finished ones are in runs/standing and are not repeated.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
 
 
 def known(level: str) -> dict[str, dict[str, dict]]:
-    """Script and arguments -> seed -> figures: the runs in docs/evidence/ that are of this level."""
+    """Script and arguments -> seed -> figures: the runs of docs/evidence/ on this level."""
     found, sys.path[:0] = {}, [str(ROOT)]
     for name, experiment in EXPERIMENTS.items():
         for run in read(name)["runs"] if not experiment.timed or name == "tango_default" else []:
