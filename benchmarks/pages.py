@@ -201,14 +201,14 @@ def block(name: str) -> str:
         return NOT_YET.format(name=name)
     text = f"{read(name)['machine']}; `python benchmarks/evidence.py {name}` runs "
     text += f"`{experiment.script} {experiment.arguments}` with"
-    for variant, chosen in experiment.variants.items():
-        if variant not in ran:
-            text += f"\n- {variant}: not run yet"
-            continue
+    for variant in ran:
+        chosen = experiment.variants[variant]
         rate = f" {experiment.rate} {rate_of(name, variant):g}" if chosen.rates else ""
         changes = [chosen.arguments + rate, "; ".join(PATCHES[p] for p in chosen.patches)]
         words = " and ".join(f"`{change.strip()}`" for change in changes if change.strip())
         text += f"\n- {variant}, {len(runs_of(name, variant))} seeds: {words or 'nothing else'}"
+    missing = [variant for variant in experiment.variants if variant not in ran]
+    text += f"\n- not run yet: {', '.join(missing)}" if missing else ""
     figure = f"![every seed thin, their mean thick](evidence/{name}.png)"
     text += f"\n\n{claims_table(results([name]))}\n{figure}\n\n{table(name)}"
     return text + rates_table(name)
