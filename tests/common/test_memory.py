@@ -1,5 +1,6 @@
 """common/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
 
+import gc
 import importlib
 import re
 import types
@@ -113,6 +114,7 @@ def test_kv_cache_is_that_of_a_dynamic_cache():
 # ------------------------------------------------------------------ estimated parts
 def peak(function) -> int:
     """The most bytes that `function` has allocated at a time, by torch's own CPU allocator."""
+    gc.collect()  # what others have left would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
     events, stack = [], list(profiler.profiler.kineto_results.experimental_event_tree())
