@@ -329,6 +329,12 @@ def metrics_of(folder: Path, name: str = "metrics") -> list[dict]:
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
+def write_rows(path: Path, rows: list[dict]) -> str:
+    """A file of JSON lines, as --dataset names it."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
 def steps_of(folder: Path) -> list[dict]:
     """The metrics of its steps, without those of evaluations."""
     return [row for row in metrics_of(folder) if "step_time" in row]

@@ -11,11 +11,9 @@ import doctest
 import importlib.util
 import inspect
 import itertools
-import json
 import math
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -29,8 +27,17 @@ from common.run import Run, mean
 import pytest
 import torch
 import tyro
-from conftest import ROOT, evaluated_once, metrics_of, saved_of, steps_of, weights
-from peft import PeftModel
+from conftest import (
+    ROOT,
+    SCRIPTS,
+    SMALL,
+    evaluated_once,
+    metrics_of,
+    run_module,
+    saved_of,
+    steps_of,
+    weights,
+)
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -48,9 +55,7 @@ Paper, released code, ours
 Results
 What goes wrong
 Make it yours""".splitlines()
-NAMES = ["tango", "gar", "prime", "spin", "cure", "mae", "azr", "deepseekmath", "vstar"]
-NAMES += ["genrm", "self_rewarding", "self_taught", "coverrl", "raro", "score", "maporl", "aprm"]
-NAMES += ["ssr"]
+NAMES = [script.removesuffix(".py") for script in SCRIPTS]
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
@@ -59,31 +64,6 @@ OUTSIDE = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTI
 WITH_README = ALL_PAGES | OUTSIDE
 EDITS = sorted(DOCS.glob("edits/*.diff"))
 
-# A short run in which every player has its turn
-SHORT = {
-    "tango": "--steps 2 --ver-warmup 1 --questions 4 --group-size 4 --micro-batch 16",
-    "gar": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
-    "prime": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
-    "spin": "--steps 2 --iterations 1 --questions 8 --micro-batch 8",
-    "cure": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
-    "mae": "--steps 2 --questions 8 --micro-batch 24 --difficulty-samples 2"
-    " --solution-tokens 48 --judgement-tokens 40",
-    "coverrl": "--steps 1 --questions 4 --group-size 4 --samples 6 --micro-batch 16",
-    "raro": "--steps 1 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
-    "score": "--steps 1 --stage1-steps 0 --questions 4 --group-size 4 --micro-batch 16",
-    "maporl": "--steps 1 --questions 2 --group-size 4 --micro-batch 8",
-    "aprm": "--steps 1 --questions 4 --group-size 4 --micro-batch 16",
-    "ssr": "--steps 1 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
-    "azr": "--steps 1 --questions 8 --micro-batch 24 --difficulty-samples 2 --seed-tasks 16",
-    "deepseekmath": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --solutions 8"
-    " --verifier-steps 1 --meta-steps 1 --generator-steps 1",
-    "vstar": "--steps 4 --ver-steps 1 --iterations 3 --questions 4 --micro-batch 4 --pool 8"
-    " --samples 4 --candidates 4",
-    "genrm": "--steps 1 --questions 4 --micro-batch 4 --pool 8 --samples 4 --candidates 4"
-    " --rationales 2",
-    "self_rewarding": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 8",
-    "self_taught": "--steps 2 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 3",
-}
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
 
 
@@ -154,43 +134,19 @@ def load(path: Path):
 
 
 def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespace:
-    """What `python <script> <arguments>` does, without the seconds it takes to import torch.
-
-    Returns:
-        the module, its metrics (a row per line), and the calls of the function `recorded`, as
-        tuples of arguments.
-    """
-    calls, before = [], signal.getsignal(signal.SIGINT)
+    """The module, its metrics (a row per line), and the calls of the function `recorded`, as tuples
+    of arguments."""
+    calls = []
     if recorded:
         original = getattr(module, recorded)
         setattr(module, recorded, lambda *args: (calls.append(args), original(*args))[1])
-    try:
-        words = shlex.split(f"{arguments} {ALWAYS}")
-        module.main(tyro.cli(module.Args, args=[*words, "--out", str(out)]))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    _, said, code = run_module(module, *shlex.split(f"{arguments} {ALWAYS}"), "--out", out)
+    assert code is None, said
     written = {"metrics": metrics_of(out), "steps": steps_of(out)}
     return SimpleNamespace(module=module, calls=calls, folder=out, **written)
 
 
-@pytest.fixture
-def bare(monkeypatch, no_report):
-    """No report and no weights; of a checkpoint only `memory` is written."""
-
-    def folder_only(trainer, *_):
-        folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
-        folder.mkdir()
-
-    monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", folder_only)
-    monkeypatch.setattr(PeftModel, "save_pretrained", lambda *_, **__: None)
-
-
 # ------------------------------------------------------------------ form
-def test_every_script_has_a_page():
-    scripts = {path.stem for path in ROOT.glob("*.py") if "CoTrainer" in path.read_text()}
-    assert scripts - {"notebook_variant"} == set(NAMES)  # which the notebook leaves
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_page_has_one_form(name):
     """The same headings in one order; in ten lines the idea; what is measured in a block stands
@@ -252,8 +208,8 @@ def test_commands_are_understood(page):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_in_the_text_are_arguments(name):
-    """What was measured may have had arguments that are gone."""
     fields = {field.name for field in dataclasses.fields(importlib.import_module(name).Args)}
+    # what was measured may have had arguments that are gone
     page = re.sub(r"<!-- results.*?<!-- end", "", PAGES[name], flags=re.DOTALL)
     for flag in re.findall(r"`--([\w-]+)", page):
         argument = flag.replace("-", "_")
@@ -291,12 +247,12 @@ def test_measured_metrics_are_still_called_that(name):
 
 
 @pytest.mark.parametrize("patch", ["only_coder", "only_tester"])
-def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
+def test_a_patch_of_cure_trains_one_role(patch, tmp_path, no_report):
     cure = load(ROOT / "cure.py")
     evaluated_once(cure, 4)
     trained, idle = ("coder", "tester") if patch == "only_coder" else ("tester", "coder")
     exec(evidence.PATCHES[patch], {"cure": cure})
-    step = run(cure, SHORT["cure"], tmp_path / "run").steps[0]
+    step = run(cure, f"{SMALL['cure.py']} --steps 1", tmp_path / "run").steps[0]
     assert f"{trained}/loss" in step and f"{idle}/loss" not in step
     assert f"{idle}/grad_norm" not in step and f"{idle}/total_reward" in step
     assert {row["player"] for row in metrics_of(tmp_path / "run", "rollouts")} == {trained}
@@ -305,8 +261,6 @@ def test_a_patch_of_cure_trains_one_role(patch, tmp_path, bare):
 # ------------------------------------------------------------------ metrics
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_is_explained_and_every_explained_one_is_written(name, finished):
-    """On the script's page, or for all scripts in docs/runs.md; or its line says when it is
-    missing."""
     written = {key for row in metrics_of(finished(f"{name}.py")[0]) for key in row}
     known = explained(PAGES[name])
     assert {key for key in written - known.keys() if not is_shared(key)} == set()
@@ -331,40 +285,31 @@ def test_small_edits_are_quoted_as_they_are(name):
 
 
 CHECKED = {}
-"""An edit's name -> arguments, function whose calls are recorded, rows of a data set, check."""
+"""An edit's name -> arguments besides the small run's, function whose calls are recorded, check."""
 
 
-def edit(arguments: str, recorded: str = "", rows=()):
+def edit(arguments: str, recorded: str = ""):
     """Marks `def tango_length(done)` as the check of a run with tango-length.diff."""
 
     def register(check):
         name = "-".join(check.__name__.rsplit("_", 1))  # a script's name may have a _ of its own
-        assert name not in CHECKED
-        CHECKED[name] = arguments, recorded, rows, check
+        CHECKED[name] = arguments, recorded, check
 
     return register
 
 
-def test_every_edit_is_checked():
-    assert {path.stem for path in EDITS} == CHECKED.keys()
-
-
 @pytest.mark.parametrize("path", EDITS, ids=lambda path: path.stem)
-def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, bare):
+def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, no_report):
     script = path.stem.split("-")[0] + ".py"
     (tmp_path / script).write_text((ROOT / script).read_text())
     command = ["git", "apply", str(path)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, f"{path.name} does not apply to {script}: {result.stderr}"
-    arguments, recorded, rows, check = CHECKED[path.stem]
-    if rows:  # 60 questions, enough for both sides of the split
-        many = [{**row, "question": f"{i}: {row['question']}"} for row in rows for i in range(60)]
-        questions = tmp_path / "questions.jsonl"
-        questions.write_text("\n".join(map(json.dumps, many)))
-        arguments += f" --dataset {questions}"
+    more, recorded, check = CHECKED[path.stem]
     module = load(tmp_path / script)
     assert doctest.testmod(module).failed == 0
     evaluated_once(module, most_tokens=2)
+    arguments = f"{SMALL[script]} {more}"
     done = run(module, arguments, tmp_path / "run", recorded)
     assert len(done.steps) == tyro.cli(module.Args, args=shlex.split(arguments)).steps
     values = [value for row in done.metrics for value in row.values() if value is not None]
@@ -372,9 +317,7 @@ def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, bare):
     check(done)
 
 
-@edit(
-    SHORT["tango"] + " --ver-warmup 0 --steps 1 --judgement-tokens 16", recorded="tango_advantages"
-)
+@edit("--steps 1 --ver-warmup 0 --judgement-tokens 16", recorded="tango_advantages")
 def tango_length(done):
     outcomes = torch.cat([call[0] for call in done.calls])
     assert all(value == 0 or 0.8 <= value < 1 for value in outcomes.tolist())
@@ -382,14 +325,14 @@ def tango_length(done):
     assert accuracy == pytest.approx((outcomes > 0).float().mean().item()) and accuracy > 0
 
 
-@edit(SHORT["prime"], recorded="prime_advantages")
+@edit("--steps 1", recorded="prime_advantages")
 def prime_partial(done):
     outcomes = torch.cat([call[1] for call in done.calls]).tolist()
     assert all(0 <= value < 0.5 or value == 1 for value in outcomes)
     assert any(0 < value < 1 for value in outcomes)
 
 
-@edit(SHORT["gar"] + " --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
+@edit("--steps 1 --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
 def gar_agree(done):
     # YES and NO on a generated slice of a right solution, of a wrong one, and on a reference slice
     cases = [(verdict, right) for right in (True, False, None) for verdict in (1, 0)]
@@ -397,61 +340,61 @@ def gar_agree(done):
     assert rewards == [0.5, 0.0, 0.0, 1.5, 1.0, 0.0]
 
 
-@edit(SHORT["spin"])
+@edit("--steps 2 --iterations 1")
 def spin_keep(done):
     equal = mean([pair["real"] == pair["generated"] for pair in saved_of(done.folder)["pairs"]])
     assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
 
 
-@edit(SHORT["cure"])
+@edit("--steps 1")
 def cure_strict(done):
     own = torch.tensor([[1], [0], [0]]).bool()  # a right program and two wrong ones
     unit = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]).bool()
     assert done.module.tester_rewards(own, unit).tolist() == [1, 0, 0, 0, -1]
 
 
-@edit(SHORT["mae"] + " --steps 1", recorded="proposer_reward")
+@edit("--steps 1 --difficulty-samples 2", recorded="proposer_reward")
 def mae_half(done):
     # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
     difficulties = [call[1] for call in done.calls]
     assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
 
 
-@edit(SHORT["coverrl"] + " --filter none", recorded="advantages")
+@edit("--steps 1 --filter none", recorded="advantages")
 def coverrl_clear(done):
     """Of the solutions of a kept question more than a third have had the answer m."""
     assert done.steps[0]["co/kept"] < 1  # which without the edit is 1 with --filter none
 
 
-@edit(SHORT["raro"], recorded="policy_reward")
+@edit("--steps 1", recorded="policy_reward")
 def raro_absolute(done):
     """A tie is worth nothing to the policy, so every reward is 0 or 1."""
     calls = [*done.calls]  # which grow with every call
     assert calls and {done.module.policy_reward(*call) for call in calls} <= {0.0, 1.0}
 
 
-@edit(SHORT["score"], recorded="shaped")
+@edit("--steps 1 --stage1-steps 0", recorded="shaped")
 def score_forgive(done):
     """To spoil a right answer costs no more than that answer."""
     r1, r2 = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
     assert done.calls and done.module.shaped(r1, r2, 10.0).tolist() == [1.0, 11.0, 0.0, 0.0]
 
 
-@edit(SHORT["maporl"], recorded="scores")
+@edit("--steps 1", recorded="scores")
 def maporl_individual(done):
     """What the other comes to later has no part in one's own score."""
     V = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
     assert done.calls and done.module.scores(V, 0.5)[0, 1].item() == 0
 
 
-@edit(SHORT["aprm"], recorded="corruptor_reward")
+@edit("--steps 1", recorded="corruptor_reward")
 def aprm_cautious(done):
     """Caught is worth as little as harmless."""
     calls = [*done.calls]  # which grow with every call
     assert (False, False) in calls and {done.module.corruptor_reward(*c) for c in calls} == {-1, 1}
 
 
-@edit(SHORT["ssr"], recorded="injector_reward")
+@edit("--steps 1", recorded="injector_reward")
 def ssr_valid(done):
     """Every valid bug is worth the same."""
     calls = [*done.calls]  # which grow with every call
@@ -459,7 +402,7 @@ def ssr_valid(done):
     assert done.module.injector_reward(0.0, 0.8) == 1.0
 
 
-@edit(SHORT["azr"], recorded="proposer_reward")
+@edit("--steps 1 --questions 8", recorded="proposer_reward")
 def azr_half(done):
     rewards = [done.module.proposer_reward(True, k / 4) for k in range(5)]
     assert rewards == [-0.5, 0.5, 1, 0.5, -0.5]
@@ -467,7 +410,7 @@ def azr_half(done):
     assert len(done.calls) > 24  # three kinds of eight proposals, and those above
 
 
-@edit(SHORT["deepseekmath"] + " --steps 1", recorded="verifier_reward")
+@edit("--steps 1 --group-size 4", recorded="verifier_reward")
 def deepseekmath_exact(done):
     hits = [said == truth for said, truth, _ in done.calls]  # R_meta is 1
     assert done.steps[0]["verifier/total_reward"] == pytest.approx(sum(hits) / 8) and any(hits)
@@ -475,7 +418,7 @@ def deepseekmath_exact(done):
     assert rewards == [0, 0.5, 0]
 
 
-@edit(SHORT["vstar"])
+@edit("--steps 4 --ver-steps 1 --iterations 3 --pool 8")
 def vstar_last(done):
     kept = saved_of(done.folder)
     assert {row["iteration"] for row in kept["D_ver"] + kept["lessons"]} == {2}
@@ -483,14 +426,14 @@ def vstar_last(done):
     assert all(row["co/all_solutions"] <= 8 * 4 for row in done.steps[:3])
 
 
-@edit(SHORT["genrm"])
+@edit("--steps 1")
 def genrm_tries(done):
     lessons = [row["solution"] for row in saved_of(done.folder)["D_verify"]]
     assert max(Counter(lessons).values()) > 1 and "verifier/verify_loss" in done.steps[0]
     assert done.steps[0]["co/lessons"] == len(lessons)
 
 
-@edit(SHORT["self_rewarding"], recorded="best_and_worst")
+@edit("--pool 8", recorded="best_and_worst")
 def self_rewarding_short(done):
     assert len(done.calls) == 2 * 8
     for scores, lengths in list(done.calls):
@@ -501,7 +444,7 @@ def self_rewarding_short(done):
     assert chosen([0.5, 0.5], [9, 8]) is None and chosen([None, 1.0], [9, 8]) is None
 
 
-@edit(SHORT["self_taught"], recorded="first_right")
+@edit("--steps 2 --samples 3", recorded="first_right")
 def self_taught_most(done):
     asked = list(done.calls)
     assert asked and all(len(tries) == 3 for (tries,) in asked)
@@ -515,7 +458,7 @@ OURS = (CoTrainer, AdapterTrainer)
 CLASSES = {cls.__name__: cls for cls in (*OURS, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig)}
 
 
-def test_every_method_named_exists():
+def test_every_method_named_exists_and_every_override_is_named():
     """Every code span `Class.name` is a method or setting of that class; every other name with an
     underscore in front or brackets behind is one of some class, or an attribute that its source
     sets.
@@ -531,19 +474,9 @@ def test_every_method_named_exists():
             name = span.removesuffix("()")
             known = any(hasattr(cls, name) for cls in CLASSES.values())
             assert known or f"self.{name}" in sources, span
-
-
-def test_every_override_is_named():
-    """All of TRL that our two classes override."""
     ours = {name for cls in OURS for name in vars(cls) if hasattr(GRPOTrainer, name)}
     ours = {name for name in ours if not name.startswith("__") and name != "_abc_impl"}
-    assert len(ours) >= 7 and ours <= set(re.findall(r"`[A-Z]\w+\.(\w+)`", TRAINER))
-
-
-def test_its_length_is_what_the_page_says():
-    lines = len(inspect.getsource(sys.modules[GRPOTrainer.__module__]).splitlines())
-    written = int(re.search(r"([\d,]+) lines", TRAINER)[1].replace(",", ""))
-    assert abs(lines - written) < 50
+    assert len(ours) >= 7 and ours <= {name for _, name in dotted}
 
 
 # ------------------------------------------------------------------ your-own-script.md
@@ -558,24 +491,17 @@ def example(tmp_path_factory) -> SimpleNamespace:
     path = tmp_path_factory.mktemp("example") / EXAMPLE
     path.write_text(blocks[0])
     module, returned = load(path), []
-    (trainer,) = [cls for cls in vars(module).values() if is_own(cls, module)]
     evaluated_once(module, most_tokens=8)
-    step = trainer.step
+    step = module.Trust.step
 
     def recording(self, rows):
         returned.append(step(self, rows))
         return returned[-1]
 
-    trainer.step = recording
+    module.Trust.step = recording
     arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 16 --tokens 64"
     done = run(module, arguments, path.parent / "run")
     return SimpleNamespace(**vars(done), returned=returned)
-
-
-def is_own(cls, module) -> bool:
-    return (
-        isinstance(cls, type) and issubclass(cls, CoTrainer) and cls.__module__ == module.__name__
-    )
 
 
 def test_the_example_runs_and_trains_its_players(example):

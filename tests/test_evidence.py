@@ -7,8 +7,11 @@ import statistics
 import sys
 from types import SimpleNamespace
 
+import mae
+import tango
+
 import pytest
-from conftest import ROOT
+from conftest import ROOT, write_rows
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from common.tasks.answers import split_steps  # noqa: E402
@@ -19,7 +22,7 @@ import evidence  # noqa: E402
 import pages  # noqa: E402
 import real  # noqa: E402
 import standing  # noqa: E402
-from claims import CLAIMS, Claim, interval, measure, ratios, read_claims, result  # noqa: E402
+from claims import CLAIMS, Claim, interval, measure, ratios, result  # noqa: E402
 
 ACCURACY = "generator/accuracy"
 TO_HALF = f"needed:0.5:steps:{ACCURACY}"
@@ -34,13 +37,9 @@ def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
         steps += [{"step": 2 * i, "co/sampled_tokens": 10, ACCURACY: 0.75}]
         own = {ACCURACY: accuracy, "co/alpha": 0.1}
         steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, **own}]
-    return {
-        "variant": variant,
-        "seed": seed,
-        "rate": None,
-        "steps": steps,
-        "evaluations": [{"eval/x": 0.1, "eval/y": 0.1}, {"eval/x": end}],
-    }
+    evaluations = [{"eval/x": 0.1, "eval/y": 0.1}, {"eval/x": end}]
+    about = {"variant": variant, "seed": seed, "rate": None}
+    return about | {"steps": steps, "evaluations": evaluations}
 
 
 # ------------------------------------------------------------------ measures and intervals
@@ -70,10 +69,8 @@ def test_only_the_generators_own_steps_count():
     assert math.isnan(measure("end:5:no/such", run))
     drawn = pages.points(run, "gen_step", ACCURACY)
     assert drawn == [(i, i / 10) for i in range(1, 7)]
-    for step in run[
-        "steps"
-    ]:  # without a verifier no step has an alpha, and all are the generator's
-        step.pop("co/alpha", None)
+    for step in run["steps"]:
+        step.pop("co/alpha", None)  # without a verifier none has it, and all are the generator's
     assert measure(f"whole:steps:{ACCURACY}", run) == 12
 
 
@@ -126,13 +123,6 @@ def test_what_is_not_separated_says_so():
         assert (row["kind"], row["verdict"]) == ("gain", verdict)
     assert pages.in_words(row).startswith("+30.1 [")
     assert a_row("last:x - first:x", A)["kind"] == "gain"
-
-
-def test_a_claim_may_leave_its_measure_to_its_experiment():
-    text = 'headlines = []\n[e]\nmeasure = "last:x"\n[e.one]\nsays = "s"\nvariants = ["a"]\n'
-    text += '[e.two]\nsays = "s"\nvariants = ["a"]\nmeasure = "gain:x"\npaper = "3"\n'
-    one, two = read_claims(text)[1]
-    assert (one.measure, one.paper, two.measure, two.paper) == ("last:x", "-", "gain:x", "3")
 
 
 def test_every_claim_is_about_variants_that_exist():
@@ -200,13 +190,6 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     assert after == "| a | 31.0 ± 12.7 | 8.0, 1 never |"
 
 
-def test_a_figure_is_drawn(made_up, tmp_path):
-    pytest.importorskip("matplotlib")  # of benchmarks/requirements.txt
-    made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
-    pages.draw("made_up", [["title", "gen_step", ACCURACY]], tmp_path / "x.png")
-    assert (tmp_path / "x.png").stat().st_size > 1000
-
-
 def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
     """The script by its command line, with the variant's arguments, rate, seed and one thread; the
     metrics that the table is made of; an error says what the script said.
@@ -220,7 +203,7 @@ def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         rows = [{"step": 0, "seconds": 1, "eval/x": 0.1}]
         rows += [{"step": 1, "seconds": 2, ACCURACY: 0.123456, "other": 1}]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / "metrics.jsonl", rows)
         for name in ("versions", "args"):
             (folder / f"{name}.json").write_text('{"eval_questions": 4}')
         return SimpleNamespace(returncode=len(calls) - 1, stdout="", stderr="it broke")
@@ -244,8 +227,6 @@ SOLUTION = tasks.gold_solution(QUESTION).replace("45+9=54", "45+9=55")
 
 
 def test_the_control_that_knows_the_truth_marks_the_wrong_step_and_no_other():
-    import tango
-
     said, final = tango.parse_judgement(controls.gold(QUESTION, SOLUTION))
     assert said == tasks.step_labels(QUESTION, split_steps(SOLUTION)) == [True, False, False]
     assert final is False
@@ -253,23 +234,7 @@ def test_the_control_that_knows_the_truth_marks_the_wrong_step_and_no_other():
     assert tango.judgement_format(controls.gold(QUESTION, SOLUTION), SOLUTION) == 1.0
 
 
-def test_the_control_that_knows_nothing_says_half_of_each():
-    import tango
-
-    questions = tasks.sample_questions(0, 300, held_out=True)
-    said = [
-        verdict
-        for question in questions
-        for verdict in tango.parse_judgement(
-            controls.coin(question, tasks.gold_solution(question))
-        )[0]
-    ]
-    assert sum(said) / len(said) == pytest.approx(0.5, abs=0.06)
-
-
-def test_controls_are_asked_in_the_verifiers_place():
-    import tango
-
+def test_controls_are_asked_in_the_verifiers_place_and_the_blind_one_says_half_of_each():
     class Trainer:
         def generate(self, name, prompts, greedy=False):
             return [name] * len(prompts)
@@ -278,11 +243,13 @@ def test_controls_are_asked_in_the_verifiers_place():
     asked = [tango.verify_prompt(QUESTION, SOLUTION)]
     assert Trainer().generate("generator", asked) == ["generator"]
     assert Trainer().generate("verifier", asked) == [controls.gold(QUESTION, SOLUTION)]
+    questions = tasks.sample_questions(0, 300, held_out=True)
+    texts = [controls.coin(question, tasks.gold_solution(question)) for question in questions]
+    said = [verdict for text in texts for verdict in tango.parse_judgement(text)[0]]
+    assert sum(said) / len(said) == pytest.approx(0.5, abs=0.06)
 
 
 def test_scores_from_elsewhere_take_the_judges_place():
-    import mae
-
     asked = [mae.judge_answer_prompt(QUESTION, "12"), mae.judge_answer_prompt(QUESTION, "13")]
     asked += [mae.judge_question_prompt(QUESTION), mae.judge_question_prompt("38+ mod 61")]
     given = [0.1, 0.2, 0.3, 0.4]
@@ -336,29 +303,6 @@ def test_our_rows_are_the_runs_in_docs_evidence():
 # ------------------------------------------------------------------ a real model
 def test_each_question_once(tmp_path):
     rows = ["What is 1 + 1 ?", "what is 1 + 1?", "What is 11?", "What is 2 + 1?"]
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps({"question": q}) + "\n" for q in rows))
+    write_rows(tmp_path / "all.jsonl", [{"question": q} for q in rows])
     kept = real.without_copies(tmp_path / "all.jsonl", tmp_path).read_text().splitlines()
     assert [json.loads(line)["question"] for line in kept] == [rows[0], *rows[2:]]
-
-
-def test_the_table_of_a_real_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
-    assert pages.real().startswith("Not measured yet")
-    names = ("solutions read", "accuracy", "best of 16", "groups with two outcomes")
-    names += ("judgements read", "verifier, balanced_accuracy", "verifier, says_correct")
-    before = dict.fromkeys(names, 0.0) | {"entropy per token": 2.5}
-    after = dict.fromkeys(names, 0.5) | {"entropy per token": 0.25}
-    run = {"variant": "answer only", "seed": 3, "seconds": 5400}
-    run["evaluations"] = [{"eval/generator/accuracy": x} for x in (0.1, 0.3, 0.2)]
-    entropy, alike = "generator/entropy", "generator/frac_reward_zero_std"
-    run["steps"] = [{"step": 1, entropy: 0.4, alike: 0.5}, {"step": 2, entropy: 0.3, alike: 1.0}]
-    found = {"warm_up": {"before": before, "steps": 40, "after": after}, "runs": [run]}
-    (tmp_path / "real.json").write_text(json.dumps(found))
-    rows = pages.real().splitlines()
-    title = "|  | as it is | after 40 steps of warm-up | answer only, seed 3, 2 steps |"
-    assert rows[0] == title and len(rows) == 12
-    assert "| accuracy | 0 % | 50 % | 10 % → 20 % |" in rows
-    assert "| judgements read | 0 % | 50 % | - |" in rows
-    assert "| entropy per token | 2.50 | 0.25 | 0.40 → 0.30 |" in rows
-    assert "| groups with one reward, in training | - | - | 75 % |" in rows
-    assert "| hours | - | - | 1.5 |" in rows

@@ -101,6 +101,7 @@ def test_a_step_is_one_strictly_on_policy_update(tmp_path):
     assert config.weight_decay == config.max_grad_norm == 0.0 and config.beta == 0.0
     assert str(config.lr_scheduler_type) == "SchedulerType.CONSTANT"
     assert config.report_to == [] and config.logging_steps == 1
+    assert (config.project, config.run_name) == ("duet", tmp_path.name)  # what a tracker calls it
     assert config.use_cpu and not config.bf16 and not config.gradient_checkpointing
 
 

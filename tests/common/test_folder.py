@@ -19,7 +19,7 @@ from common.folder import (
 from common.run import Run
 
 import pytest
-from conftest import refused, run_here, same_weights, small
+from conftest import refused, small
 
 GIVEN = {"seed": 0, "steps": 6, "save_every": 2, "lr": 0.1}
 
@@ -28,9 +28,6 @@ GIVEN = {"seed": 0, "steps": 6, "save_every": 2, "lr": 0.1}
 def nothing_stays_locked():
     yield
     release()
-
-
-# ------------------------------------------------------------------ whose it is
 
 
 def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path, monkeypatch):
@@ -59,20 +56,6 @@ def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-").mkdir()
     assert last_checkpoint(tmp_path) == (tmp_path / "checkpoint-10", [])
-
-
-def test_a_run_that_was_killed_in_its_first_checkpoint_starts_again(copied, no_report):
-    folder, whole = copied
-    for step in (4, 6):
-        shutil.rmtree(folder / f"checkpoint-{step}", ignore_errors=True)
-    first = folder / "checkpoint-2"
-    first.mkdir(exist_ok=True)
-    (first / "files.json").unlink(missing_ok=True)
-    rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(rows[:3]))
-    shown = run_here("tango.py", *small("tango.py", folder))
-    assert "checkpoint-2 is passed over: it was cut short" in shown and "step 1/6" in shown
-    same_weights(folder, whole)
 
 
 def test_a_checkpoint_without_a_seal_was_cut_short(tmp_path):
@@ -111,9 +94,6 @@ def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished)
             before = f"--{key.replace('_', '-')} {given[key]}"
             with pytest.raises(UserError, match=re.escape(f"other arguments ({before});")):
                 checkpoint_to_resume(folder, other)
-
-
-# ------------------------------------------------------------------ ends
 
 
 def test_a_second_ctrl_c_ends_at_once_in_a_sentence(tmp_path, monkeypatch, capsys):

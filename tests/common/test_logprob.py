@@ -15,28 +15,57 @@ def inputs(n=37, h=16, v=101, dtype=torch.float64, seed=0):
     return hidden.to(dtype), weight.to(dtype), targets
 
 
-# one row at a time, ragged blocks, one block
-@pytest.mark.parametrize("block_bytes", [1, 4 * 101 * 5, 1 << 26])
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_values_and_gradient_equal_autograd(monkeypatch, block_bytes, temperature):
-    monkeypatch.setattr(logprob, "BLOCK_BYTES", block_bytes)
-    hidden, weight, targets = inputs()
-    upstream = torch.randn(len(hidden), dtype=torch.float64)
+def assert_equals_autograd(loss, n=37, temperature=1.0, first=linear_logprob):
+    """Values and d loss(logp, entropy) / d hidden, of `first` and of the plain formula."""
+    hidden, weight, targets = inputs(n)
     results = []
-    for function in (linear_logprob, plain_logprob):
+    for function in (first, plain_logprob):
         h = hidden.clone().requires_grad_()
         logp, entropy = function(h, weight, targets, temperature)
-        logp.backward(upstream)
+        loss(logp, entropy).backward()
         results.append((logp.detach(), entropy.detach(), h.grad))
     for ours, plain in zip(*results):
         assert (ours - plain).abs().max() <= 1e-11
 
 
+def uneven(values):
+    """Of every row another share."""
+    return (values * torch.linspace(-1, 1, len(values))).sum()
+
+
+# one row at a time, ragged blocks, one block
+@pytest.mark.parametrize("block_bytes", [1, 4 * 101 * 5, 1 << 26])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_values_and_gradient_equal_autograd(monkeypatch, block_bytes, temperature):
+    monkeypatch.setattr(logprob, "BLOCK_BYTES", block_bytes)
+    assert_equals_autograd(lambda logp, _: uneven(logp), temperature=temperature)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 26])
+@pytest.mark.parametrize("logp_too", [False, True])
+def test_a_gradient_through_the_entropy(monkeypatch, block_bytes, logp_too):
+    """Asked for, it is recomputed; the frozen head's shortcut knows only d logp."""
+    monkeypatch.setattr(logprob, "BLOCK_BYTES", block_bytes)
+
+    def loss(logp, entropy):
+        return uneven(entropy) + logp_too * logp.square().sum()
+
+    assert_equals_autograd(loss, n=150, temperature=0.8)  # two blocks and a ragged one
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inside_of_a_compiled_function():
+    def ours(h, *more):
+        return linear_logprob(h.neg().neg(), *more)
+
+    compiled = torch.compile(ours, backend="aot_eager")
+    assert_equals_autograd(lambda logp, _: logp.sum(), first=compiled)
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 @pytest.mark.parametrize("vocab", [5, 2048, 5001])  # one tile, a full one, a ragged last one
 def test_values_without_gradient(temperature, vocab):
-    hidden, weight, targets = inputs(v=vocab)
-    arguments = hidden, weight, targets, temperature
+    arguments = *inputs(v=vocab), temperature
     for ours, plain in zip(linear_logprob(*arguments), plain_logprob(*arguments)):
         assert (ours - plain).abs().max() <= 1e-11 and not ours.requires_grad
 
@@ -59,61 +88,19 @@ def test_peaked_and_huge_logits_stay_finite():
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 2e-5)])
 @pytest.mark.parametrize("need_gradient", [True, False])
-def test_a_vocabulary_of_real_size(dtype, bound, need_gradient):
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_vocabulary_of_real_size(dtype, bound, need_gradient, autocast):
     """Qwen2.5's 151,936 words, logits of a spread as models have it; scored in float32."""
     hidden, weight, targets = inputs(24, 64, 151_936)
     hidden, weight = hidden.to(dtype), (weight / 4).to(dtype)
     oracle = plain_logprob(hidden.double(), weight.double(), targets)
-    ours = linear_logprob(hidden.requires_grad_(need_gradient), weight, targets)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ours = linear_logprob(hidden.requires_grad_(need_gradient), weight, targets)
     assert all(a.dtype == torch.float32 for a in ours)
     assert all((a.detach().double() - b).abs().max() <= bound for a, b in zip(ours, oracle))
     if need_gradient:
         ours[0].sum().backward()
         assert hidden.grad.dtype == dtype
-
-
-@pytest.mark.parametrize("need_gradient", [True, False])
-def test_under_autocast_logits_stay_float32(need_gradient):
-    hidden, weight, targets = inputs(dtype=torch.float32)
-    oracle = plain_logprob(hidden.double(), weight.double(), targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = linear_logprob(hidden.requires_grad_(need_gradient), weight, targets)
-    assert all(a.dtype == torch.float32 for a in ours)
-    assert all((a.detach().double() - b).abs().max() <= 1e-5 for a, b in zip(ours, oracle))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_inside_of_a_compiled_function():
-    hidden, weight, targets = inputs()
-
-    def ours(h):
-        return linear_logprob(h.tanh(), weight, targets)[0].sum()
-
-    def plain(h):
-        return plain_logprob(h.tanh(), weight, targets)[0].sum()
-
-    grads = []
-    for function in (torch.compile(ours, backend="aot_eager"), plain):
-        h = hidden.clone().requires_grad_()
-        function(h).backward()
-        grads.append(h.grad)
-    assert (grads[0] - grads[1]).abs().max() <= 1e-11
-
-
-@pytest.mark.parametrize("block_bytes", [1, 1 << 26])
-@pytest.mark.parametrize("through", ["entropy", "both"])
-def test_a_gradient_through_the_entropy(monkeypatch, block_bytes, through):
-    """Asked for, it is recomputed; the frozen head's shortcut knows only d logp."""
-    monkeypatch.setattr(logprob, "BLOCK_BYTES", block_bytes)
-    hidden, weight, targets = inputs(n=150)  # two blocks and a ragged one
-    grads = []
-    for function in (linear_logprob, plain_logprob):
-        h = hidden.clone().requires_grad_()
-        logp, entropy = function(h, weight, targets, 0.8)
-        loss = (entropy * torch.linspace(-1, 1, len(h))).sum()
-        (loss + (logp.square().sum() if through == "both" else 0)).backward()
-        grads.append(h.grad)
-    assert (grads[0] - grads[1]).abs().max() <= 1e-11
 
 
 def test_a_trainable_head_gets_its_gradient():

@@ -54,16 +54,12 @@ def test_a_driver_that_torch_cannot_use(gpus, monkeypatch, tmp_path, cuda, reaso
     machine.check_machine(REAL)  # on purpose
 
 
-def test_no_c_compiler(gpus, monkeypatch):
+def test_no_c_compiler_and_no_header_of_python(gpus, monkeypatch, tmp_path):
     gpus(1)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="no C compiler.*gcc"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="no C compiler.*gcc"):
+        patch.setattr(machine.shutil, "which", lambda name: None)
+        machine.check_machine("tiny")
         machine.check_machine(REAL)
-    machine.check_machine("tiny")
-
-
-def test_no_header_of_python(gpus, monkeypatch, tmp_path):
-    gpus(1)
     (tmp_path / "Python.h").unlink()
     with pytest.raises(UserError, match=r"has no Python\.h.*python3-dev"):
         machine.check_machine(REAL)

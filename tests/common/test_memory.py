@@ -1,5 +1,6 @@
 """common/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
 
+import gc
 import importlib
 import re
 import types
@@ -61,9 +62,12 @@ def stored(tensors) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
 @pytest.mark.parametrize("four_bit", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_and_adapters_are_what_load_model_makes(tmp_path, four_bit, tied):
+def test_weights_adapters_and_adams_state_are_what_load_model_makes(tmp_path, four_bit, tied):
     # 128 * 328 entries do not fill their last block
     shape = SMALL | {"vocab_size": 273, "intermediate_size": 328}
     config = Qwen2Config(**shape, tie_word_embeddings=tied)
@@ -72,7 +76,12 @@ def test_weights_and_adapters_are_what_load_model_makes(tmp_path, four_bit, tied
         if (TINY / name).exists():
             (tmp_path / name).write_bytes((TINY / name).read_bytes())
     model, _ = load_model(str(tmp_path), ["one", "two", "three"], 4, four_bit, seed=0)
-    lora = [p for name, p in model.named_parameters() if "lora_" in name]
+    lora = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    optimizer = torch.optim.AdamW([p for name, p in lora.items() if ".three." not in name])
+    for p in lora.values():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    moments = [state[name] for state in optimizer.state.values() for name in MOMENTS]
     tensors = [p for name, p in model.named_parameters() if "lora_" not in name]
     for layer in model.modules():
         if isinstance(layer, Linear4bit):
@@ -82,21 +91,8 @@ def test_weights_and_adapters_are_what_load_model_makes(tmp_path, four_bit, tied
     change = {"lora_rank": 4, "four_bit": four_bit, "frozen_adapters": 1, "entry": 4}
     need = estimate(read_config(str(tmp_path)), TURNS, **RUN | change)
     assert need["weights"] == stored(tensors)
-    assert need["adapters"] == stored(lora) == 3 * need["gradients"]
-
-
-def test_adams_state_is_what_the_optimiser_holds():
-    linear, rank = shapes(Qwen2Config(**SMALL))[0], 16
-    weights = [torch.nn.Parameter(torch.zeros(rank * n)) for sides in linear for n in sides]
-    optimizer = torch.optim.AdamW(weights)
-    for p in weights:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    names = ("exp_avg", "exp_avg_sq")
-    held = [state[name] for state in optimizer.state.values() for name in names]
-    change = {"adapters": 3, "lora_rank": rank}
-    need = estimate(Qwen2Config(**SMALL), TURNS, **RUN | change)
-    assert need["adam"] == 3 * stored(held)
+    assert need["adapters"] == stored(lora.values()) == 3 * need["gradients"]
+    assert need["adam"] == stored(moments)
 
 
 def test_each_of_several_processes_has_buckets_for_all_adapters():
@@ -118,6 +114,7 @@ def test_kv_cache_is_that_of_a_dynamic_cache():
 # ------------------------------------------------------------------ estimated parts
 def peak(function) -> int:
     """The most bytes that `function` has allocated at a time, by torch's own CPU allocator."""
+    gc.collect()  # what others have left would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
     events, stack = [], list(profiler.profiler.kineto_results.experimental_event_tree())
@@ -136,10 +133,10 @@ def peak(function) -> int:
 ONE_ADAPTER = {"adapters": 1, "lora_rank": 8, "four_bit": False}
 
 
-def bf16_model(kind: str, rank: int):
+def bf16_model(kind: str):
     config = AutoConfig.for_model(kind, **SMALL)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    lora = LoraConfig(r=rank, target_modules="all-linear")
+    lora = LoraConfig(r=8, target_modules="all-linear")
     model = get_peft_model(model, lora, adapter_name="player")
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -151,7 +148,7 @@ def bf16_model(kind: str, rank: int):
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("completion", [96, 608])  # long: attention's masks are a third of it
 def test_activations_of_training(kind, checkpointing, completion):
-    config, model = bf16_model(kind, 8)
+    config, model = bf16_model(kind)
     base = model.get_base_model()
     if checkpointing:
         base.gradient_checkpointing_enable()
@@ -175,19 +172,13 @@ def test_activations_of_training(kind, checkpointing, completion):
 
 
 def test_peak_of_sampling():
-    config, model = bf16_model("qwen2", 8)
+    config, model = bf16_model("qwen2")
     rows, prompt, completion = 16, 128, 16
     ids = torch.ones(rows, prompt, dtype=torch.long)
     mask = ids.clone()
     mask[0, :5] = 0
-    settings = GenerationConfig(
-        max_new_tokens=completion,
-        min_new_tokens=completion,
-        do_sample=True,
-        top_k=0,
-        pad_token_id=0,
-        prefill_chunk_size=64,
-    )
+    length = {"max_new_tokens": completion, "min_new_tokens": completion, "prefill_chunk_size": 64}
+    settings = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **length)
     inputs = {"input_ids": ids, "attention_mask": mask, "generation_config": settings}
     with torch.autocast("cpu", torch.bfloat16):
         measured = peak(lambda: model.generate(**inputs))
@@ -197,24 +188,18 @@ def test_peak_of_sampling():
 
 
 # ------------------------------------------------------------------ behaviour
-MORE_OF = [
-    {"adapters": 3}, {"frozen_adapters": 1}, {"lora_rank": 32}, {"four_bit": False}, {"rows": 65},
-    {"micro_batch": 5}, {"checkpointing": False}, {"entry": 4},
-    {"gpu_bytes": 80 * GIB},
-]  # fmt: skip
+MORE_OF = {"adapters": 3, "frozen_adapters": 1, "lora_rank": 32, "four_bit": False, "rows": 65}
+MORE_OF |= {"micro_batch": 5, "checkpointing": False, "entry": 4, "gpu_bytes": 80 * GIB}
 
 
 def test_more_of_anything_never_needs_less():
     small = estimate(qwen("1.5B"), [(512, 512)], **RUN)
-    for change in MORE_OF:
-        more = estimate(qwen("1.5B"), [(512, 512)], **RUN | change)
-        assert more["peak"] >= small["peak"] and more != small, change
+    for name, value in MORE_OF.items():
+        more = estimate(qwen("1.5B"), [(512, 512)], **RUN | {name: value})
+        assert more["peak"] >= small["peak"] and more != small, name
     for turns in ([(513, 512)], [(512, 513)], [(512, 512), (600, 512)]):
         more = estimate(qwen("1.5B"), turns, **RUN)
         assert more["sampling"] > small["sampling"] and more["training"] > small["training"]
-
-
-ARGUMENTS = {"rows": 256, "micro_batch": 32, "gpu_bytes": 100 * GIB}
 
 
 def arguments(model, **change):
@@ -244,7 +229,7 @@ def card(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with nothing but a config: an estimate needs neither weights nor a tokenizer."""
+    """Nothing but a config: an estimate needs neither weights nor a tokenizer."""
     qwen("7B").save_pretrained(tmp_path)
     return tmp_path
 
@@ -254,7 +239,8 @@ def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
     with pytest.raises(SystemExit) as end:
         plan(arguments(folder))
     assert end.value.code == 0
-    printed, need = capsys.readouterr().out, estimate(qwen("7B"), TURNS, **RUN | ARGUMENTS)
+    sizes = {"rows": 256, "micro_batch": 32, "gpu_bytes": 100 * GIB}
+    printed, need = capsys.readouterr().out, estimate(qwen("7B"), TURNS, **RUN | sizes)
     assert "2 adapters\n" in printed and re.search(r"Imaginary 24 +100\.00 GiB", printed)
     for key, text in TABLE.items():
         number, unit = re.search(rf"^{text} +([\d.]+) (\w+)$", printed, re.MULTILINE).groups()
@@ -271,22 +257,17 @@ def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
     advice = re.search(r" --rows-at-once (\d+) and --micro-batch (\d+) would fit\.$", str(no.value))
     rows, micro = map(int, advice.groups())
     assert 32 % micro == 0
-    fits = [(rows, micro), (2 * rows, micro), (rows, 2 * micro)]
-    plans = [
-        plan_memory(arguments(folder, rows_at_once=n, micro_batch=size), PLAYERS)
-        for n, size in fits
-    ]
-    assert [found.fitting == "" for found in plans] == [True, False, False]
+    for n, size in ((rows, micro), (2 * rows, micro), (rows, 2 * micro)):
+        found = plan_memory(arguments(folder, rows_at_once=n, micro_batch=size), PLAYERS)
+        assert (found.fitting == "") == ((n, size) == (rows, micro))
 
 
 def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
     card(23)
     plan(arguments(folder, dry_run=False))  # activations are estimated: a warning
     assert "warning" in capsys.readouterr().out
-    for gib, four_bit, says in (
-        (5, True, "Not even one row"),
-        (12, False, "take --four-bit, a sm"),
-    ):
+    refusals = {5: (True, "Not even one row"), 12: (False, "take --four-bit, a sm")}
+    for gib, (four_bit, says) in refusals.items():
         card(gib)
         with pytest.raises(UserError, match=says):
             plan(arguments(folder, four_bit=four_bit, dry_run=False))
@@ -328,24 +309,25 @@ def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
 
 
 # ------------------------------------------------------------------ a GPU that cannot do it
-def test_an_old_gpu_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    message = r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES="
-    with pytest.raises(UserError, match=message):
-        load_model("some/model", ["player"], 4, True, seed=0)
-
-
-def test_bitsandbytes_without_its_library_is_refused_in_a_sentence(monkeypatch):
+@pytest.mark.parametrize(
+    "capability, says",
+    [
+        (
+            (7, 5),
+            r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES=",
+        ),
+        ((8, 9), "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"),
+    ],
+)
+def test_an_old_gpu_and_a_missing_library_are_refused_in_a_sentence(monkeypatch, capability, says):
     missing = bnb.cextension.ErrorHandlerMockBNBNativeLibrary(
         "libbitsandbytes_cuda999.so: cannot open shared object file"
     )
     monkeypatch.setattr(bnb.cextension, "lib", missing)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
-    message = "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"
-    with pytest.raises(UserError, match=message):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    with pytest.raises(UserError, match=says):
         load_model("some/model", ["player"], 4, True, seed=0)
 
 

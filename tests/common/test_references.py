@@ -8,6 +8,7 @@ from common.tasks.math import load_questions
 from common.tasks.references import check_references, render, solve_equation
 
 import pytest
+from conftest import write_rows
 
 
 def test_every_reference_of_gsm8k_is_right_and_has_steps(real_data):
@@ -36,15 +37,11 @@ def test_every_reference_of_gsm8k_is_right_and_has_steps(real_data):
 )
 def test_render(solution, answer, expected):
     """expected: the steps, and the answer."""
+    done = r"<step>1+1=2</step><answer>\boxed{2}</answer>"
+    assert [render(text, "2") for text in (done, "2", "#### 2", "")] == [done, "", "", ""]
     *steps, final = expected.split("|")
     lines = [*(f"<step>{step}</step>" for step in steps), rf"<answer>\boxed{{{final}}}</answer>"]
     assert render(solution, answer) == "\n".join(lines)
-
-
-def test_render_without_steps_and_with_them():
-    assert [render(text, "17") for text in ("17", "#### 17", "")] == [""] * 3
-    done = r"<step>1+1=2</step><answer>\boxed{2}</answer>"
-    assert render(done, "2") == done
 
 
 def test_hostile_text_stays_countable():
@@ -80,8 +77,6 @@ def test_wrong_references_are_refused_with_counts():
         ("/ 1 3", [], []),  # no short form
         ("* 1e300 1e300", [], []),
         ("+ nan 1", [], []),
-        ("+ inf 1", [], []),
-        ("+ number0 1", ["x"], []),
         ("+ number0 1", [None], []),
         ("x = 3 + y", [1], []),
         (None, None, []),
@@ -101,9 +96,8 @@ def test_rows_with_an_equation_have_a_reference(tmp_path):
     rows += [{"question": f"W{i}", "answer": "12", **given} for i in range(40)]
     given["solution"] = "So 11."
     rows += [{"question": f"S{i}", "answer": "11", **given} for i in range(40)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = [row for part in load_questions(str(path), 200, 200, seed=0) for row in part]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    found = [row for part in load_questions(path, 200, 200, seed=0) for row in part]
     wanted = {"Q": "<step>8 + 3 = 11</step>\n<answer>\\boxed{11}</answer>", "W": ""}
     wanted["S"] = "<step>So 11.</step>\n<answer>\\boxed{11}</answer>"
     assert len(found) == 120

@@ -45,7 +45,6 @@ def test_arguments_that_change_nothing_may_be_others(copied):
 
 
 def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
-    """For a run that has met a full GPU: it resumes where it was."""
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
     more = "--micro-batch 3 --checkpointing on".split()
@@ -130,20 +129,6 @@ def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("step 1/4  a  b/reward 0.500  eta")
     assert metrics_of(tmp_path)[0]["a/reward"] is None
-
-
-def test_what_was_never_logged_or_trained_is_noted(tmp_path, monkeypatch, no_report):
-    curves = {"a": ["generator/accuracy"], "b": ["verifier/acuracy", "verifier/tpr"]}
-    monkeypatch.setattr("tango.CURVES", curves)
-    monkeypatch.setattr("tango.evaluate", lambda *_: {"verifier/accuracy": 0.5})
-    one = "--steps 1 --ver-warmup 0 --gen-steps 1".split()
-    said = run_here("tango.py", *small("tango.py", tmp_path / "run", *one))
-    assert "note: curves name verifier/acuracy, which was never logged; is it verifier/ac" in said
-    assert "note: the verifier was never trained in this run" in said
-    assert "the generator was never" not in said
-
-
-# ------------------------------------------------------------------ bad input: one sentence
 
 
 def test_a_mistake_of_the_script_is_shown_with_its_line(tmp_path, capsys):

@@ -65,45 +65,41 @@ def tokens_run(base, monkeypatch) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("prompts, each, passes", [(2, 4, 2), (1, 3, 2), (6, 1, 1)])
-def test_scores_and_gradient_are_those_of_plain_logits(model, monkeypatch, prompts, each, passes):
-    """Rows that share a prompt take two passes: prompts once, then completions."""
-    batch, found = some_rows(prompts, each), []
-    weight = torch.randn(prompts * each, 9, generator=torch.Generator().manual_seed(0))
-    named = {n: p for n, p in model.named_parameters() if ".a." in n}
-    tokens = []
+def assert_score_is_plain(base, batch, temperature, monkeypatch) -> list[int]:
+    """Log-probs, entropies and gradient; returns the tokens of the passes that `score` took."""
+    weight = torch.randn(batch["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
+    named = {n: p for n, p in base.named_parameters() if ".a." in n}
+    tokens, found = [], []
     for function in (plain, scoring.score):
-        logps, entropies = function(model, batch, 0.7)
+        logps, entropies = function(base, batch, temperature)
         gradients = torch.autograd.grad((logps * weight).sum(), named.values())
         found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
-        tokens = tokens or tokens_run(model, monkeypatch)
-    assert len(tokens) == passes and (passes == 1 or sum(tokens) < 16 * prompts * each)
+        tokens = tokens or tokens_run(base, monkeypatch)
     for ours, expected in zip(found[1][:2], found[0][:2]):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
     assert relative(found[1][2], found[0][2]) <= 1e-4
+    return tokens
+
+
+@pytest.mark.parametrize("prompts, each, passes", [(2, 4, 2), (1, 3, 2), (6, 1, 1)])
+def test_scores_and_gradient_are_those_of_plain_logits(model, monkeypatch, prompts, each, passes):
+    """Rows that share a prompt take two passes: prompts once, then completions."""
+    tokens = assert_score_is_plain(model, some_rows(prompts, each), 0.7, monkeypatch)
+    assert len(tokens) == passes and (passes == 1 or sum(tokens) < 16 * prompts * each)
 
 
 @pytest.mark.parametrize("prompts, each, passes", [(3, 2, 3), (4, 1, 2)])
 def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prompts, each, passes):
     """Instructions of 5 tokens before questions of different lengths, one of them a token long."""
     monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
-    batch, found = some_rows(prompts, each, P=9), []
+    batch = some_rows(prompts, each, P=9)
     lengths = torch.tensor([6, 8, 9, 7])[:prompts].repeat_interleave(each)
     batch["prompt_mask"] = (torch.arange(9) >= 9 - lengths[:, None]).long()
     for row, length in enumerate(lengths.tolist()):
         batch["prompt_ids"][row, 9 - length : 14 - length] = torch.tensor([7, 8, 9, 10, 11])
         batch["prompt_ids"][row, 14 - length] = 12 + row // each
-    named = {n: p for n, p in model.named_parameters() if ".a." in n}
-    for function in (plain, scoring.score):
-        logps, entropies = function(model, batch, 1.0)
-        gradients = torch.autograd.grad((logps.square()).sum(), named.values())
-        found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
-        tokens = tokens_run(model, monkeypatch)
-    scoring.score(model, batch, 1.0)
+    tokens = assert_score_is_plain(model, batch, 1.0, monkeypatch)
     assert len(tokens) == passes and tokens[0] == 5
-    for ours, expected in zip(found[1][:2], found[0][:2]):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
-    assert relative(found[1][2], found[0][2]) <= 1e-4
 
 
 def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(model, monkeypatch):

@@ -1,6 +1,5 @@
 """Programming tasks from every source, on standard input and output."""
 
-import json
 import random
 import subprocess
 import sys
@@ -9,13 +8,7 @@ from common.tasks.code import load_tasks
 from common.tiny.tasks import is_held_out
 
 import pytest
-
-
-def write(tmp_path, rows):
-    path = tmp_path / "tasks.jsonl"
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(path)
+from conftest import write_rows
 
 
 def runs(row) -> bool:
@@ -48,7 +41,7 @@ def test_embedded_tasks():
 def test_columns_as_codecontests_is_published(tmp_path):
     tests = {"test_input": ["1 2\n", "3 4"], "test_output": ["3\n", "7"]}
     rows = [{"question": "Add two numbers.", **tests}, *FILLER]
-    train, held_out = load_tasks(write(tmp_path, rows), 100, 100, 0)
+    train, held_out = load_tasks(write_rows(tmp_path / "tasks.jsonl", rows), 100, 100, 0)
     row = next(row for row in train + held_out if row["question"] == "Add two numbers.")
     assert {key: row[key] for key in tests} == tests and row["reference"] == ""
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
@@ -64,7 +57,7 @@ MBPP = {
 
 def test_functions_become_programs(tmp_path):
     rows = [{**MBPP, "text": f"{MBPP['text']} {i}"} for i in range(60)]
-    train, held_out = load_tasks(write(tmp_path, rows), 100, 100, 0)
+    train, held_out = load_tasks(write_rows(tmp_path / "tasks.jsonl", rows), 100, 100, 0)
     row = (train + held_out)[0]
     assert row["test_input"] == ["2\n1 3\n", "-1\n5\n"]
     assert row["test_output"] == ["2 6\n", "-5\n"] and runs(row)
@@ -99,7 +92,9 @@ def test_functions_become_programs(tmp_path):
     ],
 )
 def test_functions_that_cannot_be_programs_are_left_out_and_counted(tmp_path, capsys, tests):
-    path = write(tmp_path, [{**MBPP, "text": "the odd one", "test_list": tests}, *FILLER])
+    path = write_rows(
+        tmp_path / "tasks.jsonl", [{**MBPP, "text": "the odd one", "test_list": tests}, *FILLER]
+    )
     train, held_out = load_tasks(path, 100, 100, 0)
     assert "the odd one" not in {row["question"] for row in train + held_out}
     assert len(train + held_out) == 60

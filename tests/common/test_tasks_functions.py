@@ -1,7 +1,5 @@
 """Values, programs, tasks, calls and rows: what a hostile program or answer can try."""
 
-import json
-
 from common.sandbox import Sandbox
 from common.tasks.functions import (
     bare,
@@ -17,6 +15,7 @@ from common.tasks.functions import (
 )
 
 import pytest
+from conftest import write_rows
 
 
 # ------------------------------------------------------------------ values
@@ -89,13 +88,11 @@ def answer(kind, content):
         ("deduction", "<answer>\n```output\n1\n```", None),  # not closed
         ("deduction", "```output\n1\n```", None),  # outside
         ("deduction", "<answer>```output\n1\n```<answer>\n```output\n2\n```</answer>", "2"),
-        ("deduction", answer("output", "1 + 1"), None),
         ("deduction", answer("output", "type('A', (), {'__eq__': lambda *_: True})()"), None),
         ("deduction", answer("input", "1"), None),
         ("abduction", answer("input", "3,  [1]"), "3, [1]"),
         ("abduction", answer("input", "3) or (True"), None),
         ("induction", answer("python", PLUS), PLUS),
-        ("induction", answer("python", "import sys\n" + PLUS), "import sys\n" + PLUS),
         ("induction", answer("python", "def g(x): return x"), None),
     ],
 )
@@ -156,11 +153,6 @@ def test_tasks_are_made_of_what_runs_twice_alike(sandbox):
 
 
 # ------------------------------------------------------------------ rows
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_embedded_functions_do_what_their_message_says(sandbox):
     train, held_out = load_functions("tiny", 30, 12, 6, seed=1)
     assert len(train) == 30 and len(held_out) == 12
@@ -183,14 +175,13 @@ def test_embedded_functions_do_what_their_message_says(sandbox):
 
 
 def test_a_program_is_on_one_side_whatever_its_names(tmp_path):
-    """Forty programs, each under three names: by their texts some would be on both sides."""
     text = "def {0}(x):\n return (x+{1})%100\n\nf = {0}"
     rows = [
         {"program": text.format(name, i), "inputs": ["1", "2"]}
         for i in range(40)
         for name in ("add", "plus", "more")
     ]
-    train, held_out = load_functions(write(tmp_path / "f.jsonl", rows), 200, 200, 2, seed=0)
+    train, held_out = load_functions(write_rows(tmp_path / "f.jsonl", rows), 200, 200, 2, seed=0)
     assert len(train) + len(held_out) == 120 and len(held_out) >= 3
     assert not {bare(row["program"]) for row in train} & {bare(row["program"]) for row in held_out}
 
@@ -201,7 +192,7 @@ def test_programs_with_few_inputs_are_said(tmp_path, capsys):
         {"program": program.format(i), "inputs": inputs[: 2 + i % 2], "message": f"m{i}"}
         for i in range(60)
     ]
-    path = write(tmp_path / "f.jsonl", rows)
+    path = write_rows(tmp_path / "f.jsonl", rows)
     train, held_out = load_functions(path, 100, 100, 3, seed=0)
     assert "30 of 60 programs have fewer than 3 inputs, 2 at least" in capsys.readouterr().out
     assert len(train) + len(held_out) == 60 and held_out
@@ -217,7 +208,7 @@ def test_mbpp_becomes_functions(tmp_path):
         for i in range(40)
     ]
     rows.append({"code": "def g(x): return x", "text": "", "test_list": ["assert g(h(1)) == 2"]})
-    train, held_out = load_functions(write(tmp_path / "m.jsonl", rows), 100, 100, 6, seed=0)
+    train, held_out = load_functions(write_rows(tmp_path / "m.jsonl", rows), 100, 100, 6, seed=0)
     assert len(train) + len(held_out) == 40  # the last one's argument is no literal
     row, name = train[0], train[0]["program"].split("(")[0].removeprefix("def ")
     assert row["inputs"] == ["2, [3]", "1, 2"] and row["program"].endswith(f"\n\nf = {name}")

@@ -7,13 +7,7 @@ from common.tasks.math import load_questions
 from common.tiny.tasks import is_held_out
 
 import pytest
-
-
-def write(tmp_path, rows):
-    path = tmp_path / "data.jsonl"
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(path)
+from conftest import write_rows
 
 
 @pytest.mark.parametrize("level, lengths", [("tiny", {3, 4}), ("tiny-hard", {5, 6})])
@@ -42,7 +36,7 @@ def test_columns_of_common_datasets(tmp_path):
         *[{"question": f"{x}", "answer": x, **nothing} for x in (0, -3, 2.5, 10**20)],
         *[{"question": f"filler {i}", "answer": str(i)} for i in range(60)],
     ]
-    train, held_out = load_questions(write(tmp_path, rows), 1000, 1000, seed=0)
+    train, held_out = load_questions(write_rows(tmp_path / "data.jsonl", rows), 1000, 1000, seed=0)
     found = {row["question"]: row for row in train + held_out}
     expected = {"gsm8k": "1234", "math": r"\frac{1}{2}", "eurus": "7", "plain": "5", "0": "0"}
     expected |= {"-3": "-3", "2.5": "2.5", str(10**20): str(10**20), "filler 0": "0"}
@@ -52,8 +46,10 @@ def test_columns_of_common_datasets(tmp_path):
 
 def test_a_question_never_changes_sides(tmp_path):
     rows = [{"question": f"q{i}", "answer": "1"} for i in range(300)]
-    train, held_out = load_questions(write(tmp_path, rows), 1000, 1000, seed=0)
-    changed = write(tmp_path, rows[::-1] + [{"question": "new", "answer": "1"}] * 5)
+    train, held_out = load_questions(write_rows(tmp_path / "data.jsonl", rows), 1000, 1000, seed=0)
+    changed = write_rows(
+        tmp_path / "data.jsonl", rows[::-1] + [{"question": "new", "answer": "1"}] * 5
+    )
     more = load_questions(changed, 1000, 1000, seed=3)
     assert {r["question"] for r in train} <= {r["question"] for r in more[0]}
     assert {r["question"] for r in held_out} <= {r["question"] for r in more[1]}
@@ -72,7 +68,8 @@ def test_any_valid_json_lines_are_read(tmp_path):
 
 
 def test_rows_are_drawn_from_the_whole_file_by_the_seed(tmp_path):
-    path = write(tmp_path, [{"question": f"{i:03}", "answer": "1"} for i in range(500)])
+    rows = [{"question": f"{i:03}", "answer": "1"} for i in range(500)]
+    path = write_rows(tmp_path / "data.jsonl", rows)
     found = [load_questions(path, 50, 10, seed)[0] for seed in (0, 0, 1)]
     drawn = [[row["question"] for row in rows] for rows in found]
     assert drawn[0] == drawn[1] != drawn[2] and max(drawn[0]) > "300"  # files are often sorted

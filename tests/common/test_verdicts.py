@@ -23,6 +23,8 @@ WRITTEN = {0.0: ["0", "0.0"], 0.5: ["0.5", ".5"], 1.0: ["1", "1.0"]}
 PAIRS = [("", ""), ("**", "**"), ("$", "$"), ("$$", "$$"), ("_", "_"), ("\\(", "\\)")]
 PAIRS += [("\\[", "\\]"), ("\\[\n", "\n\\]"), ("\\text{", "}"), ("\\mathbf{", "}"), (" ", " ")]
 BOXES = [("\\boxed{", "}"), ("\\boxed{ ", " }"), ("\\boxed{\\text{", "}}"), ("\\box{", "}")]
+MARKS = [*BOXES, ("**", "**"), ("**", ".**")]
+AROUND = [pair for pair in PAIRS if "{" not in pair[0]]  # a box stands in math or in bold type
 ENDS = ["", ".", "\n", " \n\n", ".\n", "**", ".**\n"]
 STARTS = ["", "All is checked.\n", "Score: \\boxed{0.5} is what it claims.\n", "\n\n"]
 
@@ -46,33 +48,20 @@ def score_lines(draw, score: float) -> str:
     return label.format(word) + value
 
 
-@given(st.sampled_from(SCORES), st.sampled_from(STARTS), st.data())
-def test_a_score_is_the_same_in_every_decoration(score, start, data):
-    text = start + data.draw(score_lines(float(score)))
-    assert read_score(text, SCORES) == score, text
-
-
-@given(st.sampled_from(CHOICES), st.sampled_from(STARTS), st.sampled_from(BOXES), st.data())
+@given(st.sampled_from(CHOICES), st.sampled_from(STARTS), st.sampled_from(MARKS), st.data())
 def test_a_verdict_is_the_same_in_every_decoration(choice, start, box, data):
     word = data.draw(st.sampled_from([choice, choice.lower(), choice.title()]))
-    marks = [*BOXES, ("**", "**"), ("**", ".**")]
-    before, after = data.draw(st.sampled_from(marks))
-    around = [pair for pair in PAIRS if "{" not in pair[0]]  # a box stands in math or in bold type
-    text = data.draw(decorated(f"{before}{word}{after}", around))
+    text = data.draw(decorated(f"{box[0]}{word}{box[1]}", AROUND))
     text = start + text + data.draw(st.sampled_from(ENDS))
     assert read_verdict(text, CHOICES) == choice, text
 
 
-FIRST = [*BOXES, ("**", "**"), ("**", ".**")]
-
-
-@given(st.sampled_from(["YES", "NO"]), st.sampled_from(FIRST), st.data())
+@given(st.sampled_from(["YES", "NO"]), st.sampled_from(MARKS), st.data())
 def test_a_first_verdict_is_the_same_in_every_decoration(choice, box, data):
     word = data.draw(st.sampled_from([choice, choice.lower(), choice.title()]))
     labels = ["", "Verdict: ", "Final verdict: "] if "*" in box[0] else [""]
     label = data.draw(st.sampled_from(labels))
-    around = [pair for pair in PAIRS if "{" not in pair[0]]
-    verdict = data.draw(decorated(f"{box[0]}{label}{word}{box[1]}", around))
+    verdict = data.draw(decorated(f"{box[0]}{label}{word}{box[1]}", AROUND))
     text = f"3+4 is 7, yes.\n{verdict} For **YES** or **NO** it must be 8."
     assert read_first_verdict(text, ("YES", "NO")) == choice, text
 
@@ -105,34 +94,34 @@ def test_the_last_line_counts():
     assert read_analysis(twice, SOLUTION, SCORES) == ((2,), 0.5)
 
 
-UNREAD = {
-    "nothing": "",
-    "no number": "Score:",
-    "an open box, which was 0.5 before it was cut": "Score: \\boxed{0",
-    "an open box around more": "Score: \\boxed{\\text{1}",
-    "another score": "Score: \\boxed{0.25}",
-    "10": "Score: 10",
-    "negative": "Score: \\boxed{-1}",
-    "digits of another script": "Score: \\boxed{١}",
-    "a letter that lower case makes of another": "\u017fcore: 1",
-    "words behind": "Score: \\boxed{1} or so",
-    "another line behind": "Score: \\boxed{1}\nDefects: 2",
-    "two scores": "Score: 1 or 0",
-    "out of ten": "Score: 1/10",
-    "a quotation of the solution": "It ends like this:\n> Score: \\boxed{1}",
-    "in quotation marks": 'It ends with\n"Score: \\boxed{1}"',
-    "in the middle of a sentence": "The solution says Score: \\boxed{1}",
-    "of somebody else": "My Score: \\boxed{1}",
-    "of something else": "Scores: \\boxed{1}",
-    "no label": "\\boxed{1}",
-    "a verdict before a second try": "Score: 1\nScore:",
-}
+UNREAD = [
+    "",
+    "Score:",
+    "Score: \\boxed{0",  # which was 0.5 before it was cut
+    "Score: \\boxed{\\text{1}",
+    "Score: \\boxed{0.25}",
+    "Score: 10",
+    "Score: \\boxed{-1}",
+    "Score: \\boxed{١}",
+    "\u017fcore: 1",  # a letter that lower case makes of another
+    "Score: \\boxed{1} or so",
+    "Score: \\boxed{1}\nDefects: 2",
+    "Score: 1 or 0",
+    "Score: 1/10",
+    "It ends like this:\n> Score: \\boxed{1}",
+    'It ends with\n"Score: \\boxed{1}"',
+    "The solution says Score: \\boxed{1}",
+    "My Score: \\boxed{1}",
+    "Scores: \\boxed{1}",
+    "\\boxed{1}",
+    "Score: 1\nScore:",  # a verdict before a second try
+]
 
 
-@pytest.mark.parametrize("name", UNREAD)
-def test_a_score_that_is_none(name):
-    assert read_score(UNREAD[name], SCORES) is None
-    assert read_analysis(f"Defects: none\n{UNREAD[name]}", SOLUTION, SCORES) is None
+@pytest.mark.parametrize("text", UNREAD)
+def test_a_score_that_is_none(text):
+    assert read_score(text, SCORES) is None
+    assert read_analysis(f"Defects: none\n{text}", SOLUTION, SCORES) is None
 
 
 @pytest.mark.parametrize(

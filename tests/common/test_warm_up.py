@@ -20,8 +20,7 @@ from common.tasks.demonstrations import demonstrations, figures, judged, reworde
 from common.warm_up import Args
 
 import pytest
-import torch
-from conftest import run_here
+from conftest import run_here, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -116,9 +115,7 @@ def test_steps_in_several_wordings_stay_right():
 
 
 def test_rows_to_teach():
-    """Solutions and judgements in the form of TRL's data, as many as asked for, the same ones for
-    the same seed; without a verifier of steps solutions only.
-    """
+    """Solutions and judgements; without a verifier of steps solutions only."""
     rows = [{"question": f"Q{i}", "reference": text} for i, text in enumerate(REFERENCES)]
     rows.append({"question": "Q3", "reference": ""})
     made = demonstrations(tango, rows, 200, seed=0)
@@ -144,8 +141,6 @@ def test_rows_to_teach():
 
 
 def test_figures_by_hand():
-    """Two questions, four answers each: three that can be read, of which two are right, and one
-    without a step; then four that can be read, none of which is right."""
     written = [reference("1 + 1 = 2", answer=n) for n in ("2", "2", "3")] + [r"\boxed{2}"]
     written += [reference("1 + 1 = 2", answer="4")] * 4
     verdict = r"\boxed{CORRECT}</step></step_verification><final_verification>\boxed{%s}"
@@ -211,23 +206,18 @@ def args(forgetful, tmp_path, monkeypatch):
     for name, value in (("QUESTIONS", 8), ("SAMPLES", 4), ("EVERY", 5)):
         monkeypatch.setattr(warm_up, name, value)
     monkeypatch.setattr(common.tasks.demonstrations, "STEPS", ("{}",))  # it knows no others
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in sums(300)))
+    data = write_rows(tmp_path / "sums.jsonl", sums(300))
     limits = {"solution_tokens": 64, "judgement_tokens": 112}
-    where = (str(forgetful), str(data), str(tmp_path / "warm"))
+    where = (str(forgetful), data, str(tmp_path / "warm"))
     return Args("prime.py", *where, steps=40, lr=3e-3, **limits)
 
 
-def figures_in(folder: Path) -> dict:
-    return json.loads((folder / "warm_up.json").read_text())
-
-
 def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
-    """And the script runs on what is left; the same command again says the figures, and no more."""
+    """The same command again says the figures, and no more; the script runs on what is left."""
     warm, said = Path(args.out), []
     warm_up.main(args)
     said.append(capsys.readouterr().out)
-    found = figures_in(warm)
+    found = json.loads((warm / "warm_up.json").read_text())
     assert found["before"]["solutions read"] == 0 and found["after"]["solutions read"] >= 0.8
     assert found["steps"] % 5 == 0 and found["steps"] < args.steps
     looks = re.findall(r"^step (\d+)/40, .*solutions read (\d+)%", said[0], re.MULTILINE)
@@ -268,9 +258,9 @@ def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
     assert (cut / "checkpoint-5").exists() and not (cut / "model.safetensors").exists()
     release()
     warm_up.main(args)
-    weights = [load_file(folder / "model.safetensors") for folder in (whole, cut)]
-    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
-    assert figures_in(cut) == figures_in(whole) and figures_in(cut)["steps"] == 12
+    for name in ("model.safetensors", "warm_up.json"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert '"steps": 12' in (cut / "warm_up.json").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Every check prints its name when it holds, once.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,13 +14,13 @@ from trainers import gathered, length_reward  # isort: skip
 
 from common.cotrainer import CoTrainer, Player
 from common.errors import ScriptError
-from common.model import add_players
+from common.model import load_model
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
+from transformers import BitsAndBytesConfig
 
 NAMES = ("ann", "bob", "cat")
 KL = 0.1
@@ -197,36 +198,20 @@ def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
 
 
 # ------------------------------------------------------------------ a sharded base
-def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(folder):
+def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
     """What docs/scale.md says of FSDP2."""
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320}
-    if dist.get_rank() == 0:
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(Qwen2Config(**shape, **heads)).save_pretrained(folder)
-    dist.barrier()
 
     def build(storage):
-        settings = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.float32,
-            bnb_4bit_quant_storage=storage,
-        )
-        options = {"dtype": torch.float32, "quantization_config": settings}
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
-        for module in model.modules():
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-        model = add_players(model, ["generator", "verifier"], 4, 0)
+        stored = partial(BitsAndBytesConfig, bnb_4bit_quant_storage=storage)
+        with patch("common.model.BitsAndBytesConfig", stored):
+            model, _ = load_model("tiny", ["generator", "verifier"], 4, True, seed=0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
             if "lora_B" in name:
                 parameter.data.normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
         return model
 
-    ids = torch.randint(5, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(5, 40, (2, 12), generator=torch.Generator().manual_seed(0))
     ids = ids[dist.get_rank() : dist.get_rank() + 1]
 
     def gradients(model):
@@ -243,9 +228,9 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(folder):
     fully_shard(model, mesh=mesh)
     sharded = {name: gradient.full_tensor() for name, gradient in gradients(model).items()}
     assert whole.keys() == sharded.keys() and all(".generator." in name for name in whole)
-    for name in whole:
-        assert torch.allclose(whole[name] / 2, sharded[name], atol=1e-6), name
-    assert max(g.abs().max() for g in whole.values()) > 0.01
+    largest = max(gradient.abs().max() for gradient in whole.values())
+    halves = {name: gradient / 2 for name, gradient in whole.items()}
+    assert largest > 0.01 and moved(halves, sharded) <= 1e-5 * largest
     named = model.named_parameters()
     weight = next(p for name, p in named if "q_proj.base_layer.weight" in name)
     assert weight.to_local().numel() == weight.numel() // 2
@@ -256,7 +241,7 @@ if __name__ == "__main__":
     trainer = make_trainer(folder)
     trainer.train()
     for name in [name for name in globals() if name.startswith("check_")]:
-        globals()[name](folder / "model" if "sharded" in name else trainer)
+        globals()[name](trainer)
         if dist.get_rank() == 0:
             print("holds:", name, flush=True)
     dist.barrier()
