@@ -1,5 +1,4 @@
-"""common/checks.py: mistakes of single calls, and the sentence that each one ends in. Those that
-test_forks.py makes in a whole script are not here again."""
+"""common/checks.py: mistakes that a single call can make, and the sentence that each one ends in."""
 
 import math
 
@@ -30,15 +29,21 @@ def play(trainer, step):
 @pytest.mark.parametrize(
     "result, says",
     [
-        (lambda batch: [], "step must return a list of at least one batch; got"),
+        (lambda batch: None, "step must return a list of at least one batch; got None"),
+        (lambda batch: [], "step must return a list of at least one batch"),
+        (lambda batch: batch, "step must return a list of at least one batch"),
         (lambda batch: [None], "must return batches.*one has no player"),
         (lambda batch: [{k: v for k, v in batch.items() if k != "player"}], "one has no player"),
         (lambda batch: [batch | {"player": "eve"}], "no player 'eve'; there are ann, bob, cat"),
+        (lambda batch: [batch | {"player": "bob"}], "bob cannot be trained on what the ann has"),
+        (lambda batch: [batch, batch], "a batch twice, or a part beside its whole"),
+        (lambda batch: [batch, dict(batch)], "a batch twice"),
         (lambda batch: [batch | {"completion_mask": HOLE}], "completion_mask must be ones"),
         (lambda batch: [batch | {"completion_mask": HOLE.flip(1)}], "completion_mask must be"),
         (lambda batch: [batch | {"completion_mask": 0 * HOLE}], "completion_mask must be ones"),
         (lambda batch: [batch | {"texts": ["a"] * 4}], "8 rows and 4 texts; to leave.*of 0"),
         (lambda batch: [batch | {"notes": batch["notes"][1:]}], "8 rows and 7 notes"),
+        (lambda batch: [batch | {"rewards": batch["rewards"] + 1}], "rewards.*ann has changed"),
     ],
 )
 def test_a_step_must_return_batches_of_players(trainer, result, says):
@@ -100,6 +105,7 @@ def test_a_batch_is_trained_on_once(tmp_path):
 
 
 def test_nobody_has_set_rewards(trainer):
+    """Its advantages would be zero, and nothing would be learnt, without a word."""
     batch = trainer.rollout("cat", some_rows(trainer, 4))
     for call in (lambda: play(trainer, lambda *_: [batch]), lambda: trainer.update(batch)):
         with pytest.raises(ScriptError, match="the cat's batch has no advantages.*set_rewards"):
@@ -119,6 +125,9 @@ def test_a_group_has_one_prompt(trainer):
         trainer.rollout("ann", [one, other] * 4)  # [one, other] * G, the group not adjacent
     assert len(trainer.rollout("ann", [one] * 4 + [other] * 4)["texts"]) == 8
     assert len(trainer.rollout("cat", [one, one, other, other])["texts"]) == 4  # groups of two
+    for count in (1, 3, 6):
+        with pytest.raises(ScriptError, match=f"{count} rows for the ann are not a multiple.* 4"):
+            trainer.rollout("ann", some_rows(trainer, count))
 
 
 def user(content="1+1") -> dict:
@@ -145,12 +154,16 @@ def test_prompts_must_be_messages(trainer, prompt, says, call):
             trainer.generate("ann", [good, prompt])
 
 
-def test_rows_of_a_rollout(trainer):
+def test_rows_of_a_rollout(trainer, monkeypatch, capsys):
     with pytest.raises(ScriptError, match="no rows for the ann"):
         trainer.rollout("ann", [])
     row = {"prompt": trainer.train_dataset[0]["prompt"]}
     with pytest.raises(ScriptError, match="rows for the ann differ in their columns: label"):
         trainer.rollout("ann", [row] * 3 + [row | {"label": 1}])
+    monkeypatch.setattr(trainer, "held_out_questions", {"1+1"})
+    with pytest.raises(ScriptError, match=r"the ann on a held-out question \('1\+1'\)"):
+        trainer.rollout("ann", [row | {"question": "1+1"}] * 4)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_prompt_that_gives_the_answer_away_is_said_once(capsys):
@@ -197,14 +210,23 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     assert "python -m common.warm_up SCRIPT" in said
 
 
+@pytest.mark.parametrize("name", ["step", "seconds", "loss", "eval/ann/accuracy"])
+def test_metrics_begin_with_a_name_that_is_free(trainer, name):
+    with pytest.raises(ScriptError, match=f"log_mean: '{name}' must begin with a player's name"):
+        trainer.log_mean(name, 1.0)
+
+
 # ------------------------------------------------------------------ set_rewards and concat
 @pytest.mark.parametrize(
     "rewards, groups, says",
     [
+        ([1.0] * 3, None, r"rewards must be \(4,\), one per row; got \(3,\)"),
         ([[1.0]] * 4, None, r"rewards must be \(4,\), one per row; got \(4, 1\)"),
         (1.0, None, r"rewards must be \(4,\), one per row; got \(\)"),
         ([1.0, None, 1.0, 1.0], None, "rewards must be numbers, NaN where nobody judged"),
+        (["a"] * 4, None, "rewards must be numbers"),
         ([1.0, math.inf, 1.0, 1.0], None, "a reward of the ann is infinite"),
+        ([1.0] * 4, [1, 1, 2], "groups must have a key for each of the 4 rows; got 3"),
         ([1.0] * 4, [1, 2, 3, 4], "every row is a group of its own"),
     ],
 )
@@ -216,10 +238,16 @@ def test_set_rewards_wants_one_finite_reward_per_row(trainer, rewards, groups, s
     assert batch["rewards"].tolist() == before
 
 
-def test_set_rewards_comes_before_concat(trainer):
+def test_set_rewards_is_called_once_on_a_batch(trainer):
     batches = [trainer.rollout("ann", some_rows(trainer, 4)) for _ in range(2)]
-    with pytest.raises(ScriptError, match="set_rewards: .*joined several rollouts"):
-        trainer.set_rewards(trainer.concat(batches), [1.0] * 4)
+    trainer.set_rewards(batches[0], [1.0, 2.0, 3.0, 4.0])
+    for batch, says in (
+        (batches[0], "the ann's batch has its rewards already"),
+        (trainer.concat(batches), "joined several rollouts"),
+        ("a text", "first argument must be a batch"),
+    ):
+        with pytest.raises(ScriptError, match=f"set_rewards: .*{says}"):
+            trainer.set_rewards(batch, [1.0] * 4)
 
 
 def test_concat_refuses_what_one_update_cannot_train(trainer):
@@ -229,6 +257,7 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches["new"]["rewards"] = batches["new"]["rewards"] + 1
     for names, says in (
         ("ann bob", "batches must be of one adapter; got ann: ann, bob: bob"),
+        ("bob ann cat", "batches must be of one adapter"),
         ("bob dan", r"batches must be of one temperature; got bob: 1.0, dan: 0.5"),
         ("bob bob", "one batch is among them twice"),
         ("bob more", "concat: not every batch has judgements"),
@@ -244,6 +273,8 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     "saved, says",
     [
         ([], "self.saved must be a dict; got list"),
+        ({"a": torch.ones(2)}, r"self.saved\['a'\] cannot be kept.*\.tolist"),
+        ({"a": {1: 2}}, r"self.saved\['a'\] comes back from a checkpoint as something else"),
         ({"a": {2, 3}}, r"self.saved\['a'\] cannot be kept"),
     ],
 )
@@ -278,7 +309,9 @@ def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     "result, says",
     [
+        (None, "must return a dict, metric -> number; got None"),
         ({"a/b": "high"}, "'a/b' must be a finite number; got 'high'"),
+        ({"a/b": math.nan}, "'a/b' must be a finite number; got nan.*left out"),
         ({"a/b": True}, "'a/b' must be a finite number"),
         ({3: 1.0}, "3 must be a finite number"),
     ],
