@@ -1,4 +1,4 @@
-"""common/checks.py: mistakes that a single call can make, and the sentence that each one ends in."""
+"""common/checks.py: mistakes that one call can make, and the sentence that each of them ends in."""
 
 import math
 
