@@ -13,7 +13,7 @@ from common.tiny.tasks import gold_solution
 import pytest
 import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
-from trainers import answering, log_probs_by_hand, without_model
+from trainers import log_probs_by_hand, without_model
 
 QUESTION = "(38+4)*7 mod 61"
 RIGHT = gold_solution(QUESTION)
@@ -250,21 +250,6 @@ def test_orm_is_taught_as_many_right_as_wrong_ones():
     trainer.saved["D_ver"] = [row(RIGHT, True), *[row(f"{i}{WRONG}", False) for i in range(9)]]
     trainer.start_verifier(0)
     assert sorted(lesson["z"] for lesson in trainer.saved["lessons"]) == [0.0, 1.0]
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    solutions = [row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
-    trainer = answering(lambda *_: RIGHT, candidates=3)
-    trainer.sample_solutions = lambda rows: solutions
-    trainer.scores = lambda rows: [-5.0, -7.0, -4.0]
-    figures = vstar.evaluate(trainer, [{"question": QUESTION, "answer": "50"}])
-    assert figures == pytest.approx({
-        "generator/greedy": 1.0, "generator/accuracy": 1 / 3, "co/majority": 0.0,
-        "co/best_of_2": 1 / 3, "co/best_of_3": 0.0, "co/oracle": 1.0,
-        "verifier/rank_agreement": 0.5,
-    })  # fmt: skip
-    assert trainer.calls == [("generator", [QUESTION], True)]
 
 
 # ------------------------------------------------------------------ runs
