@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import score
 from common.run import mean
 from common.tiny.demonstrations import try_again
-from score import Score, again_prompt, content, shaped, transitions
+from score import Score, again_prompt, content, shaped
 
 import pytest
 import torch
@@ -16,8 +16,6 @@ from conftest import metrics_of, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import answering, without_model
-
-tries = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12)
 
 
 def solution(answer, step="") -> str:
@@ -68,19 +66,6 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
     values = [(pi * r).sum() for r in (shaped(r1, r2, alpha), r2)]
     one, two = (torch.autograd.grad(v, logits, retain_graph=True)[0] for v in values)
     assert torch.allclose(one, (1 + alpha) * two, atol=1e-12)
-
-
-@given(tries)
-def test_what_happens_between_the_turns_equals_counting(pairs):
-    first, second = zip(*pairs)
-    found = {name: sum(v) / len(v) for name, v in transitions(first, second).items() if v}
-    n, wrong = len(pairs), first.count(False)
-    assert found.get("corrected", 0) * wrong == pytest.approx(pairs.count((False, True)))
-    assert ("corrected" in found) == (wrong > 0)
-    assert found["wrong_to_right"] == pairs.count((False, True)) / n
-    assert found["right_to_wrong"] == pairs.count((True, False)) / n
-    assert found["delta"] == pytest.approx((sum(second) - sum(first)) / n)
-    assert found["delta"] == pytest.approx(found["wrong_to_right"] - found["right_to_wrong"])
 
 
 # ------------------------------------------------------------------ a step by hand
