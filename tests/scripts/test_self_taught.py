@@ -26,12 +26,6 @@ def judgement(choice, better, name=""):
     return {"choice": choice, "better": better, "name": name}
 
 
-def test_of_several_tries_one_right_one_is_kept():
-    tries = [judgement(1, 2, "wrong"), judgement(None, 2), judgement(2, 2, "x"), judgement(2, 2)]
-    assert st.first_right(tries)["name"] == "x"
-    assert st.first_right(tries[:2]) is None
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_as_many_of_either_place(seed):
     rng = random.Random(seed)
