@@ -66,11 +66,6 @@ def test_a_test_of_several_lines_stands_on_one():
     assert text == "```python\nprint(1)\n```\nTests:\n2\\n1 3->4\n"
 
 
-def test_the_solver_sees_the_hidden_tests_and_not_the_original():
-    user = repair_prompt(Bug(ROW, "x=int(input())\nprint(x)", [1, 3]))[1]["content"]
-    assert "1->28\n0->21\n" in user and "2->35" not in user and "x+=3" not in user
-
-
 def test_prompts_are_those_that_the_embedded_model_has_been_taught():
     """The same program and tests in both."""
     taught = [repairs.break_program(random.Random(seed), 0)[0] for seed in range(8)]
@@ -183,7 +178,9 @@ RIGHT, WRONG = code("x+=3", "x*=7"), code("x+=1", "x*=7")
 
 
 def test_a_step(given_texts):
-    """One bug is valid and repaired by one of two; the other edits a line without need."""
+    """One bug is valid and repaired by one of two; the other edits a line without need. The solver
+    sees the hidden tests, and neither the original nor the other tests.
+    """
     bugs = [bug("x+=4", "x*=7", hidden="1, 2"), bug("x+=4", "x*=7", "x+=0", hidden="1")]
     trainer = given_texts(bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
     injector, solver, again = trainer.step(ROWS)[0]
@@ -194,7 +191,8 @@ def test_a_step(given_texts):
     assert again["rewards"].tolist() == [1, -1]
     asked = [text for name, text in trainer.asked if name == "solver"]
     assert "x+=4" in asked[0] and "x+=1" in asked[2] and len(asked) == 4
-    assert all("1->28\n2->35\nRepair it." in user for user in asked)
+    assert all(user.endswith("Tests:\n1->28\n2->35\nRepair it.") for user in asked)
+    assert not any("x+=3" in user or "0->21" in user for user in asked)
     assert trainer.logged["injector/solve_rate"] == [0.5]
     assert (
         trainer.logged["injector/valid"] == trainer.logged["solver/second_order"] == [True, False]
