@@ -2,11 +2,9 @@
 hand."""
 
 import math
-from collections import defaultdict
-from types import SimpleNamespace
 
 import coverrl
-from common.cotrainer import Player
+from common.run import mean
 from coverrl import (
     advantages,
     final_answer,
@@ -23,6 +21,7 @@ import torch
 from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from trainers import without_model
 
 C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
 an_answer = st.sampled_from(["7", "8", "9", None])
@@ -132,12 +131,6 @@ def test_rewards_in_every_case():
     assert {key: judgement_reward(*key) for key in table} == table
 
 
-def test_who_always_says_the_same_earns_no_more_than_half():
-    for said in (True, False):
-        agrees = [judgement_reward(said, for_m) - 1 for for_m in (True, False)]
-        assert sum(agrees) / 2 == 0.5
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 1.0, 2.0, math.nan]), st.sampled_from("abc")), min_size=1
@@ -164,23 +157,7 @@ def test_advantages_equal_the_loop(rows):
 
 
 # ------------------------------------------------------------------ a step by hand
-class Given(coverrl.CoVerRL):
-    """Without a model: what each player writes is given."""
-
-    def __init__(self, written: dict, **change):
-        self.cfg = coverrl.Args(**{"group_size": 2, "samples": 4, "corrections": 2} | change)
-        self.written = {name: list(texts) for name, texts in written.items()}
-        self.asked, self.logged, self.batches = defaultdict(list), {}, {}
-        self.state = SimpleNamespace(global_step=0)
-        self.players = dict.fromkeys(("solver", "verifier", "corrector"), Player([], 1.0, 8, 1))
-
-    def player_named(self, name):
-        return self.players[name]
-
-    def generate(self, name, prompts, greedy=False):
-        self.asked[name] += [prompt[-1]["content"] for prompt in prompts]
-        return [self.written[name].pop(0) for _ in prompts]
-
+class Rolled(coverrl.CoVerRL):
     def rollout(self, name, rows):
         texts = self.generate(name, [row["prompt"] for row in rows])
         notes = [{"rewards": {}} for _ in rows]
@@ -193,11 +170,10 @@ class Given(coverrl.CoVerRL):
         self.batches = {batch["player"]: batch for batch in batches}
         return batches
 
-    def gather(self, values):
-        return values
 
-    def log_mean(self, name, values):
-        self.logged[name] = sum(values) / len(values) if len(values) else None
+def given_texts(texts: dict[str, list[str]], **change) -> Rolled:
+    cfg = coverrl.Args(**{"group_size": 2, "samples": 4, "corrections": 2} | change)
+    return without_model(Rolled, cfg, {name: [*its] for name, its in texts.items()})
 
 
 def solution(answer) -> str:
@@ -215,25 +191,19 @@ WRITTEN = {
     # the trained solutions of both, then those that only vote: 7 7 8 7 wins 3 to 1; 4 6 4 none
     "solver": [*map(solution, (7, 8, 4, 6)), solution(7) + " ", solution(7), solution(4), "none"],
     # 1: two different solutions for 7, twice the one for 8; 2: one for 4 ("4" twice is one text)
-    "verifier": [
-        judgement(C),
-        judgement(C),
-        judgement(X, final=X),
-        judgement(C),
-        judgement(X, final=X),
-        judgement(C),
-    ],
+    "verifier": [judgement(v, final=v) for v in (C, C, X, C, X, C)],
     "corrector": [solution(7), "hm"],
 }
 
 
 def test_a_step():
-    trainer = Given(WRITTEN)
+    trainer = given_texts(WRITTEN)
     trainer.step(rows())
-    assert [user.count("Verify its 1 steps.") for user in trainer.asked["verifier"]] == [1] * 6
+    asked = {name: [text for who, text in trainer.asked if who == name] for name in WRITTEN}
+    assert [user.count("Verify its 1 steps.") for user in asked["verifier"]] == [1] * 6
     # the judgements that say INCORRECT: of 8, and of 4, whose question is dropped with it
-    assert len(trainer.asked["corrector"]) == 2
-    assert all(user.endswith("Defects: 1\nCorrect it.") for user in trainer.asked["corrector"])
+    assert len(asked["corrector"]) == 2
+    assert all(user.endswith("Defects: 1\nCorrect it.") for user in asked["corrector"])
     A = {name: batch["advantages"].tolist() for name, batch in trainer.batches.items()}
     half = pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
     assert A["solver"][:2] == half and A["solver"][2:] == [0, 0]
@@ -241,9 +211,9 @@ def test_a_step():
     assert A["verifier"][:2] == [0, 0] and A["verifier"][2:4] == half
     assert A["verifier"][4:] == [0, 0]  # dropped
     assert A["corrector"] == half  # 2 for the answer 7, 0 without a box
-    assert trainer.logged["co/kept"] == 0.5 and trainer.logged["co/label_accuracy"] == 0.5
-    assert trainer.logged["co/reward_accuracy"] == 1.0
-    assert trainer.logged["corrector/accuracy"] == 0.5
+    logged = {name: mean(values) for name, values in trainer.logged.items()}
+    assert logged["co/kept"] == logged["co/label_accuracy"] == logged["corrector/accuracy"] == 0.5
+    assert logged["co/reward_accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -261,34 +231,34 @@ def test_a_step():
 def test_ablations(change, trains):
     """Who is trained on, for each of the two questions."""
     written = WRITTEN | {"corrector": [solution(7), "hm", solution(4), "hm"]}
-    trainer = Given(written, **change)
+    trainer = given_texts(written, **change)
     trainer.step(rows())
     found = {name: batch["advantages"] != 0 for name, batch in trainer.batches.items()}
     for name, expected in trains.items():
-        parts = found[name].split([2, 2] if name == "solver" else [4, 2][: len(expected)] if name
-                                  == "verifier" else [len(found[name])])  # fmt: skip
-        assert [bool(part.any()) for part in parts] == expected, name
+        first = {"solver": 2, "verifier": 4}.get(name, len(found[name]))  # rows of question 1
+        parts = found[name][:first], found[name][first:]
+        assert [bool(part.any()) for part in parts][: len(expected)] == expected, name
     assert change.get("verifier") != "none" or set(trainer.batches) == {"solver"}
 
 
 def test_a_coin_keeps_as_many_without_a_reason():
     kept = []
     for step in range(40):
-        trainer = Given({}, filter="coin")
+        trainer = given_texts({}, filter="coin")
         trainer.state.global_step = step
         asked = [coverrl.Asked(str(i), "", [], [], None) for i in range(4)]
         judged = [{"i": i, "for_m": True} for i in range(4)]
-        trainer.filter(asked, judged, [(True, []), (False, [1]), (False, [1]), (False, [1])])
+        trainer.filter(asked, judged, [(True, []), *[(False, [1])] * 3])
         assert sum(one.kept for one in asked) == 1
         kept.append([one.kept for one in asked].index(True))
     assert set(kept) == {0, 1, 2, 3}
 
 
 def test_where_all_agree_nobody_is_asked():
-    trainer = Given({"solver": [solution(3)] * 8})
+    trainer = given_texts({"solver": [solution(3)] * 8})
     trainer.step(rows())
     assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
-    assert trainer.logged["co/unanimous_and_wrong"] == 1.0
+    assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
 
 
 def test_more_trained_than_sampled_is_refused(tmp_path):

@@ -2,7 +2,6 @@
 solutions, what the verifier is taught, hostile rationales, runs."""
 
 import math
-import random
 from types import SimpleNamespace
 
 import genrm
@@ -26,33 +25,6 @@ THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
 def row(solution, right, **more):
     return {"question": QUESTION, "solution": solution, "right": right, "whole": True} | more
-
-
-# ------------------------------------------------------------------ formulas
-def test_p_yes_adds_up_the_forms_and_leaves_out_other_words():
-    yes, no = [math.log(x) for x in (0.2, 0.1, 0.1)], [math.log(x) for x in (0.1, 0.05, 0.05)]
-    certain = [0.0, -math.inf, -math.inf]
-    found = genrm.p_yes(torch.tensor([[yes, no], [no, yes], [certain, no]]))
-    assert found.tolist() == pytest.approx([0.4 / 0.6, 0.2 / 0.6, 1 / 1.2])
-
-
-@pytest.mark.parametrize("solve_weight", [0.25, 1.0, 3.0])
-def test_each_mean_is_over_its_own_tokens(solve_weight):
-    """With lambda 1, too: both kinds of rows have the same weight then, and are two means still."""
-    verify, solve = [1, 3], [10, 20, 30]
-    logps = [[-0.5], [-1.0, -2.0, 0.0], [-0.1] * 10, [-0.2] * 20, [-0.3] * 30]  # of their tokens
-    weights = genrm.row_weights(verify, solve, solve_weight)
-    loss = -sum(w * sum(logp) for w, logp in zip(weights, logps))
-    assert loss == pytest.approx(3.5 / 4 + solve_weight * (1 + 4 + 9) / 60)
-
-
-def test_right_and_wrong_solutions_are_taught_equally_often():
-    rows = [row(str(i), i < 3) for i in range(20)]
-    chosen = genrm.balanced(rows, random.Random(0))
-    assert [r["right"] for r in chosen].count(True) == 3 and len(chosen) == 6
-    assert {r["solution"] for r in chosen if r["right"]} == {"0", "1", "2"}
-    assert len({r["solution"] for r in chosen}) == 6
-    assert genrm.balanced(rows[:3], random.Random(0)) == []
 
 
 # ------------------------------------------------------------------ parsing
@@ -107,8 +79,9 @@ def mean_loss(trainer, texts: list[tuple]) -> float:
     return -sum(logps) / len(logps)
 
 
-@pytest.mark.parametrize("solve_weight", [0.0, 0.25, 1.0])
-@pytest.mark.parametrize("verifier", ["direct", "cot"])
+@pytest.mark.parametrize(
+    "verifier, solve_weight", [("direct", 0.0), ("direct", 1.0), ("cot", 0.25)]
+)
 def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
     """A mean over verdicts and one over solutions, for any lambda: 1 once made one mean of both."""
     trainer = real(verifier=verifier, solve_weight=solve_weight)
@@ -119,10 +92,8 @@ def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
         parts = in_parts(batch, torch.ones(len(batch["weight"]), dtype=torch.bool), 2)
         ours = sum(trainer.loss(part).item() for part in parts)
     if verifier == "direct":
-        said = [
-            (genrm.ask_prompt(QUESTION, RIGHT), "Yes"),
-            (genrm.ask_prompt(QUESTION, WRONG), "No"),
-        ]
+        pairs = ((RIGHT, "Yes"), (WRONG, "No"))
+        said = [(genrm.ask_prompt(QUESTION, text), word) for text, word in pairs]
     else:
         said = [
             (genrm.verify_prompt(QUESTION, text), f"{THOUGHTS}{verdict}</final_verification>")
@@ -163,12 +134,13 @@ def given_texts(texts=(), **change) -> genrm.GenRM:
 
 def test_what_is_sampled_once_and_what_of_it_is_taught():
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would become a token when it is encoded
-    trainer = given_texts([RIGHT, RIGHT, WRONG, spelled, "50", WRONG], samples=6, verifier="direct")
+    written = [RIGHT, RIGHT, RIGHT, WRONG, spelled, "50", WRONG]
+    trainer = given_texts(written, samples=7, verifier="direct")
     trainer.collect()
     assert [r["solution"] for r in trainer.saved["D_correct"]] == [RIGHT]  # once
     lessons = trainer.saved["D_verify"]
     assert sorted(r["solution"] for r in lessons) == sorted([RIGHT, RIGHT, WRONG, WRONG])
-    assert trainer.logged["generator/accuracy"] == [True, True, False, True, False, False]
+    assert trainer.logged["generator/accuracy"] == [True] * 3 + [False, True, False, False]
 
 
 def test_rationales_are_kept_if_they_agree_and_balanced_afterwards():
@@ -194,42 +166,44 @@ def test_nothing_to_tell_apart_ends_in_a_sentence(texts):
         given_texts(texts).collect()
 
 
-def probabilities(trainer, table: dict) -> list[str]:
-    """Makes `log_probs` say the given probability of each text; the texts that it is asked for."""
-    seen = []
-
-    def log_probs(name, ids):
-        texts = trainer.processing_class.batch_decode(ids)
-        seen.extend(texts)
-        return torch.tensor([[math.log(table[text])] for text in texts])
-
-    trainer.log_probs = log_probs
-    return seen
-
-
 @pytest.fixture
-def characters(monkeypatch):
+def probabilities(monkeypatch):
+    """probabilities(trainer, table) makes its `log_probs` say the table's probability of each text;
+    the texts that it will have been asked for.
+    """
     monkeypatch.setattr(genrm, "completion_batch", lambda prompts, ids, *_: ids)
 
+    def given_to(trainer, table: dict) -> list[str]:
+        seen = []
 
-def test_a_direct_score_is_p_yes(characters):
+        def log_probs(name, ids):
+            texts = trainer.processing_class.batch_decode(ids)
+            seen.extend(texts)
+            return torch.tensor([[math.log(table[text])] for text in texts])
+
+        trainer.log_probs = log_probs
+        return seen
+
+    return given_to
+
+
+def test_a_direct_score_is_p_yes(probabilities):
+    """All forms add up, and other words have no part in it."""
     trainer = given_texts(verifier="direct")
-    forms = dict(zip([*genrm.YES, *genrm.NO], (0.3, 0.2, 0.1, 0.1, 0.05, 0.05)))
-    assert {*probabilities(trainer, forms)} == set()
+    forms = dict(zip([*genrm.YES, *genrm.NO], (0.2, 0.2, 0.2, 0.1, 0.05, 0.05)))
+    probabilities(trainer, forms)
     assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.6 / 0.8)]
     assert trainer.scores([]) == []
 
 
-def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(characters):
+def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(probabilities):
     """Two solutions with two rationales each, one of which comes to no verdict."""
-    bodies = ["a" + genrm.OPENING, "b" + genrm.OPENING, "c" + genrm.OPENING]
-    trainer = given_texts([bodies[0] + genrm.VERDICTS[0], bodies[1] + genrm.VERDICTS[1],
-                     "nothing", bodies[2] + genrm.VERDICTS[0]])  # fmt: skip
+    bodies = [letter + genrm.OPENING for letter in "abc"]
+    yes, no = genrm.VERDICTS
+    trainer = given_texts([bodies[0] + yes, bodies[1] + no, "nothing", bodies[2] + yes])
     ends = [verdict + genrm.CLOSING for verdict in genrm.VERDICTS]
-    table = dict(
-        zip([body + end for body in bodies for end in ends], (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))
-    )
-    seen = probabilities(trainer, table)
+    texts = [body + end for body in bodies for end in ends]
+    seen = probabilities(trainer, dict(zip(texts, (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))))
     scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
     assert scores == pytest.approx([(0.9 + 0.25) / 2, (0.5 + 0.75) / 2])
     # a verdict is encoded behind its rationale as it was taught: a tokenizer may join signs there
@@ -255,9 +229,8 @@ def test_evaluation_by_hand(monkeypatch):
 
 
 # ------------------------------------------------------------------ runs
-@pytest.mark.parametrize("more", ["--verifier direct", "--solve-weight 0"])
-def test_ablations_run(tmp_path, brief, more):
-    brief("genrm.py", *small("genrm.py", tmp_path / "run", "--steps", 2, *more.split()))
+def test_ablations_run(tmp_path, brief):
+    more = "--steps 2 --verifier direct --solve-weight 0".split()
+    brief("genrm.py", *small("genrm.py", tmp_path / "run", *more))
     for row in steps_of(tmp_path / "run"):
-        assert "verifier/verify_loss" in row
-        assert ("verifier/solve_loss" in row) == ("--solve-weight" not in more)
+        assert "verifier/verify_loss" in row and "verifier/solve_loss" not in row

@@ -2,18 +2,17 @@
 sees; one step by hand."""
 
 import itertools
-from types import SimpleNamespace
 
 import maporl
-from common.cotrainer import Player
 from common.errors import UserError
-from maporl import accepts, bonuses, debate_metrics, debate_prompt, scores, shown, verdict_reward
+from common.run import mean
+from maporl import accepts, bonuses, debate_metrics, scores, shown, verdict_reward
 
 import pytest
 import torch
-import trainers
 from hypothesis import given
 from hypothesis import strategies as st
+from trainers import answering, without_model
 
 GAMMA = 0.3
 
@@ -26,26 +25,17 @@ def solution(answer, thoughts="") -> str:
 def by_loops(V: list, t: int, a: int, b: int) -> float:
     above, below = V[t][a][b], 1.0
     for later in range(t + 1, len(V)):
-        discount = 1.0
-        for _ in range(later - t):
-            discount *= GAMMA
+        discount = GAMMA ** (later - t)
         above += discount * (V[later][0][b] + V[later][1][b]) / 2
         below += discount
     return above / below
 
 
-@pytest.mark.parametrize("T", [1, 2, 3])
-def test_scores(T):
-    V = torch.rand(T, 2, 5, generator=torch.Generator().manual_seed(T), dtype=torch.float64)
+def test_scores():
+    V = torch.rand(3, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     got, listed = scores(V, GAMMA), V.tolist()
-    for t, a, b in itertools.product(range(T), range(2), range(5)):
+    for t, a, b in itertools.product(range(3), range(2), range(5)):
         assert got[t, a, b].item() == pytest.approx(by_loops(listed, t, a, b), abs=1e-12)
-
-
-def test_a_score_by_hand():
-    """Wrong first, then both right: (0 + .3) / 1.3. Alone in the last turn: only oneself counts."""
-    V = torch.tensor([[[0.0], [1.0]], [[1.0], [0.0]]])
-    assert scores(V, 0.3).flatten().tolist() == pytest.approx([0.15 / 1.3, 1.15 / 1.3, 1, 0])
 
 
 # ------------------------------------------------------------------ bonus
@@ -65,8 +55,8 @@ INFLUENCE = {  # (I was, the other was, the other is) -> my bonus
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("T", [1, 2, 3])
-def test_bonuses_in_every_case(T, sign):
+def test_bonuses_in_every_case(sign):
+    T = 3
     for right in itertools.product((0.0, 1.0), repeat=2 * T):
         got = bonuses(torch.tensor(right).reshape(T, 2, 1), ALPHAS, sign)
         at = lambda t, a: int(right[2 * t + a])  # noqa: B023, E731
@@ -80,13 +70,6 @@ def test_bonuses_in_every_case(T, sign):
             assert got[t, me, 0].item() == pytest.approx(expected, abs=1e-6), (right, t, me)
 
 
-def test_the_released_sign_rewards_misleading():
-    """I am wrong, the other was right and follows me."""
-    right = torch.tensor([[[0.0], [1.0]], [[0.0], [0.0]]])
-    intended, released = (bonuses(right, [0.5] * 4, sign)[0, 0].item() for sign in (1, -1))
-    assert (intended, released) == (-0.5, 0.5)
-
-
 # ------------------------------------------------------------------ parsing
 @pytest.mark.parametrize(
     "text, said",
@@ -98,6 +81,11 @@ def test_the_released_sign_rewards_misleading():
         (r"<final_verification>\boxed{CORRECT}", False),  # cut
         (r"<final_verification></final_verification>\boxed{CORRECT}", False),
         (r"<final_verification>CORRECT or not</final_verification>", False),
+        (
+            r"<final_verification>\boxed{CORRECT}</final_verification>"
+            r"<final_verification>\boxed{INCORRECT}</final_verification>",
+            False,
+        ),
         ("", False),
     ],
 )
@@ -107,22 +95,10 @@ def test_accepts(text, said):
     assert verdict_reward(as_trl, right=[True, False]) == [float(said), float(not said)]
 
 
-def test_of_two_verdicts_the_last_counts():
-    both = r"<final_verification>\boxed{CORRECT}</final_verification>"
-    both += r"<final_verification>\boxed{INCORRECT}</final_verification>"
-    assert not accepts(both)
-
-
 @given(st.text(alphabet="<>/think step\n!", max_size=60), st.text(max_size=40))
 def test_thoughts_are_not_shown(thoughts, text):
     text = text.replace("</think>", "")
     assert shown(f"{thoughts}</think>{text}") == text.strip() == shown(text)
-
-
-def test_the_embedded_model_has_been_taught_this_prompt():
-    user = debate_prompt("1+2", "mine", "theirs")[-1]["content"]
-    expected = "Problem: 1+2\nSolution 1:\nmine\nSolution 2:\ntheirs\nWrite your own."
-    assert user == expected
 
 
 # ------------------------------------------------------------------ what is logged
@@ -167,7 +143,7 @@ def test_held_out_debates(placebo):
         own, other = user.split("Solution 2:\n")
         return solution(7 if "=7" in own or ("=7" in other and question in other) else 8)
 
-    trainer = trainers.answering(say, turns=2, eval_samples=2, placebo=placebo)
+    trainer = answering(say, turns=2, eval_samples=2, placebo=placebo)
     trainer.asked_of = lambda *args: maporl.Maporl.asked_of(trainer, *args)
     held_out = [{"question": q, "answer": "7"} for q in ("q1", "q2")]
     found = maporl.evaluate(trainer, held_out)
@@ -180,18 +156,7 @@ def test_held_out_debates(placebo):
 
 
 # ------------------------------------------------------------------ a step by hand
-class Given(maporl.Maporl):
-    """Without a model: what the players write is given."""
-
-    def __init__(self, written: dict[str, list[str]], **change):
-        self.cfg = maporl.Args(**{"group_size": 2, "questions": 2} | change)
-        self.state, self.written = SimpleNamespace(global_step=0), written
-        self.asked, self.logged, self.rewards = {}, {}, []
-
-    def generate(self, name, prompts, greedy=False):
-        self.asked.setdefault(name, []).extend(prompt[-1]["content"] for prompt in prompts)
-        return [self.written[name].pop(0) for _ in prompts]
-
+class Rolled(maporl.Maporl):
     def rollout(self, name, rows):
         self.rows = rows
         texts = self.generate(name, [row["prompt"] for row in rows])
@@ -204,8 +169,10 @@ class Given(maporl.Maporl):
         notes = [note for batch in batches for note in batch["notes"]]
         return {"parts": [batch["player"] for batch in batches], "notes": notes}
 
-    def log_mean(self, name, values):
-        self.logged[name] = sum(values) / len(values) if len(values) else None
+
+def given_texts(texts: dict[str, list[str]], **change) -> Rolled:
+    cfg = maporl.Args(**{"group_size": 2, "questions": 2} | change)
+    return without_model(Rolled, cfg, texts, rewards=[])
 
 
 def rows(*questions: str) -> list[dict]:
@@ -227,7 +194,7 @@ def written() -> dict[str, list[str]]:
 
 
 def test_a_step():
-    trainer = Given(written())
+    trainer = given_texts(written())
     trained = trainer.step(rows("1+6", "2+5"))
     assert [batch["parts"] for batch in trained] == [["alice", "alice_again"], ["bob", "bob_again"]]
     got = {player: values for player, values, _ in trainer.rewards}
@@ -236,46 +203,41 @@ def test_a_step():
     assert got["bob"] == pytest.approx([0.3 / 1.3, 0, 0.15 / 1.3, 0])
     assert got["alice_again"] == [1, 0, 1, 0] and got["bob_again"] == [1.5, 0, 0, 0]
     assert all(groups == [0, 0, 1, 1] for _, _, groups in trainer.rewards)
-    assert trainer.logged["co/gain"] == 1 / 8 and trainer.logged["co/copies"] == 1 / 8
-    assert trained[0]["notes"][0] == {
-        "turn": 1,
-        "answer is right": True,
-        "score": pytest.approx(1),
-        "bonus": 0.5,
-    }
+    assert mean(trainer.logged["co/gain"]) == mean(trainer.logged["co/copies"]) == 1 / 8
+    note = {"turn": 1, "answer is right": True, "score": pytest.approx(1), "bonus": 0.5}
+    assert trained[0]["notes"][0] == note
     assert [note["turn"] for note in trained[1]["notes"]] == [1] * 4 + [2] * 4
-    own, other = trainer.asked["bob_again"][0].split("Solution 2:\n")
+    asked = next(text for name, text in trainer.asked if name == "bob_again")
+    own, other = asked.split("Solution 2:\n")
     assert "3+4=9" in own and "3+4=7" in other
 
 
 def test_the_placebo_shows_another_questions_text():
+    """In the prompt that the embedded model has been taught."""
     texts = [[f"alice {i}" for i in range(4)], [f"bob {i}" for i in range(4)]]
-    trainer = Given({}, placebo=True)
-    asked = [p[-1]["content"] for p in trainer.asked_of(rows("q1", "q2"), texts, agent=0)]
-    for i, text in enumerate(asked):
-        assert f"Problem: q{1 + i // 2}" in text and f"Solution 1:\nalice {i}" in text
-        assert f"Solution 2:\nbob {(i + 2) % 4}" in text
-    for change in ({"questions": 1}, {"eval_questions": 1}):
-        with pytest.raises(UserError, match="at least 2"):
-            maporl.Args(placebo=True, **change)
+    trainer = given_texts({}, placebo=True)
+    for i, asked in enumerate(trainer.asked_of(rows("q1", "q2"), texts, agent=0)):
+        both = f"Solution 1:\nalice {i}\nSolution 2:\nbob {(i + 2) % 4}"
+        wanted = f"Problem: q{1 + i // 2}\n{both}\nWrite your own."
+        assert asked[-1]["content"] == wanted
 
 
-@pytest.mark.parametrize("questions", ["ab", "aba", "aab", "aabb", "abab", "abcabca", "aaaab"])
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_the_placebo_is_never_about_the_own_question(questions, repeats):
-    of = [q for q in questions for _ in range(repeats)]
-    assert all(
-        q != seen for q, seen in zip(of, maporl.about_another([{"question": q} for q in of], of))
-    )
+@pytest.mark.parametrize("questions", ["ab", "aba", "aab", "aabbaabb", "abcabca", "aaaab"])
+def test_the_placebo_is_never_about_the_own_question(questions):
+    seen = maporl.about_another([{"question": q} for q in questions], questions)
+    assert all(q != other for q, other in zip(questions, seen, strict=True))
 
 
 def test_without_another_question_there_is_no_placebo():
     with pytest.raises(UserError, match="all of a step are the same"):
         maporl.about_another(rows("q1"), ["x", "y"])
+    for change in ({"questions": 1}, {"eval_questions": 1}):
+        with pytest.raises(UserError, match="at least 2"):
+            maporl.Args(placebo=True, **change)
 
 
 def test_rewards_of_a_role_are_compared_across_questions():
-    trainer = Given(written(), pool="role")
+    trainer = given_texts(written(), pool="role")
     trainer.step(rows("1+6", "2+5"))
     assert all(groups == [0] * 4 for _, _, groups in trainer.rewards)
 
@@ -284,15 +246,15 @@ def test_rewards_of_a_role_are_compared_across_questions():
 def test_a_verifier_in_the_answers_place(verifier):
     """It accepts everything: all scores are 1, and only bonuses, which ask for gold, differ."""
     yes = r"<final_verification>\boxed{CORRECT}</final_verification>"
-    trainer = Given(written() | {"verifier": [yes] * 20}, verifier=verifier)
+    trainer = given_texts(written() | {"verifier": [yes] * 20}, verifier=verifier)
     trained = trainer.step(rows("1+6", "2+5"))
     got = {player: values for player, values, _ in trainer.rewards}
     assert got["bob"] == [1, 1, 1, 1] and got["alice"] == [1.5, 1, 1, 1]
-    assert trainer.logged["verifier/accuracy"] == 5 / 16
-    assert trainer.logged["verifier/wrong_accepted"] == 1
-    assert "think" not in "".join(trainer.asked["verifier"])
+    assert mean(trainer.logged["verifier/accuracy"]) == 5 / 16
+    assert all(trainer.logged["verifier/wrong_accepted"])
+    assert not any("think" in text for name, text in trainer.asked if name == "verifier")
     assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co" else [])
-    assert trainer.logged["co/sounds_sure"] == 0
+    assert not any(trainer.logged["co/sounds_sure"])
     if verifier == "co":  # K judgements of one solution of each question, labelled by its answer
         for one, two in zip(trainer.rows[::2], trainer.rows[1::2]):
             assert one == two
@@ -304,4 +266,4 @@ def test_players():
     assert [*of(turns=1)] == ["alice", "bob"]
     assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
     assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co")["verifier"].lr
-    assert isinstance(of()["bob_again"], Player) and of()["bob_again"].group_size == 1
+    assert of()["bob_again"].group_size == 1

@@ -3,19 +3,24 @@ by hand."""
 
 import random
 import re
-from types import SimpleNamespace
 
 import raro
-from common.cotrainer import Player
 from common.errors import UserError
-from raro import by_truth, compare_prompt, critic_reward, parse_choice, policy_reward, shown
+from common.run import mean
+from raro import by_truth, critic_reward, parse_choice, policy_reward, shown
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trainers import without_model
 
 END = 2  # the end token
+OTHER = {"1": "2", "2": "1"}
+
+
+def boxed(choice) -> str:
+    return rf"\boxed{{{choice}}}"
 
 
 # ------------------------------------------------------------------ parsing
@@ -60,19 +65,16 @@ TAU_POL, TAU_CRIT = 0.6, 0.55
 
 @pytest.mark.parametrize("expert", ["1", "2"])
 def test_rewards_in_every_case(expert):
-    policy = {"1": "2", "2": "1"}[expert]
-    cases = {expert: (1.0, 0.0), policy: (0.0, 1.0), "tie": (TAU_CRIT, TAU_POL), "?": (0.0, 0.0)}
+    cases = {
+        expert: (1.0, 0.0),
+        OTHER[expert]: (0.0, 1.0),
+        "tie": (TAU_CRIT, TAU_POL),
+        "?": (0.0, 0.0),
+    }
     for said, (of_critic, of_policy) in cases.items():
-        text = [[{"role": "assistant", "content": rf"\boxed{{{said}}}"}]]
+        text = [[{"role": "assistant", "content": boxed(said)}]]
         assert critic_reward(text, expert=[expert], tau_crit=[TAU_CRIT]) == [of_critic]
-        choice = parse_choice(rf"\boxed{{{said}}}")
-        assert policy_reward(choice, expert, TAU_POL) == of_policy
-
-
-def test_a_critic_that_guesses_does_better_to_say_tie():
-    """And both earn more than half by a tie: the channel through which they could collude."""
-    guess = [critic_reward([[{"content": rf"\boxed{{{c}}}"}]], "1", [TAU_CRIT])[0] for c in "12"]
-    assert sum(guess) / 2 < TAU_CRIT < 1 < TAU_CRIT + TAU_POL
+        assert policy_reward(parse_choice(boxed(said)), expert, TAU_POL) == of_policy
 
 
 def test_what_is_said_of_right_and_of_wrong_solutions():
@@ -86,21 +88,7 @@ def test_what_is_said_of_right_and_of_wrong_solutions():
 
 
 # ------------------------------------------------------------------ a step by hand
-class Given(raro.Raro):
-    """Without a model: what policy and critic write is given."""
-
-    def __init__(self, policy: list[str], judgements: list[str], saved=(), **change):
-        self.cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)
-        self.written = {"policy": list(policy), "critic": list(judgements)}
-        self.state, self.saved = SimpleNamespace(global_step=0), {"buffer": list(saved)}
-        self.accelerator = SimpleNamespace(process_index=0, num_processes=1)
-        self.players = {"policy": Player([], 1.0, 8, 2), "critic": Player([], 1.0, 8, 2)}
-        self.asked, self.logged, self.eos_token_ids = [], {}, [END]
-
-    def generate(self, name, prompts, greedy=False):
-        self.asked += [prompt[-1]["content"] for prompt in prompts]
-        return [self.written[name].pop(0) for _ in prompts]
-
+class Rolled(raro.Raro):
     def rollout(self, name, rows):
         texts = self.generate(name, [row["prompt"] for row in rows])
         self.rows = rows
@@ -119,11 +107,13 @@ class Given(raro.Raro):
     def concat(self, batches):
         return batches
 
-    def gather(self, values):
-        return values
 
-    def log_mean(self, name, values):
-        self.logged[name] = sum(values) / len(values) if len(values) else None
+def given_texts(policy=(), judgements=(), old=(), **change) -> Rolled:
+    cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)
+    texts = {"policy": [*policy], "critic": [*judgements]}
+    trainer = without_model(Rolled, cfg, texts, eos_token_ids=[END])
+    trainer.saved["buffer"] = [*old]
+    return trainer
 
 
 def rows(*questions: str) -> list[dict]:
@@ -147,29 +137,28 @@ def test_a_step():
     expert's, sees through the second, calls the others ties.
     """
     expert = places(4)
-    other = {"1": "2", "2": "1"}
-    said = [rf"\boxed{{{c}}}" for c in (other[expert[0]], expert[1], "tie", "tie")]
-    trainer = Given([solution(7), solution(8), solution(7) + "cut", solution(9)],
-                    [*said, r"\boxed{1}", r"\boxed{2}", r"\boxed{tie}", "hm"])  # fmt: skip
+    said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "tie", "tie")]
+    solutions = [solution(7), solution(8), solution(7) + "cut", solution(9)]
+    trainer = given_texts(solutions, [*said, *map(boxed, ("1", "2", "tie")), "hm"])
     (policy, critic) = trainer.step(rows("1+6", "2+5"))[0]
     assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0.6])
     assert policy["advantages"].tolist() == pytest.approx([0.5, -0.5, 0, 0])  # no deviation
     one, two = critic["advantages"].split(2)
-    assert one.tolist() == pytest.approx(
-        [0.5, -0.5] if trainer.rows[0]["expert"] == "1" else [-0.5, 0.5]
-    )
+    assert one.tolist() == ([0.5, -0.5] if trainer.rows[0]["expert"] == "1" else [-0.5, 0.5])
     assert two.tolist() == pytest.approx([0.275, -0.275])  # .55 and 0
     assert len(trainer.saved["buffer"]) == 4
     # the expert's solution stands where it is said to stand
-    for place, ours, text in zip(expert, (7, 8, 7, 9), trainer.asked[4:8]):
+    for place, ours, (_, text) in zip(expert, (7, 8, 7, 9), trainer.asked[4:8]):
+        assert text.endswith("Which is sounder?")  # as the embedded model has been taught
         first, second = text.partition("Solution 1:\n")[2].split("Solution 2:\n")
         assert (first if place == "1" else second).startswith("<step>x=7")
         assert (second if place == "1" else first).startswith(f"<step>x={ours}")
-    assert trainer.logged["critic/says_tie"] == 0.5 and trainer.logged["policy/accuracy"] == 0.5
+    logged = {name: mean(values) for name, values in trainer.logged.items()}
+    assert logged["critic/says_tie"] == logged["policy/accuracy"] == 0.5
 
 
 def test_a_completion_that_was_cut_has_no_advantage():
-    trainer = Given([], [])
+    trainer = given_texts()
     batch = {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
     batch["completion_ids"] = torch.tensor([[5, END], [5, 5], [END, 0], [5, END]])
     batch["completion_mask"] = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
@@ -184,30 +173,25 @@ def old_pair(i: int) -> dict:
     "share, count, known", [(0.5, 2, 9), (1.0, 4, 9), (1.0, 3, 3), (0.0, 0, 9)]
 )
 def test_the_critic_trains_on_new_and_old_pairs(share, count, known):
-    trainer = Given([], ["x"] * 8, pairs=4, old_share=share)
-    trainer.saved["buffer"] = [old_pair(i) for i in range(known)]
+    buffer = [old_pair(i) for i in range(known)]
+    trainer = given_texts([], ["x"] * 8, buffer, pairs=4, old_share=share)
     new = [old_pair(0) | {"question": "new"}]
     trainer.train_critic(new, random.Random(0))
-    olds = [text for text in trainer.asked[::2] if "Problem: old" in text]
+    olds = [text for _, text in trainer.asked[::2] if "Problem: old" in text]
     assert len(olds) == len(set(olds)) == count and len(trainer.asked) == 8
     assert trainer.asked[::2] == trainer.asked[1::2]  # G judgements of one pair
 
 
 def test_a_full_buffer_drops_the_oldest():
-    trainer = Given(
-        [solution(8)] * 2, [r"\boxed{1}"] * 6, [old_pair(i) for i in range(3)], buffer=4
-    )
+    buffer = [old_pair(i) for i in range(3)]
+    trainer = given_texts([solution(8)] * 2, [boxed(1)] * 6, buffer, buffer=4)
     trainer.step(rows("1+6"))
-    assert [pair["question"] for pair in trainer.saved["buffer"]] == [
-        "old 1",
-        "old 2",
-        "1+6",
-        "1+6",
-    ]
+    kept = [pair["question"] for pair in trainer.saved["buffer"]]
+    assert kept == ["old 1", "old 2", "1+6", "1+6"]
 
 
 def test_controls_are_never_trained_and_a_coin_is_not_asked():
-    trainer = Given([solution(8)] * 4, [], critic="coin")
+    trainer = given_texts([solution(8)] * 4, [], critic="coin")
     batches = trainer.step(rows("1+6", "2+5"))
     assert [batch["player"] for batch in batches] == ["policy"] and len(trainer.asked) == 4
     assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
@@ -219,16 +203,12 @@ def test_controls_are_never_trained_and_a_coin_is_not_asked():
 
 def test_weights_of_both_sides():
     expert = places(2)
-    said = [rf"\boxed{{{c}}}" for c in ({"1": "2", "2": "1"}[expert[0]], expert[1])]
-    trainer = Given([solution(7), solution(8)], [*said, r"\boxed{1}", r"\boxed{2}"], pairs=1,
-                    weight_pol=0.25, weight_crit=2.0)  # fmt: skip
+    said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "1", "2")]
+    weights = {"weight_pol": 0.25, "weight_crit": 2.0}
+    trainer = given_texts([solution(7), solution(8)], said, pairs=1, **weights)
     policy, critic = trainer.step(rows("1+6"))[0]
     assert policy["advantages"].abs().tolist() == pytest.approx([0.125] * 2)
     assert critic["advantages"].abs().tolist() == pytest.approx([1.0] * 2)
-
-
-def test_the_prompt_is_one_that_the_embedded_model_has_been_taught():
-    assert compare_prompt("1+2", "a", "b")[1]["content"].endswith("Which is sounder?")
 
 
 def test_without_experts_there_is_nothing_to_learn(tmp_path):

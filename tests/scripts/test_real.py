@@ -9,17 +9,17 @@ from common.cotrainer import CoTrainer, Player
 from common.model import load_model
 from common.tasks.answers import split_steps, step_ends
 from common.tasks.math import load_questions
-from tango import Args, solve_prompt, verify_prompt
+from tango import Args, solve_prompt
 
 import pytest
 import torch
+from conftest import DATA, metrics_of
+from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory, request):
-    from conftest import DATA
-
+def qwen(tmp_path_factory):
     if not (DATA / "qwen2.5-tokenizer").exists():
         pytest.skip("set DUET_DATA to a folder with gsm8k_test.jsonl and qwen2.5-tokenizer/")
     folder = tmp_path_factory.mktemp("qwen")
@@ -41,20 +41,15 @@ def test_gsm8k_rows(real_data):
     assert {"18"} <= {row["answer"] for row in train + held_out if "Janet" in row["question"]}
 
 
-@pytest.mark.parametrize("model", ["qwen", "smollm2"])
-def test_step_ends_on_every_gsm8k_solution(real_data, request, model):
+def test_step_ends_on_every_gsm8k_solution(real_data, qwen):
     """Published solutions as steps: the k-th end is the first token with which k steps are
-    complete.
+    complete. Often `>` shares its token with the newline, which is the case this exists for.
     """
-    tokenizer = AutoTokenizer.from_pretrained(request.getfixturevalue(model))
-    shared = 0
-    count = 300 if model == "qwen" else 50
-    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:count]:
+    tokenizer, shared = AutoTokenizer.from_pretrained(qwen), 0
+    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:300]:
         reasoning = json.loads(line)["answer"].split("####")[0].strip()
-        text = (
-            "".join(f"<step>{step}</step>\n" for step in reasoning.splitlines())
-            + r"<answer>\boxed{1}</answer>"
-        )
+        steps = "".join(f"<step>{step}</step>\n" for step in reasoning.splitlines())
+        text = steps + r"<answer>\boxed{1}</answer>"
         ids = tokenizer(text).input_ids
         ends = step_ends(ids, tokenizer)
         assert len(ends) == len(split_steps(text))
@@ -62,17 +57,7 @@ def test_step_ends_on_every_gsm8k_solution(real_data, request, model):
             assert len(split_steps(tokenizer.decode(ids[: end + 1]))) == k
             assert len(split_steps(tokenizer.decode(ids[:end]))) == k - 1
         shared += any(tokenizer.decode([ids[end]]) not in (">", "step>", "</step>") for end in ends)
-    if model == "qwen":  # `>` shares its token with the newline: the case this exists for
-        assert shared > 100
-
-
-def test_prompts_render_with_the_real_chat_template(qwen):
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
-    solution = "<step>2+2=4</step>\n<answer>\\boxed{4}</answer>"
-    for prompt in (solve_prompt("What is 2+2?"), verify_prompt("What is 2+2?", solution)):
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        assert "What is 2+2?" in text and text.endswith("<|im_start|>assistant\n")
-    assert "Verify its 1 steps." in text and solution in text
+    assert shared > 100
 
 
 FOUR_BIT = {
@@ -96,8 +81,7 @@ def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, brief, script)
     where = ["--model", qwen, "--dataset", data, "--out", folder]
     printed = brief(script, *where, *shared.split(), *FOUR_BIT[script].split())
     assert "step_f1" not in printed  # there are no gold step labels for GSM8K
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [k for row in rows for k in row if k.endswith("/loss")]
+    losses = [key for row in metrics_of(folder) for key in row if key.endswith("/loss")]
     if script == "tango.py":
         assert losses == ["verifier/loss", "generator/loss", "generator/loss"]
     assert losses
@@ -105,27 +89,17 @@ def test_four_bit_steps_on_rows_as_gsm8k_has_them(qwen, tmp_path, brief, script)
     assert config["four_bit"] is True and config["lr"] in (1e-5, 2e-5)
 
 
-def test_the_base_is_really_in_four_bits(qwen):
-    from bitsandbytes.nn import Linear4bit
-
-    model, _ = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
-    layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
-    assert len(layers) == 14 and all(layer.weight.quant_type == "nf4" for layer in layers)
-    assert all(p.dtype == torch.float32 for n, p in model.named_parameters() if "lora_" in n)
-
-
 def test_adapters_on_a_four_bit_base_stay_float32_in_the_trainer(qwen, tmp_path):
     """TRL makes trainable weights on a 4-bit base bfloat16. There a step of 2e-5 on a weight of
     0.01 is rounded away.
     """
-    from datasets import Dataset
-
     weight = torch.tensor(0.01)
     assert weight.bfloat16() + 2e-5 == weight.bfloat16() and weight + 2e-5 != weight
-    model, tokenizer = load_model(str(qwen), ["generator", "verifier"], 4, True, seed=0)
+    names = ["generator", "verifier"]
+    model, tokenizer = load_model(str(qwen), names, 4, True, seed=0)
+    assert {p.dtype for n, p in model.named_parameters() if "lora_" in n} == {torch.float32}
     args = Args(model=str(qwen), micro_batch=2)
     rows = Dataset.from_list([{"prompt": solve_prompt("What is 2+2?")}] * 2)
-    names = ("generator", "verifier")
     players = with_adapters({name: Player([], 2e-5, 8, 2) for name in names})
     trainer = CoTrainer(model, players, args, grpo_config(args, tmp_path, 2), rows, tokenizer)
     assert {p.dtype for n, p in trainer.model.named_parameters() if "lora_" in n} == {torch.float32}

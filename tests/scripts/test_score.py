@@ -6,9 +6,9 @@ import random
 from types import SimpleNamespace
 
 import score
-from common.cotrainer import Player
+from common.run import mean
 from common.tiny.demonstrations import try_again
-from score import Score, again_prompt, content, shaped, transitions
+from score import Score, again_prompt, content, shaped
 
 import pytest
 import torch
@@ -16,8 +16,6 @@ from conftest import metrics_of, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import answering, without_model
-
-tries = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12)
 
 
 def solution(answer, step="") -> str:
@@ -30,13 +28,6 @@ def test_the_second_turn_asks_as_the_demonstrator_does():
         user, _ = try_again(random.Random(seed), noise=1)
         question, first = user.removeprefix("Problem: ").split("\nSolution:\n")
         assert again_prompt(question, first.removesuffix("\nTry again."))[-1]["content"] == user
-
-
-def test_the_second_turn_is_not_told_whether_the_first_try_was_right():
-    right, wrong = (again_prompt("3+4 mod 61", solution(answer)) for answer in (7, 8))
-    assert [m["content"].replace(solution(7), solution(8)) for m in right] == [
-        m["content"] for m in wrong
-    ]
 
 
 @pytest.mark.parametrize(
@@ -62,12 +53,6 @@ def test_no_text_breaks_the_parser_and_thoughts_do_not_count(text):
 
 
 # ------------------------------------------------------------------ the paper's mathematics
-def test_the_shaped_reward_in_every_case():
-    r1, r2 = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
-    assert shaped(r1, r2, 10.0).tolist() == [1.0, 11.0, -10.0, 0.0]
-    assert shaped(r1, r2, 0.0).tolist() == r2.tolist()
-
-
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1.0, 10.0]))
 def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
     """Exact expected gradients of a softmax over five second tries after each of three first ones,
@@ -83,33 +68,10 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
     assert torch.allclose(one, (1 + alpha) * two, atol=1e-12)
 
 
-@given(tries)
-def test_what_happens_between_the_turns_equals_counting(pairs):
-    first, second = zip(*pairs)
-    found = {name: sum(v) / len(v) for name, v in transitions(first, second).items() if v}
-    n, wrong = len(pairs), first.count(False)
-    assert found.get("corrected", 0) * wrong == pytest.approx(pairs.count((False, True)))
-    assert ("corrected" in found) == (wrong > 0)
-    assert found["wrong_to_right"] == pairs.count((False, True)) / n
-    assert found["right_to_wrong"] == pairs.count((True, False)) / n
-    assert found["delta"] == pytest.approx((sum(second) - sum(first)) / n)
-    assert found["delta"] == pytest.approx(found["wrong_to_right"] - found["right_to_wrong"])
-
-
 # ------------------------------------------------------------------ a step by hand
-class Given(Score):
-    """Without a model: what both turns write is given."""
-
-    def __init__(self, first: list[str], second: list[str], done=0, **change):
-        self.cfg = score.Args(**{"group_size": 2, "stage1_steps": 3} | change)
-        self.kl, self.written = 0.1, {"first": [*first], "second": [*second]}
-        self.players = {"first": Player([], 1.0, 8, 2), "second": Player([], 1.0, 8, 1)}
-        self.state, self.saved = SimpleNamespace(global_step=done), {}
-        self.asked, self.logged, self._sums, self.moments = [], {}, {}, {"of stage I": 1}
-
+class Rolled(Score):
     def rollout(self, name, rows):
-        self.asked += [row["prompt"][-1]["content"] for row in rows]
-        texts = [self.written[name].pop(0) for _ in rows]
+        texts = self.generate(name, [row["prompt"] for row in rows])
         notes = [{"player": name, "rewards": {}} for _ in rows]
         return {"player": name, "texts": texts, "rewards": torch.zeros(len(rows)), "notes": notes}
 
@@ -122,18 +84,24 @@ class Given(Score):
     def own_optimizer(self):
         return SimpleNamespace(state=self.moments)
 
-    def log_mean(self, name, values):
-        self.logged[name] = torch.as_tensor(values, dtype=torch.float64).mean().item()
+
+def given_texts(first: list[str], second: list[str], done=0, **change) -> Rolled:
+    cfg = score.Args(**{"group_size": 2, "stage1_steps": 3} | change)
+    more = {"kl": 0.1, "players": Score.players(cfg), "moments": {"of stage I": 1}, "_sums": {}}
+    more["state"] = SimpleNamespace(global_step=done)
+    return without_model(Rolled, cfg, {"first": [*first], "second": [*second]}, **more)
 
 
 ROWS = [{"question": q, "answer": "7", "prompt": [{"content": q}]} for q in "aabb"]
 FIRST = [solution(7), solution(8), solution(7), solution(9)]  # right, wrong; right, wrong
+SHARES = {"first/accuracy": 0.5, "second/accuracy": 0.5, "co/delta": 0.0, "co/same": 0.5}
+SHARES |= {"co/wrong_to_right": 0.25, "co/right_to_wrong": 0.25, "co/corrected": 0.5}
 SECOND = [solution(7), solution(7), solution(8), "<think>hm</think>" + solution(9, step="!")]
 
 
 def test_stage_one_moves_only_the_second_turn():
     """Right -> right, wrong -> right; right -> wrong, wrong -> wrong."""
-    trainer = Given(FIRST, SECOND, done=2, kl=0.02, first_kl=0.25)
+    trainer = given_texts(FIRST, SECOND, done=2, kl=0.02, first_kl=0.25)
     first, second = trainer.step(ROWS)[0]
     assert first["advantages"].tolist() == [0.0] * 4  # though the rewards differ
     assert first["rewards"].tolist() == [1.0, 0.0, 1.0, 0.0]
@@ -142,13 +110,12 @@ def test_stage_one_moves_only_the_second_turn():
     assert first["kl_weight"].tolist() == pytest.approx([0.27] * 4)
     assert second["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert trainer.moments
-    assert trainer.asked[4:] == [
-        again_prompt(row["question"], y1)[-1]["content"] for row, y1 in zip(ROWS, FIRST)
-    ]
+    asked = [again_prompt(row["question"], y1)[-1]["content"] for row, y1 in zip(ROWS, FIRST)]
+    assert trainer.asked[4:] == [("second", text) for text in asked]
 
 
 def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
-    trainer = Given(FIRST, SECOND, done=3, kl=0.02, first_kl=0.25)
+    trainer = given_texts(FIRST, SECOND, done=3, kl=0.02, first_kl=0.25)
     first, second = trainer.step(ROWS)[0]
     assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]
     assert second["rewards"].tolist() == [1.0, 11.0, -10.0, 0.0]
@@ -156,45 +123,37 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     for batch in (first, second):
         assert batch["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert not trainer.moments  # AdamW starts anew
-    wanted = {"first/accuracy": 0.5, "second/accuracy": 0.5, "co/delta": 0}
-    wanted |= {"co/wrong_to_right": 0.25, "co/right_to_wrong": 0.25, "co/same": 0.5}
-    wanted |= {"co/corrected": 0.5}
-    assert trainer.logged == wanted
+    assert {name: mean(values) for name, values in trainer.logged.items()} == SHARES
     assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
 
 def test_later_steps_and_ablations():
-    trainer = Given(FIRST, SECOND, done=4)
+    trainer = given_texts(FIRST, SECOND, done=4)
     assert trainer.step(ROWS)[0][1]["rewards"][1] == 11.0 and trainer.moments
-    _, second = Given(FIRST, SECOND, stage1_steps=0, alpha=0.0).step(ROWS)[0]
+    _, second = given_texts(FIRST, SECOND, stage1_steps=0, alpha=0.0).step(ROWS)[0]
     assert second["rewards"].tolist() == [1.0, 1.0, 0.0, 0.0]
-    trainer = Given(FIRST, [], done=3, turns=1)
+    trainer = given_texts(FIRST, [], done=3, turns=1)
     (first,) = trainer.step(ROWS)
     assert len(trainer.asked) == 4 and first["player"] == "first"
     assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]  # there is no stage I either
     assert first["kl_weight"].tolist() == pytest.approx([0.01] * 4) and trainer.moments
-    (first,) = Given(FIRST, [], done=0, turns=1).step(ROWS)
+    (first,) = given_texts(FIRST, [], done=0, turns=1).step(ROWS)
     assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
 # ------------------------------------------------------------------ the loss
-def rows_of(numbers, logp) -> tuple[Score, dict]:
-    """Two rows of each turn, of unequal length."""
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
-    batch = {"completion_mask": mask, "num_items_in_batch": torch.tensor(9)}
-    batch["advantages"] = torch.tensor(numbers[:4])[:, None] * mask
-    batch["kl_weight"] = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
-    batch["base_logps"] = torch.tensor(numbers[4:16], dtype=torch.float64).view(4, 3)
-    batch["rollout"] = torch.tensor([0, 0, 1, 1])
-    trainer = without_model(Score, score.Args(), kl=0.5, players=Score.players(score.Args()))
-    trainer.score = lambda part: (logp[part["rows"]], torch.ones(len(part["rows"]), 3))
-    return trainer, batch | {"rows": torch.arange(4)}
-
-
 @given(st.lists(st.floats(-2, 2), min_size=28, max_size=28))
 def test_the_loss_and_its_gradient_equal_the_loop(numbers):
-    logp = torch.tensor(numbers[16:], dtype=torch.float64).view(4, 3).requires_grad_()
-    trainer, batch = rows_of(numbers, logp)
+    """Two rows of each turn, of unequal length."""
+    A, base, logp = torch.tensor(numbers, dtype=torch.float64).split([4, 12, 12])
+    base, logp = base.view(4, 3), logp.view(4, 3).requires_grad_()
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
+    batch = {"completion_mask": mask, "num_items_in_batch": 9, "base_logps": base}
+    batch |= {"advantages": A[:, None] * mask, "rollout": torch.tensor([0, 0, 1, 1])}
+    batch["kl_weight"] = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
+    cfg = score.Args()
+    trainer = without_model(Score, cfg, kl=0.5, players=Score.players(cfg))
+    trainer.score = lambda part: (logp, torch.ones(4, 3))
     loss = trainer.loss(batch)
     (gradient,) = torch.autograd.grad(loss, logp)
     total, k3s = 0.0, {"first": [], "second": []}
@@ -229,12 +188,9 @@ def test_evaluate():
         return "<think>\n</think>" + solution(a + 1 if right else 60)
 
     found = score.evaluate(answering(say, eval_samples=3), rows)
-    sampled = {"first/accuracy": 0.5, "second/accuracy": 0.5, "co/delta": 0.0}
-    sampled |= {"co/wrong_to_right": 0.25, "co/right_to_wrong": 0.25, "co/same": 0.5}
-    sampled |= {"co/corrected": 0.5}
     greedy = {"first/greedy": 0.5, "second/greedy": 0.75, "co/delta_greedy": 0.25}
     greedy |= {"co/wrong_to_right_greedy": 0.5, "co/right_to_wrong_greedy": 0.25}
-    assert found == sampled | greedy | {"co/corrected_greedy": 1.0, "co/same_greedy": 0.25}
+    assert found == SHARES | greedy | {"co/corrected_greedy": 1.0, "co/same_greedy": 0.25}
 
 
 # ------------------------------------------------------------------ runs

@@ -12,10 +12,7 @@ from common.model import TINY
 from common.tiny.tasks import gold_solution
 
 import pytest
-import torch
 from conftest import build, dpo_loss_of_trl, lora, moved, perturb
-from hypothesis import given
-from hypothesis import strategies as st
 from trainers import answering, without_model
 from transformers import AutoModelForCausalLM
 
@@ -60,21 +57,7 @@ def test_answers_with_the_same_text_are_one_with_all_their_readings():
     assert sr.pair_of([a, b], [[1.0], [1.0]]) is None
 
 
-@given(st.text(max_size=60))
-def test_any_text_can_be_read(text):
-    assert sr.parse_score(text) in (None, 0.0, 0.5, 1.0)
-    assert sr.parse_score(f"{text}\nScore: \\boxed{{0.5}}") == 0.5
-
-
 # ------------------------------------------------------------------ the loss
-def test_dpo_by_hand():
-    torch.manual_seed(0)
-    chosen, rejected = torch.randn(2, 16, dtype=torch.float64) * 20
-    for beta in (0.1, 1.0):
-        wanted = [math.log1p(math.exp(-beta * x)) for x in (chosen - rejected).tolist()]
-        assert sr.dpo_loss(chosen, rejected, beta).tolist() == pytest.approx(wanted, rel=1e-9)
-
-
 @pytest.fixture
 def trainer(tmp_path):
     """Two pairs a step, on the embedded model."""
@@ -84,16 +67,12 @@ def trainer(tmp_path):
 
 
 def pairs_of(trainer, *pairs):
-    ids = lambda text: [*trainer.processing_class(text, add_special_tokens=False).input_ids, EOS]  # noqa: E731
-    return [
-        {
-            "question": QUESTION,
-            "scores": [1.0, 0.0],
-            "chosen": {"ids": ids(chosen), "right": True},
-            "rejected": {"ids": ids(rejected), "right": False},
-        }
-        for chosen, rejected in pairs
-    ]
+    def answered(text: str, right: bool) -> dict:
+        ids = trainer.processing_class(text, add_special_tokens=False).input_ids
+        return {"ids": [*ids, EOS], "right": right}
+
+    sides = [{"chosen": answered(y, True), "rejected": answered(z, False)} for y, z in pairs]
+    return [{"question": QUESTION, "scores": [1.0, 0.0], **both} for both in sides]
 
 
 def test_the_loss_is_what_trls_trainer_computes(trainer, tmp_path):
@@ -116,9 +95,8 @@ def test_the_loss_is_what_trls_trainer_computes(trainer, tmp_path):
         plain.load_state_dict(state)
         return plain
 
-    wanted = dpo_loss_of_trl(
-        merged("agent"), merged("previous"), [(QUESTION, *pair) for pair in texts], 0.3, tmp_path
-    )
+    models, pairs = map(merged, ("agent", "previous")), [(QUESTION, *pair) for pair in texts]
+    wanted = dpo_loss_of_trl(*models, pairs, 0.3, tmp_path)
     assert ours == pytest.approx(wanted, rel=1e-5) and abs(ours - math.log(2)) > 1e-3
 
 
@@ -154,9 +132,8 @@ def said(score):
 
 
 def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
-    trainer = given_texts(
-        [RIGHT, WRONG, said(0), said(0.5), "hm", said(1), said(1), "?"], readings=3
-    )
+    judgements = [said(0), said(0.5), "hm", said(1), said(1), "?"]
+    trainer = given_texts([RIGHT, WRONG, *judgements], readings=3)
     trainer.start_round(0)
     (pair,) = trainer.saved["pairs"]
     assert pair["chosen"]["text"] == WRONG and pair["rejected"]["text"] == RIGHT
@@ -164,10 +141,9 @@ def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
     assert trainer.logged["co/pairs_right_way"] == [False] and trainer.logged["co/pairs"] == [1]
     assert trainer.logged["co/length_gap"] == [len(WRONG) - len(RIGHT)]
     assert trainer.logged["judge/unreadable"] == [False, False, True, False, False, True]
+    prompts = [sr.score_prompt(QUESTION, text) for text in [RIGHT] * 3 + [WRONG] * 3]
     judged = [text for who, text in trainer.asked if who == "judge"]
-    assert judged == [
-        sr.score_prompt(QUESTION, text)[-1]["content"] for text in [RIGHT] * 3 + [WRONG] * 3
-    ]
+    assert judged == [prompt[-1]["content"] for prompt in prompts]
 
 
 def test_gold_answers_change_nothing_but_the_log():
@@ -191,9 +167,8 @@ def test_ties_teach_nothing(judgement, share):
 def test_every_round_has_new_questions_and_its_own_steps():
     rows = [{"question": str(i)} for i in range(5)]
     trainer = given_texts((), rows, pool=2)
-    assert [[row["question"] for row in trainer.pool(t)] for t in range(3)] == [
-        ["0", "1"], ["2", "3"], ["4", "0"]
-    ]  # fmt: skip
+    pools = ["".join(row["question"] for row in trainer.pool(t)) for t in range(3)]
+    assert pools == ["01", "23", "40"]
     rounds, trained = [], []
 
     def start_round(t):
@@ -230,16 +205,9 @@ def test_evaluation_by_hand():
     trainer.readings = lambda some: [read.get(a["text"], [0.0, 0.0]) for a in some]
     result = sr.evaluate(trainer, held_out)
     judge = {"judge/first_pairs": 1 / 2, "judge/readings_right": (2 + 1 + 2 + 0) / 8}
-    assert result == pytest.approx(
-        judge
-        | {
-            "solver/greedy": 1.0,
-            "solver/accuracy": 2 / 9,
-            "solver/length": (6 * 4 + 3 * 5) / 9,
-            "co/best_of_3": 1 / 3,
-            "judge/own_pairs": 1 / 2,
-        }
-    )
+    wanted = {"solver/greedy": 1.0, "solver/accuracy": 2 / 9, "co/best_of_3": 1 / 3}
+    wanted |= {"solver/length": (6 * 4 + 3 * 5) / 9, "judge/own_pairs": 1 / 2}
+    assert result == pytest.approx(judge | wanted)
     bank = [[answer["text"] for answer in pair] for pair in trainer.saved["bank"]]
     assert bank == [["a1", "a7"], ["b1", "b7"]]
     # a solver that is always right has no pairs of its own; the first model's stay
@@ -253,8 +221,6 @@ def test_what_cannot_be_read_is_neither_right_nor_ranked_first():
     pair = [answer(RIGHT, True), answer(WRONG, False)]
     read = [[1.0, None, 1.0], [0.0, 0.0, 0.5], [0.0, None, 0.5], [None, None, 0.0]]
     trainer = SimpleNamespace(in_parallel=lambda fn, items: fn(items), readings=lambda _: read)
-    assert sr.evaluate_judge(trainer, [pair] * 2) == {
-        "judge/first_pairs": 1.0,
-        "judge/readings_right": 6 / 12,
-    }
+    found = sr.evaluate_judge(trainer, [pair] * 2)
+    assert found == {"judge/first_pairs": 1.0, "judge/readings_right": 6 / 12}
     assert sr.evaluate_judge(trainer, []) == {}

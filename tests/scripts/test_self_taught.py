@@ -26,12 +26,6 @@ def judgement(choice, better, name=""):
     return {"choice": choice, "better": better, "name": name}
 
 
-def test_of_several_tries_one_right_one_is_kept():
-    tries = [judgement(1, 2, "wrong"), judgement(None, 2), judgement(2, 2, "x"), judgement(2, 2)]
-    assert st.first_right(tries)["name"] == "x"
-    assert st.first_right(tries[:2]) is None
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_as_many_of_either_place(seed):
     rng = random.Random(seed)
@@ -40,10 +34,6 @@ def test_as_many_of_either_place(seed):
     counts = [sum(j["choice"] == n for j in kept) for n in (1, 2)]
     fewer = min(sum(j["choice"] == n for j in judgements) for n in (1, 2))
     assert counts == [fewer, fewer] and len({j["name"] for j in kept}) == len(kept)
-
-
-def test_a_judge_with_one_answer_only_teaches_nothing():
-    assert st.balanced([judgement(1, 1)] * 3, random.Random(0)) == []
 
 
 def test_which_of_too_many_are_kept_is_chance():
@@ -144,9 +134,8 @@ def given_texts(texts=(), **change) -> st.SelfTaught:
 
 
 def test_the_judge_learns_what_prefers_the_answer_to_the_question():
-    trainer = given_texts(
-        [RIGHT, WORSE, "\\boxed{2}", "hm\\boxed{1}", "?", "hm\\boxed{2}"], samples=2
-    )
+    said = ["\\boxed{2}", "hm\\boxed{1}", "?", "hm\\boxed{2}"]
+    trainer = given_texts([RIGHT, WORSE, *said], samples=2)
     trainer.start_round(0)
     solved = [text for who, text in trainer.asked if who == "solver"]
     assert solved[0] == QUESTION != solved[1]
@@ -171,19 +160,20 @@ def test_the_judge_learns_what_prefers_the_answer_to_the_question():
     assert [text for _, text in trainer.asked] == shown and trainer.restarts == 2
 
 
-@pytest.mark.parametrize("said", ["\\boxed{1}", "no idea"])
-def test_what_would_teach_a_place_only_stops_the_run(said):
-    trainer = given_texts([RIGHT, WORSE, said, said])
-    with pytest.raises(UserError, match="learn the place and nothing else"):
+@pytest.mark.parametrize(
+    "texts, says",
+    [
+        ([WORSE, "\\boxed{1}", "\\boxed{1}"], "learn the place and nothing else"),
+        ([WORSE, "no idea", "no idea"], "learn the place and nothing else"),
+        ([RIGHT.replace("38+4=42", "30+12=42")], "0 of 0 judgements"),  # both answers agree
+        (["<step>1</step>"], "0 of 0 judgements"),  # one has no end
+    ],
+)
+def test_what_teaches_nothing_or_a_place_only_stops_the_run(texts, says):
+    trainer = given_texts([RIGHT, *texts])
+    with pytest.raises(UserError, match=says):
         trainer.start_round(0)
     assert trainer.logged["judge/lessons"] == [0] and trainer.restarts == 0
-
-
-@pytest.mark.parametrize("worse", [RIGHT.replace("38+4=42", "30+12=42"), "<step>1</step>"])
-def test_answers_that_agree_or_have_no_end_are_not_compared(worse):
-    trainer = given_texts([RIGHT, worse])
-    with pytest.raises(UserError, match="0 of 0 judgements"):
-        trainer.start_round(0)
 
 
 def test_gold_answers_change_nothing_but_the_log():
@@ -217,12 +207,9 @@ def test_a_judge_is_measured_by_hand():
     choices = iter([1, 2, 2, 2, 1, 1, None, 1])  # y stands first, second, first, second, ...
     trainer = SimpleNamespace(in_parallel=lambda fn, items: fn(items))
     trainer.judge = lambda comparisons: [c | {"choice": next(choices)} for c in comparisons]
-    assert st.evaluate_judge(trainer, [[QUESTION, RIGHT, WORSE]] * 2, 2) == {
-        "judge/accuracy": 4 / 8,
-        "judge/both_orders": 1 / 4,
-        "judge/vote": 1 / 2,
-        "judge/unreadable": 1 / 8,
-    }
+    wanted = {"judge/accuracy": 4 / 8, "judge/both_orders": 1 / 4}
+    wanted |= {"judge/vote": 1 / 2, "judge/unreadable": 1 / 8}
+    assert st.evaluate_judge(trainer, [[QUESTION, RIGHT, WORSE]] * 2, 2) == wanted
     assert st.evaluate_judge(trainer, [], 2) == {}
     assert st.majority([judgement(1, 1), judgement(1, 2), judgement(None, 2)]) == 0.5
 
@@ -243,18 +230,12 @@ def test_the_two_sets_are_made_once():
     trainer.make_pairs = lambda rows, rng: st.SelfTaught.make_pairs(trainer, rows, rng)
     trainer.judge = lambda comparisons: [c | {"choice": 1} for c in comparisons]
     result = st.evaluate(trainer, held_out)
-    assert result == {
-        "co/true_pairs": 1,
-        "judge/accuracy": 1 / 2,
-        "judge/both_orders": 0.0,
-        "judge/vote": 1 / 2,
-        "judge/unreadable": 0.0,
-        "judge/made_pairs": 1 / 2,
-    }
+    wanted = {"co/true_pairs": 1, "judge/made_pairs": 1 / 2, "judge/accuracy": 1 / 2}
+    wanted |= {"judge/vote": 1 / 2, "judge/both_orders": 0.0, "judge/unreadable": 0.0}
+    assert result == wanted
     ((question, right, wrong),) = trainer.saved["true"]
     assert (question, st.boxed(right), st.boxed(wrong)) == ("1+1 mod 61", "2", "51")
-    assert [(q, st.boxed(worse)) for q, _, worse in trainer.saved["made"]] == [
-        (q, "77") for q in questions
-    ]
+    made = [(q, st.boxed(worse)) for q, _, worse in trainer.saved["made"]]
+    assert made == [(q, "77") for q in questions]
     asked = len(trainer.calls)
     assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked

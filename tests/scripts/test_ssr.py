@@ -1,13 +1,10 @@
 """ssr.py: each check with a program that fails it, inverse mutation against edits made by hand,
 both rewards, hostile completions; a step with completions that are given."""
 
-import math
 import random
 import re
-from types import SimpleNamespace
 
 import ssr
-from common.cotrainer import Player
 from common.errors import UserError
 from common.sandbox import Sandbox
 from common.tiny import repairs
@@ -17,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trainers import without_model
 
 ROW = {
     "program": "x=int(input())\nx+=3\nx*=7\nprint(x%100)",
@@ -66,11 +64,6 @@ def test_parse_bug(text, hidden):
 def test_a_test_of_several_lines_stands_on_one():
     text = shown("print(1)", [("2\n1 3\n", "4\n")], number=False)
     assert text == "```python\nprint(1)\n```\nTests:\n2\\n1 3->4\n"
-
-
-def test_the_solver_sees_the_hidden_tests_and_not_the_original():
-    user = repair_prompt(Bug(ROW, "x=int(input())\nprint(x)", [1, 3]))[1]["content"]
-    assert "1->28\n0->21\n" in user and "2->35" not in user and "x+=3" not in user
 
 
 def test_prompts_are_those_that_the_embedded_model_has_been_taught():
@@ -129,18 +122,14 @@ def test_checks_against_loops():
         table[0] = [rng.random() < 0.95 for _ in range(t)]
         hidden = rng.sample(range(1, t + 1), rng.randint(1, t))
         failing = [k for k in range(t) if not table[1][k]]
-        if not all(table[0]):
-            expected = "a test fails at first"
-        elif E == 0:
-            expected = "nothing was changed"
-        elif not failing:
-            expected = "no test fails"
-        elif not any(k + 1 in hidden for k in failing):
-            expected = "no failing test is hidden"
-        elif any(not any(row[k] for k in failing) for row in table[2:]):
-            expected = "a line needs no edit"
-        else:
-            expected = None
+        checks = {
+            "a test fails at first": not all(table[0]),
+            "nothing was changed": E == 0,
+            "no test fails": not failing,
+            "no failing test is hidden": not any(k + 1 in hidden for k in failing),
+            "a line needs no edit": any(not any(row[k] for k in failing) for row in table[2:]),
+        }
+        expected = next((name for name, fails in checks.items() if fails), None)
         seen.add(expected)
         assert failed_check(torch.tensor(table), hidden) == expected
         lax = None if expected == "a line needs no edit" else expected
@@ -158,35 +147,10 @@ def test_the_injectors_reward_is_absolute_zeros_scaled():
         assert injector_reward(None, alpha) == -1
 
 
-@pytest.mark.parametrize("G, best, value", [(4, 0.37, 0.05), (8, 0.257, 0.37), (16, 0.169, 0.60)])
-def test_the_difficulty_that_the_injector_is_drawn_to(G, best, value):
-    """Of a bug that is repaired with probability p: E r(k / G), k ~ Binomial(G, p)."""
-    grid = [p / 1000 for p in range(1, 1000)]
-    chance = lambda k, p: math.comb(G, k) * p**k * (1 - p) ** (G - k)  # noqa: E731
-    of = [sum(chance(k, p) * injector_reward(k / G, 0.8) for k in range(G + 1)) for p in grid]
-    assert grid[of.index(max(of))] == pytest.approx(best, abs=0.005)
-    assert max(of) == pytest.approx(value, abs=0.005)
-
-
 # ------------------------------------------------------------------ a step by hand
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(2, unsafe=True) as sandbox:
-        yield sandbox
-
-
-class Given(ssr.Ssr):
-    """Without a model: what each player writes is given."""
-
-    def __init__(self, sandbox, injector=(), solver=(), **change):
-        self.cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
-        self.written = {"injector": [*injector], "solver": [*solver]}
-        self.sandbox, self.asked, self.logged, self.train_rows = sandbox, [], {}, [ROW]
-        self.state = SimpleNamespace(global_step=0)
-
+class Rolled(ssr.Ssr):
     def rollout(self, name, rows):
-        self.asked += [row["prompt"][1]["content"] for row in rows if name == "solver"]
-        texts = [self.written[name].pop(0) for _ in rows]
+        texts = self.generate(name, [row["prompt"] for row in rows])
         return {"player": name, "texts": texts, "notes": [{} for _ in rows]}
 
     def set_rewards(self, batch, rewards):
@@ -195,81 +159,88 @@ class Given(ssr.Ssr):
     def concat(self, batches):
         return batches
 
-    def gather(self, values):
-        return values
 
-    def log_mean(self, name, values):
-        values = values if isinstance(values, list) else [values]
-        self.logged[name] = sum(values) / len(values) if values else None
+@pytest.fixture(scope="module")
+def given_texts():
+    """given_texts(the injector's texts, the solver's) -> a trainer"""
+
+    def make(injector=(), solver=(), **change):
+        cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
+        texts = {"injector": [*injector], "solver": [*solver]}
+        return without_model(Rolled, cfg, texts, sandbox=sandbox, train_rows=[ROW])
+
+    with Sandbox(2, unsafe=True) as sandbox:
+        yield make
 
 
 ROWS = [ROW | {"prompt": [{}, {"content": "break"}]}] * 2
 RIGHT, WRONG = code("x+=3", "x*=7"), code("x+=1", "x*=7")
 
 
-def test_a_step(sandbox):
-    """One bug is valid and repaired by one of two; the other edits a line without need."""
+def test_a_step(given_texts):
+    """One bug is valid and repaired by one of two; the other edits a line without need. The solver
+    sees the hidden tests, and neither the original nor the other tests.
+    """
     bugs = [bug("x+=4", "x*=7", hidden="1, 2"), bug("x+=4", "x*=7", "x+=0", hidden="1")]
-    trainer = Given(sandbox, bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
+    trainer = given_texts(bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
     injector, solver, again = trainer.step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
     assert [*injector["notes"]] == [{"solve_rate": 0.5}, {"failed_check": "a line needs no edit"}]
     assert solver["rewards"].tolist() == [1, -1]
     # the wrong repair is the next bug, with the same tests hidden; what cannot be read is none
     assert again["rewards"].tolist() == [1, -1]
-    assert "x+=4" in trainer.asked[0] and "x+=1" in trainer.asked[2] and len(trainer.asked) == 4
-    assert all("1->28\n2->35\nRepair it." in user for user in trainer.asked)
-    assert trainer.logged["injector/solve_rate"] == 0.5 and trainer.logged["injector/valid"] == 0.5
-    assert trainer.logged["solver/second_order"] == 0.5
+    asked = [text for name, text in trainer.asked if name == "solver"]
+    assert "x+=4" in asked[0] and "x+=1" in asked[2] and len(asked) == 4
+    assert all(user.endswith("Tests:\n1->28\n2->35\nRepair it.") for user in asked)
+    assert not any("x+=3" in user or "0->21" in user for user in asked)
+    assert trainer.logged["injector/solve_rate"] == [0.5]
+    assert trainer.logged["injector/valid"] == [True, False]
+    assert trainer.logged["solver/second_order"] == [True, False]
 
 
-def test_a_repair_must_pass_the_tests_that_it_was_not_shown(sandbox):
+def test_a_repair_must_pass_the_tests_that_it_was_not_shown(given_texts):
     shown_only = "```python\nprint(28)\n```"
-    trainer = Given(sandbox, [bug("x+=4", "x*=7")] * 2, [shown_only, RIGHT] * 2, second_order=0)
+    trainer = given_texts([bug("x+=4", "x*=7")] * 2, [shown_only, RIGHT] * 2, second_order=0)
     injector, solver = trainer.step(ROWS)[0]
     assert solver["rewards"].tolist() == [-1, 1, -1, 1]
     assert injector["rewards"].tolist() == pytest.approx([0.1] * 2)
 
 
-def test_the_bug_itself_is_no_bug_of_second_order(sandbox):
+def test_the_bug_itself_is_no_bug_of_second_order(given_texts):
     bugs, unchanged = [bug("x+=4", "x*=7")] * 2, code("x+=4", "x*=7")
-    assert len(Given(sandbox, bugs, [unchanged, RIGHT] * 2).step(ROWS)[0]) == 2
+    assert len(given_texts(bugs, [unchanged, RIGHT] * 2).step(ROWS)[0]) == 2
 
 
-@pytest.mark.parametrize(
-    "texts", [["none"] * 2, [bug("x+=3", "x*=7")] * 2, [bug("loop(", "x*=7")] * 2]
-)
-def test_bugs_that_are_none(sandbox, texts):
-    """Unreadable, unchanged; the last one is a bug: that program fails all tests."""
-    trainer = Given(sandbox, texts, ["none"] * 4)
-    batches = trainer.step(ROWS)[0]
-    if "loop(" in texts[0]:
-        assert batches[0]["rewards"].tolist() == pytest.approx([-0.8] * 2)  # repaired by nobody
-    else:
-        assert len(batches) == 1 and batches[0]["rewards"].tolist() == [-1] * 2
+def test_bugs_that_are_none(given_texts):
+    """Unreadable, unchanged; but a program that cannot run is a bug, which nobody repairs here."""
+    for text in ("none", bug("x+=3", "x*=7")):
+        (injector,) = given_texts([text] * 2, ["none"] * 4).step(ROWS)[0]
+        assert injector["rewards"].tolist() == [-1] * 2
+    injector, _ = given_texts([bug("loop(", "x*=7")] * 2, ["none"] * 4).step(ROWS)[0]
+    assert injector["rewards"].tolist() == pytest.approx([-0.8] * 2)
 
 
 @pytest.mark.parametrize("train, zero", [("solver", [0]), ("injector", [1, 2]), ("both", [])])
-def test_who_is_trained(sandbox, train, zero):
+def test_who_is_trained(given_texts, train, zero):
     bugs = [bug("x+=4", "x*=7")] * 2
-    trainer = Given(sandbox, bugs, [RIGHT, WRONG] * 4, train=train)
+    trainer = given_texts(bugs, [RIGHT, WRONG] * 4, train=train)
     batches = trainer.step(ROWS)[0]
     assert len(batches) == 3
     assert [i for i, batch in enumerate(batches) if not batch["advantages"].any()] == zero
 
 
-def test_a_process_without_a_bug_takes_part_in_vain(sandbox):
-    trainer = Given(sandbox, ["none"] * 2, ["none"] * 4)
+def test_a_process_without_a_bug_takes_part_in_vain(given_texts):
+    trainer = given_texts(["none"] * 2, ["none"] * 4)
     trainer.gather = lambda values: [*values, 1]  # another process has one
     injector, solver, again = trainer.step(ROWS)[0]
     assert solver["rewards"].isnan().all() and again["rewards"].isnan().all()
 
 
-def test_held_out_bugs_fail_and_their_originals_do_not(sandbox):
+def test_held_out_bugs_fail_and_their_originals_do_not(given_texts):
     rows = [ROW | {"question": f"{i}"} for i in range(8)]
     rows += [ROW | {"question": "broken", "program": "print(1)"}]  # fails its own tests
     rows += [ROW | {"question": "one", "program": "print((int(input())+3)*7)"}]
-    trainer = Given(sandbox)
+    trainer = given_texts()
     trainer.in_parallel = lambda fn, items: fn(items)
     found = {b.row["question"]: b for b in ssr.removals(trainer, rows)}
     assert "broken" not in found and "one" not in found  # a line in all, which is not removed
@@ -284,7 +255,6 @@ def test_players_share_an_adapter_and_have_their_groups():
     players = ssr.Ssr.players(ssr.Args(injections=4, group_size=8))
     assert [p.group_size for p in players.values()] == [4, 8]
     assert {p.adapter for p in players.values()} == {"agent"}
-    assert isinstance(players["solver"], Player)
 
 
 def test_without_references_there_is_nothing_to_break(tmp_path):

@@ -1,7 +1,6 @@
 """vstar.py: losses and scores against a softmax by hand, step labels against brute force, hostile
 solutions, what the data hold and when the generator starts again, runs."""
 
-import itertools
 import math
 import random
 
@@ -14,7 +13,7 @@ from common.tiny.tasks import gold_solution
 import pytest
 import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
-from trainers import answering, log_probs_by_hand, without_model
+from trainers import log_probs_by_hand, without_model
 
 QUESTION = "(38+4)*7 mod 61"
 RIGHT = gold_solution(QUESTION)
@@ -23,30 +22,6 @@ WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer
 
 def row(solution, right, **more):
     return {"question": QUESTION, "solution": solution, "right": right, "answer": "50"} | more
-
-
-# ------------------------------------------------------------------ losses
-def test_dpo_by_hand():
-    torch.manual_seed(0)
-    four = torch.randn(4, 16, dtype=torch.float64) * 20
-    for beta in (0.1, 1.0):
-        rows = zip(*four.tolist())
-        wanted = [math.log1p(math.exp(beta * (c - d - a + b))) for a, b, c, d in rows]
-        assert vstar.dpo_loss(*four, beta).tolist() == pytest.approx(wanted, rel=1e-9)
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-def cross_entropy(logit: float, z: float) -> float:
-    return -(z * math.log(sigmoid(logit)) + (1 - z) * math.log(1 - sigmoid(logit)))
-
-
-def test_a_verdicts_loss_is_cross_entropy_with_soft_labels_too():
-    for logit, z in itertools.product((-3.0, 0.0, 0.7), (0.0, 0.25, 1.0)):
-        found = vstar.verdict_loss(torch.tensor([logit]), torch.tensor([z])).item()
-        assert found == pytest.approx(cross_entropy(logit, z), rel=1e-5)
 
 
 # ------------------------------------------------------------------ parsing
@@ -70,9 +45,6 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
     found = [vstar.player_at(step, cfg) for step in range(8)]
     assert found[:6] == [("generator", t) for t in (0, 0, 1, 1, 2, 2)]
     assert found[6:] == [("verifier", 2)] * 2
-    cfg = vstar.Args(steps=9, ver_steps=3, iterations=3, verifier_in_loop=True)
-    names = ["generator", "generator", "verifier"]
-    assert [vstar.player_at(s, cfg) for s in range(9)] == [(n, t) for t in range(3) for n in names]
     assert vstar.player_at(0, vstar.Args(steps=4, ver_steps=4)) == ("verifier", 2)
 
 
@@ -88,6 +60,10 @@ def real(tmp_path):
         return trainer
 
     return make
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
 
 
 def likelihood(trainer, adapter, text: str) -> float:
@@ -141,13 +117,13 @@ def test_the_heads_losses_and_scores_by_hand(real, kind):
 
     first = vstar.beginnings(WRONG)[0]
     teach(trainer, [row(RIGHT, True, z=1.0, part=RIGHT), row(WRONG, False, z=0.25, part=first)])
-    wanted = (cross_entropy(logit(RIGHT), 1.0) + cross_entropy(logit(first), 0.25)) / 2
-    assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
+    p, soft = sigmoid(logit(RIGHT)), sigmoid(logit(first))
+    cross_entropy = -math.log(p) - 0.25 * math.log(soft) - 0.75 * math.log(1 - soft)
+    assert step_loss(trainer) == pytest.approx(cross_entropy / 2, rel=1e-4)
     parts = vstar.beginnings(WRONG) if kind == "prm" else [WRONG]
     worst = min(sigmoid(logit(part)) for part in parts)
-    assert trainer.scores([row(RIGHT, True), row(WRONG, False)])[1] == pytest.approx(
-        worst, rel=1e-4
-    )
+    scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
+    assert scores[1] == pytest.approx(worst, rel=1e-4)
 
 
 def test_the_generators_loss_and_its_restart(real):
@@ -245,33 +221,25 @@ def test_pairs_are_of_one_question():
     trainer, other = given_texts(), {"question": "1+1 mod 61"}
     trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
     pairs = trainer.preferences(random.Random(0))
-    assert [(p["question"], p["solution"], p["rejected"]) for p in pairs] == [
-        (QUESTION, RIGHT, WRONG)
-    ]
+    found = [(p["question"], p["solution"], p["rejected"]) for p in pairs]
+    assert found == [(QUESTION, RIGHT, WRONG)]
 
 
 @pytest.mark.parametrize("how", ["hard", "soft"])
 def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
+    """The box in the second beginning is no answer of what follows."""
     rest = RIGHT.removeprefix("<step>38+4=42</step>")
     lost = "\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
+    wrong = rf"<step>38+4=\boxed{{50}}</step>{lost}"
     trainer = given_texts([rest, lost, lost, "", lost, lost], step_samples=3, verifier="prm")
     trainer.cfg.step_labels, trainer.pool = how, trainer.pool * 2
-    lessons = trainer.judged_parts([row(RIGHT, True), row(WRONG, False), row("third", False)])
+    lessons = trainer.judged_parts([row(RIGHT, True), row(wrong, False), row("third", False)])
     first = 1.0 if how == "hard" else pytest.approx(1 / 3)
     assert [lesson["z"] for lesson in lessons] == [first, 1.0, 0.0, 0.0]
-    assert [lesson["part"] for lesson in lessons] == [
-        *vstar.beginnings(RIGHT), *vstar.beginnings(WRONG)
-    ]  # fmt: skip
-    assert trainer.begun == ["<step>38+4=42</step>"] * 3 + ["<step>38+4=41</step>"] * 3
+    parts = [*vstar.beginnings(RIGHT), *vstar.beginnings(wrong)]
+    assert [lesson["part"] for lesson in lessons] == parts
+    assert trainer.begun == [parts[0]] * 3 + [parts[2]] * 3
     assert {name for name, _ in trainer.asked} == {"generator"}
-
-
-def test_a_box_in_a_step_is_no_answer_of_what_follows():
-    solution = RIGHT.replace("38+4=42", r"38+4=\boxed{50}")
-    trainer = given_texts(["cut off", "again"], step_samples=2)
-    part = vstar.beginnings(solution)[0]
-    assert r"\boxed{50}" in part
-    assert trainer.step_labels([row(solution, True, part=part)]) == [0.0]
 
 
 def test_orm_is_taught_as_many_right_as_wrong_ones():
@@ -279,21 +247,6 @@ def test_orm_is_taught_as_many_right_as_wrong_ones():
     trainer.saved["D_ver"] = [row(RIGHT, True), *[row(f"{i}{WRONG}", False) for i in range(9)]]
     trainer.start_verifier(0)
     assert sorted(lesson["z"] for lesson in trainer.saved["lessons"]) == [0.0, 1.0]
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    solutions = [row(RIGHT, True), row(WRONG, False), row(WRONG, False)]
-    trainer = answering(lambda *_: RIGHT, candidates=3)
-    trainer.sample_solutions = lambda rows: solutions
-    trainer.scores = lambda rows: [-5.0, -7.0, -4.0]
-    figures = vstar.evaluate(trainer, [{"question": QUESTION, "answer": "50"}])
-    assert figures == pytest.approx({
-        "generator/greedy": 1.0, "generator/accuracy": 1 / 3, "co/majority": 0.0,
-        "co/best_of_2": 1 / 3, "co/best_of_3": 0.0, "co/oracle": 1.0,
-        "verifier/rank_agreement": 0.5,
-    })  # fmt: skip
-    assert trainer.calls == [("generator", [QUESTION], True)]
 
 
 # ------------------------------------------------------------------ runs
