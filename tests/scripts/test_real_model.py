@@ -29,6 +29,7 @@ from conftest import (
     loaded_by_peft_alone,
     metrics_of,
     module_of,
+    same_weights,
     trained_adapters,
 )
 from safetensors.torch import load_file, save_file
@@ -258,6 +259,22 @@ def test_two_steps(shallow, writer, tmp_path, brief, script):
     if script == "tango.py":
         shown = ESCAPE.replace("<|im_end|>", " ").replace("<|im_start|>", " ")
         assert any(shown in user for user in writer.prompts)
+
+
+def test_resumed_is_the_same_run_bit_for_bit(shallow, tmp_path, brief):
+    """Nothing is put into its mouth here."""
+    short = ["--solution-tokens", 8, "--judgement-tokens", 8, "--save-every", 1]
+    brief("tango.py", *arguments("tango.py", shallow, tmp_path / "whole"), *short)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
+    for file in (tmp_path / "cut").glob("*/adapter_model.safetensors"):
+        if "checkpoint" not in str(file):
+            file.unlink()
+    shown = brief("tango.py", *arguments("tango.py", shallow, tmp_path / "cut"), *short)
+    assert "resumes from checkpoint-1" in shown
+    same_weights(tmp_path / "cut", tmp_path / "whole")
+    texts = [(tmp_path / out / "rollouts.jsonl").read_text() for out in ("cut", "whole")]
+    assert texts[0] == texts[1]
 
 
 def test_in_four_bits(shallow, writer, tmp_path, brief, monkeypatch):
