@@ -79,6 +79,10 @@ def answering(say, **cfg) -> SimpleNamespace:
     )
 
 
+def close(got, expected, atol=1e-6):
+    torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=atol)
+
+
 def length_reward(completions, **_):
     return [float(len(c[0]["content"])) for c in completions]
 
