@@ -46,10 +46,8 @@ def test_a_long_judgement_is_read_in_no_time():
 # ------------------------------------------------------------------ format, question, answer
 def test_a_role_is_rewarded_for_its_own_tag():
     texts = ["<answer>7</answer>", "<score>7</score>" * 2, "<answer>7</answer>"]
-    formats = mae.format_reward(
-        [[{"content": text}] for text in texts], ["answer", "score", "score"]
-    )
-    assert formats == [1.0, 0.5, 0.0]
+    completions = [[{"content": text}] for text in texts]
+    assert mae.format_reward(completions, ["answer", "score", "score"]) == [1.0, 0.5, 0.0]
 
 
 def test_shown_answer():
@@ -64,11 +62,9 @@ def test_shown_answer():
 @pytest.mark.parametrize(
     "quality, difficulty, format, gate, reward",
     [
-        (V(10), 0.4, 1.0, 0.7, (1 + 0.4 + 1) / 3),
         (V(8), 1.0, 0.5, 0.7, (7 / 9 + 1 + 0.5) / 3),
         (V(7), 1.0, 0.5, 0.7, (6 / 9 + 0.5) / 3),  # difficulty counts from a score of 8 on
         (0.7, 1.0, 1.0, 0.7, 0.9),
-        (0.5, 1.0, 1.0, 0.7, 0.5),  # an unreadable score is below the gate
         (0.0, 1.0, 1.0, 0.0, 2 / 3),  # no gate
     ],
 )
@@ -97,24 +93,10 @@ def test_part_whiten_equals_the_loop(rows):
     assert got.tolist() == pytest.approx(by_hand(rewards, parts), abs=1e-4)
 
 
-def test_a_flat_part_gives_exactly_zero_and_rounding_noise_is_not_amplified():
-    part = torch.tensor([0, 1] * 11)
-    rewards = torch.rand(22, generator=torch.Generator().manual_seed(0))
-    rewards[part == 1] = 0.1 + 0.2  # its float mean over 11 need not be the same number
-    A = part_whiten(rewards, part)
-    assert (A[part == 1] == 0).all() and A[part == 0].std() == pytest.approx(1, abs=0.01)
+def test_rounding_noise_is_not_amplified():
     noisy = torch.tensor([1 / 3] * 16) + torch.tensor([0.0, 6e-8] * 8)
     assert noisy.unique().numel() == 2
     assert part_whiten(noisy, torch.zeros(16)).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("rows", [4, 32, 128])
-@pytest.mark.parametrize("reward", [0.0, 0.5])
-def test_the_only_slip_in_a_batch_weighs_what_the_paper_makes_it_weigh(rows, reward):
-    """(N - 1) / sqrt(N): 5.5 for one malformed row of 32, as the docstring says."""
-    A = part_whiten(torch.tensor([1.0] * (rows - 1) + [reward]), torch.zeros(rows))
-    assert A[-1].item() == pytest.approx(-(rows - 1) / math.sqrt(rows), rel=0.03)
-    assert A[:-1].tolist() == pytest.approx([1 / math.sqrt(rows)] * (rows - 1), rel=0.03)
 
 
 # ------------------------------------------------------------------ pools
@@ -156,14 +138,13 @@ def test_draw_references():
 
 
 # ------------------------------------------------------------------ the roles, one by one
-def make_mae(folder, seeds=12, **change):
-    """A trainer on the embedded model, 4 rows of each role."""
-    sizes = {"questions": 4, "micro_batch": 4, "seed_questions": seeds}
+def make_mae(folder, **change):
+    """A trainer on the embedded model, 4 rows of each role, 12 seeds."""
+    sizes = {"questions": 4, "micro_batch": 4, "seed_questions": 12}
     args = mae.Args(**sizes, lr=1e-3, steps=4, **change)
-    players = mae.Mae.players(args)
-    trainer = build(mae.Mae, folder, args, players, mae.solve_prompt)
-    questions = [row["question"] for row in trainer.train_rows[:seeds]]
-    trainer.saved |= {"questions": questions, "seeds": seeds}
+    trainer = build(mae.Mae, folder, args, mae.Mae.players(args), mae.solve_prompt)
+    seeds = [row["question"] for row in trainer.train_rows[:12]]
+    trainer.saved |= {"questions": seeds, "seeds": 12}
     return trainer
 
 
@@ -279,27 +260,18 @@ def test_the_judges_reward_is_its_format_and_nothing_else(tmp_path):
 PAIRS = [{"question": f"{i}+4 mod 61", "answer": str(i)} for i in range(4)]
 
 
-def test_what_is_drawn(tmp_path):
-    trainer = make_mae(tmp_path, seeds=6, reference_share=1.0)
-    trainer.saved["pairs"] = list(PAIRS)
-    references, questions, pairs = trainer.draw()
-    assert trainer.draw() == (references, questions, pairs)  # the seed and the step decide
-    assert set(references) <= set(trainer.saved["questions"]) and len(references) == 4
-    assert set(questions) <= set(trainer.saved["questions"]) and len(set(questions)) == 4
-    assert sorted(pair["answer"] for pair in pairs) == ["0", "1", "2", "3"]
-    trainer.state.global_step = 1
-    assert trainer.draw() != (references, questions, pairs)
-
-
-def test_two_processes_share_what_is_drawn_once(tmp_path):
+def test_two_processes_share_what_seed_and_step_draw(tmp_path):
     trainer, shares = make_mae(tmp_path), []
     trainer.saved["pairs"] = PAIRS * 2
     for rank in range(2):
         trainer.accelerator = SimpleNamespace(num_processes=2, process_index=rank)
         shares.append(trainer.draw())
+        assert trainer.draw() == shares[rank]
     (_, *first), (_, *second) = shares
     assert len({*first[0], *second[0]}) == 8  # without replacement
     assert sorted(pair["answer"] for pair in first[1] + second[1]) == sorted("01230123")
+    trainer.state.global_step = 1
+    assert trainer.draw() != shares[1]
 
 
 # ------------------------------------------------------------------ one real step
@@ -325,8 +297,6 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
     )
     references = {text.split("\n")[0].removeprefix("Reference: ") for text in proposed}
     assert references <= {*before["questions"], "Propose a question."}
-    assert len(trainer.saved["pairs"]) == 8
-    assert len(trainer.saved["questions"]) >= len(before["questions"])
     assert whitened == [part_whiten]
     # one batch of the three rollouts, each role whitened by itself
     assert list(rollouts) == ["proposer", "solver", "judge"] and batch["player"] == "agent"
@@ -424,21 +394,17 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
 
 
 # ------------------------------------------------------------------ runs
-QUICK = "--questions 4 --micro-batch 4 --seed-questions 8 --difficulty-samples 2".split()
-
-
 def test_the_seeds_come_without_answers_and_the_pool_grows(finished):
     folder, _, _ = finished("mae.py")
-    rows, kept = metrics_of(folder), saved_of(folder)
-    assert len(kept["pairs"]) == 32
-    assert {len(pair) for pair in kept["pairs"]} == {2} and len(kept["base_solutions"]) == 8
-    assert len(kept["questions"]) == rows[-2]["co/questions"] > 16 == kept["seeds"]
+    kept = saved_of(folder)
+    assert len(kept["questions"]) == metrics_of(folder)[-2]["co/questions"] > 16 == kept["seeds"]
     assert all(isinstance(question, str) for question in kept["questions"])
+    assert {len(pair) for pair in kept["pairs"]} == {2}
 
 
 def test_a_silent_run_stops_with_its_checkpoint(tmp_path):
-    more = [*QUICK, "--steps", "9", "--save-every", "50", "--judgement-tokens", 2]
-    command = ["mae.py", *small("mae.py", tmp_path / "run", *more)]
+    more = "--questions 4 --micro-batch 4 --difficulty-samples 2 --steps 9 --judgement-tokens 2"
+    command = ["mae.py", *small("mae.py", tmp_path / "run", *more.split())]
     ending = refused(*command)
     message = "step 3: 100% of the judgements had no <score> within --judgement-tokens 2 for 3"
     assert message in ending and f"its checkpoint is in {tmp_path / 'run'}" in ending
