@@ -1,9 +1,6 @@
-"""cure.py: both rewards against for-loops, the theorem against simulation, hostile completions, the
-step and the evaluation with completions that are given.
-"""
+"""cure.py: rewards and the rates of theorem 3.1 against for-loops, hostile completions, the step and the evaluation with completions that are given."""
 
 import functools
-import json
 import math
 from itertools import product
 
@@ -14,7 +11,7 @@ from common.sandbox import Sandbox
 import numpy as np
 import pytest
 import torch
-from conftest import small, steps_of
+from conftest import steps_of
 from trainers import logged, without_model
 
 
@@ -87,13 +84,6 @@ def test_shorter_is_better_against_the_printed_formula():
 
 
 # ------------------------------------------------------------------ theorem 3.1
-def precision(unit, correct, good, programs=None, tests=None) -> dict:
-    """`reward_precision` of one task."""
-    N, M = unit.shape
-    ran = cure.Ran([programs or ["p"] * N], [correct[:, None]], [unit])
-    return cure.reward_precision(ran, [tests or [("1", "2")] * M], {0: good})
-
-
 def test_p01_p00_and_mu_against_loops():
     """mu is the mean of X over pairs of a wrong program and a test: 1 where it fails a right one,
     -1 where it passes a wrong one. What cannot be read is left out of the rates; a test that cannot
@@ -107,27 +97,13 @@ def test_p01_p00_and_mu_against_loops():
         read |= good
         unit &= read
         tests = [("1", "2") if known else None for known in read]
-        found = precision(unit, own.all(1), good, programs, tests)
+        found = cure.reward_precision(cure.Ran([programs], [own], [unit]), [tests], {0: good})
         wrong = [row for row, ran, text in zip(unit, own, programs) if text and not all(ran)]
         X = [(1 - int(row[k])) if good[k] else -int(row[k]) for row in wrong for k in range(M)]
         assert found["p01"] == [bool(row[k]) for row in wrong for k in range(M) if good[k]]
         bad = [k for k in range(M) if read[k] and not good[k]]
         assert found["p00"] == [bool(row[k]) for row in wrong for k in bad]
         assert found["mu"] == ([pytest.approx(sum(X) / len(X), abs=1e-12)] if X else [])
-
-
-def test_theorem_3_1_holds_for_the_mu_that_is_measured():
-    """P(a right program passes more of m tests than a wrong one) >= 1 - exp(-mu^2 m / 8)."""
-    rng, many = np.random.default_rng(0), 20_000
-    for p_u, p01, p00, m in ((0.8, 0.3, 0.1, 16), (0.6, 0.5, 0.2, 64), (0.9, 0.2, 0.3, 8)):
-        good = rng.random(many) < p_u  # what the right program passes
-        wrong = rng.random(many) < np.where(good, p01, p00)
-        unit, correct = torch.tensor(np.stack([good, wrong])), torch.tensor([True, False])
-        (mu,) = precision(unit, correct, torch.tensor(good))["mu"]
-        assert mu == pytest.approx(p_u * (1 - p01) - (1 - p_u) * p00, abs=0.02)
-        drawn = rng.integers(many, size=(many, m))
-        measured = (good[drawn].sum(1) > wrong[drawn].sum(1)).mean()
-        assert 0 < 1 - math.exp(-(mu**2) * m / 8) <= measured
 
 
 # ------------------------------------------------------------------ parsing
@@ -312,6 +288,10 @@ def test_flat_groups_and_a_task_without_a_correct_program_teach_nothing(sandbox)
     coder, tester = play(bare(sandbox), [code("x+2")] * 3, tests)
     assert coder["rewards"].tolist() == [1.0] * 3 and coder["advantages"].tolist() == [0.0] * 3
     assert tester["advantages"].tolist() == by_hand([1.0, -1.0, -1.0])
+    trainer = bare(sandbox)  # nothing can be read
+    coder, _ = play(trainer, ["no program"] * 3, ["no test"] * 3)
+    assert coder["rewards"].tolist() == coder["advantages"].tolist() == [0.0] * 3
+    assert logged(trainer)["coder/parsed"] == logged(trainer)["tester/parsed"] == 0
 
 
 def test_the_ablations_reach_the_advantages(sandbox):
@@ -425,15 +405,3 @@ def test_the_reference_of_the_kl_term_is_the_base(finished):
     moved = [row for row in rows if row["coder/grad_norm"] > 0]
     assert moved and all(row["tester/kl"] > 0 for row in moved)
     assert rows[0]["coder/kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["coder/kl"] > 0
-
-
-def test_tasks_from_a_file_and_a_model_that_writes_no_program(tmp_path, brief):
-    path, row = tmp_path / "tasks.jsonl", {"test_input": ["1\n"], "test_output": ["2\n"]}
-    rows = [row | {"question": f"Read x. Then add {i}. Print x."} for i in range(60)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    flags = "--steps 2 --eval-questions 1 --eval-samples 2 --program-tokens 3 --test-tokens 3"
-    more = ["--dataset", path, *flags.split()]
-    brief("cure.py", *small("cure.py", tmp_path / "run", *more))
-    steps = steps_of(tmp_path / "run")
-    assert len(steps) == 2
-    assert all(row["coder/parsed"] == 0 and row["tester/parsed"] == 0 for row in steps)
