@@ -1,5 +1,5 @@
-"""cure.py: rewards and the rates of theorem 3.1 against for-loops, hostile completions; the step and
-the evaluation with completions that are given.
+"""cure.py: rewards and the rates of theorem 3.1 against for-loops, hostile completions, a step and the
+evaluation with completions that are given.
 """
 
 import functools
