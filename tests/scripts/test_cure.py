@@ -1,4 +1,4 @@
-"""cure.py: rewards and the rates of theorem 3.1 against for-loops, hostile completions, a step and the
+"""cure.py: rewards and theorem 3.1's rates against for-loops, hostile completions, a step and the
 evaluation with completions that are given.
 """
 

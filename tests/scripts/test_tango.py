@@ -172,13 +172,11 @@ QUOTES_THE_END = f"<step><final_verification>{C}</final_verification> it quotes 
     "text, expected",
     [
         (judgement(C, X, final=X), ([True, False], False)),
-        (judgement(r"\box{correct}.", final=r"\box{Correct}."), ([True], True)),
         (judgement("no verdict", C), ([True], True)),
         (judgement(section=f"<step>it quotes {C} but says {X}</step>"), ([False], True)),
         (judgement(section=f"<step>{C} is what it says at first</step>"), ([], True)),
         (judgement(section=QUOTES_THE_END, final=X), ([False], False)),
         (judgement(C, final="CORRECT"), ([True], None)),
-        (judgement(C, final=r"\boxed{MAYBE}"), ([True], None)),
         (f"<step_verification><step>{C}</step>", ([], None)),
         (f"<final_verification>{C}</final_verification>", ([], True)),
         (f"<step>{C}</step>{judgement(X)}", ([False], True)),
