@@ -55,10 +55,14 @@ def without_model(kind, cfg, texts=(), **attributes):
             texts = self.generate(name, [row["prompt"] for row in rows])
             ids = [torch.tensor(self.processing_class(text).input_ids) for text in texts]
             padded = pad_sequence(ids, batch_first=True, padding_value=-1)
+            rewards, completions = torch.zeros(len(rows)), [[{"content": text}] for text in texts]
+            for function in kind.players(cfg)[name].rewards:
+                columns = {key: [row[key] for row in rows] for key in rows[0]}
+                rewards += torch.tensor(function(completions, **columns))
             return {
                 "player": name,
                 "texts": texts,
-                "rewards": torch.zeros(len(rows)),
+                "rewards": rewards,
                 "completion_ids": padded,
                 "completion_mask": (padded >= 0).long(),
                 "notes": [{"player": name, "rewards": {}} for _ in rows],
