@@ -1,5 +1,5 @@
-"""prime.py: its mathematics against published values, loops written from the definitions and the
-released formula; the order of a step, the PRM's update, the noise floor, the filter.
+"""prime.py: its mathematics against loops written from the definitions; the order of a step, the
+PRM's update, the noise floor, the filter.
 """
 
 import json
