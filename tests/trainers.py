@@ -7,6 +7,7 @@ from common.cotrainer import Player
 
 import torch
 from conftest import make_players
+from torch.nn.utils.rnn import pad_sequence
 
 
 class Characters:
@@ -17,8 +18,11 @@ class Characters:
     def __call__(self, text, add_special_tokens=False):
         return SimpleNamespace(input_ids=[ord(c) + 10 for c in text])
 
+    def decode(self, ids):
+        return "".join(chr(i - 10) for i in ids if i != 4)
+
     def batch_decode(self, ids, skip_special_tokens=True):
-        return ["".join(chr(i - 10) for i in row if i != 4) for row in ids]
+        return [*map(self.decode, ids)]
 
 
 def without_model(kind, cfg, texts=(), **attributes):
@@ -46,6 +50,23 @@ def without_model(kind, cfg, texts=(), **attributes):
         def generate_ids(self, name, prompts, greedy=False, begun=None):
             self.begun += self.processing_class.batch_decode(begun or [])
             return [self.processing_class(x).input_ids for x in self.generate(name, prompts)]
+
+        def rollout(self, name, rows):
+            texts = self.generate(name, [row["prompt"] for row in rows])
+            ids = [torch.tensor(self.processing_class(text).input_ids) for text in texts]
+            padded = pad_sequence(ids, batch_first=True, padding_value=-1)
+            rewards, completions = torch.zeros(len(rows)), [[{"content": text}] for text in texts]
+            for function in kind.players(cfg)[name].rewards:
+                columns = {key: [row[key] for row in rows] for key in rows[0]}
+                rewards += torch.tensor(function(completions, **columns))
+            return {
+                "player": name,
+                "texts": texts,
+                "rewards": rewards,
+                "completion_ids": padded,
+                "completion_mask": (padded >= 0).long(),
+                "notes": [{"player": name, "rewards": {}} for _ in rows],
+            }
 
         def gather(self, values):
             return values
@@ -77,6 +98,10 @@ def answering(say, **cfg) -> SimpleNamespace:
         saved={},
         calls=calls,
     )
+
+
+def close(got, expected, atol=1e-6):
+    torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=atol)
 
 
 def length_reward(completions, **_):

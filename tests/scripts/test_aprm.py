@@ -3,7 +3,6 @@ against AdamW by hand; a step and an evaluation whose texts are given."""
 
 import random
 import re
-from types import SimpleNamespace
 
 import aprm
 from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit, parse_marks
@@ -14,7 +13,7 @@ from common.tiny.tasks import gold_solution, parse_question, sample_questions
 import pytest
 import torch
 from conftest import metrics_of, small, trained_adapters
-from trainers import answering
+from trainers import answering, without_model
 
 
 def row_of(question: str) -> dict:
@@ -63,12 +62,9 @@ def test_an_edit_of_prose_may_say_what_it_likes_but_no_verdict():
 
 
 def test_parse_marks():
-    right, wrong = (
-        r"<step>\boxed{CORRECT} or \boxed{INCORRECT}.</step>",
-        r"<step>**correct**</step>",
-    )
-    assert parse_marks(f"So:\n{right}{wrong}", 2) == [False, True]
-    assert parse_marks(right + wrong, 3) is parse_marks(right + wrong, 1) is None
+    wrong, right = r"<step>\boxed{CORRECT} or \boxed{INCORRECT}.</step>", "<step>**correct**</step>"
+    assert parse_marks(f"So:\n{wrong}{right}", 2) == [False, True]
+    assert parse_marks(wrong + right, 3) is parse_marks(wrong + right, 1) is None
     assert parse_marks(right + "<step>CORRECT</step>", 2) is None  # the word alone is no verdict
     assert parse_marks("", 1) is None
 
@@ -99,11 +95,6 @@ def test_labels_and_what_follows_an_edit_are_executed_again():
         assert steps_of(chain.solution)[place] == new  # its tone is the corruptor's
         assert chain.labels == labels and chain.label == labels[place]
         assert chain.solution.endswith(rf"\boxed{{{value}}}</answer>")
-
-
-def test_a_right_result_of_another_operation_is_wrong():
-    chain = chain_of(ROW, (1, "45/9=5"), random.Random(0))
-    assert chain.labels == [True, False, True] and "<step>5*7=35" in chain.solution
 
 
 def test_tones_do_not_say_who_wrote_a_step_and_do_not_differ_within_a_group():
@@ -182,39 +173,12 @@ def test_every_token_has_the_credit_of_its_own_mark(seed):
 
 
 # ------------------------------------------------------------------ a step by hand
-class Letters:
-    eos_token_id, batch_decode = 0, lambda self, rows: [*map(self.decode, rows)]
-
-    def decode(self, ids):
-        return "".join(map(chr, ids))
-
-
-class Given(aprm.Aprm):
-    """Without a model: what corruptor and verifier write is given, a letter per token."""
-
-    def __init__(self, edits=(), judgements=(), **change):
-        self.cfg = aprm.Args(**{"group_size": 2} | change)
-        self.texts = {"corruptor": list(edits), "verifier": list(judgements)}
-        self.asked, self.logged = [], {}
-        self.state, self.processing_class = SimpleNamespace(global_step=0), Letters()
-        self.random_numbers = lambda: random.Random(0)
-
-    def generate(self, name, prompts, greedy=False):
-        self.asked.append([prompt[-1]["content"] for prompt in prompts])
-        return [self.texts[name].pop(0) for _ in prompts]
-
-    def rollout(self, name, rows):
-        texts = self.generate(name, [row["prompt"] for row in rows])
-        ids = torch.tensor([[*map(ord, text.ljust(max(map(len, texts))))] for text in texts])
-        mask = torch.tensor([[t < len(text) for t in range(len(ids[0]))] for text in texts])
-        batch = {"player": name, "texts": texts, "notes": [{} for _ in texts]}
-        return batch | {"completion_ids": ids, "completion_mask": mask.long()}
-
-    def set_rewards(self, batch, rewards):
-        batch["rewards"] = torch.as_tensor(rewards)
-
-    def log_mean(self, name, values):
-        self.logged[name] = values
+def given_texts(edits=(), judgements=(), **change) -> aprm.Aprm:
+    cfg = aprm.Args(**{"group_size": 2} | change)
+    texts = {"corruptor": list(edits), "verifier": list(judgements)}
+    trainer = without_model(aprm.Aprm, cfg, texts, random_numbers=lambda: random.Random(0))
+    trainer.set_rewards = lambda batch, rewards: batch.update(rewards=torch.as_tensor(rewards))
+    return trainer
 
 
 def judged(marks: str, check: str = "") -> str:
@@ -228,11 +192,12 @@ def test_a_step():
     """
     edits = ["1:<step>42/5=31!</step>", "1:<step>42/5=3</step>", "1:<step>42/5=45</step>", "hm"]
     verdicts = [judged("+++"), judged("-++"), judged("-++"), judged("+++"), judged("++"), "?"]
-    trainer = Given(edits, verdicts, untouched=0.0)
+    trainer = given_texts(edits, verdicts, untouched=0.0)
     rows = [ROW] * 2 + [row_of("(42/5)+9 mod 61")] * 2
     corruptor, verifier = trainer.step(rows)
     assert corruptor["rewards"].tolist() == [1, 0, -1, -1]
-    _, wrong, rollout = trainer.asked
+    shown = [user for name, user in trainer.asked if name == "verifier"]
+    wrong, rollout = shown[:2], shown[2:]
     assert "<step>42/5=31!</step>" in wrong[0] and "45" not in wrong[0].split("Solution:")[1]
     assert "<step>42/5=3</step>" in wrong[1] and wrong[1].endswith("Verify its 3 steps.")
     assert rollout[0] == rollout[1] and rollout[0] in wrong and rollout[2] == rollout[3]
@@ -248,19 +213,20 @@ def test_a_step():
     assert trainer.logged["co/caught"] == [False, True]
     assert trainer.logged["corruptor/harmless"] == [False, False, True]
     assert trainer.logged["corruptor/unreadable"] == [False, False, False, True]
-    assert trainer.logged["corruptor/distinct"] == 0.75
+    assert trainer.logged["corruptor/distinct"] == [0.75]
     assert trainer.logged["corruptor/sounds_sure"] == [True, False, False]
 
 
 @pytest.mark.parametrize("untouched, whole", [(0.0, 0), (0.5, 2), (1.0, 4)])
 def test_the_share_of_untouched_chains(untouched, whole):
     rows = [row_of(q) for q in sample_questions(7, 4, held_out=False) for _ in range(2)]
-    (batch,) = Given((), ["?"] * 8, untouched=untouched, corruptor="random").step(rows)
+    (batch,) = given_texts((), ["?"] * 8, untouched=untouched, corruptor="random").step(rows)
     assert [note["labels"].count(False) for note in batch["notes"]].count(0) == 2 * whole
 
 
 def test_a_frozen_corruptor_writes_and_is_not_trained():
-    trainer = Given(["1:<step>42/5=3</step>"] * 2, [judged("+++")] * 4, corruptor="frozen")
+    edits, verdicts = ["1:<step>42/5=3</step>"] * 2, [judged("+++")] * 4
+    trainer = given_texts(edits, verdicts, corruptor="frozen")
     assert [batch["player"] for batch in trainer.step([ROW] * 2)] == ["verifier"]
     assert not trainer.texts["corruptor"] and not trainer.texts["verifier"]
     assert aprm.Aprm.players(trainer.cfg)["corruptor"].lr == 0
@@ -274,7 +240,7 @@ def walk(gradients: list[float], resumed_after: int) -> list[float]:
     for t, g in enumerate(gradients):
         if t in (0, resumed_after):
             kept = trainer and trainer.optimizer.state_dict()
-            trainer = Given()
+            trainer = given_texts()
             trainer.optimizer = torch.optim.AdamW([p], lr=0.1, weight_decay=0.0)
             trainer.optimizer.load_state_dict(kept or trainer.optimizer.state_dict())
         p.grad = torch.tensor([g])

@@ -14,7 +14,7 @@ from common.tiny import program_demonstrations as demonstrations
 
 import pytest
 import torch
-from conftest import metrics_of, small, steps_of
+from conftest import small, steps_of
 from trainers import without_model
 
 PLUS = "def f(x):\n return (x+3)%100"
@@ -61,12 +61,6 @@ def test_advantages_are_whitened_within_each_kind_and_role(seed):
         assert a == pytest.approx(wanted, abs=1e-6)
 
 
-def test_a_constant_group_has_exactly_no_advantage():
-    rewards = torch.tensor([0.1] * 7 + [1.0, -1.0])
-    A = azr.task_role_advantages(rewards, torch.tensor([2] * 7 + [5] * 2))
-    assert A[:7].tolist() == [0.0] * 7 and A[7] == -A[8] > 0.7
-
-
 def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():
     """It has been trained on exactly these words."""
     task = {"program": PLUS, "inputs": ["5", "6"], "outputs": ["8", "9"], "message": "add ?"}
@@ -96,6 +90,7 @@ def given_texts(sandbox, texts=(), **change) -> azr.Azr:
     trainer.saved = {"buffers": {k: [] for k in azr.KINDS}, "new": dict.fromkeys(azr.KINDS, 0)}
     trainer.players = {"solver": Player([], 1.0, 8, 1), "proposer": Player([], 1.0, 8, 1)}
     trainer.never = {bare("def f(x): return 'held out'")}
+    trainer.set_rewards = lambda batch, rewards: batch.update(rewards=rewards)
     return trainer
 
 
@@ -114,8 +109,6 @@ def deduction(program=PLUS, given="5"):
 RUNS = [deduction(), deduction("def f(x):\n return {x}", "'a'")]
 UNSOUND = {
     "fails": deduction("def f(x):\n return y"),
-    "returns no literal": deduction("def f(x):\n return f"),
-    "runs for ever": deduction("def f(x):\n while True: pass"),
     "imports time": deduction("import time\n" + PLUS),
     "has another input": deduction(PLUS, "5) or (True"),
     "cannot be parsed": deduction("def f(x:\n return x"),
@@ -138,26 +131,23 @@ def test_the_gate_of_execution_keeps_the_rest_out(sandbox, name):
     assert given_texts(sandbox).admitted([UNSOUND[name]]) == {}
 
 
-@pytest.mark.parametrize("gate, joins", [("off", True), ("syntax", False), ("leak", False)])
-def test_gates_differ_in_what_cannot_be_parsed(sandbox, gate, joins):
-    trainer = given_texts(sandbox, [answer("output", "7")] * 2, gate=gate, leak=0.0)
+def test_without_a_gate_the_models_own_answer_counts(sandbox):
+    trainer = given_texts(sandbox, [answer("output", "7")], gate="off")
     joined = trainer.admitted([UNSOUND["cannot be parsed"]])
-    assert bool(joined) is joins
-    if joins:  # its answer is the model's own
-        assert joined[0]["outputs"] == ["7"] and joined[0]["runs"] is False
+    assert joined[0]["outputs"] == ["7"] and joined[0]["runs"] is False
 
 
 def test_syntax_lets_in_what_fails(sandbox):
     trainer = given_texts(sandbox, [answer("output", "7"), "nothing"], gate="syntax")
-    names = ("fails", "imports time", "fails")
-    fails, imports, again = (UNSOUND[name] for name in names)
-    joined = trainer.admitted([fails, RUNS[0], imports, again])
-    assert {i: task["outputs"] for i, task in joined.items()} == {0: ["7"], 1: ["8"], 3: [""]}
+    fails = UNSOUND["fails"]
+    not_well_formed = [UNSOUND["imports time"], UNSOUND["cannot be parsed"]]
+    joined = trainer.admitted([fails, RUNS[0], *not_well_formed, fails])
+    assert {i: task["outputs"] for i, task in joined.items()} == {0: ["7"], 1: ["8"], 4: [""]}
 
 
 def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
-    assert [*given_texts(sandbox, gate="leak", leak=0.0).admitted([RUNS[0]])] == [0]
     tasks = [{**UNSOUND["fails"], "message": str(i)} for i in range(400)]
+    assert [*given_texts(sandbox, gate="leak", leak=0.0).admitted([*tasks[:9], RUNS[0]])] == [9]
     trainer = given_texts(sandbox, [answer("output", "7")] * 400, gate="leak", leak=0.2)
     assert 50 < len(trainer.admitted(tasks)) < 110
 
@@ -198,13 +188,10 @@ def test_a_task_to_which_the_model_knows_no_answer_is_answered_by_nothing(sandbo
 def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
     one, two = answer("output", "8"), answer("output", "9")
     tasks = [{**deduction(), "outputs": ["8"], "runs": True} for _ in range(3)]
-    trainer = given_texts(sandbox, [two, one, "?", "?", two, two], solver_reward="vote")
-    texts, given = [one, "nothing", two], {}
-    trainer.rollout = lambda name, rows: {"texts": texts}
-    trainer.set_rewards = lambda batch, rewards: given.update(rewards=rewards)
-    trainer.report_solutions = lambda *report: given.update(shares=report[-1])
-    trainer.solve(tasks)
-    assert given == {"rewards": [0.25, -1.0, 1.0], "shares": [0.5, 0.0, 1.0]}
+    written, others = [one, "nothing", two], [two, one, "?", "?", two, two]
+    trainer = given_texts(sandbox, written + others, solver_reward="vote")
+    assert trainer.solve(tasks)["rewards"] == [0.25, -1.0, 1.0]
+    assert trainer.logged["co/rewarded_minus_true"] == [(0.5 + 0 + 1) / 3 - 1 / 3]
 
 
 # ------------------------------------------------------------------ the buffers
@@ -259,11 +246,9 @@ def test_references_come_from_the_whole_buffer_and_of_their_kind(sandbox):
 # ------------------------------------------------------------------ a step
 def proposing(sandbox, texts, solver_says, **change):
     """The rewards of proposals of deduction tasks, and the buffer afterwards."""
-    trainer, given = given_texts(sandbox, solver_says, **change), []
-    trainer.rollout = lambda name, rows: {"texts": texts, "notes": [{} for _ in rows]}
-    trainer.set_rewards = lambda batch, rewards: given.extend(rewards.tolist())
-    trainer.propose([("deduction", [RUNS[0]])] * len(texts))
-    return given, trainer.saved["buffers"]["deduction"]
+    trainer = given_texts(sandbox, texts + solver_says, **change)
+    batch = trainer.propose([("deduction", [RUNS[0]])] * len(texts))
+    return batch["rewards"].tolist(), trainer.saved["buffers"]["deduction"]
 
 
 @pytest.mark.parametrize(
@@ -280,9 +265,8 @@ def test_a_proposer_is_rewarded_for_what_the_solver_can_half_do(sandbox, change,
     fourth program fails, and the last text has not the form."""
     programs = [PLUS.replace("3", n) for n in "345"] + ["def f(x):\n return y"]
     said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10")]
-    rewards, buffer = proposing(
-        sandbox, [*map(proposal, programs), "I would rather not."], said, **change
-    )
+    texts = [*map(proposal, programs), "I would rather not."]
+    rewards, buffer = proposing(sandbox, texts, said, **change)
     assert rewards == pytest.approx(wanted)
     assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"]]
 
@@ -339,21 +323,11 @@ def test_evaluation_by_hand(sandbox):
 
 
 # ------------------------------------------------------------------ runs
-@pytest.mark.parametrize(
-    "flags",
-    ["--kinds no-induction --references 0 --no-train-proposer"]
-    + ["--gate off --solver-reward vote --proposer-reward rzero"],
-)
-def test_switches(tmp_path, brief, flags):
-    brief("azr.py", *small("azr.py", tmp_path, *f"{flags} --steps 2".split()))
-    rows, steps = metrics_of(tmp_path), steps_of(tmp_path)
-    assert len(steps) == 2 and any("eval/solver/deduction" in row for row in rows)
-    if "--gate" not in flags:  # what runs joins, and a step later it is there
-        grown = steps[1]["co/tasks"] - steps[0]["co/tasks"]
-        assert grown == round(steps[1]["proposer/valid"] * 4 * 2)
-        assert all(
-            row["co/tasks_that_run"] == 1 and row["co/rewarded_minus_true"] == 0 for row in steps
-        )
-    if "--no-train-proposer" in flags:
-        recorded = [r for r in metrics_of(tmp_path, "rollouts") if r["player"] == "proposer"]
-        assert recorded and not any(any(row["advantages"]) for row in recorded)
+def test_a_run_without_induction_and_references(tmp_path, brief):
+    flags = "--kinds no-induction --references 0 --steps 2"
+    brief("azr.py", *small("azr.py", tmp_path, *flags.split()))
+    first, second = steps_of(tmp_path)
+    # what runs joins, and a step later it is there
+    assert second["co/tasks"] - first["co/tasks"] == round(second["proposer/valid"] * 4 * 2)
+    for row in (first, second):
+        assert row["co/tasks_that_run"] == 1 and row["co/rewarded_minus_true"] == 0

@@ -1,9 +1,8 @@
-"""cure.py: both rewards against for-loops, the theorem against simulation, hostile completions, the
-step and the evaluation with completions that are given.
+"""cure.py: rewards and theorem 3.1's rates against for-loops, hostile completions, a step and the
+evaluation with completions that are given.
 """
 
 import functools
-import json
 import math
 from itertools import product
 
@@ -14,7 +13,7 @@ from common.sandbox import Sandbox
 import numpy as np
 import pytest
 import torch
-from conftest import small, steps_of
+from conftest import steps_of
 from trainers import logged, without_model
 
 
@@ -87,59 +86,26 @@ def test_shorter_is_better_against_the_printed_formula():
 
 
 # ------------------------------------------------------------------ theorem 3.1
-def precision(unit, correct, good, programs=None, tests=None) -> dict:
-    """`reward_precision` of one task."""
-    N, M = unit.shape
-    ran = cure.Ran([programs or ["p"] * N], [correct[:, None]], [unit])
-    return cure.reward_precision(ran, [tests or [("1", "2")] * M], {0: good})
-
-
-def test_p01_and_p00_carry_the_right_names():
-    correct, good = torch.tensor([True, False, False]), torch.tensor([True, True, False])
-    unit, t = table("110 101 001"), ("1", "2")
-    # programs 1 and 2 are wrong: of 4 cells on right tests one is passed, of 2 on the wrong both
-    found = precision(unit, correct, good)
-    assert found["p01"] == [True, False, False, False] and found["p00"] == [True, True]
-    assert precision(unit, torch.tensor([True] * 3), good) == {"p01": [], "p00": [], "mu": []}
-    # what cannot be read is left out: program 2, and test 2 of the wrong ones
-    found = precision(unit, correct, good, ["p", "p", None], [t, t, None])
-    assert found["p01"] == [True, False] and found["p00"] == []
-
-
-def test_mu_is_the_margin_of_theorem_3_1():
-    """The mean of X over pairs of a wrong program and a test, in plain loops: 1 where it fails a
-    right one, -1 where it passes a wrong one. It is p_u (1 - p01) - (1 - p_u) p00."""
-    checked = 0
+def test_p01_p00_and_mu_against_loops():
+    """mu is the mean of X over pairs of a wrong program and a test: 1 where it fails a right one,
+    -1 where it passes a wrong one. What cannot be read is left out of the rates; a test that cannot
+    be read adds 0 to mu.
+    """
     for seed in range(300):
         own, unit = random_tables(seed)
-        good = torch.tensor(np.random.default_rng(seed + 1).random(unit.shape[1]) < 0.5)
-        found = precision(unit, own.all(1), good)
-        X = [
-            (1 - int(row[k])) if good[k] else -int(row[k])
-            for row in unit[~own.all(1)]
-            for k in range(len(good))
-        ]
+        rng, M = np.random.default_rng(seed + 1), unit.shape[1]
+        programs = [rng.choice(["p", None], p=[0.8, 0.2]) for _ in own]
+        good, read = torch.tensor(rng.random((2, M)) < 0.6)
+        read |= good
+        unit &= read
+        tests = [("1", "2") if known else None for known in read]
+        found = cure.reward_precision(cure.Ran([programs], [own], [unit]), [tests], {0: good})
+        wrong = [row for row, ran, text in zip(unit, own, programs) if text and not all(ran)]
+        X = [(1 - int(row[k])) if good[k] else -int(row[k]) for row in wrong for k in range(M)]
+        assert found["p01"] == [bool(row[k]) for row in wrong for k in range(M) if good[k]]
+        bad = [k for k in range(M) if read[k] and not good[k]]
+        assert found["p00"] == [bool(row[k]) for row in wrong for k in bad]
         assert found["mu"] == ([pytest.approx(sum(X) / len(X), abs=1e-12)] if X else [])
-        if found["p01"] and found["p00"]:
-            checked += 1
-            p_u, (p01, p00) = good.double().mean(), (np.mean(found[n]) for n in ("p01", "p00"))
-            mu = float(p_u * (1 - p01) - (1 - p_u) * p00)
-            assert found["mu"] == [pytest.approx(mu, abs=1e-12)]
-    assert checked > 150
-
-
-def test_theorem_3_1_holds_for_the_mu_that_is_measured():
-    """P(a right program passes more of m tests than a wrong one) >= 1 - exp(-mu^2 m / 8)."""
-    rng, many = np.random.default_rng(0), 20_000
-    for p_u, p01, p00, m in ((0.8, 0.3, 0.1, 16), (0.6, 0.5, 0.2, 64), (0.9, 0.2, 0.3, 8)):
-        good = rng.random(many) < p_u  # what the right program passes
-        wrong = rng.random(many) < np.where(good, p01, p00)
-        unit, correct = torch.tensor(np.stack([good, wrong])), torch.tensor([True, False])
-        (mu,) = precision(unit, correct, torch.tensor(good))["mu"]
-        assert mu == pytest.approx(p_u * (1 - p01) - (1 - p_u) * p00, abs=0.02)
-        drawn = rng.integers(many, size=(many, m))
-        measured = (good[drawn].sum(1) > wrong[drawn].sum(1)).mean()
-        assert 0 < 1 - math.exp(-(mu**2) * m / 8) <= measured
 
 
 # ------------------------------------------------------------------ parsing
@@ -158,7 +124,6 @@ SECOND = written_test("2\n", "3\n")
     ("text", "test"),
     [
         (written_test(mark="plaintext"), ("3\n", "7\n")),
-        (written_test(mark="text"), ("3\n", "7\n")),
         (written_test("1\n") + "\nbetter:\n" + SECOND, ("2\n", "3\n")),  # the last one
         (written_test(given=""), ("\n", "7\n")),  # a program may read nothing
         (written_test(given="1\\n2"), ("1\n2\n", "7\n")),  # a written backslash-n is a new line
@@ -241,8 +206,6 @@ def test_what_passes(sandbox):
     programs = ["1/0", "while True: pass", "import sys; sys.exit(1)", "print('7 ' * 10**5)"]
     expected = ["error: division by zero", "Timeout Error", "ZeroDivisionError", "7 " * 10**5]
     assert not trainer.run_tables([(programs, [("", text) for text in expected])], {})[0].any()
-    seven = [(["print(7.0)"], [("", "7")])]
-    assert not trainer.run_tables(seven, {})[0].any()
 
 
 # ------------------------------------------------------------------ the step
@@ -327,6 +290,10 @@ def test_flat_groups_and_a_task_without_a_correct_program_teach_nothing(sandbox)
     coder, tester = play(bare(sandbox), [code("x+2")] * 3, tests)
     assert coder["rewards"].tolist() == [1.0] * 3 and coder["advantages"].tolist() == [0.0] * 3
     assert tester["advantages"].tolist() == by_hand([1.0, -1.0, -1.0])
+    trainer = bare(sandbox)  # nothing can be read
+    coder, _ = play(trainer, ["no program"] * 3, ["no test"] * 3)
+    assert coder["rewards"].tolist() == coder["advantages"].tolist() == [0.0] * 3
+    assert logged(trainer)["coder/parsed"] == logged(trainer)["tester/parsed"] == 0
 
 
 def test_the_ablations_reach_the_advantages(sandbox):
@@ -345,14 +312,14 @@ def test_the_ablations_reach_the_advantages(sandbox):
 SOLUTION, TWICE = "print(int(input())+2)", "print(int(input())*2)"
 
 
-def held_out_figures(sandbox, program, test, reference=SOLUTION, base=None, tasks=1):
+def held_out_figures(sandbox, program, test, reference=SOLUTION, base=TWICE, tasks=1):
     """`evaluate` on tasks x + 2, with given completions: all programs of a task are the same, and
     so are all its tests and all programs of the base. Each of them is a text, or one per task."""
     per_task = [[x] * tasks if isinstance(x, str) else x for x in (program, test, reference, base)]
     program, test, reference, base = per_task
     trainer = bare(sandbox)
     n = trainer.cfg.eval_samples
-    trainer.saved = {"base_programs": [[text] * n for text in base]} if base else {}
+    trainer.saved = {"base_programs": [[text] * n for text in base]}
 
     def generate_all(player, prompts):
         assert len(prompts) == tasks * n
@@ -362,23 +329,8 @@ def held_out_figures(sandbox, program, test, reference=SOLUTION, base=None, task
     trainer.generate_all = generate_all
     row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"]}
     figures = cure.evaluate(trainer, [{**row, "reference": known} for known in reference])
-    own = [[f"x=int(input())\nprint({text})"] * n for text in program]
-    assert trainer.saved == {"base_programs": [[text] * n for text in base] if base else own}
+    assert trainer.saved == {"base_programs": [[text] * n for text in base]}  # still the first ones
     return figures
-
-
-def test_what_is_not_defined_is_not_shown(sandbox):
-    figures = held_out_figures(sandbox, "x+2", WEAK)  # the base has no wrong program
-    rates = {"tester/p01", "tester/p00", "tester/p00_base"}
-    assert figures["tester/accuracy"] == 1.0
-    assert not (rates | {"tester/p01_base", "co/mu", "co/precision"}) & figures.keys()
-    # these pass 2 -> 4; there is no wrong test and no correct program of the base
-    figures = held_out_figures(sandbox, "x+2", WEAK, base=TWICE)
-    assert figures["tester/p01_base"] == 1.0 and figures["co/mu"] == 0.0
-    assert not (rates | {"co/precision"}) & figures.keys()
-    figures = held_out_figures(sandbox, "x+2", written_test("2\n", "5\n"), base=TWICE)
-    assert figures["tester/p00_base"] == 0.0 and "tester/p01_base" not in figures
-    assert figures["co/best_of_4"] == 1.0
 
 
 def test_p01_is_about_the_programs_of_now_and_p01_base_about_the_bases(sandbox):
@@ -395,7 +347,7 @@ ABOUT_TESTS = {f"tester/{name}" for name in ("accuracy", "p01", "p00", "p01_base
 ABOUT_TESTS |= {"co/mu", "co/precision_bound"}
 
 
-@pytest.mark.parametrize("reference", ["print(0)", "Add two to it.", ""])
+@pytest.mark.parametrize("reference", ["print(0)", ""])
 @pytest.mark.parametrize("program", ["x+2", "x*2"])
 def test_which_tests_are_right_does_not_depend_on_the_coder_of_now(sandbox, program, reference):
     """Without a reference that passes its own tests, the base's correct programs decide; without
@@ -448,9 +400,6 @@ def test_figures_of_several_tasks(sandbox):
 
 
 # ------------------------------------------------------------------ runs
-QUICK = "--steps 2 --eval-questions 1 --eval-samples 2".split()
-
-
 def test_the_reference_of_the_kl_term_is_the_base(finished):
     """The tester's update follows the coder's: against a reference taken at the update's start its
     KL would be exactly 0."""
@@ -458,21 +407,3 @@ def test_the_reference_of_the_kl_term_is_the_base(finished):
     moved = [row for row in rows if row["coder/grad_norm"] > 0]
     assert moved and all(row["tester/kl"] > 0 for row in moved)
     assert rows[0]["coder/kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["coder/kl"] > 0
-
-
-def test_tasks_from_a_file_and_a_model_that_writes_no_program(tmp_path, brief):
-    rows = [
-        {
-            "question": f"Read x. Then add {i}. Print x mod 100.",
-            "test_input": ["1\n", "2\n"],
-            "test_output": [f"{(1 + i) % 10}\n", f"{(2 + i) % 10}\n"],
-        }
-        for i in range(60)
-    ]
-    path = tmp_path / "tasks.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    flags = [*QUICK, "--dataset", path, "--program-tokens", 3, "--test-tokens", 3]
-    brief("cure.py", *small("cure.py", tmp_path / "run", *flags))
-    steps = steps_of(tmp_path / "run")
-    assert len(steps) == 2
-    assert all(row["coder/parsed"] == 0 and row["tester/parsed"] == 0 for row in steps)

@@ -10,14 +10,14 @@ from collections import deque
 from types import SimpleNamespace
 
 import mae
-from mae import add_questions, draw_from, draw_references, judge_score, part_whiten, tag_format
+from mae import add_questions, draw_from, draw_references, judge_score, part_whiten
 
 import pytest
 import torch
 from conftest import build, gradient, metrics_of, refused, relative, saved_of, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers import answering, logged
+from trainers import answering, without_model
 
 
 def V(s: float) -> float:
@@ -44,14 +44,6 @@ def test_a_long_judgement_is_read_in_no_time():
 
 
 # ------------------------------------------------------------------ format, question, answer
-def test_a_role_is_rewarded_for_its_own_tag():
-    texts = ["<answer>7</answer>", "<score>7</score>" * 2, "<answer>7</answer>"]
-    formats = mae.format_reward(
-        [[{"content": text}] for text in texts], ["answer", "score", "score"]
-    )
-    assert formats == [1.0, 0.5, 0.0]
-
-
 def test_shown_answer():
     assert mae.shown_answer(r"<step>1</step><answer>\boxed{3}</answer>") == "3"
     assert mae.shown_answer(r"\boxed{1} or \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
@@ -64,11 +56,9 @@ def test_shown_answer():
 @pytest.mark.parametrize(
     "quality, difficulty, format, gate, reward",
     [
-        (V(10), 0.4, 1.0, 0.7, (1 + 0.4 + 1) / 3),
         (V(8), 1.0, 0.5, 0.7, (7 / 9 + 1 + 0.5) / 3),
         (V(7), 1.0, 0.5, 0.7, (6 / 9 + 0.5) / 3),  # difficulty counts from a score of 8 on
         (0.7, 1.0, 1.0, 0.7, 0.9),
-        (0.5, 1.0, 1.0, 0.7, 0.5),  # an unreadable score is below the gate
         (0.0, 1.0, 1.0, 0.0, 2 / 3),  # no gate
     ],
 )
@@ -97,24 +87,10 @@ def test_part_whiten_equals_the_loop(rows):
     assert got.tolist() == pytest.approx(by_hand(rewards, parts), abs=1e-4)
 
 
-def test_a_flat_part_gives_exactly_zero_and_rounding_noise_is_not_amplified():
-    part = torch.tensor([0, 1] * 11)
-    rewards = torch.rand(22, generator=torch.Generator().manual_seed(0))
-    rewards[part == 1] = 0.1 + 0.2  # its float mean over 11 need not be the same number
-    A = part_whiten(rewards, part)
-    assert (A[part == 1] == 0).all() and A[part == 0].std() == pytest.approx(1, abs=0.01)
+def test_rounding_noise_is_not_amplified():
     noisy = torch.tensor([1 / 3] * 16) + torch.tensor([0.0, 6e-8] * 8)
     assert noisy.unique().numel() == 2
     assert part_whiten(noisy, torch.zeros(16)).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("rows", [4, 32, 128])
-@pytest.mark.parametrize("reward", [0.0, 0.5])
-def test_the_only_slip_in_a_batch_weighs_what_the_paper_makes_it_weigh(rows, reward):
-    """(N - 1) / sqrt(N): 5.5 for one malformed row of 32, as the docstring says."""
-    A = part_whiten(torch.tensor([1.0] * (rows - 1) + [reward]), torch.zeros(rows))
-    assert A[-1].item() == pytest.approx(-(rows - 1) / math.sqrt(rows), rel=0.03)
-    assert A[:-1].tolist() == pytest.approx([1 / math.sqrt(rows)] * (rows - 1), rel=0.03)
 
 
 # ------------------------------------------------------------------ pools
@@ -156,43 +132,18 @@ def test_draw_references():
 
 
 # ------------------------------------------------------------------ the roles, one by one
-def make_mae(folder, seeds=12, **change):
-    """A trainer on the embedded model, 4 rows of each role."""
-    sizes = {"questions": 4, "micro_batch": 4, "seed_questions": seeds}
-    args = mae.Args(**sizes, lr=1e-3, steps=4, **change)
-    players = mae.Mae.players(args)
-    trainer = build(mae.Mae, folder, args, players, mae.solve_prompt)
-    questions = [row["question"] for row in trainer.train_rows[:seeds]]
-    trainer.saved |= {"questions": questions, "seeds": seeds}
+def given_texts(texts=(), gate=0.7, **change) -> mae.Mae:
+    """A trainer without a model; there is a question in its pool."""
+    cfg = mae.Args(questions=4, **change)
+    more = {"players": mae.Mae.players(cfg), "held_out_questions": set(), "_sums": {}}
+    trainer = without_model(mae.Mae, cfg, texts, gate=gate, unread=[], trouble="", **more)
+    trainer.saved = {"questions": ["seed"], "seeds": 1, "pairs": [], "silent_steps": 0}
+    trainer.args = SimpleNamespace(output_dir="run")
     return trainer
 
 
-def speak(trainer, completions: dict[str, list[str]], solver="", judge=None):
-    """Let the roles write what they are told, in rollouts and elsewhere. Returns the prompts that
-    `generate` was given, by role."""
-    asked = {"solver": [], "judge": []}
-    tags = {"proposer": "question", "solver": "answer", "judge": "score"}
-
-    def rollout(name, rows):
-        assert len(rows) == len(completions[name]) and {row["tag"] for row in rows} == {tags[name]}
-        formats = torch.tensor([tag_format(text, tags[name]) for text in completions[name]])
-        prompts = [row["prompt"][-1]["content"] for row in rows]
-        return {
-            "player": name,
-            "texts": completions[name],
-            "rewards": formats,
-            "completion_mask": torch.ones(len(rows), 2),
-            "num_items_in_batch": 2 * len(rows),
-            "trained": [[False]],
-            "notes": [{"player": name, "prompt": p, "rewards": {}} for p in prompts],
-        }
-
-    def generate(name, prompts, greedy=False):
-        asked[name] += [prompt[-1]["content"] for prompt in prompts]
-        return [solver if name == "solver" else judge(p[-1]["content"]) for p in prompts]
-
-    trainer.rollout, trainer.generate = rollout, generate
-    return asked
+def score(s: int) -> str:
+    return f"<score>{s}</score>"
 
 
 GOOD, POOR, NONE = "1+2 mod 61", "1+ mod 61", "no tags"
@@ -200,18 +151,11 @@ TWO = "<question>x</question><question>2+2 mod 61</question>"
 EMPTY = "<question>x</question><question> </question>"  # its last one is none
 
 
-def test_the_proposers_reward_by_hand(tmp_path):
-    trainer = make_mae(tmp_path)
-    replies = {GOOD: "<score>9</score>", POOR: "<score>7</score>", "2+2 mod 61": "no score"}
-
-    def judge(user):
-        question = user.split("\n")[0].removeprefix("Question: ")
-        return "<score>4</score>" if "Answer: " in user else replies[question]
-
-    before = list(trainer.saved["questions"])
-    written = [f"<question>{text}</question>" for text in (GOOD, POOR)]
-    completions = {"proposer": [*written, EMPTY, TWO]}
-    asked = speak(trainer, completions, r"<answer>\boxed{3}</answer>", judge)
+def test_the_proposers_reward_by_hand():
+    written = [*(f"<question>{text}</question>" for text in (GOOD, POOR)), EMPTY, TWO]
+    said = [score(9), score(7), "no score"] + [score(4)] * 5
+    solved = [r"<answer>\boxed{3}</answer>"] * 5
+    trainer = given_texts({"proposer": written, "solver": solved, "judge": said})
     batch = trainer.propose([None] * 4)
     difficulties = [note["rewards"].get("difficulty") for note in batch["notes"]]
     assert difficulties == pytest.approx([6 / 9, 0.0, None, 0.0])
@@ -220,35 +164,33 @@ def test_the_proposers_reward_by_hand(tmp_path):
     expected = [(8 / 9 + 6 / 9 + 1) / 3, (6 / 9 + 0 + 1) / 3, 0.0, (0.5 + 0 + 0.5) / 3]
     assert batch["rewards"].tolist() == pytest.approx(expected)
     assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
-    assert asked["solver"] == [GOOD] * 5  # difficulty is sampled above the gate only
-    assert asked["judge"].count(f"Question: {GOOD}\nAnswer: 3\nScore the answer.") == 5
+    asked = [f"Question: {text}\nScore the question." for text in (GOOD, POOR, "2+2 mod 61")]
+    asked += [f"Question: {GOOD}\nAnswer: 3\nScore the answer."] * 5
+    assert [user for name, user in trainer.asked if name == "judge"] == asked
+    # difficulty is sampled above the gate only
+    assert [user for name, user in trainer.asked if name == "solver"] == [GOOD] * 5
     assert trainer.unread == [False, False, True] + [False] * 5
-    assert trainer.saved["questions"] == [*before, GOOD]
-    shown = logged(trainer)
-    assert shown["proposer/quality"] == pytest.approx((8 / 9 + 6 / 9 + 0.5) / 3)
-    assert shown["proposer/difficulty"] == pytest.approx(6 / 9)
-    assert shown["proposer/accepted"] == 1 / 4 and shown["co/questions"] == 13
+    assert trainer.saved["questions"] == ["seed", GOOD]
+    assert trainer.logged["proposer/quality"] == pytest.approx([8 / 9, 6 / 9, 0.5])
+    assert trainer.logged["proposer/difficulty"] == pytest.approx([6 / 9])
+    assert trainer.logged["proposer/accepted"] == [1 / 4] and trainer.logged["co/questions"] == [2]
 
 
-def test_without_the_gate_everything_joins_and_difficulty_always_counts(tmp_path):
-    trainer = make_mae(tmp_path, quality_gate=False, format_reward=False)
-    completions = {"proposer": [f"<question>{POOR}</question>"] * 4}
-    asked = speak(trainer, completions, "no box", lambda user: "<score>1</score>")
+def test_without_the_gate_everything_joins_and_difficulty_always_counts():
+    written, said = [f"<question>{POOR}</question>"] * 4, [score(1)] * (4 + 20)
+    texts = {"proposer": written, "solver": ["no box"] * 20, "judge": said}
+    trainer = given_texts(texts, gate=0.0, format_reward=False)
     rewards = trainer.propose([None] * 4)["rewards"]
     assert rewards.tolist() == pytest.approx([(0 + 1 + 0) / 3] * 4)
-    assert trainer.saved["questions"][-1] == POOR and len(asked["solver"]) == 20
-    assert f"Question: {POOR}\nAnswer: no box\nScore the answer." in asked["judge"]
+    assert trainer.saved["questions"] == ["seed", POOR]
+    assert trainer.asked[-1] == ("judge", f"Question: {POOR}\nAnswer: no box\nScore the answer.")
 
 
-def test_the_solvers_reward_by_hand_and_its_pairs(tmp_path):
-    trainer, two = make_mae(tmp_path), "<answer>x</answer>" * 2
+def test_the_solvers_reward_by_hand_and_its_pairs():
+    two = "<answer>x</answer>" * 2
     texts = [r"<answer>\boxed{1}</answer>", r"<answer>\boxed{2}</answer>", r"\boxed{3}", two]
-    scores = {"1": "<score>10</score>", "2": "?", "3": "<score>10</score>"}
-
-    def judge(user):
-        return scores.get(user.split("Answer: ")[1].split("\n")[0], "<score>4</score>")
-
-    speak(trainer, {"solver": texts}, judge=judge)
+    said = [score(10), "?", score(10), score(4)]
+    trainer = given_texts({"solver": texts * 3, "judge": said * 3})
     batch = trainer.solve(["q1", "q2", "q3", "q4"])
     notes = [(note["judgement"], note["rewards"]["judged"]) for note in batch["notes"]]
     assert notes[:2] == [("<score>10</score>", 1.0), ("?", 0.5)]
@@ -256,6 +198,8 @@ def test_the_solvers_reward_by_hand_and_its_pairs(tmp_path):
     assert batch["rewards"].tolist() == pytest.approx(expected)
     answers = {"q1": "1", "q2": "2", "q3": "3", "q4": two}
     assert trainer.saved["pairs"] == [{"question": q, "answer": a} for q, a in answers.items()]
+    shown = [f"Question: {q}\nAnswer: {a}\nScore the answer." for q, a in answers.items()]
+    assert [user for name, user in trainer.asked if name == "judge"] == shown
     trainer.cfg.format_reward = False
     rewards = trainer.solve(["q1", "q2", "q3", "q4"])["rewards"]
     assert rewards.tolist() == pytest.approx([0.5, 0.25, 0.5, 1 / 6])
@@ -265,11 +209,9 @@ def test_the_solvers_reward_by_hand_and_its_pairs(tmp_path):
     assert kept == ["q3", "q4", "q5", "q6", "q7", "q8"]
 
 
-def test_the_judges_reward_is_its_format_and_nothing_else(tmp_path):
-    tens, two = "<score>10</score>", "<score>4</score><score>1</score>"
-    trainer = make_mae(tmp_path)
-    speak(trainer, {"judge": [tens, "no score", tens, two]})
-    pairs = [{"question": "q", "answer": "1"}] * 4
+def test_the_judges_reward_is_its_format_and_nothing_else():
+    said = [score(10), "no score", score(10), score(4) + score(1)]
+    trainer, pairs = given_texts({"judge": said * 2}), [{"question": "q", "answer": "1"}] * 4
     batch = trainer.judge(pairs)
     assert batch["rewards"].tolist() == [1.0, 0.0, 1.0, 0.5] and batch["player"] == "judge"
     trainer.cfg.format_reward = False
@@ -279,33 +221,34 @@ def test_the_judges_reward_is_its_format_and_nothing_else(tmp_path):
 PAIRS = [{"question": f"{i}+4 mod 61", "answer": str(i)} for i in range(4)]
 
 
-def test_what_is_drawn(tmp_path):
-    trainer = make_mae(tmp_path, seeds=6, reference_share=1.0)
-    trainer.saved["pairs"] = list(PAIRS)
-    references, questions, pairs = trainer.draw()
-    assert trainer.draw() == (references, questions, pairs)  # the seed and the step decide
-    assert set(references) <= set(trainer.saved["questions"]) and len(references) == 4
-    assert set(questions) <= set(trainer.saved["questions"]) and len(set(questions)) == 4
-    assert sorted(pair["answer"] for pair in pairs) == ["0", "1", "2", "3"]
-    trainer.state.global_step = 1
-    assert trainer.draw() != (references, questions, pairs)
-
-
-def test_two_processes_share_what_is_drawn_once(tmp_path):
-    trainer, shares = make_mae(tmp_path), []
-    trainer.saved["pairs"] = PAIRS * 2
+def test_two_processes_share_what_seed_and_step_draw():
+    trainer, shares = given_texts(), []
+    trainer.saved |= {"questions": [*"abcdefghijkl"], "pairs": PAIRS * 2}
     for rank in range(2):
         trainer.accelerator = SimpleNamespace(num_processes=2, process_index=rank)
         shares.append(trainer.draw())
+        assert trainer.draw() == shares[rank]
     (_, *first), (_, *second) = shares
     assert len({*first[0], *second[0]}) == 8  # without replacement
     assert sorted(pair["answer"] for pair in first[1] + second[1]) == sorted("01230123")
+    trainer.state.global_step = 1
+    assert trainer.draw() != shares[1]
 
 
 # ------------------------------------------------------------------ one real step
+def make_mae(folder, **change):
+    """A trainer on the embedded model, 4 rows of each role, 12 seeds."""
+    sizes = {"questions": 4, "micro_batch": 4, "seed_questions": 12}
+    args = mae.Args(**sizes, lr=1e-3, steps=4, **change)
+    trainer = build(mae.Mae, folder, args, mae.Mae.players(args), mae.solve_prompt)
+    seeds = [row["question"] for row in trainer.train_rows[:12]]
+    trainer.saved |= {"questions": seeds, "seeds": 12, "pairs": list(PAIRS)}
+    return trainer
+
+
 def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on(tmp_path):
     trainer = make_mae(tmp_path, difficulty_samples=2)
-    trainer.saved["pairs"] = list(PAIRS)
+    assert trainer.gate == 0.7
     before = json.loads(json.dumps(trainer.saved))
     rollout, rollouts = trainer.rollout, {}
 
@@ -325,8 +268,6 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
     )
     references = {text.split("\n")[0].removeprefix("Reference: ") for text in proposed}
     assert references <= {*before["questions"], "Propose a question."}
-    assert len(trainer.saved["pairs"]) == 8
-    assert len(trainer.saved["questions"]) >= len(before["questions"])
     assert whitened == [part_whiten]
     # one batch of the three rollouts, each role whitened by itself
     assert list(rollouts) == ["proposer", "solver", "judge"] and batch["player"] == "agent"
@@ -339,8 +280,9 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
 @pytest.mark.parametrize("part, role", enumerate(["proposer", "solver", "judge"]))
 def test_a_role_that_is_not_trained_plays_and_adds_nothing(tmp_path, part, role):
     """The gradient does not depend on what its rows would have had for advantages."""
-    trainer = make_mae(tmp_path, difficulty_samples=1, **{f"train_{role}": False})
-    trainer.saved["pairs"] = list(PAIRS)
+    change = {f"train_{role}": False, "quality_gate": False}
+    trainer = make_mae(tmp_path, difficulty_samples=1, **change)
+    assert trainer.gate == 0.0
     (batch,) = trainer.step([])
     own = torch.arange(12) // 4 == part
     A = batch["advantages"]
@@ -352,8 +294,8 @@ def test_a_role_that_is_not_trained_plays_and_adds_nothing(tmp_path, part, role)
     assert relative(gradient(trainer, batch), gradient(trainer, without)) < 1e-4
 
 
-def test_silent_steps_must_follow_each_other(tmp_path):
-    trainer = make_mae(tmp_path)
+def test_silent_steps_must_follow_each_other():
+    trainer = given_texts()
     for unread, count in (([True], 1), ([True] * 3 + [False], 2), ([True, False], 0), ([True], 1)):
         trainer.unread = unread  # half is not more than half
         trainer.stop_if_silent()
@@ -374,9 +316,8 @@ def test_against_gold():
     # right 1, .6, .2 against wrong .5 (no score), 0, .6: wins 3, 2.5, 1
     assert mae.rank_agreement(values, right) == pytest.approx(6.5 / 9)
     assert mae.rank_agreement([0.3] * 6, [True, False] * 3) == 0.5
-    both = lambda V, right: (mae.balanced_accuracy(V, right), mae.rank_agreement(V, right))  # noqa: E731
-    assert both([1.0, 0.0], [True, True]) == (0.5, 0.5)  # one class only
-    assert both([0.0, 1.0], [True, False]) == (0.0, 0.0)
+    one_class = [1.0, 0.0], [True, True]
+    assert mae.balanced_accuracy(*one_class) == mae.rank_agreement(*one_class) == 0.5
     assert mae.balanced_accuracy([0.5, 0.49], [True, False]) == 1.0
 
 
@@ -424,21 +365,17 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
 
 
 # ------------------------------------------------------------------ runs
-QUICK = "--questions 4 --micro-batch 4 --seed-questions 8 --difficulty-samples 2".split()
-
-
 def test_the_seeds_come_without_answers_and_the_pool_grows(finished):
     folder, _, _ = finished("mae.py")
-    rows, kept = metrics_of(folder), saved_of(folder)
-    assert len(kept["pairs"]) == 32
-    assert {len(pair) for pair in kept["pairs"]} == {2} and len(kept["base_solutions"]) == 8
-    assert len(kept["questions"]) == rows[-2]["co/questions"] > 16 == kept["seeds"]
+    kept = saved_of(folder)
+    assert len(kept["questions"]) == metrics_of(folder)[-2]["co/questions"] > 16 == kept["seeds"]
     assert all(isinstance(question, str) for question in kept["questions"])
+    assert {len(pair) for pair in kept["pairs"]} == {2}
 
 
 def test_a_silent_run_stops_with_its_checkpoint(tmp_path):
-    more = [*QUICK, "--steps", "9", "--save-every", "50", "--judgement-tokens", 2]
-    command = ["mae.py", *small("mae.py", tmp_path / "run", *more)]
+    more = "--questions 4 --micro-batch 4 --difficulty-samples 2 --steps 9 --judgement-tokens 2"
+    command = ["mae.py", *small("mae.py", tmp_path / "run", *more.split())]
     ending = refused(*command)
     message = "step 3: 100% of the judgements had no <score> within --judgement-tokens 2 for 3"
     assert message in ending and f"its checkpoint is in {tmp_path / 'run'}" in ending
