@@ -133,12 +133,15 @@ def result(claim: Claim, runs: list[dict[int, dict]]) -> dict | None:
     """A row of docs/evidence/summary.json; None before every variant has a run.
 
     Args:
-        runs: for each variant of the claim, seed -> run.
+        runs: for each variant of the claim, seed -> run. Seeds count that have a figure in all.
     """
     seeds = sorted(set.intersection(*(set(found) for found in runs)))
+    values = [[measure(claim.measure, found[seed]) for seed in seeds] for found in runs]
+    # a share of nothing, such as of the defects that a silent verifier claims, is no figure
+    known = [i for i, of_seed in enumerate(zip(*values)) if not any(map(math.isnan, of_seed))]
+    seeds, values = [seeds[i] for i in known], [[some[i] for i in known] for some in values]
     if not seeds:
         return None
-    values = [[measure(claim.measure, found[seed]) for seed in seeds] for found in runs]
     never = [sum(map(math.isinf, some)) for some in values]
     for some, found in zip(values, runs):  # a run that never gets there has taken at least this
         for i, value in enumerate(some):

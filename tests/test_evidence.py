@@ -112,6 +112,8 @@ def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
     assert one["ours"] == pytest.approx(0.31) and one["verdict"] == "one variant"
     assert pages.figure_of(one).startswith("31.0 [")
     assert a_row("last:x", A, {}) is None
+    silent = a_row("last:x", A, B | {0: a_run([], "b", 0, math.nan)})  # no figure, no pair
+    assert silent["seeds"] == 1 and silent["ours"] == pytest.approx(0.22)
 
 
 def test_what_is_not_separated_says_so():
