@@ -55,7 +55,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """P, questions or solutions per step and process (paper: not given)"""
     group_size: GroupSize = 8
     """M, completions that are compared with each other (paper: not given)"""
-    lr: Weight = per_model(tiny=2e-3, real=2e-5)
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of both adapters, constant (paper: not given)"""
     kl: Weight = 0.001
     """weight of the k3 penalty towards the base (paper: not given); 0 saves the reference pass"""
