@@ -68,6 +68,10 @@ def without_model(kind, cfg, texts=(), **attributes):
                 "notes": [{"player": name, "rewards": {}} for _ in rows],
             }
 
+        def concat(self, batches):
+            self.batches = {batch["player"]: batch for batch in batches}
+            return batches
+
         def gather(self, values):
             return values
 
@@ -75,6 +79,8 @@ def without_model(kind, cfg, texts=(), **attributes):
             values = values if isinstance(values, list) else [values]
             self.logged[name] = self.logged.get(name, []) + values
 
+    for name in vars(kind).keys() & {"rollout", "concat"}:
+        delattr(WithoutModel, name)  # a test's own class may have another one
     return WithoutModel()
 
 

@@ -158,17 +158,8 @@ def test_advantages_equal_the_loop(rows):
 
 # ------------------------------------------------------------------ a step by hand
 class Rolled(coverrl.CoVerRL):
-    def rollout(self, name, rows):
-        texts = self.generate(name, [row["prompt"] for row in rows])
-        notes = [{"rewards": {}} for _ in rows]
-        return {"player": name, "texts": texts, "rewards": torch.zeros(len(rows)), "notes": notes}
-
     def set_rewards(self, batch, rewards):
         batch["rewards"] = torch.tensor(rewards)
-
-    def concat(self, batches):
-        self.batches = {batch["player"]: batch for batch in batches}
-        return batches
 
 
 def given_texts(texts: dict[str, list[str]], **change) -> Rolled:

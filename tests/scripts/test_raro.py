@@ -104,9 +104,6 @@ class Rolled(raro.Raro):
     def set_rewards(self, batch, rewards):
         batch["rewards"] = torch.tensor(rewards)
 
-    def concat(self, batches):
-        return batches
-
 
 def given_texts(policy=(), judgements=(), old=(), **change) -> Rolled:
     cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)

@@ -70,16 +70,8 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
 
 # ------------------------------------------------------------------ a step by hand
 class Rolled(Score):
-    def rollout(self, name, rows):
-        texts = self.generate(name, [row["prompt"] for row in rows])
-        notes = [{"player": name, "rewards": {}} for _ in rows]
-        return {"player": name, "texts": texts, "rewards": torch.zeros(len(rows)), "notes": notes}
-
     def log_rewards(self, *_):
         pass
-
-    def concat(self, batches):
-        return batches
 
     def own_optimizer(self):
         return SimpleNamespace(state=self.moments)

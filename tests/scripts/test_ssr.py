@@ -156,9 +156,6 @@ class Rolled(ssr.Ssr):
     def set_rewards(self, batch, rewards):
         batch["rewards"] = batch["advantages"] = torch.tensor(rewards)
 
-    def concat(self, batches):
-        return batches
-
 
 @pytest.fixture(scope="module")
 def given_texts():
