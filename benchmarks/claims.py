@@ -133,7 +133,8 @@ def result(claim: Claim, runs: list[dict[int, dict]]) -> dict | None:
     """A row of docs/evidence/summary.json; None before every variant has a run.
 
     Args:
-        runs: for each variant of the claim, seed -> run. Seeds count that have a figure in all.
+        runs: for each variant of the claim, seed -> run. Only seeds count for which all variants
+            have a figure.
     """
     seeds = sorted(set.intersection(*(set(found) for found in runs)))
     values = [[measure(claim.measure, found[seed]) for seed in seeds] for found in runs]

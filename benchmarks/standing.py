@@ -67,11 +67,14 @@ def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
 
 def known(level: str) -> dict[str, dict[str, dict]]:
     """Script and arguments -> seed -> figures: the runs of docs/evidence/ on this level."""
-    found, sys.path[:0] = {}, [str(ROOT)]
+    sys.path.insert(0, str(ROOT))  # where the scripts are
+    found = {}
     for name, experiment in EXPERIMENTS.items():
-        for run in read(name)["runs"] if not experiment.timed or name == "tango_default" else []:
+        if name == "defaults" or "--model" in experiment.arguments:  # one seed; another model
+            continue
+        for run in read(name)["runs"]:
             variant = experiment.variants.get(run["variant"])
-            if variant is None or variant.patches or "--model" in experiment.arguments:
+            if variant is None or variant.patches:
                 continue
             script = variant.script or experiment.script
             given = f"{experiment.arguments} {variant.arguments}"
@@ -92,9 +95,9 @@ def row_of(name: str, runs: dict[str, dict]) -> list[str]:
     """A line of the table. runs: seed -> figures."""
     cells = [name, str(len(runs))]
     for what in ("accuracy", "verifier"):
-        known = [run[what] for run in runs.values() if run[what]]
-        before, after = (statistics.mean(x) for x in zip(*known)) if known else (None, None)
-        cells.append(f"{100 * before:.0f} -> {100 * after:.0f}" if known else "-")
+        pairs = [run[what] for run in runs.values() if run[what]]
+        before, after = (statistics.mean(x) for x in zip(*pairs)) if pairs else (None, None)
+        cells.append(f"{100 * before:.0f} -> {100 * after:.0f}" if pairs else "-")
     for what in ("tokens", "seconds"):
         mean = statistics.mean(run[what] for run in runs.values())
         cells.append(f"{mean:,.0f}" if mean else "-")
@@ -119,7 +122,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("script", type=Path)
-    parser.add_argument("--level", default="tiny", help="tiny, tiny-hard or tiny-long")
+    parser.add_argument("--level", default="tiny", choices=("tiny", "tiny-hard", "tiny-long"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
     args = parser.parse_args(own)
