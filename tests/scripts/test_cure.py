@@ -312,14 +312,14 @@ def test_the_ablations_reach_the_advantages(sandbox):
 SOLUTION, TWICE = "print(int(input())+2)", "print(int(input())*2)"
 
 
-def held_out_figures(sandbox, program, test, reference=SOLUTION, base=TWICE, tasks=1):
+def held_out_figures(sandbox, program, test, reference=SOLUTION, base=None, tasks=1):
     """`evaluate` on tasks x + 2, with given completions: all programs of a task are the same, and
     so are all its tests and all programs of the base. Each of them is a text, or one per task."""
     per_task = [[x] * tasks if isinstance(x, str) else x for x in (program, test, reference, base)]
     program, test, reference, base = per_task
     trainer = bare(sandbox)
     n = trainer.cfg.eval_samples
-    trainer.saved = {"base_programs": [[text] * n for text in base]}
+    trainer.saved = {"base_programs": [[text] * n for text in base]} if base else {}
 
     def generate_all(player, prompts):
         assert len(prompts) == tasks * n
@@ -329,8 +329,23 @@ def held_out_figures(sandbox, program, test, reference=SOLUTION, base=TWICE, tas
     trainer.generate_all = generate_all
     row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"]}
     figures = cure.evaluate(trainer, [{**row, "reference": known} for known in reference])
-    assert trainer.saved == {"base_programs": [[text] * n for text in base]}  # still the first ones
+    own = [[f"x=int(input())\nprint({text})"] * n for text in program]
+    assert trainer.saved == {"base_programs": [[text] * n for text in base] if base else own}
     return figures
+
+
+def test_what_is_not_defined_is_not_shown(sandbox):
+    figures = held_out_figures(sandbox, "x+2", WEAK)  # the base has no wrong program
+    rates = {"tester/p01", "tester/p00", "tester/p00_base"}
+    assert figures["tester/accuracy"] == 1.0
+    assert not (rates | {"tester/p01_base", "co/mu", "co/precision"}) & figures.keys()
+    # these pass 2 -> 4; there is no wrong test and no correct program of the base
+    figures = held_out_figures(sandbox, "x+2", WEAK, base=TWICE)
+    assert figures["tester/p01_base"] == 1.0 and figures["co/mu"] == 0.0
+    assert not (rates | {"co/precision"}) & figures.keys()
+    figures = held_out_figures(sandbox, "x+2", written_test("2\n", "5\n"), base=TWICE)
+    assert figures["tester/p00_base"] == 0.0 and "tester/p01_base" not in figures
+    assert figures["co/best_of_4"] == 1.0
 
 
 def test_p01_is_about_the_programs_of_now_and_p01_base_about_the_bases(sandbox):
