@@ -18,7 +18,7 @@ The loop is `Aprm.step`. A right solution of each question is given: its chain
 A caught error is worth more than a harmless edit; otherwise the safe move is to change nothing. The
 verifier is wanted for a solver that nobody trains here, and is measured on the solver's errors.
 
-What we changed and it matters (the full list is in docs/aprm.md)
+What we changed and it matters (more in docs/aprm.md)
     1. The verifier marks every step of a whole chain. On embedded questions what follows an edit is
        worked out from it; elsewhere it stays, without a label.
     2. The oracle knows all about embedded questions. Elsewhere it sees false equations, no more.

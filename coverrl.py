@@ -19,7 +19,7 @@ So the labels come from a vote, and the vote is trusted only where a verifier of
 accepts it; and the verifier is rewarded for agreeing with the vote. V+ and V- are equally many,
 which is what makes a verifier that always says the same earn no more than half.
 
-What we changed and it matters (the full list is in docs/coverrl.md)
+What we changed and it matters (more in docs/coverrl.md)
     1. The three turns of a conversation are prompts of their own: what a turn must know of the
        turns before it is shown in it. The verifier does not see that the solution is its own.
     2. Questions on which all solutions agree are kept without being verified, as in the released

@@ -20,7 +20,7 @@ A program is correct if it passes all of the task's own tests, which are the onl
 reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favours correct programs
 than wrong ones; mu decides how well tests choose among programs (theorem 3.1).
 
-What we changed and it matters (the full list is in docs/cure.md)
+What we changed and it matters (more in docs/cure.md)
     1. One LoRA adapter plays both roles; the reference of the KL term is the base without it. In
        the released code it is the policy itself, so that the KL term has no gradient.
     2. Eq. 4's product is over the correct programs, as in the text and the released code; over all

@@ -25,7 +25,7 @@ A solution of turn t is rewarded for itself and for all that comes after it, who
 So an agent is rewarded for what the other makes of its text, and not only for being right. Whether
 the debate is worth more than a second try, only --placebo can tell.
 
-What we changed and it matters (the full list is in docs/maporl.md)
+What we changed and it matters (more in docs/maporl.md)
     1. The signs of the influence terms are as the paper means them; in the released code they are
        the other way round, which rewards misleading (--influence-sign released).
     2. Group advantages of GRPO, without value heads: K debates of a question, and of them the same

@@ -19,7 +19,7 @@ A critic that is not sure does better to say tie than to guess, as soon as tau_c
 belief. And both are content with a tie: tau_crit + tau_pol > 1, so the two could agree to say
 nothing. Whether they do is in critic/says_tie, and in what the critic says of right solutions.
 
-What we changed and it matters (the full list is in docs/raro.md)
+What we changed and it matters (more in docs/raro.md)
     1. The critic is shown steps and answers of both sides, in one form, so that the form does not
        say who wrote which. The paper's critic sees final answers, without the reasoning.
     2. The critic judges a solution once for the policy's reward, and G times for its own.

@@ -17,7 +17,7 @@ RL sees no step labels: the verifier is rewarded for its final verdict and its f
 judge steps only as far as that helps (the embedded verifier was pretrained to). The generator is
 rewarded for its answer and the verdicts on its steps; fooling the final verdict earns nothing.
 
-What we changed and it matters (the full list is in docs/tango.md)
+What we changed and it matters (more in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
     3. The supervised warm-up is a command of its own, for both players: common/warm_up.py.

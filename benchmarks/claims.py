@@ -25,7 +25,8 @@ def measure(text: str, run: dict) -> float:
     first:KEY, gain:KEY      the same before training, and what training has added
     mean:KEY, end:N:KEY      a metric's mean over all steps that have it, over the last N of them
     needed:LEVEL:UNIT:KEY    what it takes until an accuracy in training reaches a level, in
-    whole:UNIT:KEY           `steps`, `tokens` or a running count; and what the whole run takes
+    whole:UNIT:KEY           `steps`, `tokens` or a running count; what the whole run takes, also
+                             in `hours`
     A - B                    the difference of two measures
     """
     if " - " in text:
@@ -83,6 +84,8 @@ def needed(run: dict, key: str, level: str, unit: str) -> float:
 def whole(run: dict, key: str, unit: str) -> float:
     if unit == "tokens":
         return sum(step.get("co/sampled_tokens", 0) for step in run["steps"])
+    if unit == "hours":
+        return run["seconds"] / 3600
     own = having(run, key)
     return len(own) if unit == "steps" else own[-1][unit]
 

@@ -16,7 +16,7 @@ import evidence
 from claims import CLAIMS, HEADLINES, having, interval, measure, result
 from evidence import EXPERIMENTS, FOLDER, PATCHES, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
 
-NOT_YET = "Not measured yet on these embedded models: `python benchmarks/evidence.py {name}`.\n"
+NOT_YET = "Not measured yet: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
     "step": "optimiser step",
     "gen_step": "the generator's steps",
@@ -149,7 +149,7 @@ def cell(values: list[float], percent: bool) -> str:
     if not there:
         return "never" if never else "-"
     middle, _, high = interval(there)
-    digits = 1 if percent or middle < 100 else 0
+    digits = 2 if not percent and 0 < middle < 1 else 1 if percent or middle < 100 else 0
     text = f"{middle:,.{digits}f}"
     text += f" ± {high - middle:,.{digits}f}" if len(there) > 1 else ""
     return text + (f", {never} never" if never else "")
@@ -206,11 +206,16 @@ def block(name: str) -> str:
         rate = f" {experiment.rate} {rate_of(name, variant):g}" if chosen.rates else ""
         changes = [chosen.arguments + rate, "; ".join(PATCHES[p] for p in chosen.patches)]
         words = " and ".join(f"`{change.strip()}`" for change in changes if change.strip())
-        text += f"\n- {variant}, {len(runs_of(name, variant))} seeds: {words or 'nothing else'}"
+        seeds = len(runs_of(name, variant))
+        text += f"\n- {variant}, {seeds} seed{'s' * (seeds > 1)}: {words or 'nothing else'}"
     missing = [variant for variant in experiment.variants if variant not in ran]
     text += f"\n- not run yet: {', '.join(missing)}" if missing else ""
-    figure = f"![every seed thin, their mean thick](evidence/{name}.png)"
-    text += f"\n\n{claims_table(results([name]))}\n{figure}\n\n{table(name)}"
+    text += "\n\n"
+    if claims := results([name]):
+        text += f"{claims_table(claims)}\n"
+    if experiment.panels:
+        text += f"![every seed thin, their mean thick](evidence/{name}.png)\n\n"
+    text += table(name)
     return text + rates_table(name)
 
 
@@ -263,44 +268,14 @@ def bed() -> str:
     return markdown(["part", *columns, "best constant"], rows)
 
 
-def real() -> str:
-    """A real model as it is, after its warm-up, and after RL, see real.py."""
-    path = FOLDER / "real.json"
-    if not path.exists():
-        return "Not measured yet: `python benchmarks/real.py`.\n"
-    found = json.loads(path.read_text())
-    warm_up, runs = found["warm_up"], found["runs"]
-    before, after = warm_up["before"], warm_up["after"]
-    names = {  # of the warm-up's figures -> of a run's evaluation
-        "solutions read": None,
-        "accuracy": "eval/generator/accuracy",
-        "best of 16": None,
-        "groups with two outcomes": None,
-        "judgements read": None,
-        "verifier, balanced_accuracy": "eval/verifier/balanced_accuracy",
-        "verifier, says_correct": "eval/verifier/says_correct",
-    }
-    percent = lambda value: "-" if value is None else f"{100 * value:.0f} %"  # noqa: E731
+def warm_up() -> str:
+    """What a warm-up has taught a pretrained model: its figures before and after."""
+    notes = json.loads((FOLDER / "warm_up.json").read_text())
     rows = []
-    for name, key in names.items():
-        ends = [[run["evaluations"][i].get(key) for i in (0, -1)] for run in runs]
-        cells = ["-" if end[0] is None else " → ".join(map(percent, end)) for end in ends]
-        rows.append([name, percent(before[name]), percent(after[name]), *cells])
-    entropy = [f"{figures['entropy per token']:.2f}" for figures in (before, after)]
-    steps = [[row for row in run["steps"] if "generator/entropy" in row] for run in runs]
-    moved = [[rows[i]["generator/entropy"] for i in (0, -1)] for rows in steps]
-    moved = [" → ".join(f"{value:.2f}" for value in both) for both in moved]
-    rows.append(["entropy per token", *entropy, *moved])
-    alike = [mean_of(rows, "generator/frac_reward_zero_std") for rows in steps]
-    rows.append(["groups with one reward, in training", "-", "-", *map(percent, alike)])
-    rows.append(["hours", "-", "-", *[f"{run['seconds'] / 3600:.1f}" for run in runs]])
-    titles = [f"{r['variant']}, seed {r['seed']}, {r['steps'][-1]['step']} steps" for r in runs]
-    return markdown(["", "as it is", f"after {warm_up['steps']} steps of warm-up", *titles], rows)
-
-
-def mean_of(rows: list[dict], key: str) -> float | None:
-    values = [row[key] for row in rows if key in row]
-    return statistics.mean(values) if values else None
+    for name, before in notes["before"].items():
+        pattern = "{:.2f}" if name == "entropy per token" else "{:.0%}"
+        rows.append([name, *[pattern.format(x) for x in (before, notes["after"][name])]])
+    return markdown(["", "as it is", f"after {notes['steps']} steps of warm-up"], rows)
 
 
 # ------------------------------------------------------------------ writing
@@ -322,7 +297,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/measured.md", "hardware"): hardware(),
         ("docs/measured.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
-        ("docs/real-model.md", "table: real"): real(),
+        ("docs/real-model.md", "table: warm_up"): warm_up(),
         **{("docs/one-gpu.md", f"table: {key}"): text for key, text in tables.items()},
     }
 
@@ -330,7 +305,7 @@ def blocks() -> dict[tuple[str, str], str]:
 def write(names: list[str]):
     """The figures of these experiments, summary.json, and every block."""
     for name in TRAINED if "all" in names else names:
-        if name in TRAINED and evidence.with_runs(name):
+        if name in TRAINED and evidence.with_runs(name) and EXPERIMENTS[name].panels:
             draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
             print(table(name))
     (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")

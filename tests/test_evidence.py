@@ -20,7 +20,6 @@ from common.tiny import tasks  # noqa: E402
 import controls  # noqa: E402
 import evidence  # noqa: E402
 import pages  # noqa: E402
-import real  # noqa: E402
 import standing  # noqa: E402
 from claims import CLAIMS, Claim, interval, measure, ratios, result  # noqa: E402
 
@@ -299,34 +298,3 @@ def test_our_rows_are_the_runs_in_docs_evidence():
     accuracies = [e["eval/second/accuracy"] for e in run["evaluations"]]
     assert ours["score.py"]["0"]["accuracy"] == [accuracies[0], accuracies[-1]]
     assert "tango.py --steps 36 --verifier none --lr 0.002" in standing.known("tiny-hard")
-
-
-# ------------------------------------------------------------------ a real model
-def test_each_question_once(tmp_path):
-    rows = ["What is 1 + 1 ?", "what is 1 + 1?", "What is 11?", "What is 2 + 1?"]
-    write_rows(tmp_path / "all.jsonl", [{"question": q} for q in rows])
-    kept = real.without_copies(tmp_path / "all.jsonl", tmp_path).read_text().splitlines()
-    assert [json.loads(line)["question"] for line in kept] == [rows[0], *rows[2:]]
-
-
-def test_the_table_of_a_real_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
-    assert pages.real().startswith("Not measured yet")
-    names = ("solutions read", "accuracy", "best of 16", "groups with two outcomes")
-    names += ("judgements read", "verifier, balanced_accuracy", "verifier, says_correct")
-    before = dict.fromkeys(names, 0.0) | {"entropy per token": 2.5}
-    after = dict.fromkeys(names, 0.5) | {"entropy per token": 0.25}
-    run = {"variant": "answer only", "seed": 3, "seconds": 5400}
-    run["evaluations"] = [{"eval/generator/accuracy": x} for x in (0.1, 0.3, 0.2)]
-    entropy, alike = "generator/entropy", "generator/frac_reward_zero_std"
-    run["steps"] = [{"step": 1, entropy: 0.4, alike: 0.5}, {"step": 2, entropy: 0.3, alike: 1.0}]
-    found = {"warm_up": {"before": before, "steps": 40, "after": after}, "runs": [run]}
-    (tmp_path / "real.json").write_text(json.dumps(found))
-    rows = pages.real().splitlines()
-    title = "|  | as it is | after 40 steps of warm-up | answer only, seed 3, 2 steps |"
-    assert rows[0] == title and len(rows) == 12
-    assert "| accuracy | 0 % | 50 % | 10 % → 20 % |" in rows
-    assert "| judgements read | 0 % | 50 % | - |" in rows
-    assert "| entropy per token | 2.50 | 0.25 | 0.40 → 0.30 |" in rows
-    assert "| groups with one reward, in training | - | - | 75 % |" in rows
-    assert "| hours | - | - | 1.5 |" in rows

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import reprlib
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def load_questions(
         [_read_row(row, where) for where, row in part if row.get("ability", "math") == "math"]
         for part in read_rows(dataset)
     )
+    count, seen = len(held_out) + len(rows), set()
+    held_out, rows = (without_copies(part, seen) for part in (held_out, rows))
+    if copies := count - len(seen):
+        what = "rows repeat another one's question, in other capitals or spaces"
+        print(f"--dataset {dataset}: {copies} {what}; left out.", flush=True)
     return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 
@@ -81,6 +87,30 @@ def split(
     random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
     random.Random(0).shuffle(held_out)
     return rows[:train_count], held_out[:held_out_count]
+
+
+def without_copies(rows: list[dict], seen: set[str]) -> list[dict]:
+    """The first row of each question. MAWPS has copies by the hundred, which would be on both sides.
+
+    seen: the questions before these, which are added to it.
+    """
+    different = []
+    for row in rows:
+        question = same_question(row["question"])
+        if question not in seen:
+            seen.add(question)
+            different.append(row)
+    return different
+
+
+def same_question(text: str) -> str:
+    """Equal for questions that differ in capitals, spaces, quotes and punctuation only.
+
+    >>> same_question("It 's 1, 2 . Or 1.5 ?"), same_question("its 12. or 1.5?")
+    ('its1 2or1.5', 'its12or1.5')
+    """
+    plain = re.sub(r"[\s,;:?!'’‘\"“”`]+|\.(?!\d)", " ", text.lower())
+    return re.sub(r"(?<!\d) +| +(?!\d)", "", plain)
 
 
 def _tiny_row(question: str) -> dict:

@@ -56,6 +56,19 @@ def test_a_question_never_changes_sides(tmp_path):
     assert 10 < len(held_out) < 60
 
 
+def test_of_copies_the_first_is_read(tmp_path, capsys):
+    """In other capitals, spaces, quotes or punctuation. Signs, brackets and digits make questions
+    different ones."""
+    different = ["2 + 1 ?", "2-1?", "21?", "2, 1?", "2.1?", "(2+1)*2", "2+(1*2)", "It 's 3 - 1 ."]
+    rows = [*different, "it’s 3-1?", "2+1", "2  1", "filler", "Filler."]
+    rows += [f"q{i}" for i in range(60)]
+    rows = write_rows(tmp_path / "a.jsonl", [{"question": q, "answer": "1"} for q in rows])
+    both = load_questions(rows, 1000, 1000, seed=0)
+    found = [row["question"] for part in both for row in part]
+    assert sorted(found) == sorted([*different, "filler", *(f"q{i}" for i in range(60))])
+    assert "4 rows repeat another one's question" in capsys.readouterr().out
+
+
 def test_any_valid_json_lines_are_read(tmp_path):
     """A byte-order mark, characters that Python takes for ends of lines within a text, and lines
     that are empty."""
