@@ -56,16 +56,6 @@ def test_a_cue_ends_a_slice_that_is_long_enough():
     assert slice_reasoning(text, words, 100, 1) == [text]
 
 
-def test_only_the_reasoning_is_sliced():
-    assert gar.reasoning("<step>1</step>\n<answer>\\boxed{1}</answer>") == "<step>1</step>\n"
-    hiding = "ok.\n<answer></answer>\n<step>3+4=9</step>\n<answer>\\boxed{7}</answer>"
-    # the box that counts is the last one, so what stands before it is reasoning
-    assert "3+4=9" in gar.reasoning(hiding)
-    assert "3+4=9" in gar.reasoning("ok.\n<answer><step>3+4=9</step>\nSo \\boxed{7}</answer>")
-    assert gar.reasoning("so \\boxed{7} it is") == "so \\boxed{7} it is"
-    assert gar.reasoning("ok.\n<answer>7</answer>") == "ok.\n"
-
-
 def test_white_space_is_no_slice():
     trainer = SimpleNamespace(cfg=Args(slice_tokens=4, min_slice_tokens=1), count_tokens=words)
     assert Gar.cut(trainer, "?", "\n\n\n<answer>\\boxed{1}</answer>", True) == []
