@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Player
 from common.errors import ScriptError, UserError
 
 import pytest
@@ -189,21 +189,19 @@ def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path,
         assert (moved(before["bob"], after["bob"]) > 0) == ("bob" in trained or "cat" in trained)
 
 
-class Remembers(CoTrainer):
-    def update(self, batch):
-        self.saved.setdefault("used", []).append(self.own_optimizer().param_groups[0]["lr"])
-        super().update(batch)
-
-
 def test_a_schedule_moves_the_players_rate(tmp_path):
     """That of the optimiser, and the one that is logged."""
-    options = {"steps": 4, "kind": Remembers, "lr_scheduler_type": "linear"}
-    step = lambda trainer, rows: rollouts(trainer, ["ann"], rows)  # noqa: E731
-    trainer = make_players(tmp_path, players(), step, **options)
+    used = []
+
+    def step(trainer, rows):
+        used.append(trainer.own_optimizer().param_groups[0]["lr"])
+        return rollouts(trainer, ["ann"], rows)
+
+    trainer = make_players(tmp_path, players(), step, steps=4, lr_scheduler_type="linear")
     trainer.train()
     logs = [row for row in trainer.state.log_history if "step_time" in row]
     logged = [row["ann/learning_rate"] for row in logs]
-    assert trainer.saved["used"] == logged == pytest.approx([1e-3, 75e-5, 5e-4, 25e-5])
+    assert used == logged == pytest.approx([1e-3, 75e-5, 5e-4, 25e-5])
 
 
 def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
