@@ -309,16 +309,11 @@ def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
 
 
 # ------------------------------------------------------------------ a GPU that cannot do it
-@pytest.mark.parametrize(
-    "capability, says",
-    [
-        (
-            (7, 5),
-            r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES=",
-        ),
-        ((8, 9), "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"),
-    ],
-)
+OLD = r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES="
+NO_LIBRARY = "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"
+
+
+@pytest.mark.parametrize("capability, says", [((7, 5), OLD), ((8, 9), NO_LIBRARY)])
 def test_an_old_gpu_and_a_missing_library_are_refused_in_a_sentence(monkeypatch, capability, says):
     missing = bnb.cextension.ErrorHandlerMockBNBNativeLibrary(
         "libbitsandbytes_cuda999.so: cannot open shared object file"
