@@ -103,7 +103,6 @@ SIZES = "'ann': group_size .* must be at least 1, lr .* least 0"
         # a batch of several players is called by their adapter: its metrics would be bob's
         (names(ann="bob", bob="it"), "'ann' plays with the adapter 'bob', the name of the player"),
         (players(rewards=one_reward), FUNCTIONS),
-        (players(rewards=None), FUNCTIONS),
         (players(rewards=[functools.partial(one_reward)]), FUNCTIONS),
         (players(rewards=[one_reward, one_reward]), FUNCTIONS),
         (two(lr=2e-3), "'ann' and 'bob' play with one adapter.*one lr"),
@@ -121,16 +120,12 @@ def test_players_that_cannot_be(tmp_path, made, says):
     "field, says",
     [
         ({"learning_rate": 1e-4}, r"learning_rate=.*each Player, as lr"),
-        ({"temperature": 0.7}, r"temperature=.*each Player, as temperature"),
         ({"max_completion_length": 64}, "each Player, as max_tokens"),
         ({"max_grad_norm": 0.3}, "each Player, as max_grad_norm"),
         ({"beta": 0.04}, r"beta=.*`kl` is an argument of the script"),
         ({"loss_type": "grpo"}, "loss_type"),
-        ({"epsilon_high": 0.28}, "epsilon_high"),
-        ({"scale_rewards": "none"}, "scale_rewards"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
         ({"weight_decay": 0.1}, "weight_decay"),
-        ({"num_iterations": 2}, "num_iterations"),
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 2}, "must be 1"),
     ],
 )
