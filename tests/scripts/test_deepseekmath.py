@@ -106,17 +106,6 @@ def labelled(solution=WRONG, label=0.0, **more):
     return row | {"faulty": faulty, "round": 0} | more
 
 
-# ------------------------------------------------------------------ the schedule
-def test_phases_are_the_papers_order_and_the_meta_verifier_is_not_forgotten():
-    cfg = dsm.Args(verifier_steps=4, meta_steps=1, generator_steps=2)
-    phases = [dsm.phase_at(step, cfg) for step in range(17)]
-    first = [("verifier", 0)] * 4 + [("meta", 0)]
-    players = ["verifier", "verifier", "meta", "verifier", "generator", "generator"]
-    assert phases == first + [(name, current) for current in (0, 1) for name in players]
-    cfg = dsm.Args(meta_steps=0)
-    assert "meta" not in {dsm.phase_at(step, cfg)[0] for step in range(48)}
-
-
 # ------------------------------------------------------------------ steps, with given completions
 def given_texts(texts: dict, rows=(ROW,), **change) -> dsm.DeepSeekMath:
     """texts: player -> what it writes. `rewards`: those of the step."""
@@ -176,8 +165,9 @@ def test_every_round_labels_solutions_of_other_questions():
     assert questions == [row["question"] for row in rows[:6]]  # two a round, none of them twice
 
 
-def test_labels_are_made_once_a_round_before_its_first_step():
-    trainer, calls = given_texts({}, verifier_steps=1, meta_steps=1, generator_steps=1), []
+def test_phases_are_the_papers_order_and_labels_are_made_before_each_round():
+    """And the meta-verifier is not forgotten."""
+    trainer, calls = given_texts({}, verifier_steps=4, meta_steps=1, generator_steps=2), []
     trainer.verifier_step = lambda: calls.append("verifier")
     trainer.meta_step = lambda: calls.append("meta")
     trainer.generator_step = lambda rows: calls.append("generator")
@@ -187,10 +177,12 @@ def test_labels_are_made_once_a_round_before_its_first_step():
         trainer.saved["rounds"] += 1
 
     trainer.label_solutions = label
-    for trainer.state.global_step in range(8):
+    for trainer.state.global_step in range(23):
         trainer.step([])
-    pair = ["verifier", "generator"]
-    assert calls == [0, "verifier", "meta", *pair, 1, *pair, 2, *pair]
+    turn = ["verifier", "verifier", "meta", "verifier", "generator", "generator"]
+    assert calls == [0, *["verifier"] * 4, "meta", *turn, 1, *turn, 2, *turn]
+    cfg = dsm.Args(meta_steps=0)
+    assert "meta" not in {dsm.phase_at(step, cfg)[0] for step in range(48)}
 
 
 def test_votes_make_the_label():
