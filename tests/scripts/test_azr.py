@@ -30,12 +30,6 @@ def test_proposer_reward_is_what_paper_and_code_say():
         assert azr.proposer_reward(False, rate) == -1
 
 
-def test_solver_reward_has_three_values():
-    cases = ((True, 1), (True, 0), (False, 1))
-    assert [azr.solver_reward(*case) for case in cases] == [1, -0.5, -1]
-    assert azr.solver_reward(True, 0.5) == 0.25  # half of the others agree
-
-
 def test_rzero_reward_prefers_an_even_chance():
     rewards = [azr.rzero_reward(True, k / 8, 0.0) for k in range(9)]
     assert rewards == [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25, 0]
