@@ -62,9 +62,6 @@ def stored(tensors) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
 @pytest.mark.parametrize("four_bit", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_adapters_and_adams_state_are_what_load_model_makes(tmp_path, four_bit, tied):
@@ -81,7 +78,8 @@ def test_weights_adapters_and_adams_state_are_what_load_model_makes(tmp_path, fo
     for p in lora.values():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    moments = [state[name] for state in optimizer.state.values() for name in MOMENTS]
+    names = ("exp_avg", "exp_avg_sq")
+    moments = [state[name] for state in optimizer.state.values() for name in names]
     tensors = [p for name, p in model.named_parameters() if "lora_" not in name]
     for layer in model.modules():
         if isinstance(layer, Linear4bit):
