@@ -196,8 +196,8 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     expected = {name: g for (name, _), g in zip(named, grads)}
     assert relative(gradient(trainer, prm_batch), expected) < 1e-4
     assert logged(trainer)["prm/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    limits = {name: player.max_grad_norm for name, player in trainer.players.items()}
-    assert limits == {"policy": 1.0, "prm": 10.0}
+    rates = {name: (player.lr, player.max_grad_norm) for name, player in trainer.players.items()}
+    assert rates == {"policy": (5e-4, 1.0), "prm": (1e-3, 10.0)}
 
 
 # ------------------------------------------------------------------ the filter
