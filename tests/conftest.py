@@ -89,7 +89,7 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     if not (DATA / "gsm8k_test.jsonl").exists():
         pytest.skip("set DUET_DATA to a folder with gsm8k_test.jsonl and qwen2.5-tokenizer/")
@@ -159,13 +159,17 @@ def run_module(module, *arguments) -> tuple[str, str, int | None]:
     return printed.getvalue(), said.getvalue(), code
 
 
+def module_of(script: str):
+    return importlib.import_module(Path(script).stem)
+
+
 def run_here(script: str, *arguments) -> str:
     """What `python script arguments` prints, run in this process.
 
     Raises:
         SystemExit: as the script does, with its exit code.
     """
-    printed, said, code = run_module(importlib.import_module(Path(script).stem), *arguments)
+    printed, said, code = run_module(module_of(script), *arguments)
     sys.stderr.write(said)
     if code is not None:
         sys.stdout.write(printed)
@@ -219,7 +223,7 @@ def brief(monkeypatch, no_report):
     """
 
     def run(script: str, *arguments, most_tokens: int | None = 2) -> str:
-        module = importlib.import_module(Path(script).stem)
+        module = module_of(script)
         monkeypatch.setattr(module, "evaluate", module.evaluate)  # put back in the end
         evaluated_once(module, most_tokens)
         return run_here(script, *arguments)
@@ -277,21 +281,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{f.parent.name}/{n}": t for f in files for n, t in load_file(f).items()}
 
 
-def module_of(script: str):
-    return importlib.import_module(Path(script).stem)
-
-
 def adapters_of(script: str) -> set[str]:
     """Of the script's players, as `launch` derives them."""
     from common.adapters import with_adapters
     from common.cotrainer import CoTrainer
 
     module = module_of(script)
-    (trainer,) = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, CoTrainer) and value is not CoTrainer
-    ]
+    (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
     return {player.adapter for player in with_adapters(trainer.players(module.Args())).values()}
 
 

@@ -134,8 +134,8 @@ def load(path: Path):
 
 
 def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespace:
-    """The module, its metrics (a row per line), and the calls of the function `recorded`, as tuples
-    of arguments."""
+    """The module, its metrics (a row per line), and the run's calls of the function `recorded`, as
+    tuples of arguments."""
     calls = []
     if recorded:
         original = getattr(module, recorded)
@@ -143,7 +143,7 @@ def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespac
     _, said, code = run_module(module, *shlex.split(f"{arguments} {ALWAYS}"), "--out", out)
     assert code is None, said
     written = {"metrics": metrics_of(out), "steps": steps_of(out)}
-    return SimpleNamespace(module=module, calls=calls, folder=out, **written)
+    return SimpleNamespace(module=module, calls=[*calls], folder=out, **written)
 
 
 # ------------------------------------------------------------------ form
@@ -196,7 +196,7 @@ def test_commands_are_understood(page):
             assert importlib.util.find_spec(words[1]), line
             continue
         script = next(word for word in words if word.endswith(".py"))
-        if script == EXAMPLE:  # see the end of this file
+        if script == EXAMPLE:
             continue
         assert (ROOT / script).exists(), line
         if "/" not in script and "--help" not in words:
@@ -369,8 +369,7 @@ def coverrl_clear(done):
 @edit("--steps 1", recorded="policy_reward")
 def raro_absolute(done):
     """A tie is worth nothing to the policy, so every reward is 0 or 1."""
-    calls = [*done.calls]  # which grow with every call
-    assert calls and {done.module.policy_reward(*call) for call in calls} <= {0.0, 1.0}
+    assert done.calls and {done.module.policy_reward(*call) for call in done.calls} <= {0.0, 1.0}
 
 
 @edit("--steps 1 --stage1-steps 0", recorded="shaped")
@@ -390,15 +389,15 @@ def maporl_individual(done):
 @edit("--steps 1", recorded="corruptor_reward")
 def aprm_cautious(done):
     """Caught is worth as little as harmless."""
-    calls = [*done.calls]  # which grow with every call
-    assert (False, False) in calls and {done.module.corruptor_reward(*c) for c in calls} == {-1, 1}
+    assert (False, False) in done.calls
+    assert {done.module.corruptor_reward(*call) for call in done.calls} == {-1, 1}
 
 
 @edit("--steps 1", recorded="injector_reward")
 def ssr_valid(done):
     """Every valid bug is worth the same."""
-    calls = [*done.calls]  # which grow with every call
-    assert calls and {done.module.injector_reward(*call) for call in calls} <= {-1.0, 1.0}
+    assert done.calls
+    assert {done.module.injector_reward(*call) for call in done.calls} <= {-1.0, 1.0}
     assert done.module.injector_reward(0.0, 0.8) == 1.0
 
 
@@ -407,7 +406,7 @@ def azr_half(done):
     rewards = [done.module.proposer_reward(True, k / 4) for k in range(5)]
     assert rewards == [-0.5, 0.5, 1, 0.5, -0.5]
     assert done.module.proposer_reward(False, 0.5) == -1
-    assert len(done.calls) > 24  # three kinds of eight proposals, and those above
+    assert len(done.calls) > 18  # three kinds of eight proposals
 
 
 @edit("--steps 1 --group-size 4", recorded="verifier_reward")
@@ -436,7 +435,7 @@ def genrm_tries(done):
 @edit("--pool 8", recorded="best_and_worst")
 def self_rewarding_short(done):
     assert len(done.calls) == 2 * 8
-    for scores, lengths in list(done.calls):
+    for scores, lengths in done.calls:
         assert 0 < len(scores) == len(lengths) <= 4 and min(lengths) > 0
     chosen = done.module.best_and_worst
     assert chosen([0.5, None, 0.5, 0.0], [9, 1, 8, 2]) == (2, 3)  # 8 tokens, not 9, nor 1
@@ -446,8 +445,7 @@ def self_rewarding_short(done):
 
 @edit("--steps 2 --samples 3", recorded="first_right")
 def self_taught_most(done):
-    asked = list(done.calls)
-    assert asked and all(len(tries) == 3 for (tries,) in asked)
+    assert done.calls and all(len(tries) == 3 for (tries,) in done.calls)
     right, wrong = {"choice": 2, "better": 2}, {"choice": 1, "better": 2}
     assert done.module.first_right([wrong, right, right | {"second": True}]) is right
     assert done.module.first_right([right, wrong]) is None
@@ -508,6 +506,10 @@ def test_the_example_runs_and_trains_its_players(example):
     assert [row["step"] for row in example.steps] == [1, 2]
     assert all(map(math.isfinite, example.steps[-1].values()))
     assert "<html" in (example.folder / "report.html").read_text()
+    commands = re.findall(rf"^python {EXAMPLE} ?(.*)$", YOUR_OWN, re.MULTILINE)
+    for command in commands:
+        tyro.cli(example.module.Args, args=shlex.split(command))
+    assert commands
     players = list(dict.fromkeys(b["player"] for batches in example.returned for b in batches))
     assert len(players) == 2
     adapters = weights(example.folder)
@@ -515,13 +517,6 @@ def test_the_example_runs_and_trains_its_players(example):
         B = [w for name, w in adapters.items() if name.startswith(player) and "lora_B" in name]
         assert B and all(w.any() for w in B), player
         assert f"{player}/grad_norm" in example.steps[0]
-
-
-def test_the_examples_commands_are_understood(example):
-    commands = re.findall(rf"^python {EXAMPLE} ?(.*)$", YOUR_OWN, re.MULTILINE)
-    assert commands
-    for command in commands:
-        tyro.cli(example.module.Args, args=shlex.split(command))
 
 
 def test_a_batch_contains_what_cotrainer_says(example):

@@ -62,9 +62,6 @@ def stored(tensors) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
 @pytest.mark.parametrize("four_bit", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_adapters_and_adams_state_are_what_load_model_makes(tmp_path, four_bit, tied):
@@ -81,7 +78,8 @@ def test_weights_adapters_and_adams_state_are_what_load_model_makes(tmp_path, fo
     for p in lora.values():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    moments = [state[name] for state in optimizer.state.values() for name in MOMENTS]
+    names = ("exp_avg", "exp_avg_sq")
+    moments = [state[name] for state in optimizer.state.values() for name in names]
     tensors = [p for name, p in model.named_parameters() if "lora_" not in name]
     for layer in model.modules():
         if isinstance(layer, Linear4bit):
@@ -309,16 +307,11 @@ def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
 
 
 # ------------------------------------------------------------------ a GPU that cannot do it
-@pytest.mark.parametrize(
-    "capability, says",
-    [
-        (
-            (7, 5),
-            r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES=",
-        ),
-        ((8, 9), "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"),
-    ],
-)
+OLD = r"Tesla T4 has compute capability 7\.5 and no bfloat16; 8\.0 .* CUDA_VISIBLE_DEVICES="
+NO_LIBRARY = "--four-bit: bitsandbytes .* found no library .* take --no-four-bit"
+
+
+@pytest.mark.parametrize("capability, says", [((7, 5), OLD), ((8, 9), NO_LIBRARY)])
 def test_an_old_gpu_and_a_missing_library_are_refused_in_a_sentence(monkeypatch, capability, says):
     missing = bnb.cextension.ErrorHandlerMockBNBNativeLibrary(
         "libbitsandbytes_cuda999.so: cannot open shared object file"

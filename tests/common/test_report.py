@@ -17,9 +17,10 @@ from common.report.__main__ import main
 import pytest
 import torch
 import tyro
-from conftest import DATA, SCRIPTS, make_trainer, write_rows
+from conftest import SCRIPTS, make_trainer, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 
 # ------------------------------------------------------------------ made-up runs
@@ -124,12 +125,8 @@ def test_token_texts_are_the_text(real_tokenizer, text, cut):
 
 
 @pytest.fixture(scope="module")
-def real_tokenizer():
-    from transformers import AutoTokenizer
-
-    if not (DATA / "qwen2.5-tokenizer").exists():
-        pytest.skip("set DUET_DATA to a folder with qwen2.5-tokenizer/")
-    return AutoTokenizer.from_pretrained(DATA / "qwen2.5-tokenizer")
+def real_tokenizer(real_data):
+    return AutoTokenizer.from_pretrained(real_data / "qwen2.5-tokenizer")
 
 
 def test_cures_table_is_the_one_that_was_rewarded(finished):

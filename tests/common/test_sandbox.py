@@ -77,12 +77,6 @@ print([os.fstat(fd).st_size for fd in (0, 1)], gc.isenabled(), os.sched_getaffin
 """  # an ordinary program, and all that a program before it could have changed
 
 
-def with_imports(program: str) -> str:
-    program = program.replace("libc", "ctypes.CDLL(None)")
-    named = [module for module in MODULES if re.search(rf"\b{module}\.", program)]
-    return f"import {', '.join(named)}\n{program}" if named else program
-
-
 def files(folder: Path) -> dict:
     """All that can be seen of a folder's files."""
     found = {}
@@ -100,12 +94,13 @@ def contained(sandbox, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     (home / "answers.py").write_text("\n".join(f"{text!r}" for text in EXPECTED))
     words = {"FOLDER": home, "ANSWERS": home / "answers.py", "TRAINER": os.getpid(), "ROOT": ROOT}
-    words |= {"NUL": "\0", "HALF": "\ud800"}
+    words |= {"NUL": "\0", "HALF": "\ud800", "libc": "ctypes.CDLL(None)"}
     programs = []
     for *_, program in HOSTILE.values():
         for word, value in words.items():
             program = program.replace(word, str(value))
-        programs += [with_imports(program), LOOK]
+        imports = [f"import {name}\n" for name in MODULES if re.search(rf"\b{name}\.", program)]
+        programs += ["".join(imports) + program, LOOK]
     limits = {"time_limit": 0.5, "memory_limit": 128 * 2**20}
     see = lambda: (footprint(sandbox), [one.process.pid for one in sandbox.workers], files(home))  # noqa: E731
     before, looks = see(), sandbox.run([LOOK], ["7\n"], **limits)
@@ -206,34 +201,27 @@ def test_memory_and_output_limits(sandbox):
 # ------------------------------------------------------------------ stdin, stdout: as in a shell
 SHELL = table("right_programs.txt")["right programs"]
 SHELL += [["", "# -*- coding: latin-1 -*-\nprint(len('\u00e9'))"], ["", "\ufeffprint(1)"]]
-SHELL += [["", "print(1)\r\nprint(2)\r\n"]]
-STDIN = [eval(f"b'{typed}'") for typed, _ in SHELL]
+SHELL += [["", "print(1)\r\nprint(2)\r\n"], ["", ""]]
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    """(exit code, output) of each program by a plain interpreter: python program.py < in > out."""
-    folder = tmp_path_factory.mktemp("shell")
+def test_as_in_a_shell(sandbox, tmp_path):
+    """Against a plain interpreter: python program.py < in > out."""
     environment = {"PYTHONIOENCODING": "utf-8:strict", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+    programs, inputs = [row[1] for row in SHELL], [eval(f"b'{row[0]}'") for row in SHELL]
 
-    def run(number: int) -> tuple[int, bytes]:
-        (folder / f"{number}.py").write_bytes(SHELL[number][1].encode())
-        (folder / f"{number}.in").write_bytes(STDIN[number])
-        with open(folder / f"{number}.in") as stdin, open(folder / f"{number}.out", "wb") as stdout:
-            command = [sys.executable, folder / f"{number}.py"]
+    def run(number: int) -> tuple[bool, bytes]:
+        script, typed, printed = (tmp_path / f"{number}.{end}" for end in ("py", "in", "out"))
+        script.write_bytes(programs[number].encode())
+        typed.write_bytes(inputs[number])
+        with open(typed) as stdin, open(printed, "wb") as stdout:
             streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
-            code = subprocess.call(command, **streams, env=environment)
-        return code, (folder / f"{number}.out").read_bytes()
+            code = subprocess.call([sys.executable, script], **streams, env=environment)
+        return code == 0, printed.read_bytes()
 
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(run, range(len(SHELL))))
-
-
-def test_as_in_a_shell(sandbox, shell):
-    results = sandbox.run([program for _, program in SHELL], STDIN)
-    for (_, program), (code, output), result in zip(SHELL, shell, results):
-        assert result.output == output, program
-        assert (result.status is OK) == (code == 0), program
+        expected = list(pool.map(run, range(len(SHELL))))
+    for program, shell, found in zip(programs, expected, sandbox.run(programs, inputs)):
+        assert (found.status is OK, found.output) == shell, program
 
 
 def test_solutions_of_mbpp(sandbox, real_data):
@@ -256,12 +244,11 @@ def test_many_pairs_in_order(sandbox):
         assert results[n : n + 4] == [doubled, *failed, echoed]
 
 
-def test_empty_program_and_inputs_of_any_kind(sandbox):
+def test_inputs_of_any_kind(sandbox):
     echo = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"
     inputs = ["", b"", "\u2603", b"\xff\x00", "\ud800", b"x" * 10**6]
     outputs = [b"", b"", "\u2603".encode(), b"\xff\x00", b"\xed\xa0\x80", b"x" * 10**6]
     assert sandbox.run([echo] * 6, inputs) == [Result(OK, output) for output in outputs]
-    assert sandbox.run([""], [""]) == [Result(OK, b"")]
 
 
 def test_killed_workers_are_replaced(monkeypatch):

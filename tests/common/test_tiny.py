@@ -29,6 +29,7 @@ from transformers import AutoTokenizer
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import bed  # noqa: E402
 
+MEASURED = json.loads((ROOT / "docs" / "evidence" / "bed.json").read_text())["parts"]
 QUESTION = "((42/5)+9)*7 mod 61"
 RIGHT = ["42/5=45", "45+9=54", "54*7=12"]
 
@@ -85,12 +86,6 @@ def test_levels_have_the_lengths_and_the_operations_that_they_say():
             assert signs.count(op) / len(signs) == pytest.approx(share, abs=0.05)
 
 
-def test_no_operation_hides_an_earlier_mistake():
-    for op, operands in tasks.OPERANDS.items():
-        for b in operands:
-            assert len({tasks.OPERATORS[op](a, b) for a in range(61)}) == 61
-
-
 def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
     """And of tasks, whose short ones are used up first."""
     make = lambda rng, steps: f"{rng.randrange(3)}+1 mod 61"  # noqa: E731
@@ -126,23 +121,6 @@ def test_a_mistake_is_charged_once(steps, labels, faulty):
     assert tasks.step_labels(QUESTION, steps) == [label == "1" for label in labels]
     assert tasks.faulty_steps(QUESTION, steps) == faulty
     assert tasks.faulty_steps("2+2", ["2+2=4"]) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    """3+4 mod 10|3+4|(3+4 mod 61|3+4)*6 mod 61|((3+4))*6 mod 61|61+4 mod 61|3+(4*6) mod 61||
-    3+42 mod 61|03+4 mod 61|3 mod 61|3+4 mod 610|3++4 mod 61|3/0 mod 61|(3/0)+1 mod 61""".split(
-        "|"
-    ),
-)
-def test_malformed_questions(text):
-    assert tasks.parse_question(text) is None
-
-
-def test_tone_and_checks_are_seen():
-    assert tasks.sounds_sure("42/5=28! ") and not tasks.sounds_sure("42!/5=28")
-    assert tasks.is_checked(r"42/5=28:28*5=18\boxed{INCORRECT}")
-    assert not tasks.is_checked(r"42/5=28!\boxed{CORRECT}: fine")
 
 
 # ------------------------------------------------------------------ programming tasks
@@ -217,8 +195,10 @@ def test_quotients_go_wrong_at_their_rates_and_mostly_in_the_same_way(kind):
 # ------------------------------------------------------------------ what he checks, and how
 @pytest.mark.parametrize("op", tasks.OPERATORS)
 def test_a_check_is_right_and_finds_every_wrong_result(op):
-    for a in range(61):
-        for b in tasks.OPERANDS[op]:
+    """And no operation hides an earlier mistake."""
+    for b in tasks.OPERANDS[op]:
+        assert len({tasks.OPERATORS[op](a, b) for a in range(61)}) == 61
+        for a in range(61):
             for claimed in range(61):
                 shown, confirms = demonstrations.check(f"{a}{op}{b}={claimed}")
                 left, back = shown.split("=")
@@ -395,13 +375,6 @@ def player(name: str):
     return bed.player(model), AutoTokenizer.from_pretrained(make.FOLDER / name)
 
 
-def test_a_result_is_one_token():
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    for number in range(61):
-        ids = tokenizer(f"7/3={number}</step>", add_special_tokens=False).input_ids
-        assert len(ids) == 6 and tokenizer.decode(ids[4]) == str(number)
-
-
 def test_the_recipes_tokenizer_is_the_one_that_ships():
     for folder in EMBEDDED.values():
         ours = make.make_tokenizer(folder.name)
@@ -409,6 +382,10 @@ def test_the_recipes_tokenizer_is_the_one_that_ships():
         assert ours.get_vocab() == shipped.get_vocab()
         assert ours.chat_template == shipped.chat_template
         assert (folder / "model.safetensors").stat().st_size <= 8 << 20
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    for number in range(61):  # a result is one token
+        ids = tokenizer(f"7/3={number}</step>", add_special_tokens=False).input_ids
+        assert len(ids) == 6 and tokenizer.decode(ids[4]) == str(number)
 
 
 def holds(step: str) -> bool:
@@ -417,14 +394,9 @@ def holds(step: str) -> bool:
 
 
 # ------------------------------------------------------------------ what the models can do
-def parts_of_the_bed() -> dict:
-    return json.loads((ROOT / "docs" / "evidence" / "bed.json").read_text())["parts"]
-
-
 def test_the_bed_leaves_something_to_learn():
     """What docs/test-bed.md promises to whoever compares variants."""
-    measured = parts_of_the_bed()
-    found = lambda name, column="sampled": measured[name][column]["value"]  # noqa: E731
+    found = lambda name, column="sampled": MEASURED[name][column]["value"]  # noqa: E731
     assert 0.4 <= found("tiny: answers") <= found("tiny: answers", "greedy") <= 0.7
     assert 0.2 <= found("tiny-hard: answers") <= 0.4 and found("tiny-long: answers") <= 0.25
     for level in tasks.LEVELS:  # who looks is right, and who sounds sure is not looked at
@@ -444,9 +416,8 @@ def test_the_shipped_model_is_the_one_that_was_measured(level):
     texts = player("arithmetic")[0]([solve_prompt(question) for question in questions], 1.0)
     right = [is_correct(t, str(tasks.gold_answer(q))) for q, t in zip(questions, texts)]
     steps = [label for q, t in zip(questions, texts) for label in tasks.gold_steps(q, t)]
-    measured = parts_of_the_bed()
     for name, found, close in (("answers", right, 0.08), ("steps", steps, 0.05)):
-        expected = measured[f"{level}: {name}"]["sampled"]["value"]
+        expected = MEASURED[f"{level}: {name}"]["sampled"]["value"]
         assert sum(found) / len(found) == pytest.approx(expected, abs=close)
     whole = [re.search(r"<answer>\\boxed\{\d+\}</answer>$", text) is not None for text in texts]
     assert sum(whole) / len(whole) > 0.97

@@ -5,7 +5,7 @@ import random
 import re
 
 import aprm
-from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit, parse_marks
+from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit
 from common.cotrainer import CoTrainer
 from common.errors import UserError
 from common.tiny.tasks import gold_solution, parse_question, sample_questions
@@ -59,14 +59,6 @@ def test_an_edit_of_prose_may_say_what_it_likes_but_no_verdict():
     assert parse_edit("2:<step>12+2\n= 15</step>", REAL) is None
     assert parse_edit("1:<step>a<step>b</step>", REAL) is None
     assert parse_edit("1:<step>" + "<step" * 50_000, REAL) is None
-
-
-def test_parse_marks():
-    wrong, right = r"<step>\boxed{CORRECT} or \boxed{INCORRECT}.</step>", "<step>**correct**</step>"
-    assert parse_marks(f"So:\n{wrong}{right}", 2) == [False, True]
-    assert parse_marks(wrong + right, 3) is parse_marks(wrong + right, 1) is None
-    assert parse_marks(right + "<step>CORRECT</step>", 2) is None  # the word alone is no verdict
-    assert parse_marks("", 1) is None
 
 
 # ------------------------------------------------------------------ the oracle

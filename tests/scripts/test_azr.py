@@ -30,22 +30,13 @@ def test_proposer_reward_is_what_paper_and_code_say():
         assert azr.proposer_reward(False, rate) == -1
 
 
-def test_solver_reward_has_three_values():
-    cases = ((True, 1), (True, 0), (False, 1))
-    assert [azr.solver_reward(*case) for case in cases] == [1, -0.5, -1]
-    assert azr.solver_reward(True, 0.5) == 0.25  # half of the others agree
-
-
 def test_rzero_reward_prefers_an_even_chance():
     rewards = [azr.rzero_reward(True, k / 8, 0.0) for k in range(9)]
     assert rewards == [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25, 0]
     assert azr.rzero_reward(True, 0.5, 0.25) == 0.75 and azr.rzero_reward(True, 0.2, 0.9) == 0
     assert azr.rzero_reward(False, 0.5, 0.0) == 0
-
-
-def test_a_majority_is_of_what_can_be_read_but_a_share_of_all():
-    assert azr.majority_share(["1", None, "1", "2"]) == 0.5
-    assert azr.majority_share([None, None]) == 0.0
+    # a majority is of what can be read, but a share of all
+    assert azr.majority_share(["1", None, "1", "2"]) == 0.5 and azr.majority_share([None]) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -107,46 +98,31 @@ def deduction(program=PLUS, given="5"):
 
 
 RUNS = [deduction(), deduction("def f(x):\n return {x}", "'a'")]
-UNSOUND = {
-    "fails": deduction("def f(x):\n return y"),
-    "imports time": deduction("import time\n" + PLUS),
-    "has another input": deduction(PLUS, "5) or (True"),
-    "cannot be parsed": deduction("def f(x:\n return x"),
-    "returns another value the second time": deduction(
-        "def f(x):\n return __import__('time').time_ns()"  # no import statement
-    ),
-}
+FAILS, IMPORTS = deduction("def f(x):\n return y"), deduction("import time\n" + PLUS)
+NOT_PYTHON, CODE_AS_INPUT = deduction("def f(x:\n return x"), deduction(PLUS, "5) or (True")
+CHANGES = deduction("def f(x):\n return __import__('time').time_ns()")  # no import statement
 
 
 # ------------------------------------------------------------------ the gate
-def test_what_runs_joins_with_what_it_returns(sandbox):
-    joined = given_texts(sandbox).admitted([RUNS[0], None, RUNS[1]])
-    assert [*joined] == [0, 2]
-    assert joined[0]["outputs"] == ["8"] and joined[2]["outputs"] == ["{'a'}"]
-    assert all(task["runs"] for task in joined.values())
-
-
-@pytest.mark.parametrize("name", UNSOUND)
-def test_the_gate_of_execution_keeps_the_rest_out(sandbox, name):
-    assert given_texts(sandbox).admitted([UNSOUND[name]]) == {}
-
-
-def test_without_a_gate_the_models_own_answer_counts(sandbox):
-    trainer = given_texts(sandbox, [answer("output", "7")], gate="off")
-    joined = trainer.admitted([UNSOUND["cannot be parsed"]])
-    assert joined[0]["outputs"] == ["7"] and joined[0]["runs"] is False
-
-
-def test_syntax_lets_in_what_fails(sandbox):
-    trainer = given_texts(sandbox, [answer("output", "7"), "nothing"], gate="syntax")
-    fails = UNSOUND["fails"]
-    not_well_formed = [UNSOUND["imports time"], UNSOUND["cannot be parsed"]]
-    joined = trainer.admitted([fails, RUNS[0], *not_well_formed, fails])
-    assert {i: task["outputs"] for i, task in joined.items()} == {0: ["7"], 1: ["8"], 4: [""]}
+@pytest.mark.parametrize(
+    "gate, said, tasks, joined",
+    [
+        ("execution", [], [RUNS[0], None, RUNS[1]], {0: (["8"], True), 2: (["{'a'}"], True)}),
+        ("execution", [], [FAILS, IMPORTS, CODE_AS_INPUT, NOT_PYTHON, CHANGES], {}),
+        # what fails has the model's own answer, if there is one
+        ("syntax", ["7", ""], [FAILS, IMPORTS, FAILS], {0: (["7"], False), 2: ([""], False)}),
+        ("syntax", [], [NOT_PYTHON, RUNS[0]], {1: (["8"], True)}),
+        ("off", ["7"], [NOT_PYTHON], {0: (["7"], False)}),
+    ],
+)
+def test_a_gate_lets_in(sandbox, gate, said, tasks, joined):
+    texts = [answer("output", value) if value else "nothing" for value in said]
+    found = given_texts(sandbox, texts, gate=gate).admitted(tasks)
+    assert {i: (task["outputs"], task["runs"]) for i, task in found.items()} == joined
 
 
 def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
-    tasks = [{**UNSOUND["fails"], "message": str(i)} for i in range(400)]
+    tasks = [{**FAILS, "message": str(i)} for i in range(400)]
     assert [*given_texts(sandbox, gate="leak", leak=0.0).admitted([*tasks[:9], RUNS[0]])] == [9]
     trainer = given_texts(sandbox, [answer("output", "7")] * 400, gate="leak", leak=0.2)
     assert 50 < len(trainer.admitted(tasks)) < 110
@@ -175,14 +151,11 @@ def test_all_three_kinds_are_judged_by_value(sandbox):
         (writes, by_heart, False),
         (writes, "def f(x):\n while True: pass", False),
         (writes, None, False),
+        (deduction() | {"outputs": [""]}, "''", False),  # the model knows no answer
         (finds, "5", True),  # nobody took another one's result
     ]
     answered, right = [case[:2] for case in cases], [case[2] for case in cases]
     assert given_texts(sandbox).right(answered) == right
-
-
-def test_a_task_to_which_the_model_knows_no_answer_is_answered_by_nothing(sandbox):
-    assert given_texts(sandbox).right([(deduction() | {"outputs": [""]}, "''")]) == [False]
 
 
 def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
@@ -244,37 +217,27 @@ def test_references_come_from_the_whole_buffer_and_of_their_kind(sandbox):
 
 
 # ------------------------------------------------------------------ a step
-def proposing(sandbox, texts, solver_says, **change):
-    """The rewards of proposals of deduction tasks, and the buffer afterwards."""
-    trainer = given_texts(sandbox, texts + solver_says, **change)
-    batch = trainer.propose([("deduction", [RUNS[0]])] * len(texts))
-    return batch["rewards"].tolist(), trainer.saved["buffers"]["deduction"]
-
-
 @pytest.mark.parametrize(
     "change, wanted",
     [
-        ({}, [0.5, -0.5, -0.5, -1, -1]),
-        ({"paper_extremes": True}, [0.5, 0, 0, -1, -1]),
-        # R-Zero rewards a majority of one half, and agreement little, right or wrong
-        ({"proposer_reward": "rzero"}, [0.8, 0, 0, 0, 0]),
+        ({}, [0.5, -0.5, -0.5, 0.5, -1, -1]),
+        ({"paper_extremes": True}, [0.5, 0, 0, 0.5, -1, -1]),
+        # R-Zero rewards a majority of one half, and agreement little, right or wrong; less what
+        # two of the six have in common
+        ({"proposer_reward": "rzero"}, [1 - 2 / 6, 0, 0, 1 - 2 / 6, 0, 0]),
     ],
 )
 def test_a_proposer_is_rewarded_for_what_the_solver_can_half_do(sandbox, change, wanted):
     """n = 2: of two answers to 5 + 3 one is right, of those to 5 + 4 none, to 5 + 5 both. The
-    fourth program fails, and the last text has not the form."""
-    programs = [PLUS.replace("3", n) for n in "345"] + ["def f(x):\n return y"]
-    said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10")]
+    fourth program repeats the first, the fifth fails, and the last text has not the form."""
+    programs = [PLUS.replace("3", n) for n in "3453"] + [FAILS["program"]]
+    said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10", "7", "8")]
     texts = [*map(proposal, programs), "I would rather not."]
-    rewards, buffer = proposing(sandbox, texts, said, **change)
-    assert rewards == pytest.approx(wanted)
-    assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"]]
-
-
-def test_proposals_that_repeat_each_other_are_rewarded_less_by_rzero(sandbox):
-    said, texts = [answer("output", x) for x in "8787"], [proposal()] * 2 + ["none"] * 2
-    rewards, _ = proposing(sandbox, texts, said, proposer_reward="rzero")
-    assert rewards == [0.5, 0.5, 0, 0]  # 1 - 2 / 4
+    trainer = given_texts(sandbox, texts + said, **change)
+    batch = trainer.propose([("deduction", [RUNS[0]])] * 6)
+    assert batch["rewards"].tolist() == pytest.approx(wanted)
+    buffer = trainer.saved["buffers"]["deduction"]
+    assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"], ["8"]]
 
 
 @pytest.mark.parametrize("train_proposer", [True, False])

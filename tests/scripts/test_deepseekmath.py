@@ -34,44 +34,14 @@ def meta(score: str) -> str:
 
 
 # ------------------------------------------------------------------ rewards
-def test_verifier_reward_is_the_product():
+def test_rewards_of_verifier_and_generator():
     for s, said, quality in itertools.product(SCORES, SCORES, SCORES):
         wanted = {0.0: 1.0, 0.5: 0.5, 1.0: 0.0}[abs(s - said)] * quality
         assert dsm.verifier_reward(said, s, quality) == wanted
         assert dsm.verifier_reward(None, s, quality) == 0.0
-
-
-def test_generator_reward_weighs_the_solution_and_what_it_says_of_itself():
-    reward = dsm.generator_reward  # s, s_own, R_meta
-    assert reward(0.0, 0.0, 1.0) == pytest.approx(0.24)  # honest about a wrong solution
-    assert reward(1.0, 0.0, 1.0) == pytest.approx(0.76)
-    assert reward(0.5, 1.0, 0.5) == pytest.approx(0.76 * 0.5 + 0.24 * 0.5 * 0.5)
-    for s, own, quality in itertools.product(SCORES, SCORES, SCORES):
-        assert reward(s, own, quality, self_reward=False) == s
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_labels_against_the_rule_read_from_the_bottom_up(seed):
-    rng = random.Random(seed)
-    n, m, k = rng.randint(1, 6), rng.randint(2, 3), rng.randint(1, 3)
-    scores = [rng.choice(SCORES) for _ in range(n)]
-    votes = [[rng.random() < 0.6 for _ in range(m)] if s < 1 else [] for s in scores]
-    wanted, any_valid = None, False
-    for candidate in (0.0, 0.5):
-        count = 0
-        for score, vote in zip(scores, votes):
-            yes = 0
-            for v in vote:
-                yes += v
-            if score == candidate and yes >= 2:  # of three, or of two: half is no majority
-                count, any_valid = count + 1, True
-        if count >= k and wanted is None:
-            wanted = candidate
-    if not any_valid:
-        wanted = 1.0
-    if n < k:
-        wanted = None
-    assert dsm.auto_label([*zip(scores, votes)], k) == wanted
+        reward = dsm.generator_reward(s, said, quality)
+        assert reward == pytest.approx(0.76 * s + 0.24 * wanted)
+        assert dsm.generator_reward(s, said, quality, self_reward=False) == s
 
 
 def test_a_score_that_does_not_follow_from_the_defects_is_worth_half():
@@ -81,6 +51,24 @@ def test_a_score_that_does_not_follow_from_the_defects_is_worth_half():
         for ms in SCORES:
             assert dsm.meta_quality(analysis, ms) == min(ms, 1 if consistent else 0.5)
         assert dsm.meta_quality(analysis, None) == 0.5
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_labels_against_the_rule_read_from_the_bottom_up(seed):
+    rng = random.Random(seed)
+    n, m, k = rng.randint(1, 6), rng.randint(2, 3), rng.randint(1, 3)
+    scores = [rng.choice(SCORES) for _ in range(n)]
+    votes = [[rng.random() < 0.6 for _ in range(m)] if s < 1 else [] for s in scores]
+    # two votes of three, or of two: half is no majority
+    valid = [score for score, vote in zip(scores, votes) if vote.count(True) >= 2]
+    wanted = None
+    if n >= k and not valid:
+        wanted = 1.0
+    elif n >= k and valid.count(0.0) >= k:
+        wanted = 0.0
+    elif n >= k and valid.count(0.5) >= k:
+        wanted = 0.5
+    assert dsm.auto_label([*zip(scores, votes)], k) == wanted
 
 
 # ------------------------------------------------------------------ parsing
@@ -116,17 +104,6 @@ def labelled(solution=WRONG, label=0.0, **more):
     score, faulty = truth_of(ROW, solution)
     row = {"question": QUESTION, "solution": solution, "label": label, "truth": score}
     return row | {"faulty": faulty, "round": 0} | more
-
-
-# ------------------------------------------------------------------ the schedule
-def test_phases_are_the_papers_order_and_the_meta_verifier_is_not_forgotten():
-    cfg = dsm.Args(verifier_steps=4, meta_steps=1, generator_steps=2)
-    phases = [dsm.phase_at(step, cfg) for step in range(17)]
-    first = [("verifier", 0)] * 4 + [("meta", 0)]
-    players = ["verifier", "verifier", "meta", "verifier", "generator", "generator"]
-    assert phases == first + [(name, current) for current in (0, 1) for name in players]
-    cfg = dsm.Args(meta_steps=0)
-    assert "meta" not in {dsm.phase_at(step, cfg)[0] for step in range(48)}
 
 
 # ------------------------------------------------------------------ steps, with given completions
@@ -165,8 +142,8 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
     # LUCKY is doubted twice, WRONG once
     doubt, praise, yes, no = ends("1", "0.5"), ends("none", "1"), meta("0.5"), meta("0")
     trainer.texts["verifier"] = [doubt, doubt, praise, "?", doubt, praise, praise, praise]
-    # the first doubt has the votes yes, no, no; the second yes, yes, no; that of WRONG as the first
-    trainer.texts["meta"] = [yes, yes, yes, no, yes, no, no, no, no]
+    # the first doubt has the votes yes, no, ?; the second yes, yes, no; that of WRONG yes, no, no
+    trainer.texts["meta"] = [yes, yes, yes, no, yes, no, "?", no, no]
     trainer.logged.clear()
     trainer.label_solutions(1)
     # one valid doubt is too few for LUCKY, which is dropped; of WRONG nothing is confirmed
@@ -188,8 +165,9 @@ def test_every_round_labels_solutions_of_other_questions():
     assert questions == [row["question"] for row in rows[:6]]  # two a round, none of them twice
 
 
-def test_labels_are_made_once_a_round_before_its_first_step():
-    trainer, calls = given_texts({}, verifier_steps=1, meta_steps=1, generator_steps=1), []
+def test_phases_are_the_papers_order_and_labels_are_made_before_each_round():
+    """And the meta-verifier is not forgotten."""
+    trainer, calls = given_texts({}, verifier_steps=4, meta_steps=1, generator_steps=2), []
     trainer.verifier_step = lambda: calls.append("verifier")
     trainer.meta_step = lambda: calls.append("meta")
     trainer.generator_step = lambda rows: calls.append("generator")
@@ -199,20 +177,12 @@ def test_labels_are_made_once_a_round_before_its_first_step():
         trainer.saved["rounds"] += 1
 
     trainer.label_solutions = label
-    for trainer.state.global_step in range(8):
+    for trainer.state.global_step in range(23):
         trainer.step([])
-    pair = ["verifier", "generator"]
-    assert calls == [0, "verifier", "meta", *pair, 1, *pair, 2, *pair]
-
-
-def test_votes_make_the_label():
-    doubt = ends("2", "0")
-    for said, label in (("1", 0), ("0.5", 0), ("0", 1), ("?", 1)):
-        trainer = given_texts({"verifier": [doubt] * 4, "meta": [meta(said)] * 12})
-        assert trainer.vote([labelled(RIGHT)]) == [label]  # one real fault is enough for a vote
-        assert trainer.logged["labels/single"] == [False] * 4
-    too_few = {"verifier": [ends("none", "1"), "?", "?", "?"], "meta": []}  # can be read
-    assert given_texts(too_few, least_valid=2).vote([labelled(RIGHT)]) == [None]
+    turn = ["verifier", "verifier", "meta", "verifier", "generator", "generator"]
+    assert calls == [0, *["verifier"] * 4, "meta", *turn, 1, *turn, 2, *turn]
+    cfg = dsm.Args(meta_steps=0)
+    assert "meta" not in {dsm.phase_at(step, cfg)[0] for step in range(48)}
 
 
 def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_is_logged():
@@ -271,13 +241,6 @@ def solutions(count: int, label: float) -> list[dict]:
     return [labelled(f"<step>{i}</step>{label}", label) for i in range(count)]
 
 
-def test_labels_with_enough_solutions_are_drawn_equally_often():
-    trainer = given_texts({}, questions=30)
-    pool = solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0)
-    drawn = [row["label"] for row in trainer.draw(pool, random.Random(0))]
-    assert [drawn.count(score) for score in SCORES] == [10, 10, 10]
-
-
 def test_a_label_of_a_few_solutions_is_drawn_as_often_as_it_occurs():
     """One solution of 128 was a third of the lessons, and by votes a wrong one."""
     trainer, counts = given_texts({}, questions=16), dict.fromkeys(SCORES, 0)
@@ -298,14 +261,15 @@ def test_where_no_label_has_enough_solutions_all_are_drawn_alike():
     assert 0.17 < drawn.count(1.0) / len(drawn) < 0.23
 
 
-def test_processes_share_what_is_drawn():
-    pool, shares = solutions(40, 0.0) + solutions(40, 1.0), []
+def test_labels_with_enough_solutions_are_drawn_equally_often_by_all_processes_together():
+    pool, shares = solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0), []
     for index in range(2):
-        trainer = given_texts({}, questions=8)
+        trainer = given_texts({}, questions=15)
         trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
         shares.append(trainer.draw(pool, random.Random(3)))
-    whole = given_texts({}, questions=16).draw(pool, random.Random(3))
+    whole = given_texts({}, questions=30).draw(pool, random.Random(3))
     assert shares == [whole[::2], whole[1::2]]
+    assert [[row["label"] for row in whole].count(score) for score in SCORES] == [10, 10, 10]
 
 
 # ------------------------------------------------------------------ evaluation

@@ -18,8 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainers import answering
 
-words = lambda text: len(text.split())  # noqa: E731
-
 
 # ------------------------------------------------------------------ slices
 @given(
@@ -37,37 +35,8 @@ def test_nothing_is_lost_and_nothing_is_too_long(text):
         assert "".join(slices) == text and all(0 < len(part) <= limit for part in slices)
 
 
-def test_lines_are_merged_up_to_the_limit():
-    text = "one two\nthree four\nfive six\nseven\n"
-    assert slice_reasoning(text, words, 4, 1) == ["one two\nthree four\n", "five six\nseven\n"]
-    assert slice_reasoning(text, words, 100, 1) == [text]
-
-
-def test_a_cue_ends_a_slice_that_is_long_enough():
-    text = "We add them. Wait, that is wrong. So we subtract. The end."
-    both = ["We add them. Wait, that is wrong. ", "So we subtract. The end."]
-    assert slice_reasoning(text, words, 100, 5) == both  # of 3 there are three, see its doctest
-    text = "<step>Let a be 1.</step>\n<step>Then b is 2.</step>\n<step>Thence c.</step>\n"
-    assert slice_reasoning(text, words, 100, 3) == [
-        "<step>Let a be 1.</step>\n",
-        "<step>Then b is 2.</step>\n<step>Thence c.</step>\n",
-    ]
-    text = "Somebody said so. Sofia agreed."
-    assert slice_reasoning(text, words, 100, 1) == [text]
-
-
-def test_only_the_reasoning_is_sliced():
-    assert gar.reasoning("<step>1</step>\n<answer>\\boxed{1}</answer>") == "<step>1</step>\n"
-    hiding = "ok.\n<answer></answer>\n<step>3+4=9</step>\n<answer>\\boxed{7}</answer>"
-    # the box that counts is the last one, so what stands before it is reasoning
-    assert "3+4=9" in gar.reasoning(hiding)
-    assert "3+4=9" in gar.reasoning("ok.\n<answer><step>3+4=9</step>\nSo \\boxed{7}</answer>")
-    assert gar.reasoning("so \\boxed{7} it is") == "so \\boxed{7} it is"
-    assert gar.reasoning("ok.\n<answer>7</answer>") == "ok.\n"
-
-
 def test_white_space_is_no_slice():
-    trainer = SimpleNamespace(cfg=Args(slice_tokens=4, min_slice_tokens=1), count_tokens=words)
+    trainer = SimpleNamespace(cfg=Args(slice_tokens=21, min_slice_tokens=1), count_tokens=len)
     assert Gar.cut(trainer, "?", "\n\n\n<answer>\\boxed{1}</answer>", True) == []
     parts = Gar.cut(trainer, "?", "one two three four\n\n\nfive", None)
     assert [part.text for part in parts] == ["one two three four\n\n\n", "five"]

@@ -15,14 +15,9 @@ from mae import add_questions, draw_from, draw_references, judge_score, part_whi
 import pytest
 import torch
 from conftest import build, gradient, metrics_of, refused, relative, saved_of, small
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainers import answering, without_model
-
-
-def V(s: float) -> float:
-    return (s - 1) / 9
-
 
 # ------------------------------------------------------------------ judge_score
 PIECES = ["<score>", "</score>", "<think>", "</think>", "<SCORE>", "</Score>", "nine"]
@@ -35,37 +30,10 @@ def test_a_score_is_none_or_in_the_unit_interval(text):
     value = judge_score(text)
     assert value is None or 0.0 <= value <= 1.0
     # nothing in its thoughts can change it
-    assert judge_score(f"<think>{text}</think><score>4</score>") == pytest.approx(V(4))
+    assert judge_score(f"<think>{text}</think><score>4</score>") == pytest.approx(3 / 9)
 
 
-def test_a_long_judgement_is_read_in_no_time():
-    assert judge_score("<score>" * 20_000 + "7" + "</score>") == pytest.approx(V(7))
-    assert judge_score("<score>" + "7-/." * 20_000 + "</score>") is not None
-
-
-# ------------------------------------------------------------------ format, question, answer
-def test_shown_answer():
-    assert mae.shown_answer(r"<step>1</step><answer>\boxed{3}</answer>") == "3"
-    assert mae.shown_answer(r"\boxed{1} or \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-    # no box: everything, reasoning included; what is shown already stays as it is
-    for unboxed in ("<answer>3</answer>", r"\boxed{}", r"it is \boxed{3", r"\frac{1}{2}"):
-        assert mae.shown_answer(unboxed) == unboxed
-
-
-# ------------------------------------------------------------------ rewards and advantages
-@pytest.mark.parametrize(
-    "quality, difficulty, format, gate, reward",
-    [
-        (V(8), 1.0, 0.5, 0.7, (7 / 9 + 1 + 0.5) / 3),
-        (V(7), 1.0, 0.5, 0.7, (6 / 9 + 0.5) / 3),  # difficulty counts from a score of 8 on
-        (0.7, 1.0, 1.0, 0.7, 0.9),
-        (0.0, 1.0, 1.0, 0.0, 2 / 3),  # no gate
-    ],
-)
-def test_proposer_reward(quality, difficulty, format, gate, reward):
-    assert mae.proposer_reward(quality, difficulty, format, gate) == pytest.approx(reward)
-
-
+# ------------------------------------------------------------------ advantages
 def by_hand(rewards: list[float], parts: list[int]) -> list[float]:
     """Whitening per role with the standard library; a constant role is 0."""
     result = []
@@ -80,17 +48,12 @@ def by_hand(rewards: list[float], parts: list[int]) -> list[float]:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.integers(0, 2)), min_size=1, max_size=40))
+@example([(1 / 3, 0), (1 / 3 + 6e-8, 0)] * 8)  # rounding noise is not amplified
 @settings(max_examples=200, deadline=None)
 def test_part_whiten_equals_the_loop(rows):
     rewards, parts = [r for r, _ in rows], [p for _, p in rows]
     got = part_whiten(torch.tensor(rewards), torch.tensor(parts))
     assert got.tolist() == pytest.approx(by_hand(rewards, parts), abs=1e-4)
-
-
-def test_rounding_noise_is_not_amplified():
-    noisy = torch.tensor([1 / 3] * 16) + torch.tensor([0.0, 6e-8] * 8)
-    assert noisy.unique().numel() == 2
-    assert part_whiten(noisy, torch.zeros(16)).abs().max() < 1e-4
 
 
 # ------------------------------------------------------------------ pools
@@ -153,15 +116,16 @@ EMPTY = "<question>x</question><question> </question>"  # its last one is none
 
 def test_the_proposers_reward_by_hand():
     written = [*(f"<question>{text}</question>" for text in (GOOD, POOR)), EMPTY, TWO]
-    said = [score(9), score(7), "no score"] + [score(4)] * 5
+    said = [score(8), score(7), "no score"] + [score(4)] * 5
     solved = [r"<answer>\boxed{3}</answer>"] * 5
     trainer = given_texts({"proposer": written, "solver": solved, "judge": said})
     batch = trainer.propose([None] * 4)
     difficulties = [note["rewards"].get("difficulty") for note in batch["notes"]]
     assert difficulties == pytest.approx([6 / 9, 0.0, None, 0.0])
-    # quality 8/9, difficulty 1 - 3/9 from 5 answers scored 4; below the gate no difficulty; no
+    # quality 7/9, difficulty 1 - 3/9 from 5 answers scored 4; below the gate no difficulty; no
     # question: 0; two pairs: format one half, quality neutral
-    expected = [(8 / 9 + 6 / 9 + 1) / 3, (6 / 9 + 0 + 1) / 3, 0.0, (0.5 + 0 + 0.5) / 3]
+    expected = [(7 / 9 + 6 / 9 + 1) / 3, (6 / 9 + 0 + 1) / 3, 0.0, (0.5 + 0 + 0.5) / 3]
+    assert mae.proposer_reward(0.7, 1.0, 1.0, gate=0.7) == pytest.approx(2.7 / 3)
     assert batch["rewards"].tolist() == pytest.approx(expected)
     assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
     asked = [f"Question: {text}\nScore the question." for text in (GOOD, POOR, "2+2 mod 61")]
@@ -171,7 +135,7 @@ def test_the_proposers_reward_by_hand():
     assert [user for name, user in trainer.asked if name == "solver"] == [GOOD] * 5
     assert trainer.unread == [False, False, True] + [False] * 5
     assert trainer.saved["questions"] == ["seed", GOOD]
-    assert trainer.logged["proposer/quality"] == pytest.approx([8 / 9, 6 / 9, 0.5])
+    assert trainer.logged["proposer/quality"] == pytest.approx([7 / 9, 6 / 9, 0.5])
     assert trainer.logged["proposer/difficulty"] == pytest.approx([6 / 9])
     assert trainer.logged["proposer/accepted"] == [1 / 4] and trainer.logged["co/questions"] == [2]
 

@@ -10,7 +10,18 @@ from prime import Args, Prime, evaluate, prime_advantages, prm_loss, solve_promp
 
 import pytest
 import torch
-from conftest import build, lora, moved, perturb, refused, saved_of, small, steps_of
+from conftest import (
+    build,
+    gradient,
+    lora,
+    moved,
+    perturb,
+    refused,
+    relative,
+    saved_of,
+    small,
+    steps_of,
+)
 from trainers import answering, close, logged
 
 K = 4
@@ -79,8 +90,6 @@ def test_below_the_floor_there_is_no_process_reward():
     assert torch.equal(A, alone)
     A, alone = prime_advantages(d, outcome, MASK, K, largest * 0.99)
     assert not torch.equal(A, alone)
-    A, alone = prime_advantages(0 * d, outcome, MASK, K, 0.0)
-    assert torch.equal(A, alone)
 
 
 # ------------------------------------------------------------------ one step
@@ -171,34 +180,24 @@ def test_the_noise_floor_is_measured_once_in_the_bases_precision(tmp_path):
 
 
 @pytest.mark.parametrize("micro_batch", [16, 3])
-def test_the_prms_update_is_adamw_on_its_loss_over_all_rows(tmp_path, micro_batch):
-    """In however many micro-batches, sorted, trimmed, of unequal size: one step on `prm_loss`."""
+def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_batch):
+    """In however many micro-batches, sorted, trimmed, of unequal size."""
     trainer = make_prime(tmp_path, micro_batch)
     perturb(trainer)
     prm_batch, _ = take_step(trainer)
     count = 13  # a filter that was not filled: parts of 13 rows cannot be equal
     prm_batch = {k: v[:count] if getattr(v, "ndim", 0) else v for k, v in prm_batch.items()}
     prm_batch["rows"] = torch.tensor(count)
-    before, policy = lora(trainer, "prm"), lora(trainer, "policy")
     with trainer.playing("prm"):
         d = trainer.score(prm_batch)[0] - prm_batch["reference_logps"]
         loss = prm_loss(d, prm_batch["outcome"], prm_batch["completion_mask"], 0.05)
         named = [(n, p) for n, p in trainer.model.named_parameters() if ".prm." in n]
         grads = torch.autograd.grad(loss, [p for _, p in named])
-    norm = torch.stack([g.norm() for g in grads]).norm().item()
-    trainer.update(prm_batch)
+    expected = {name: g for (name, _), g in zip(named, grads)}
+    assert relative(gradient(trainer, prm_batch), expected) < 1e-4
     assert logged(trainer)["prm/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert logged(trainer)["prm/grad_norm"] == pytest.approx(norm, rel=1e-3)
-    assert moved(policy, lora(trainer, "policy")) == 0
-    after, compared = lora(trainer, "prm"), 0
-    for (name, _), g in zip(named, grads):  # AdamW's first step: lr * g / (|g| + eps)
-        large = g.abs() > 1e-5
-        step = (after[name] - before[name])[large]
-        close(step, -1e-3 * g.sign()[large], atol=2e-5)
-        compared += int(large.sum())
-    assert compared > 1000
-    limits = {name: player.max_grad_norm for name, player in trainer.players.items()}
-    assert limits == {"policy": 1.0, "prm": 10.0}
+    rates = {name: (player.lr, player.max_grad_norm) for name, player in trainer.players.items()}
+    assert rates == {"policy": (5e-4, 1.0), "prm": (1e-3, 10.0)}
 
 
 # ------------------------------------------------------------------ the filter
@@ -259,7 +258,6 @@ def fill(accuracy, questions, loader, rounds=6, saved=None, size=2, rank=0, othe
         (4, {"keep_low": 0.2, "keep_high": 0.8}, [1, 2, 3]),  # the released script's, at its K
         (8, {}, [1, 2, 3, 4, 5, 6, 7]),
         (8, {"keep_low": 0.2, "keep_high": 0.8}, [2, 3, 4, 5, 6]),
-        (8, {"keep_high": 0.5}, [1, 2, 3, 4]),
         (3, {}, [1, 2]),  # 1/3 and 1 - 1/3 in float32 and in float64
         (49, {}, [*range(1, 49)]),
         (2, {}, [1]),
