@@ -305,8 +305,9 @@ def blocks() -> dict[tuple[str, str], str]:
 def write(names: list[str]):
     """The figures of these experiments, summary.json, and every block."""
     for name in TRAINED if "all" in names else names:
-        if name in TRAINED and evidence.with_runs(name) and EXPERIMENTS[name].panels:
-            draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
+        if name in TRAINED and evidence.with_runs(name):
+            if EXPERIMENTS[name].panels:
+                draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
             print(table(name))
     (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
     for (page, mark), text in blocks().items():

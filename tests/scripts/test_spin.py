@@ -1,4 +1,4 @@
-"""spin.py: its loss against a loop, its outer loop, its traps."""
+"""spin.py: its loss against TRL's DPO trainer and a loop, its outer loop, its traps."""
 
 import json
 import math
@@ -11,15 +11,62 @@ from spin import Args, Spin, evaluate, human_ids, learning_rate_at, solve_prompt
 
 import pytest
 import torch
-from conftest import build, gradient, metrics_of, refused, saved_of, small, steps_of, weights
+from conftest import (
+    build,
+    dpo_loss_of_trl,
+    gradient,
+    metrics_of,
+    refused,
+    saved_of,
+    small,
+    steps_of,
+    weights,
+)
 from trainers import answering, log_probs_by_hand
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 LN2 = math.log(2)
 IDS = ("completion_ids", "completion_mask")
 
 
-# ------------------------------------------------------------------ the schedule
+# ------------------------------------------------------------------ eq. 4.7
+def test_rewards_are_log_ratios_and_large_ones_give_a_finite_loss():
+    g = torch.Generator().manual_seed(0)
+    a, b, c, d = (torch.randn(6, generator=g, dtype=torch.float64) for _ in range(4))
+    _, real, generated = spin_loss(a, b, c, d, 0.3)
+    assert real.tolist() == pytest.approx((0.3 * (a - b)).tolist())
+    assert generated.tolist() == pytest.approx((0.3 * (c - d)).tolist())
+    assert torch.isfinite(spin_loss(a * 1e6, b, c, d, 5.0)[0])
+
+
+def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
+    """The whole of TRL's DPOTrainer on the same pairs, opponent = reference model."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    player, opponent = (AutoModelForCausalLM.from_pretrained(TINY) for _ in range(2))
+    with torch.no_grad():
+        for p in player.parameters():
+            p += 0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    pairs = [
+        ("3+4 mod 61", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
+        ("(1+2)*3 mod 61", "<step>1", "9"),
+    ]
+    theirs = dpo_loss_of_trl(player, opponent, pairs, 0.1, tmp_path)
+    columns = []
+    for which in (1, 2):
+        for model in (player, opponent):
+            nats = []
+            for pair in pairs:
+                prompt = tokenizer(f"<|user|>{pair[0]}<|assistant|>").input_ids
+                ids = tokenizer(f"{pair[which]}<|end|>").input_ids
+                with torch.no_grad():
+                    logits = model(input_ids=torch.tensor([prompt + ids])).logits[0]
+                logp = logits[len(prompt) - 1 : -1].log_softmax(-1)
+                nats.append(logp[range(len(ids)), ids].sum())
+            columns.append(torch.stack(nats))
+    assert spin_loss(*columns, 0.1)[0].item() == pytest.approx(theirs, abs=1e-5)
+    assert abs(theirs - LN2) > 1e-3  # the models do differ
+
+
 def test_schedule():
     """Of 20 steps each: two of warm-up, then linear to almost 0; a fifth from the third on."""
     iteration = [0.5] + [(20 - step) / 19 for step in range(1, 20)]
