@@ -90,7 +90,7 @@ def split(
 
 
 def without_copies(rows: list[dict], seen: set[str]) -> list[dict]:
-    """The first row of each question. MAWPS has copies by the hundred, which would be on both sides.
+    """The first row of each question. MAWPS has hundreds of copies, which would be on both sides.
 
     seen: the questions before these, which are added to it.
     """
