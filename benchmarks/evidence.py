@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 RUNS = ROOT / "runs" / "evidence"
 SWEEP_SEEDS = (11, 12, 13)
+QUIET = "--eval-every 0 --show-every 0 --save-every 1000"  # of every run that is not timed
 
 
 @dataclass
@@ -147,8 +148,9 @@ def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     folder = folder_of(name, variant, seed, rate)
     if experiment.timed:  # a resumed run's time would not be that of one run
         shutil.rmtree(folder, ignore_errors=True)
-    options = f"{experiment.arguments} {chosen.arguments} --seed {seed} --out {folder}".split()
-    options += [experiment.rate, str(rate)] if rate else []
+    quiet = "" if experiment.timed else QUIET
+    options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed} --out {folder}"
+    options = [*options.split(), *([experiment.rate, str(rate)] if rate else [])]
     env, start = os.environ | ({} if experiment.timed else {"OMP_NUM_THREADS": "1"}), time.time()
     words = [*command(chosen.script or experiment.script, chosen.patches), *options]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -200,7 +200,8 @@ def block(name: str) -> str:
     if not ran:
         return NOT_YET.format(name=name)
     text = f"{read(name)['machine']}; `python benchmarks/evidence.py {name}` runs "
-    text += f"`{experiment.script} {experiment.arguments}` with\n"  # mkdocs: a list has room above
+    command = f"{experiment.script} {experiment.arguments}".strip()
+    text += f"`{command}` with\n"  # mkdocs: a list has room above
     for variant in ran:
         chosen = experiment.variants[variant]
         rate = f" {experiment.rate} {rate_of(name, variant):g}" if chosen.rates else ""

@@ -83,7 +83,8 @@ def known(level: str) -> dict[str, dict[str, dict]]:
             if programs or (its_level[1] if its_level else "tiny") != level:
                 continue
             rate = f" {experiment.rate} {run['rate']:g}" if run["rate"] else ""
-            label = f"{script} {re.sub(OF_MEASURING, '', given)}".strip() + rate
+            words = [script, *re.sub(OF_MEASURING, "", given + " ").split()]
+            label = " ".join(words) + rate
             curves = importlib.import_module(script.removesuffix(".py")).CURVES
             rows = [*run["evaluations"], *run["steps"]]
             its = figures([*rows, {"seconds": run["seconds"]}], curves)

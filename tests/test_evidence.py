@@ -213,7 +213,8 @@ def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
     for _ in range(2):
         evidence.run_missing("made_up", "made_up", [("b", 3, None)], at_once=1)
     ((words, threads),) = calls
-    assert words[1:4] == ["tango.py", "--seed", "3"] and threads == "1" and "--lr" not in words
+    assert words[1:9] == ["tango.py", *evidence.QUIET.split(), "--seed"]
+    assert threads == "1" and "--lr" not in words
     (kept,) = evidence.read("made_up")["runs"]
     assert kept["evaluations"] == [{"step": 0, "seconds": 1, "eval/x": 0.1}]
     assert kept["steps"] == [{"step": 1, ACCURACY: 0.12346}] and kept["questions"] == 4
