@@ -16,13 +16,13 @@ The loop is `Aprm.step`. A right solution of each question is given: its chain
               R_verifier, each step    [mark == label] - c [a check is written],  c = --check-cost
 
 A caught error is worth more than a harmless edit; otherwise the safe move is to change nothing. The
-verifier is wanted for a solver that nobody trains here, and is measured on the solver's errors.
+verifier is meant for a solver that is not trained here, and is evaluated on that solver's errors.
 
 What we changed and it matters (more in docs/aprm.md)
     1. The verifier marks every step of a whole chain. On embedded questions what follows an edit is
        worked out from it; elsewhere it stays, without a label.
-    2. The oracle knows all about embedded questions. Elsewhere it sees false equations, no more.
-    3. A policy gradient in the place of PPO, no entropy bonus; AdamW takes the optimistic gradient.
+    2. On embedded questions the oracle is exact; elsewhere it only recognises false equations.
+    3. A policy gradient instead of PPO, no entropy bonus; AdamW takes the optimistic gradient.
 
 Shapes: P questions, G edits of a chain or judgements of it, B = P * G, K steps, T tokens.
 """
@@ -40,8 +40,8 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.equations import equations_hold
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_verdict
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import read_verdict, verify_prompt
 from common.tiny import tasks
 from common.tiny.demonstrations import GOLD, misconception, parse_step, tone, write_steps
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
@@ -63,7 +63,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of both adapters, constant"""
     kl: Weight = 0.005
-    """tau, weight of the k3 penalty towards the base, which keeps edits various"""
+    """tau, weight of the k3 penalty towards the base, which keeps edits diverse"""
     untouched: Share = 0.5
     """share of the chains that the verifier is trained on as they were"""
     check_cost: Share = 0.0
@@ -71,7 +71,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     optimistic: bool = True
     """step along 2 g_t - g_{t-1}; control: plain gradients"""
     corruptor: Literal["co-trained", "frozen", "random", "misconceptions"] = "co-trained"
-    """controls: never trained; in its place chance, or what the embedded solver believes"""
+    """controls: never trained; random, wrong numbers by chance; misconceptions, the errors that the
+    embedded solver itself makes"""
     eval_samples: Several = 1
     """the solver's solutions of each held-out question, all of which are judged"""
     edit_tokens: Tokens = per_model(tiny=40, real=256)
@@ -91,28 +92,18 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite one step so that it
 is wrong, and a reader does not notice. Write the number of the step, a colon and the new step in
 its tags, and nothing else, like this: 2:<step>3*4 = 14</step>"""
-VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
-other, by your own calculation. Write one <step> </step> block for each step, ending in its verdict,
-\boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on all of it, in exactly this form:
-<step_verification>
-<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
-</step_verification>
-<final_verification>\boxed{CORRECT}</final_verification>"""
 EDIT = re.compile(r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*")
-LAST = re.compile(r"[0-9]{1,15}(?=[^0-9]*\Z)")  # number of a step
+LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*\Z)")
 
 
 def corrupt_prompt(question: str, solution: str) -> list[dict]:
     return prompt(CORRUPT, f"Problem: {question}\nSolution:\n{solution}\nMake one step wrong.")
 
 
-def verify_prompt(question: str, solution: str) -> list[dict]:
-    count = len(split_steps(solution))
-    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
-
-
 def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
-    """(place of the step from 0 on, the new step), or None. A box would speak to the verifier."""
+    """(place of the step from 0 on, the new step), or None. An edit with a box is refused: it could
+    pass for a verdict.
+    """
     found, count = EDIT.fullmatch(text), len(split_steps(row["reference"]))
     step = found[2].strip() if found and 1 <= int(found[1]) <= count else ""
     embedded = parse_question(row["question"])
@@ -124,7 +115,7 @@ def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
 def parse_marks(text: str, count: int) -> list[bool] | None:
     """Whether each of a solution's steps is marked CORRECT; None unless every one has a mark."""
     said = [read_verdict(step, ("CORRECT", "INCORRECT")) for step in split_steps(text)]
-    return [s == "CORRECT" for s in said] if len(said) == count and all(said) else None
+    return [s == "CORRECT" for s in said] if len(said) == count > 0 and all(said) else None
 
 
 # ------------------------------------------------------------------ chains and the oracle
@@ -138,9 +129,9 @@ def chain_of(row: dict, edit: tuple | None, rng: random.Random) -> Chain:
     """The row's right solution, or what becomes of it with this edit, and the labels of its steps.
 
     Embedded: a step is right if it applies the question's operation to the value before it and gets
-    the result right. To carry an error on is no second one. Steps sound sure now and then, whoever
-    wrote them, or `!` would give the corruptor away. Elsewhere an edited step is wrong if an
-    equation in it is false; otherwise, and of what follows it, nobody can tell.
+    the result right. Carrying an error forward correctly is not a second error. Steps sound sure
+    now and then, whoever wrote them, or `!` would give the corruptor away. Elsewhere an edited step
+    is wrong if an equation in it is false; otherwise, and of what follows it, nobody can tell.
     """
     steps, answer = split_steps(row["reference"]), row["answer"]
     embedded, labels = parse_question(row["question"]), [True] * len(steps)
@@ -161,16 +152,16 @@ def chain_of(row: dict, edit: tuple | None, rng: random.Random) -> Chain:
 def static_edit(row: dict, kind: str, rng: random.Random) -> tuple | None:
     """Another last number in any step, or a misconception; None if no step has a number."""
     steps, embedded = split_steps(row["reference"]), parse_question(row["question"])
-    places = [k for k, step in enumerate(steps) if LAST.search(step)]
+    places = [k for k, step in enumerate(steps) if LAST_NUMBER.search(step)]
     believed = [k for k in places if kind == "misconceptions" and "/" in steps[k]]
     if not places:
         return None
     k = rng.choice(believed or places)
-    wrong = int(LAST.search(steps[k])[0]) + rng.randint(1, tasks.MODULO - 1)
+    wrong = int(LAST_NUMBER.search(steps[k])[0]) + rng.randint(1, tasks.MODULO - 1)
     if embedded:
         a, _, b, _ = parse_step(steps[k])
         wrong = misconception(a, b) if believed else wrong % tasks.MODULO
-    return k, LAST.sub(str(wrong), steps[k]) + (tone(rng, 1) if embedded else "")
+    return k, LAST_NUMBER.sub(str(wrong), steps[k]) + (tone(rng, 1) if embedded else "")
 
 
 # ------------------------------------------------------------------ rewards
@@ -189,7 +180,7 @@ def mark_rewards(marks: list | None, checks: list, labels: list, cost: float) ->
 
 def mark_advantages(r, ends: list, mask, group_size: int) -> torch.Tensor:
     """(B, K) rewards of marks, B lists of the token at which each mark ends, None if a judgement is
-    not readable, (B, T) mask -> (B, T). What is behind the last mark gets none.
+    not readable, (B, T) mask -> (B, T). Tokens after the last mark get 0.
     """
     # A_ik = r_ik - mean of r_k over the G judgements of a chain; not divided by the deviation,
     # which would make the price of a check as large as an error wherever all marks are right
@@ -198,21 +189,24 @@ def mark_advantages(r, ends: list, mask, group_size: int) -> torch.Tensor:
     for i, end in enumerate(ends):
         if end is None:  # all of its text is to blame
             of_tokens[i] = A[i][~r[i].isnan()].mean()
-        for k, (before, last) in enumerate(zip([-1, *(end or [])], end or [])):
-            of_tokens[i, before + 1 : last + 1] = A[i, k]
+        start = 0
+        for k, last in enumerate(end or []):
+            of_tokens[i, start : last + 1] = A[i, k]
+            start = last + 1
     return of_tokens * mask
 
 
 # ------------------------------------------------------------------ the trainer
 class Aprm(CoTrainer):
-    """`step` is the loop. The solver is the adapter before step 1, the base; `saved` holds what it
-    has written then."""
+    """`step` is the loop. The solver is the base; its solutions, sampled before step 1, are in
+    `saved`.
+    """
 
     def step(self, rows):
         """rows: B, every question G times in a row."""
         kind, questions = self.cfg.corruptor, rows[:: self.cfg.group_size]
         if kind in ("random", "misconceptions"):
-            drawn = [(row, self.numbers(row)) for row in questions]
+            drawn = [(row, self.rng_of(row)) for row in questions]
             chains = [[chain_of(row, static_edit(row, kind, rng), rng)] for row, rng in drawn]
             return [self.verifier_step(questions, chains)]
         corruptor, chains = self.corruptor_step(rows)
@@ -221,7 +215,7 @@ class Aprm(CoTrainer):
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        G, lr = args.group_size, args.lr if args.corruptor == "co-trained" else 0.0
+        G, lr = args.group_size, (args.lr if args.corruptor == "co-trained" else 0.0)
         return {
             "corruptor": Player([], lr, args.edit_tokens, G, reads=args.solution_tokens),
             "verifier": Player([], args.lr, args.judgement_tokens, G, reads=args.solution_tokens),
@@ -233,7 +227,7 @@ class Aprm(CoTrainer):
         asked = [corrupt_prompt(row["question"], row["reference"]) for row in rows]
         batch = self.rollout("corruptor", [{"prompt": prompt} for prompt in asked])
         edits = [parse_edit(text, row) for text, row in zip(batch["texts"], rows)]
-        chains = [e and chain_of(row, e, self.numbers(row)) for row, e in zip(rows, edits)]
+        chains = [e and chain_of(row, e, self.rng_of(row)) for row, e in zip(rows, edits)]
         labels = [chain and chain.label for chain in chains]
         wrong = [i for i, label in enumerate(labels) if label is False]
         asked = [verify_prompt(rows[i]["question"], chains[i].solution) for i in wrong]
@@ -249,10 +243,10 @@ class Aprm(CoTrainer):
     def verifier_step(self, questions, chains: list[list[Chain]]) -> dict:
         """chains: of each question; one of the wrong ones is judged, or the untouched one."""
         cfg, rng, judged = self.cfg, self.random_numbers(), []
-        whole = rng.sample(range(len(questions)), round(cfg.untouched * len(questions)))
+        untouched = rng.sample(range(len(questions)), round(cfg.untouched * len(questions)))
         for i, (row, edited) in enumerate(zip(questions, chains)):
-            wrong = [] if i in whole else [chain for chain in edited if chain.label is False]
-            chain = rng.choice(wrong) if wrong else chain_of(row, None, self.numbers(row))
+            wrong = [] if i in untouched else [chain for chain in edited if chain.label is False]
+            chain = rng.choice(wrong) if wrong else chain_of(row, None, self.rng_of(row))
             asked = {"prompt": verify_prompt(row["question"], chain.solution), "chain": chain}
             judged += [asked] * cfg.group_size
         batch = self.rollout("verifier", judged)
@@ -269,7 +263,7 @@ class Aprm(CoTrainer):
         self.report_verifier(batch, labels, marks, checks)
         return batch
 
-    def numbers(self, row: dict) -> random.Random:  # the same for all edits of a question
+    def rng_of(self, row: dict) -> random.Random:  # the same for all edits of a question
         return random.Random(f"{self.cfg.seed} {self.state.global_step} {row['question']}")
 
     # --- optimistic gradients: g_{t-1} is kept beside AdamW's moments, and so in checkpoints
@@ -364,8 +358,7 @@ def is_clean(row: dict) -> bool:
 
 
 def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    train, held_out = load_for_steps(args)
     if not (train := [row for row in train if is_clean(row)]):
         raise UserError(f"--dataset {args.dataset}: no question has a right solution in steps.")
     return train, held_out

@@ -11,7 +11,8 @@ The loop (algorithm 1) is `CoVerRL.step`
     FILTER    a question is kept if more than half of its V+ say CORRECT
     CORRECT   each judgement that says INCORRECT gets K corrected solutions
     UPDATE    one, of one model: T of the N solutions, all judgements, all corrections
-              r = [format] + [agrees with m];  a judgement agrees if it says CORRECT of m, only
+              r = [format] + [agrees with m];  a judgement agrees if it accepts a solution with
+              the answer m, or rejects one with another
               A = (r - mean) / std within a group: the solutions of a question; V+; V-; the
               corrections after one judgement
 
@@ -22,10 +23,11 @@ which is what makes a verifier that always says the same earn no more than half.
 What we changed and it matters (more in docs/coverrl.md)
     1. The three turns of a conversation are prompts of their own: what a turn must know of the
        turns before it is shown in it. The verifier does not see that the solution is its own.
-    2. Questions on which all solutions agree are kept without being verified, as in the released
-       code: their solutions teach nothing. Algorithm 1 verifies them.
-    3. A question that is dropped has no advantages, but still feels the small KL term.
-    4. Judgements of the form that was asked for only; the released code guesses the others.
+    2. Questions on which all answers that can be read agree are kept without being verified, which
+       the released code does where all solutions agree. Algorithm 1 verifies them.
+    3. A question that is dropped has no advantages, but still feels the small KL term and counts
+       in the mean over tokens; so do judgements that are not trained on.
+    4. Only judgements in the form that was asked for are read; the released code also guesses.
 
 Shapes: P questions, N solutions of each, T of them trained, B rows of the joined batch.
 """
@@ -43,8 +45,8 @@ from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_verdict
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import read_verdict, verify_prompt
 
 import torch
 import tyro
@@ -72,7 +74,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     verifier: Literal["co-trained", "untrained", "none"] = "co-trained"
     """ablation: judgements are not trained on; or no verifier, which is TTRL"""
     filter: Literal["verifier", "coin", "none"] = "verifier"
-    """which questions are kept; the control: as many, but drawn; ablation: all"""
+    """which questions are kept; control: as many, at random; ablation: all"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=112, real=1024)
@@ -82,18 +84,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.group_size > self.samples:
             most = f"must be at most --samples {self.samples}"
             raise UserError(f"--group-size {self.group_size} {most}.")
+        if self.verifier == "none" and self.filter == "coin":
+            raise UserError("--verifier none, --filter coin: nothing says how many to keep.")
 
 
 # ------------------------------------------------------------------ prompts and parsing
-VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
-other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
-in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
-in exactly this form:
-<step_verification>
-<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
-</step_verification>
-<final_verification>\boxed{CORRECT}</final_verification>"""
-
 CORRECT = r"""You are given a problem, a solution, and the numbers of its steps that were found
 wrong. Solve the problem again. Put every step in its own <step> </step> tags, and after the last
 one the answer in this form: <answer>\boxed{...}</answer>."""
@@ -103,11 +98,6 @@ JUDGEMENT = re.compile(
     r"(?s)\s*<step_verification>(?P<steps>.*)</step_verification>"
     r"\s*<final_verification>(?P<final>[^<]*)</final_verification>\s*"
 )
-
-
-def verify_prompt(question: str, solution: str) -> list[dict]:
-    count = len(split_steps(solution))
-    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
 
 
 def correct_prompt(question: str, solution: str, faulty: list[int]) -> list[dict]:
@@ -156,7 +146,7 @@ def vote(answers: list[str | None]) -> tuple[str | None, str | None]:
 
 def to_verify(texts: list[str], answers: list, M: int) -> tuple[list[str], list[str]]:
     """What V+ and V- judge, equally many: up to M different solutions with the answer m; one
-    solution with the rarest other answer, again and again. Both are empty if all agree.
+    solution with the rarest other answer, again and again. Both are empty where all answers agree.
     """
     m, rarest = vote(answers)
     if rarest is None:
@@ -166,7 +156,7 @@ def to_verify(texts: list[str], answers: list, M: int) -> tuple[list[str], list[
 
 
 def is_kept(said: list[bool | None]) -> bool:
-    """Whether more than half of V+ say CORRECT; nobody was asked where all solutions agree."""
+    """Whether more than half of V+ say CORRECT; nobody was asked where all answers agree."""
     return not said or sum(s is True for s in said) > len(said) / 2
 
 
@@ -295,7 +285,7 @@ class CoVerRL(CoTrainer):
         return [corrector]
 
     def set_advantages(self, batch: dict, rewards: list, keys: list, asked: list[Asked], idle=0):
-        """keys: (number of the question, ...), the group of each row. Idle rows, behind the others,
+        """keys: (number of the question, ...), the group of each row. Idle rows, after the others,
         and those of dropped questions teach nothing.
         """
         known = [r if asked[key[0]].kept else torch.nan for r, key in zip(rewards, keys)]
@@ -332,22 +322,20 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
     if trainer.cfg.verifier == "none":
         return result
     first = texts[::n]
-    doubts = [(row, t, faulty) for row, t, (said, faulty) in judged(trainer, held_out, first)
-              if said is False]  # fmt: skip
-    prompts = [correct_prompt(row["question"], t, faulty) for row, t, faulty in doubts]
-    again = trainer.generate_all("corrector", prompts) if prompts else []
-    kept = mean(right[::n]) * len(held_out)
-    for (row, before, _), after in zip(doubts, again):
-        kept += is_correct(after, row["answer"]) - is_correct(before, row["answer"])
+    read = judged(trainer, held_out, first)
+    prompts = [correct_prompt(row["question"], text, faulty)
+               for row, text, (said, faulty) in read if said is False]  # fmt: skip
+    again = iter(trainer.generate_all("corrector", prompts) if prompts else [])
+    final = [next(again) if said is False else text for _, text, (said, _) in read]
     base = trainer.saved.setdefault("base_solutions", first)  # step 0: the solver is the base
-    said = {True: [], False: []}
-    for row, text, (verdict, _) in judged(trainer, held_out, base):
+    hits = {True: [], False: []}
+    for row, text, (said, _) in judged(trainer, held_out, base):
         label = is_correct(text, row["answer"])
-        said[label].append(verdict is label)
+        hits[label].append(said is label)
     return result | {
         "solver/first": mean(right[::n]),
-        "solver/final": kept / len(held_out),
-        "verifier/balanced_accuracy": mean([mean(hits) for hits in said.values() if hits]),
+        "solver/final": mean([is_correct(x, row["answer"]) for x, row in zip(final, held_out)]),
+        "verifier/balanced_accuracy": mean([mean(values) for values in hits.values() if values]),
     }
 
 
@@ -366,13 +354,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 }
 
 
-def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-
-
 def main(args: Args):
-    launch(CoVerRL, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(CoVerRL, args, load_for_steps, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from common.launch import launch
 from common.pairs import completion_batch
 from common.run import mean, plain_errors
 from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
-from common.tasks.math import load_questions, read_jsonl
+from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_first_verdict
 from common.tiny.tasks import gold_steps
@@ -433,8 +433,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    train, held_out = load_for_steps(args)
     check_references(train + held_out, is_correct, args.dataset)
     if args.discriminator == "co-trained" and not any(row["reference"] for row in train):
         reason = "no question has a reference solution; take --discriminator frozen"

@@ -54,7 +54,7 @@ from common.tasks.answers import (
 )
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
-from common.tasks.verdicts import read_verdict
+from common.tasks.verdicts import read_verdict, verify_prompt
 
 import torch
 import tyro
@@ -101,23 +101,9 @@ OPENING, CLOSING = "<final_verification>", "</final_verification>"
 # ------------------------------------------------------------------ prompts and parsing
 ASK = "You are given a problem and a solution. Is its answer right? Say Yes or No, nothing else."
 
-VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
-other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
-in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
-in exactly this form:
-<step_verification>
-<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
-</step_verification>
-<final_verification>\boxed{CORRECT}</final_verification>"""
-
 
 def ask_prompt(question: str, solution: str) -> list[dict]:
     return prompt(ASK, f"Problem: {question}\nSolution:\n{solution}\nIs it right?")
-
-
-def verify_prompt(question: str, solution: str) -> list[dict]:
-    count = len(split_steps(solution))
-    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
 
 
 def rationale(text: str) -> tuple[str, bool] | None:
@@ -153,8 +139,8 @@ def row_weights(verify: list[int], solve: list[int], solve_weight: float) -> lis
 
 def p_yes(logps: torch.Tensor) -> torch.Tensor:
     """(B, 2, forms) log-probs of yes and no -> (B,): p(yes) / (p(yes) + p(no)), each the sum over
-    its forms. What is left for other words must not count: a verifier new to the question spends
-    most of it there.
+    its forms. Probability on other words must not count: an untrained verifier puts most of it
+    there.
     """
     return logps.logsumexp(2).softmax(1)[:, 0]
 
@@ -233,7 +219,7 @@ class GenRM(CoTrainer):
         questions = [row for row in self.train_rows[: cfg.pool] for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
         # one without steps or a box would teach the verifier to look at the form
-        whole = [row for row in solutions if row["whole"]]
+        whole = [row for row in solutions if row["well_formed"]]
         lessons = balanced(whole, rng)
         if cfg.verifier == "cot":
             lessons = balanced(self.with_rationales(lessons), rng)
@@ -263,7 +249,7 @@ class GenRM(CoTrainer):
                 "question": row["question"],
                 "solution": text.strip(),
                 "right": is_correct(text, row["answer"]),
-                "whole": boxed(text) is not None
+                "well_formed": boxed(text) is not None
                 and bool(split_steps(text))
                 and not any(token in text for token in special),
             }
@@ -316,8 +302,8 @@ class GenRM(CoTrainer):
     def p_after(self, begun: list[tuple], yes: tuple, no: tuple) -> list[float]:
         """p(yes) as what follows each (prompt, text); yes, no: the forms either may take.
 
-        Text and form are encoded as one string, as they were taught: many tokenizers join signs
-        over the border.
+        Text and form are encoded as one string, as they were taught: many tokenizers merge
+        characters across the boundary.
         """
         if not begun:
             return []

@@ -10,20 +10,20 @@ The loop is `Maporl.step`. Two agents, a LoRA adapter each, T turns
     TURN 1       each agent solves the question
     TURN 2 .. T  each sees its own last solution and the other's, and writes its own anew
     VERIFIER     says of every solution whether it holds: the gold answer, or a model that reads it
-    UPDATE       both agents; with --verifier co the verifier, too
+    UPDATE       both agents; with --verifier co-trained the verifier, too
 
 A solution of turn t is rewarded for itself and for all that comes after it, whoever wrote that
     score = sum over t' >= t of gamma^(t' - t) V(t') / sum of gamma^(t' - t)
             V(t): of the solution itself, V(t'): the mean over both agents
-    bonus   who changes its mind, c: the other was right before, w: wrong
-                 right -> wrong   -alpha0 (w, misled)      -alpha1 (c)
-                 wrong -> right   +alpha0 (c, persuaded)   +alpha1 (w)
-            whose text made the other change its mind, c: I was right, w: I was wrong
-                 right -> wrong   -alpha3 (w)              -alpha2 (c)
-                 wrong -> right   +alpha3 (c)              +alpha2 (w)
+    bonus   added where a change is from wrong to right, subtracted where it is from right to wrong
+            alpha0   I change to what the other was before       (persuaded, or misled)
+            alpha1   I change, and not to that
+            alpha3   the other changes to what I was before      (my text explains it)
+            alpha2   the other changes, and not to that
+            The gold answer says what is right, whatever --verifier says of V.
 
-So an agent is rewarded for what the other makes of its text, and not only for being right. Whether
-the debate is worth more than a second try, only --placebo can tell.
+So an agent is rewarded for what the other makes of its text, and not only for being right. With
+--placebo an agent reads a solution of another question instead: a text that misleads.
 
 What we changed and it matters (more in docs/maporl.md)
     1. The signs of the influence terms are as the paper means them; in the released code they are
@@ -31,8 +31,8 @@ What we changed and it matters (more in docs/maporl.md)
     2. Group advantages of GRPO, without value heads: K debates of a question, and of them the same
        agent's solutions of the same turn, are compared with each other.
     3. The agents do not see the verifier's scores.
-    4. A solution without an answer has V = 0; in the released code -10, which the other one is
-       charged for, too.
+    4. A solution without an answer has V = 0 (--verifier answer); in the released code -10, which
+       the other agent is charged for, too.
 
 Shapes: P questions, K debates each, B = P * K; T turns.
 """
@@ -47,8 +47,8 @@ from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_verdict
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, sounds_sure
 
 import torch
@@ -84,11 +84,12 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """bonus for an influence that one's own answer explains"""
     influence_sign: Literal["intended", "released"] = "intended"
     """released: an agent is rewarded where the other one goes wrong after it"""
-    verifier: Literal["answer", "frozen", "co"] = "answer"
-    """who says V: the gold answer; a model that is not trained, or one that learns from it"""
+    verifier: Literal["answer", "frozen", "co-trained"] = "answer"
+    """who says V: the gold answer; a model that is not trained, or one that learns from it. Bonuses
+    are by the gold answer always"""
     pool: Literal["question", "role"] = "question"
-    """what a reward is compared with: the same agent's and turn's of its question; or of all
-    questions (MARS, arXiv:2510.04935)"""
+    """what a reward is compared with: the same agent and turn, of the same question or of all
+    questions of this process (MARS, arXiv:2510.04935)"""
     placebo: bool = False
     """control: what an agent sees of the other is about another question"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
@@ -96,13 +97,15 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     debate_tokens: Tokens = per_model(tiny=144, real=1536)
     """length limit of a solution of a later turn, with its thoughts"""
     judgement_tokens: Tokens = per_model(tiny=160, real=1024)
-    """length limit of the verifier's"""
+    """length limit of a judgement"""
     eval_samples: Count = 2
     """debates per held-out question"""
 
     def check(self):
         if self.placebo and min(self.questions, self.eval_questions) < 2:
             raise UserError("--placebo: --questions and --eval-questions must be at least 2.")
+        if self.placebo and self.turns == 1:
+            raise UserError("--placebo, --turns 1: nobody sees another one's solution.")
 
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -110,20 +113,11 @@ DEBATE = r"""You are given a problem, your own solution of it, and another solve
 wrong. Think about where they differ between <think> and </think>, by your own calculation. Then
 write your solution: every step in its own <step> </step> tags, and after the last one the answer
 in this form: <answer>\boxed{...}</answer>."""
-VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
-other, by your own calculation, each in its own <step> </step> tags, between <step_verification> and
-</step_verification>. End with the verdict on the whole:
-<final_verification>\boxed{CORRECT}</final_verification>, or \boxed{INCORRECT}"""
 
 
 def debate_prompt(question: str, own: str, other: str) -> list[dict]:
     both = f"Solution 1:\n{own}\nSolution 2:\n{other}"
     return prompt(DEBATE, f"Problem: {question}\n{both}\nWrite your own.")
-
-
-def verify_prompt(question: str, solution: str) -> list[dict]:
-    count = len(split_steps(solution))
-    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
 
 
 def shown(text: str) -> str:
@@ -141,16 +135,13 @@ def about_another(rows: list[dict], texts: list[str]) -> list[str]:
     apart = next((i for i, question in enumerate(questions) if question != questions[0]), None)
     if apart is None:
         raise UserError("--placebo needs another question, but all of a step are the same one.")
-    places = [[(i + apart + k) % B for k in range(B)] for i in range(B)]
-    return [texts[next(j for j in p if questions[j] != q)] for p, q in zip(places, questions)]
-
-
-def accepts(judgement: str) -> bool:
-    """Whether the final verdict is CORRECT; one that cannot be read is not."""
-    _, opened, rest = judgement.rpartition("<final_verification>")
-    inside, closed, _ = rest.partition("</final_verification>")
-    verdict = read_verdict(inside, ("CORRECT", "INCORRECT")) if opened and closed else None
-    return verdict == "CORRECT"
+    shown = []
+    for i, question in enumerate(questions):
+        j = (i + apart) % B
+        while questions[j] == question:
+            j = (j + 1) % B
+        shown.append(texts[j])
+    return shown
 
 
 # ------------------------------------------------------------------ rewards
@@ -193,13 +184,15 @@ def bonuses(right: torch.Tensor, alphas: list[float], influence_sign: int = 1) -
 
 
 def verdict_reward(completions, right, **_) -> list[float]:
-    """The verifier's: 1 if it accepts a right solution or rejects a wrong one. Called by TRL."""
-    return [float(accepts(c[0]["content"]) == r) for c, r in zip(completions, right)]
+    """The verifier's: 1 if it accepts a right solution or rejects a wrong one, 0 where no verdict
+    can be read. Called by TRL.
+    """
+    return [float(final_verdict(c[0]["content"]) is r) for c, r in zip(completions, right)]
 
 
 # ------------------------------------------------------------------ the trainer
-class Said(NamedTuple):
-    """What was written in one turn, by both agents. Every entry is one of a debate's, in order."""
+class Turn(NamedTuple):
+    """What both agents have written in one turn; entry i of a list belongs to debate i."""
 
     batches: list[dict]  # of each agent
     texts: list[list[str]]  # (2, B)
@@ -218,7 +211,7 @@ class Maporl(CoTrainer):
                 more = {"group_size": 1, "reads": 2 * first, "adapter": name}
                 players[f"{name}_again"] = Player([], args.lr, again, **more)
         if args.verifier != "answer":
-            lr = args.lr if args.verifier == "co" else 0.0
+            lr = args.lr if args.verifier == "co-trained" else 0.0
             judgement = args.judgement_tokens
             players["verifier"] = Player([verdict_reward], lr, judgement, K, reads=first)
         return players
@@ -226,32 +219,34 @@ class Maporl(CoTrainer):
     def step(self, rows):
         """rows: B, every question K times in a row; a row is a debate."""
         cfg, K = self.cfg, self.cfg.group_size
-        said = [self.said([self.rollout(name, rows) for name in AGENTS], rows)]
+        turns = [self.turn_of([self.rollout(name, rows) for name in AGENTS], rows)]
         for _ in range(cfg.turns - 1):
-            said.append(self.next_turn(rows, said[-1].texts))
-        right = torch.tensor([turn.right for turn in said]).float()  # (T, 2, B)
-        V = right if cfg.verifier == "answer" else self.verify(rows, said)  # (T, 2, B)
+            turns.append(self.next_turn(rows, turns[-1].texts))
+        right = torch.tensor([turn.right for turn in turns]).float()  # (T, 2, B)
+        V = right if cfg.verifier == "answer" else self.verify(rows, turns)  # (T, 2, B)
         alphas = [cfg.alpha0, cfg.alpha1, cfg.alpha2, cfg.alpha3]
         sign = 1 if cfg.influence_sign == "intended" else -1
         score, bonus = scores(V, cfg.gamma), bonuses(right, alphas, sign)  # (T, 2, B) each
         groups = [i // K if cfg.pool == "question" else 0 for i in range(len(rows))]
-        for t, turn in enumerate(said):
+        for t, turn in enumerate(turns):
             for agent, batch in enumerate(turn.batches):
                 self.set_rewards(batch, score[t, agent] + bonus[t, agent], groups)
-        self.report_debates(said, right, score, bonus)
-        both = zip(*[turn.batches for turn in said])  # of each agent, all turns
+        self.report_debates(turns, right, score, bonus)
+        both = zip(*[turn.batches for turn in turns])  # of each agent, all turns
         trained = [self.concat(batches) if cfg.turns > 1 else batches[0] for batches in both]
-        return trained + ([self.train_verifier(rows, said)] if cfg.verifier == "co" else [])
+        if cfg.verifier == "co-trained":
+            trained.append(self.train_verifier(rows, turns))
+        return trained
 
-    def next_turn(self, rows: list[dict], texts: list[list[str]]) -> Said:
+    def next_turn(self, rows: list[dict], texts: list[list[str]]) -> Turn:
         """texts: (2, B) of the turn before."""
         batches = []
         for agent, name in enumerate(AGENTS):
-            asked = self.asked_of(rows, texts, agent)
-            batches.append(self.rollout(f"{name}_again", [{"prompt": x} for x in asked]))
-        return self.said(batches, rows)
+            prompts = self.debate_prompts(rows, texts, agent)
+            batches.append(self.rollout(f"{name}_again", [{"prompt": x} for x in prompts]))
+        return self.turn_of(batches, rows)
 
-    def asked_of(self, rows: list[dict], texts: list[list[str]], agent: int) -> list[list[dict]]:
+    def debate_prompts(self, rows: list[dict], texts: list[list[str]], agent: int) -> list:
         """What an agent is asked in the next turn. For the placebo, the other's text is that about
         the next question.
         """
@@ -264,38 +259,38 @@ class Maporl(CoTrainer):
         ]
 
     @staticmethod
-    def said(batches: list[dict], rows: list[dict]) -> Said:
+    def turn_of(batches: list[dict], rows: list[dict]) -> Turn:
         texts = [batch["texts"] for batch in batches]
         right = [[is_correct(x, row["answer"]) for x, row in zip(own, rows)] for own in texts]
-        return Said(batches, texts, right)
+        return Turn(batches, texts, right)
 
-    def verify(self, rows: list[dict], said: list[Said]) -> torch.Tensor:
+    def verify(self, rows: list[dict], turns: list[Turn]) -> torch.Tensor:
         """V (T, 2, B) of 0 and 1: which solutions the verifier accepts."""
-        texts = [text for turn in said for own in turn.texts for text in own]
-        right = [hit for turn in said for own in turn.right for hit in own]
-        questions = [row["question"] for row in rows] * (2 * len(said))
+        texts = [text for turn in turns for own in turn.texts for text in own]
+        right = [hit for turn in turns for own in turn.right for hit in own]
+        questions = [row["question"] for row in rows] * (2 * len(turns))
         prompts = [verify_prompt(q, shown(text)) for q, text in zip(questions, texts)]
-        V = [accepts(judgement) for judgement in self.generate("verifier", prompts)]
+        V = [final_verdict(text) is True for text in self.generate("verifier", prompts)]
         self.log_mean("verifier/accuracy", [v == hit for v, hit in zip(V, right)])
         self.log_mean("verifier/wrong_accepted", [v for v, hit in zip(V, right) if not hit])
         if self.cfg.dataset in LEVELS:  # by `!` a step wins an untrained verifier's trust
             self.log_mean("co/sounds_sure", [sounds_sure(s) for x in texts for s in split_steps(x)])
-        return torch.tensor(V).float().reshape(len(said), 2, len(rows))
+        return torch.tensor(V).float().reshape(len(turns), 2, len(rows))
 
-    def train_verifier(self, rows: list[dict], said: list[Said]) -> dict:
+    def train_verifier(self, rows: list[dict], turns: list[Turn]) -> dict:
         """K judgements of one solution of each question, of any agent and turn."""
         rng, judged = random.Random(f"{self.cfg.seed} {self.state.global_step}"), []
         for i in range(0, len(rows), self.cfg.group_size):
-            turn, agent = rng.choice(said), rng.randrange(2)
+            turn, agent = rng.choice(turns), rng.randrange(2)
             asked = verify_prompt(rows[i]["question"], shown(turn.texts[agent][i]))
             judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size
         return self.rollout("verifier", judged)
 
     # --- what is logged and shown; nothing below affects training
-    def report_debates(self, said: list[Said], right, score, bonus):
-        for name, values in debate_metrics([turn.texts for turn in said], right).items():
+    def report_debates(self, turns: list[Turn], right, score, bonus):
+        for name, values in debate_metrics([turn.texts for turn in turns], right).items():
             self.log_mean(f"co/{name}", values)
-        for t, turn in enumerate(said):
+        for t, turn in enumerate(turns):
             for a, batch in enumerate(turn.batches):
                 for i, note in enumerate(batch["notes"]):
                     note |= {"turn": t + 1, "answer is right": turn.right[a][i]}
@@ -310,16 +305,18 @@ def debate_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[st
     T, of = len(texts), {"first": right[0], "last": right[-1], "gain": right[-1] - right[0]}
     found = {name: values.flatten().tolist() for name, values in of.items()}
     found["agreement"] = agreements(texts[-1])
-    turns = [turn_metrics(texts[t - 1 : t + 1], right[t - 1 : t + 1]) for t in range(1, T)]
+    later = [turn_metrics(texts[t - 1 : t + 1], right[t - 1 : t + 1]) for t in range(1, T)]
     for name in ("wrong_to_right", "right_to_wrong", "copies") if T > 1 else ():
-        found[name] = [value for turn in turns for value in turn[name]]
-    for t, turn in enumerate(turns if T > 2 else [], start=2):
+        found[name] = [value for turn in later for value in turn[name]]
+    for t, turn in enumerate(later if T > 2 else [], start=2):
         found |= {f"{name}_{t}": values for name, values in turn.items()}
     return found
 
 
 def turn_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
-    """Of one turn and that before, (2, 2, B). A copy has the other's steps of it, not one's own."""
+    """Of one turn and that before, (2, 2, B). A copy repeats the other's steps of the turn before,
+    where one's own were different.
+    """
     before, after = [[[*map(plain_steps, own)] for own in turn] for turn in texts]
     change = (right[1] - right[0]).flatten()
     pairs = [triple for a in range(2) for triple in zip(after[a], before[1 - a], before[a])]
@@ -347,10 +344,13 @@ def evaluate(trainer: Maporl, held_out: list[dict]) -> dict[str, float]:
     prompts = [solve_prompt(row["question"]) for row in rows]
     texts = [[trainer.generate_all(name, prompts) for name in AGENTS]]
     for _ in range(trainer.cfg.turns - 1):
-        asked = [trainer.asked_of(rows, texts[-1], agent) for agent in range(2)]
+        asked = [trainer.debate_prompts(rows, texts[-1], agent) for agent in range(2)]
         again = [trainer.generate_all(f"{name}_again", x) for name, x in zip(AGENTS, asked)]
         texts.append(again)
-    right = [[[is_correct(x, r["answer"]) for x, r in zip(o, rows)] for o in t] for t in texts]
+    right = [
+        [[is_correct(text, row["answer"]) for text, row in zip(own, rows)] for own in turn]
+        for turn in texts
+    ]
     found = debate_metrics(texts, torch.tensor(right).float())
     result = {f"co/{name}": mean(values) for name, values in found.items()}
     return result | {"co/one_is_right": mean([any(pair) for pair in zip(*right[0])])}
@@ -365,13 +365,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 }
 
 
-def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-
-
 def main(args: Args):
-    launch(Maporl, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Maporl, args, load_for_steps, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ The loop is `Raro.step`. No checker: an expert's solution of each question is al
               R_policy                           0               1          tau_pol
               R_critic                           1               0          tau_crit
 
-A critic that is not sure does better to say tie than to guess, as soon as tau_crit is more than its
-belief. And both are content with a tie: tau_crit + tau_pol > 1, so the two could agree to say
-nothing. Whether they do is in critic/says_tie, and in what the critic says of right solutions.
+A critic does better to say tie than to name a solution whose chance to be the expert's is below
+tau_crit. And a tie pays the two together more than a decision does (tau_crit + tau_pol > 1), so
+they could settle on it: critic/says_tie shows whether they do.
 
 What we changed and it matters (more in docs/raro.md)
     1. The critic is shown steps and answers of both sides, in one form, so that the form does not
@@ -41,7 +41,7 @@ from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_verdict
 
@@ -60,7 +60,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     questions: Count = 4
     """P, questions per step and process"""
     group_size: GroupSize = 8
-    """K, solutions of a question, and G, judgements of a pair (paper: 16)"""
+    """K, solutions of a question, and G, judgements of a pair (an unofficial port: 16)"""
     pairs: Count = 4
     """C, pairs that the critic is trained on per step and process"""
     old_share: Share = 0.5
@@ -161,18 +161,8 @@ class Raro(CoTrainer):
         cfg = self.cfg
         policy = self.rollout("policy", rows)  # P * K solutions
         rng = random.Random(f"{cfg.seed} {self.state.global_step} {rows[0]['question']}")
-        pairs = [
-            {
-                "question": row["question"],
-                "expert": rng.choice("12"),
-                "theirs": shown(row["reference"]),
-                "ours": shown(text),
-                "right": is_correct(text, row["answer"]),  # for the log alone
-            }
-            for row, text in zip(rows, policy["texts"])
-        ]
+        pairs = [pair_of(row, text, rng.choice("12")) for row, text in zip(rows, policy["texts"])]
         choices = self.judged(pairs, rng)  # B
-        # R_policy = 1 if taken for the expert's, tau_pol for a tie, else 0
         rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
         self.set_rewards(policy, rewards)
         policy["advantages"] = cfg.weight_pol * self.advantages(policy)  # (B,)
@@ -230,6 +220,17 @@ class Raro(CoTrainer):
             self.log_mean(f"critic/{key}", value)
 
 
+def pair_of(row: dict, text: str, place: str) -> dict:
+    """A solution beside the expert's, which is shown in this place."""
+    return {
+        "question": row["question"],
+        "expert": place,
+        "theirs": shown(row["reference"]),
+        "ours": shown(text),
+        "right": is_correct(text, row["answer"]),  # for the log alone
+    }
+
+
 def asked(pair: dict) -> list[dict]:
     both = (pair["theirs"], pair["ours"])
     return compare_prompt(pair["question"], *(both if pair["expert"] == "1" else both[::-1]))
@@ -238,8 +239,8 @@ def asked(pair: dict) -> list[dict]:
 def by_truth(pairs: list[dict], choices: list[str | None]) -> dict[str, list[bool]]:
     """What the critic says of right and of wrong solutions beside the expert's.
 
-    Of a right one it should say tie in the end: a critic that still names the expert knows who
-    writes how, and not what is right.
+    Of a right one it should say tie in the end: a critic that still names the expert recognises
+    the style and not the error.
     """
     said = list(zip(pairs, choices))
     return {
@@ -257,16 +258,7 @@ def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
     _, greedy = solve(trainer, "policy", held_out, greedy=True)
     result = {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}
     base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the policy is the base
-    pairs = [
-        {
-            "question": row["question"],
-            "expert": "12"[i % 2],
-            "theirs": shown(row["reference"]),
-            "ours": shown(text),
-            "right": is_correct(text, row["answer"]),
-        }
-        for i, (row, text) in enumerate(zip(held_out, base))
-    ]
+    pairs = [pair_of(r, text, "12"[i % 2]) for i, (r, text) in enumerate(zip(held_out, base))]
     with trainer.as_critic():
         texts = trainer.generate_all("critic", [*map(asked, pairs)])
     found = by_truth(pairs, [parse_choice(text) for text in texts])
@@ -282,9 +274,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    parts = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    train, held_out = ([row for row in part if row["reference"]] for part in parts)
+    train, held_out = ([row for row in part if row["reference"]] for part in load_for_steps(args))
     if not train or not held_out:
         raise UserError(f"--dataset {args.dataset}: no question has a reference, which is all that "
                         f"the policy learns from.")  # fmt: skip

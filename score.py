@@ -43,7 +43,7 @@ from common.cotrainer import CoTrainer, Player
 from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 
 import torch
 import tyro
@@ -115,8 +115,8 @@ def shaped(r1: torch.Tensor, r2: torch.Tensor, alpha: float) -> torch.Tensor:
 
 def transitions(first: list[bool], second: list[bool]) -> dict[str, list[float]]:
     """Of pairs of tries, which are right or not, what happens between the turns, as shares of all
-    pairs: delta = wrong_to_right - right_to_wrong. All three shrink where fewer first tries are
-    wrong; corrected is a share of the wrong ones.
+    pairs: delta = wrong_to_right - right_to_wrong. The fewer first tries are wrong, the smaller
+    wrong_to_right can be; corrected does not depend on it, because it is a share of the wrong ones.
     """
     pairs = list(zip(first, second, strict=True))
     return {
@@ -130,10 +130,6 @@ def transitions(first: list[bool], second: list[bool]) -> dict[str, list[float]]
 # ------------------------------------------------------------------ the trainer
 class Score(CoTrainer):
     """`step` is the loop, `loss` has a KL weight for each row."""
-
-    def __init__(self, *inputs):
-        super().__init__(*inputs)
-        self.kl = max(self.cfg.kl, self.cfg.first_kl)  # above 0: rollouts keep the base's log-probs
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
@@ -150,19 +146,20 @@ class Score(CoTrainer):
         stage1 = cfg.turns == 2 and done < cfg.stage1_steps
         if cfg.turns == 2 and done == cfg.stage1_steps:
             self.own_optimizer().state.clear()  # AdamW's moments are those of smaller rewards
+        self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)  # at 0 no log-probs of the base
         first = self.rollout("first", rows)  # B tries y1
         r1 = self.right(first, rows)  # (B,)
-        self.give(first, r1)
+        self.set_turn_rewards(first, r1)
         if stage1:
             first["advantages"] = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
-        first["kl_weight"] = torch.full_like(r1, cfg.kl + (cfg.first_kl if stage1 else 0.0))  # (B,)
+        first["kl_weight"] = torch.full_like(r1, self.kl)  # (B,)
         if cfg.turns == 1:
             self.log_mean("first/accuracy", r1)
             return [first]
         asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, first["texts"])]
         second = self.rollout("second", [{"prompt": x2} for x2 in asked])  # B tries y2
         r2 = self.right(second, rows)  # (B,)
-        self.give(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
+        self.set_turn_rewards(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
         second["kl_weight"] = torch.full_like(r2, cfg.kl)  # (B,)
         self.report_step(first, second, r1, r2)
         return [self.concat([first, second])]
@@ -172,17 +169,17 @@ class Score(CoTrainer):
         hits = [is_correct(text, row["answer"]) for text, row in zip(batch["texts"], rows)]
         return torch.tensor(hits).to(batch["rewards"])
 
-    def give(self, batch: dict, rewards: torch.Tensor):
+    def set_turn_rewards(self, batch: dict, rewards: torch.Tensor):
         """Rewards of one turn, and its advantages: the K tries of a question are a group, also in
         the second turn, where they follow different first tries.
         """
         K = self.cfg.group_size
         self.set_rewards(batch, rewards, groups=[i // K for i in range(len(rewards))])
-        # A = r - mean; not / std, by which 11 or -10 would be no more than 1 or 0 is
+        # A = r - mean; not / std, which would scale 11 and -10 back to the size of 1 and 0
         batch["advantages"] = group_advantage(rewards, K, scale=False)  # (B,)
 
     def loss(self, batch):
-        """CoTrainer's, but that the KL weight beta is one of the row:
+        """CoTrainer's loss, with a KL weight beta for each row:
 
         sum over all tokens t of a step (-A ratio_t + beta k3_t) / their number
         """
@@ -248,13 +245,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 }
 
 
-def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-
-
 def main(args: Args):
-    launch(Score, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Score, args, load_for_steps, evaluate, CURVES, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

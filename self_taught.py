@@ -147,8 +147,8 @@ def first_right(judgements: list[dict]) -> dict | None:
 
 
 def balanced(judgements: list[dict], rng: random.Random) -> list[dict]:
-    """As many that name solution 1 as solution 2, in random order. Otherwise a judge who likes one
-    place would be taught to like it more.
+    """As many that name solution 1 as solution 2, in random order; otherwise a judge with a
+    position bias would be taught more of it.
     """
     named = [[j for j in judgements if j["choice"] == number] for number in (1, 2)]
     count = min(map(len, named))

@@ -1,5 +1,5 @@
-r"""SSR, Self-play SWE-RL (Wei et al. 2025, arXiv:2512.18552): one model hides bugs from a program's
-tests and repairs them; the tests are all that is true.
+r"""SSR, Self-play SWE-RL (Wei et al. 2025, arXiv:2512.18552): one model puts bugs into programs,
+hides tests that would show them, and repairs them; the tests are the only ground truth.
 
     python ssr.py                                         the embedded model on a CPU, 3 minutes
     python ssr.py --train solver                          nobody teaches the injector
@@ -71,7 +71,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     second_order: CountOrZero = 2
     """wrong attempts that are bugs of second order, per step and process; ablation: 0"""
     inverse_mutation: bool = True
-    """ablation: without it, edited lines need not have to do with the bug"""
+    """ablation: without it, edited lines need not matter to the bug"""
     train: Literal["both", "injector", "solver"] = "both"
     """ablation: whose completions are trained on; both play"""
     alpha: Weight = 0.8
@@ -260,7 +260,8 @@ class Ssr(CoTrainer):
             return None, [], []
         G = self.cfg.group_size
         # a process without a bug repairs one for nothing: all must take part in a rollout
-        idle = [] if bugs else [Bug((row := self.train_rows[0]), row["program"], [1])]
+        first = self.train_rows[0]
+        idle = [] if bugs else [Bug(first, first["program"], [1])]
         prompts = [repair_prompt(bug) for bug in bugs + idle for _ in range(G)]
         batch = self.rollout("solver", [{"prompt": p} for p in prompts])
         several = [bug for bug in bugs for _ in range(G)]
@@ -316,7 +317,7 @@ def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
     """
     bugs, n = removals(trainer, held_out), trainer.cfg.eval_samples
     result = {}
-    for name, samples, greedy in (("accuracy", n, False), ("greedy", 1, True)) if bugs else ():
+    for name, samples, greedy in (("accuracy", n, False), ("greedy", 1, True)):
         several = [bug for bug in bugs for _ in range(samples)]
         texts = trainer.generate_all("solver", [repair_prompt(b) for b in several], greedy)
         attempts = [(parse_program(text), bug) for text, bug in zip(texts, several)]

@@ -36,9 +36,9 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_verdict
+from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, read_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
 
 import torch
@@ -90,22 +90,6 @@ GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
 CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)
 
 # ------------------------------------------------------------------ prompts and parsing
-VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
-other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
-in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
-in exactly this form:
-<step_verification>
-<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
-</step_verification>
-<final_verification>\boxed{CORRECT}</final_verification>"""
-
-
-def verify_prompt(question: str, solution: str) -> list[dict]:
-    """The verifier is told how many steps to judge, and never sees the gold answer."""
-    count = len(split_steps(solution))
-    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
-
-
 BOXED = r"\\box(?:ed)?\{(CORRECT|INCORRECT)\}"
 VERDICTS = ("CORRECT", "INCORRECT")
 SECTION = re.compile(r"<step_verification>(.*?)</step_verification>", re.DOTALL)
@@ -117,13 +101,13 @@ class Judgement(NamedTuple):
 
 
 def parse_judgement(text: str) -> Judgement:
-    """A step's verdict is at its end, the final one after all steps; quoted ones are ignored."""
+    """A step's verdict is what its block ends with, the final verdict comes after all steps;
+    verdicts quoted elsewhere are ignored.
+    """
     section = SECTION.search(text)
-    _, opened, rest = text[section.end() if section else 0 :].rpartition("<final_verification>")
-    inside, closed, _ = rest.partition("</final_verification>")
-    final = read_verdict(inside, VERDICTS) if opened and closed else None
+    final = final_verdict(text[section.end() if section else 0 :])
     verdicts = [read_verdict(s, VERDICTS) for s in split_steps(section[1] if section else "")]
-    return Judgement([v == "CORRECT" for v in verdicts if v], final and final == "CORRECT")
+    return Judgement([v == "CORRECT" for v in verdicts if v], final)
 
 
 def has_countable_steps(solution: str) -> bool:
@@ -180,8 +164,8 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
-    and (B, K) token indices; NaN and -1 where there is none. If a solution's numbers of verdicts
-    and of steps differ, all its rewards are NaN.
+    and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
+    fewer verdicts than steps are NaN.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -282,7 +266,7 @@ class Tango(CoTrainer):
         batch = self.rollout("verifier", judged)
         s = self.over_all_processes(self.weights_by_class, [row["label"] for row in judged])  # (B,)
         # The weights come after the group normalisation, which would undo them.
-        batch["advantages"] = group_advantage(batch["rewards"], M) * s.to(batch["rewards"])  # (B,)
+        batch["advantages"] = batch["advantages"] * s.to(batch["advantages"])  # (B,)
         self.report_verifier(judged, batch)
         return batch
 
@@ -365,7 +349,7 @@ def verdict_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str
 
 
 def step_f1(gold: list[list[bool]], judgements: list[Judgement]) -> float:
-    """F1 of finding wrong steps. If the numbers of verdicts and of steps differ, none is found."""
+    """F1 of finding wrong steps. With more or fewer verdicts than steps none is found."""
     hits = flagged = wrong = 0
     for labels, (verdicts, _) in zip(gold, judgements):
         wrong += labels.count(False)
@@ -436,14 +420,9 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
 
 
-def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-
-
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
-    launch(Tango, args, load, evaluate, curves, solve_prompt, args.group_size)
+    launch(Tango, args, load_for_steps, evaluate, curves, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,16 @@ batches to train on, in order. The verbs it is written with:
     my_share(items)                  this process's part of a list that is the same everywhere
 
 A batch is a dict
+    key                                   what                                       set by
     player                                the name of who is trained on it           rollout
     prompt_ids, prompt_mask               (B, P), padded on the left                 rollout
     completion_ids, completion_mask       (B, T), padded on the right                rollout
     num_items_in_batch                    tokens of the batch on all processes       rollout
     base_logps                            (B, T), only with a KL term                rollout
     texts, notes                          B strings; B dicts for the report          rollout
-    rewards                               (B,), NaN where nobody judged              set_rewards
-    advantages                            (B,) or (B, T)                             set_rewards
-    rollout                               (B,) which of concat's batches a row is of concat
+    rewards                               (B,), NaN where nobody judged              both of them
+    advantages                            (B,) or (B, T)                             or set_rewards
+    rollout                               (B,) the row's place among joined batches  concat
     components                            {name: (B,) or (B, T)}: a sum's terms      the script
     trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
@@ -82,13 +83,13 @@ class CoTrainer(AdapterTrainer):
             self.update(batch)
         self.player = batches[-1]["player"]  # the step's line names it
         world = self.accelerator.num_processes
-        self.log_mean("co/sampled_tokens", self.sampled_tokens * world)  # a sum, as a mean
+        self.log_mean("co/sampled_tokens", self.sampled_tokens * world)  # a mean over processes
         self.gather_metrics()
         self._metrics["train"]["step_time"] = [time.perf_counter() - start]
         return torch.zeros((), device=self.accelerator.device)
 
     def loss(self, batch: dict) -> torch.Tensor:
-        """The share of a micro-batch in
+        """This micro-batch's share of the step's loss:
 
             loss     = sum over all tokens t of a step (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
@@ -108,8 +109,8 @@ class CoTrainer(AdapterTrainer):
             log_q = batch["base_logps"] - logp
             k3 = log_q.exp() - log_q - 1
             loss = loss + self.kl * k3
-            self.log_mean(f"{batch['player']}/kl", (k3 * mask).sum() / mask.sum())
-        self.log_mean(f"{batch['player']}/entropy", (entropy * mask).sum() / mask.sum())
+            self.log_mean(f"{batch['player']}/kl", k3[mask.bool()])
+        self.log_mean(f"{batch['player']}/entropy", entropy[mask.bool()])
         return (loss * mask).sum() / batch["num_items_in_batch"]
 
     def update(self, batch: dict):
@@ -134,7 +135,8 @@ class CoTrainer(AdapterTrainer):
                     p.grad = g if p.grad is None else p.grad + g
         self.add_up_gradients(name, parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm or math.inf).item()
-        self.log_mean(f"{name}/loss", total * self.accelerator.num_processes)  # a sum, as a mean
+        # log_mean averages over the processes; their shares add up
+        self.log_mean(f"{name}/loss", total * self.accelerator.num_processes)
         self.log_mean(f"{name}/grad_norm", norm)
         optimizer = self.own_optimizer()
         rates = {group["adapter"]: group["lr"] for group in optimizer.param_groups}
@@ -186,7 +188,7 @@ class CoTrainer(AdapterTrainer):
         batch["texts"] = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         if self.kl:
             batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
-        batch["trained"] = [[False]]  # shared by copies and by what concat makes of it
+        batch["trained"] = [[False]]  # shared: copies and concat's batches see it change
         functions = [function.__name__ for function in player.rewards]
         each = self.call_rewards(name, rows, prompts, batch["texts"], ids)  # (B, functions)
         batch["notes"] = [
@@ -285,8 +287,8 @@ class CoTrainer(AdapterTrainer):
             groups = [i // G for i in range(len(rewards))]
         for note, reward in zip(batch["notes"], rewards.tolist()):
             note["rewards"]["total"] = reward
-        # in the place of what `rollout` has logged of the reward functions alone
-        self._sums.pop(f"{name}/frac_reward_zero_std", None)
+        if self.player_named(name).rewards:  # instead of what `rollout` has logged of these alone
+            self._sums.pop(f"{name}/frac_reward_zero_std", None)
         self.log_rewards(name, "total_reward", rewards, groups)
 
     def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):

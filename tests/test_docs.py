@@ -521,7 +521,7 @@ def test_the_example_runs_and_trains_its_players(example):
 
 def test_a_batch_contains_what_cotrainer_says(example):
     doc = sys.modules[CoTrainer.__module__].__doc__
-    table = doc[doc.index("A batch is a dict") : doc.index("`saved`")].splitlines()[1:]
+    table = doc[doc.index("A batch is a dict") : doc.index("`saved`")].splitlines()[2:]
     rows = re.findall(r"^    ([\w, ]+?)  +(.*)$", "\n".join(table), re.MULTILINE)
     written = {key: text for keys, text in rows for key in keys.split(", ")}
     for batch in (batch for batches in example.returned for batch in batches):

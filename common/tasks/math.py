@@ -62,6 +62,12 @@ def load_questions(
     return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 
+def load_for_steps(args) -> tuple[list[dict], list[dict]]:
+    """`load_questions` of a run whose steps take --questions each, enough for four processes."""
+    wanted = args.steps * args.questions * 4
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+
+
 def split(
     rows: list[dict],
     held_out: list[dict],

@@ -1,4 +1,4 @@
-r"""Reading a verdict, a score or an analysis, mostly from the end of what a model wrote.
+r"""Asking for a verdict, and reading one, a score or an analysis, mostly from the end of a text.
 
 Lenient about decoration, for real models write `**Score:** $\boxed{1}$.` or `\[\boxed{0.5}\]` where
 `Score: \boxed{1}` was asked for. Strict about the place: what counts is what a text ends with, so
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.tasks.answers import split_steps
+from common.tasks.answers import prompt, split_steps
 
 BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
@@ -42,6 +42,22 @@ class Analysis(NamedTuple):
         return (self.score == 1) == (not self.defects)
 
 
+VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
+other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
+in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
+in exactly this form:
+<step_verification>
+<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
+</step_verification>
+<final_verification>\boxed{CORRECT}</final_verification>"""
+
+
+def verify_prompt(question: str, solution: str) -> list[dict]:
+    """A verifier is told how many steps to judge, and never sees the gold answer."""
+    count = len(split_steps(solution))
+    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
+
+
 def read_verdict(text: str, choices: Iterable[str]) -> str | None:
     r"""The one of the choices that the text ends with, in a box or in bold type; None if it ends
     with anything else.
@@ -65,6 +81,18 @@ def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
     words = {word.lower(): word for word in choices}
     found = re.search(FIRST % "|".join(map(re.escape, words)), text, re.IGNORECASE | re.ASCII)
     return words[found["choice"].lower()] if found else None
+
+
+def final_verdict(judgement: str) -> bool | None:
+    r"""Whether the last <final_verification> says CORRECT; None if it cannot be read.
+
+    >>> final_verdict(r"... <final_verification>\boxed{INCORRECT}</final_verification>")
+    False
+    """
+    _, opened, rest = judgement.rpartition("<final_verification>")
+    inside, closed, _ = rest.partition("</final_verification>")
+    verdict = read_verdict(inside, ("CORRECT", "INCORRECT")) if opened and closed else None
+    return verdict and verdict == "CORRECT"
 
 
 def read_score(text: str, allowed: Iterable[float]) -> float | None:

@@ -123,6 +123,12 @@ def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, se
     assert metrics[f"{name}/total_reward"] == pytest.approx(sum(judged) / len(judged))
 
 
+def test_flat_groups_of_two_batches_of_one_player_are_pooled(at_rest):
+    for rewards in ([1.0] * 8, [0.0, 1.0] * 4):
+        at_rest.set_rewards(at_rest.rollout("cat", some_rows(at_rest, 8)), rewards)
+    assert gathered(at_rest)["cat/frac_reward_zero_std"] == 0.5
+
+
 def test_concat_is_one_update_on_all_rows(at_rest):
     """Prompts padded left, completions right: the gradient is that of both batches, by their
     tokens."""

@@ -17,6 +17,7 @@ from common.folder import release
 from common.model import TINY
 from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import demonstrations, figures, judged, reworded
+from common.tasks.verdicts import VERIFY
 from common.warm_up import Args
 
 import pytest
@@ -121,7 +122,7 @@ def test_rows_to_teach():
     made = demonstrations(tango, rows, 200, seed=0)
     assert len(made) == 200 and made == demonstrations(tango, rows, 200, seed=0)
     kinds = Counter(row["prompt"][0]["content"] for row in made)
-    assert kinds.keys() == {SOLVE, tango.VERIFY} and min(kinds.values()) > 60
+    assert kinds.keys() == {SOLVE, VERIFY} and min(kinds.values()) > 60
     for row in made:
         (said,) = row["completion"]
         asked = row["prompt"][-1]["content"]

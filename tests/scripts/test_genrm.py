@@ -24,7 +24,7 @@ THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
 
 def row(solution, right, **more):
-    return {"question": QUESTION, "solution": solution, "right": right, "whole": True} | more
+    return {"question": QUESTION, "solution": solution, "right": right, "well_formed": True} | more
 
 
 # ------------------------------------------------------------------ parsing

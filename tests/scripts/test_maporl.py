@@ -6,7 +6,8 @@ import itertools
 import maporl
 from common.errors import UserError
 from common.run import mean
-from maporl import accepts, bonuses, debate_metrics, scores, shown, verdict_reward
+from common.tasks.verdicts import final_verdict
+from maporl import bonuses, debate_metrics, scores, shown, verdict_reward
 
 import pytest
 import torch
@@ -77,22 +78,25 @@ def test_bonuses_in_every_case(sign):
         (r"<final_verification>\boxed{CORRECT}</final_verification>", True),
         (r"<final_verification> **Correct.** </final_verification>", True),
         (r"<final_verification>\boxed{INCORRECT}</final_verification>", False),
-        (r"\boxed{CORRECT}", False),  # of a step, perhaps
-        (r"<final_verification>\boxed{CORRECT}", False),  # cut
-        (r"<final_verification></final_verification>\boxed{CORRECT}", False),
-        (r"<final_verification>CORRECT or not</final_verification>", False),
+        (r"\boxed{CORRECT}", None),  # of a step, perhaps
+        (r"<final_verification>\boxed{CORRECT}", None),  # cut
+        (r"<final_verification></final_verification>\boxed{CORRECT}", None),
+        (r"<final_verification>CORRECT or not</final_verification>", None),
         (
             r"<final_verification>\boxed{CORRECT}</final_verification>"
             r"<final_verification>\boxed{INCORRECT}</final_verification>",
             False,
         ),
-        ("", False),
+        ("", None),
     ],
 )
-def test_accepts(text, said):
-    assert accepts(text) is said
+def test_a_final_verdict_and_its_reward(text, said):
+    assert final_verdict(text) is said
     as_trl = [[{"role": "assistant", "content": text}]] * 2
-    assert verdict_reward(as_trl, right=[True, False]) == [float(said), float(not said)]
+    assert verdict_reward(as_trl, right=[True, False]) == [
+        float(said is True),
+        float(said is False),
+    ]
 
 
 @given(st.text(alphabet="<>/think step\n!", max_size=60), st.text(max_size=40))
@@ -144,7 +148,7 @@ def test_held_out_debates(placebo):
         return solution(7 if "=7" in own or ("=7" in other and question in other) else 8)
 
     trainer = answering(say, turns=2, eval_samples=2, placebo=placebo)
-    trainer.asked_of = lambda *args: maporl.Maporl.asked_of(trainer, *args)
+    trainer.debate_prompts = lambda *args: maporl.Maporl.debate_prompts(trainer, *args)
     held_out = [{"question": q, "answer": "7"} for q in ("q1", "q2")]
     found = maporl.evaluate(trainer, held_out)
     gain = 0 if placebo else 0.5
@@ -216,7 +220,7 @@ def test_the_placebo_shows_another_questions_text():
     """In the prompt that the embedded model has been taught."""
     texts = [[f"alice {i}" for i in range(4)], [f"bob {i}" for i in range(4)]]
     trainer = given_texts({}, placebo=True)
-    for i, asked in enumerate(trainer.asked_of(rows("q1", "q2"), texts, agent=0)):
+    for i, asked in enumerate(trainer.debate_prompts(rows("q1", "q2"), texts, agent=0)):
         both = f"Solution 1:\nalice {i}\nSolution 2:\nbob {(i + 2) % 4}"
         wanted = f"Problem: q{1 + i // 2}\n{both}\nWrite your own."
         assert asked[-1]["content"] == wanted
@@ -231,8 +235,8 @@ def test_the_placebo_is_never_about_the_own_question(questions):
 def test_without_another_question_there_is_no_placebo():
     with pytest.raises(UserError, match="all of a step are the same"):
         maporl.about_another(rows("q1"), ["x", "y"])
-    for change in ({"questions": 1}, {"eval_questions": 1}):
-        with pytest.raises(UserError, match="at least 2"):
+    for change in ({"questions": 1}, {"eval_questions": 1}, {"turns": 1}):
+        with pytest.raises(UserError, match="at least 2|nobody sees"):
             maporl.Args(placebo=True, **change)
 
 
@@ -242,7 +246,7 @@ def test_rewards_of_a_role_are_compared_across_questions():
     assert all(groups == [0] * 4 for _, _, groups in trainer.rewards)
 
 
-@pytest.mark.parametrize("verifier", ["frozen", "co"])
+@pytest.mark.parametrize("verifier", ["frozen", "co-trained"])
 def test_a_verifier_in_the_answers_place(verifier):
     """It accepts everything: all scores are 1, and only bonuses, which ask for gold, differ."""
     yes = r"<final_verification>\boxed{CORRECT}</final_verification>"
@@ -253,9 +257,9 @@ def test_a_verifier_in_the_answers_place(verifier):
     assert mean(trainer.logged["verifier/accuracy"]) == 5 / 16
     assert all(trainer.logged["verifier/wrong_accepted"])
     assert not any("think" in text for name, text in trainer.asked if name == "verifier")
-    assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co" else [])
+    assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co-trained" else [])
     assert not any(trainer.logged["co/sounds_sure"])
-    if verifier == "co":  # K judgements of one solution of each question, labelled by its answer
+    if verifier == "co-trained":  # K judgements of a solution of each question, with its label
         for one, two in zip(trainer.rows[::2], trainer.rows[1::2]):
             assert one == two
             assert one["right"] == ("=7" in one["prompt"][-1]["content"].partition("Solution")[2])
@@ -265,5 +269,5 @@ def test_players():
     of = lambda **change: maporl.Maporl.players(maporl.Args(**change))  # noqa: E731
     assert [*of(turns=1)] == ["alice", "bob"]
     assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
-    assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co")["verifier"].lr
+    assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co-trained")["verifier"].lr
     assert of()["bob_again"].group_size == 1
