@@ -241,7 +241,7 @@ class Cure(CoTrainer):
         rewards = [coder_rewards(table) for table in passes_own]  # (N,) each
         self.set_rewards(coder, torch.cat(rewards))
         A = torch.cat([normalised(R) for R in rewards])  # (B,)
-        coder["advantages"] = A.to(coder["rewards"])  # in the place of GRPO's
+        coder["advantages"] = A.to(coder["rewards"])  # instead of GRPO's
 
         # TESTER: N tests per task, rewarded by what they tell about these programs
         tester = self.rollout("tester", [{"prompt": test_prompt(row["question"])} for row in rows])

@@ -245,7 +245,7 @@ class Ssr(CoTrainer):
             one_undone = reverted(bug.row["program"], bug.program) if bug else []
             tried.append([bug.row["program"], bug.program, *one_undone] if bug else [])
         pairs = [(program, bug.row) for bug, its in zip(bugs, tried) for program in its]
-        passed, failed = iter(self.passed(pairs)), ["it cannot be read"] * len(bugs)
+        passed, failed = iter(self.run_tests(pairs)), ["it cannot be read"] * len(bugs)
         for i, (bug, its) in enumerate(zip(bugs, tried)):
             if bug:
                 table = torch.stack([next(passed) for _ in its])  # (2 + E, t)
@@ -280,10 +280,10 @@ class Ssr(CoTrainer):
         """Whether a program passes all of the original's tests, hidden or not. They are the data
         set's; what a player wrote about tests has no part in it.
         """
-        passed = self.passed([(program, bug.row) for program, bug in attempts])
+        passed = self.run_tests([(program, bug.row) for program, bug in attempts])
         return [bool(tests.all()) for tests in passed]
 
-    def passed(self, tried: list[tuple[str | None, dict]]) -> list[torch.Tensor]:
+    def run_tests(self, tried: list[tuple[str | None, dict]]) -> list[torch.Tensor]:
         """(t,) bool for each (program, row): which of the row's tests it passes. What occurs twice
         is run once; what cannot be read passes nothing.
         """

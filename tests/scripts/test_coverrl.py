@@ -252,6 +252,12 @@ def test_where_all_agree_nobody_is_asked():
     assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
 
 
-def test_more_trained_than_sampled_is_refused(tmp_path):
-    arguments = ("--group-size", "8", "--samples", "4", "--out", tmp_path / "run")
-    assert "--group-size 8 must be at most --samples 4" in refused("coverrl.py", *arguments)
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--group-size 8 --samples 4", "--group-size 8 must be at most --samples 4"),
+        ("--verifier none --filter coin", "nothing says how many to keep"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
+    assert sentence in refused("coverrl.py", *arguments.split(), "--out", tmp_path / "run")
