@@ -319,8 +319,8 @@ class Azr(CoTrainer):
         return [mean(hits) for hits in grouped(self.right([*zip(tries, answers)]), n)]
 
     def join(self, tasks):
-        """Add everyone's tasks; a full buffer drops its oldest. A held-out program is left out, though
-        its proposer has been rewarded.
+        """Add everyone's tasks; a full buffer drops its oldest. A held-out program is left out,
+        although it has been rewarded.
         """
         tasks = self.gather([task for task in tasks if bare(task["program"]) not in self.never])
         for kind in self.kinds:

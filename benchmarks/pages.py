@@ -27,8 +27,8 @@ TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.ti
 
 
 def markdown(header: list, rows: list) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
+    first, *others = (f"| {' | '.join(map(str, cells))} |\n" for cells in [header, *rows])
+    return "".join([first, "|---" * len(header) + "|\n", *others])
 
 
 # ------------------------------------------------------------------ figures
