@@ -271,7 +271,7 @@ class Azr(CoTrainer):
         rewards = torch.zeros(len(proposals))  # (B,)
         for i in range(len(proposals)):
             if self.cfg.proposer_reward == "rzero":
-                repetition = written.count(written[i]) / len(proposals)  # of this process's
+                repetition = written.count(written[i]) / len(proposals)  # of this process
                 rewards[i] = rzero_reward(i in joined, rates.get(i, 0.0), repetition)
             else:
                 extremes = 0.0 if self.cfg.paper_extremes else -0.5
@@ -319,9 +319,7 @@ class Azr(CoTrainer):
         return [mean(hits) for hits in grouped(self.right([*zip(tries, answers)]), n)]
 
     def join(self, tasks):
-        """Add everyone's tasks; a full buffer drops its oldest. A held-out program is left out,
-        although it has been rewarded.
-        """
+        """Add everyone's tasks, but no held-out program; a full buffer drops its oldest."""
         tasks = self.gather([task for task in tasks if bare(task["program"]) not in self.never])
         for kind in self.kinds:
             buffer, new = self.saved["buffers"][kind], [t for t in tasks if t["kind"] == kind]

@@ -41,16 +41,16 @@ DATA = Path(os.environ.get("DUET_DATA", ROOT.parent / "shared" / "data"))
 SMALL = {
     "tango.py": "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1"
     " --solution-tokens 48 --judgement-tokens 72",
-    "prime.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
-    "gar.py": "--steps 4 --questions 4 --group-size 4 --micro-batch 8",
-    "cure.py": "--steps 4 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
+    "prime.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
+    "gar.py": "--steps 3 --questions 4 --group-size 4 --micro-batch 8",
+    "cure.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
-    "coverrl.py": "--steps 4 --questions 2 --group-size 4 --samples 6 --micro-batch 8",
-    "raro.py": "--steps 4 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
-    "score.py": "--steps 4 --stage1-steps 1 --questions 2 --group-size 4 --micro-batch 8",
-    "maporl.py": "--steps 4 --questions 2 --group-size 2 --micro-batch 8",
-    "aprm.py": "--steps 4 --questions 2 --group-size 4 --micro-batch 8",
-    "ssr.py": "--steps 4 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
+    "coverrl.py": "--steps 3 --questions 2 --group-size 4 --samples 6 --micro-batch 8",
+    "raro.py": "--steps 3 --questions 2 --group-size 4 --pairs 2 --micro-batch 8",
+    "score.py": "--steps 3 --stage1-steps 1 --questions 2 --group-size 4 --micro-batch 8",
+    "maporl.py": "--steps 3 --questions 2 --group-size 2 --micro-batch 8",
+    "aprm.py": "--steps 3 --questions 2 --group-size 4 --micro-batch 8",
+    "ssr.py": "--steps 3 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16"
     " --solution-tokens 48 --judgement-tokens 64",
     "azr.py": "--steps 4 --questions 4 --micro-batch 4 --seed-tasks 16 --difficulty-samples 2"
