@@ -248,14 +248,19 @@ def test_rewards_of_a_role_are_compared_across_questions():
 
 @pytest.mark.parametrize("verifier", ["frozen", "co-trained"])
 def test_a_verifier_in_the_answers_place(verifier):
-    """It accepts everything: all scores are 1, and only bonuses, which ask for gold, differ."""
+    """It accepts everything but what it says nothing readable of, Bob's last solution: all other
+    scores are 1, and only bonuses, which ask for gold, differ.
+    """
     yes = r"<final_verification>\boxed{CORRECT}</final_verification>"
-    trainer = given_texts(written() | {"verifier": [yes] * 20}, verifier=verifier)
+    said = [yes] * 15 + ["so it is"] + [yes] * 4
+    trainer = given_texts(written() | {"verifier": said}, verifier=verifier)
     trained = trainer.step(rows("1+6", "2+5"))
     got = {player: values for player, values, _ in trainer.rewards}
-    assert got["bob"] == [1, 1, 1, 1] and got["alice"] == [1.5, 1, 1, 1]
-    assert mean(trainer.logged["verifier/accuracy"]) == 5 / 16
-    assert all(trainer.logged["verifier/wrong_accepted"])
+    before = (1 + 0.3 * 0.5) / 1.3
+    assert got["bob"] == pytest.approx([1, 1, 1, before])
+    assert got["alice"] == pytest.approx([1.5, 1, 1, before]) and got["bob_again"][3] == 0
+    assert mean(trainer.logged["verifier/accuracy"]) == 6 / 16
+    assert trainer.logged["verifier/wrong_accepted"].count(False) == 1
     assert not any("think" in text for name, text in trainer.asked if name == "verifier")
     assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co-trained" else [])
     assert not any(trainer.logged["co/sounds_sure"])
