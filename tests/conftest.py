@@ -211,6 +211,14 @@ def not_warned():
     WARNED.clear()
 
 
+@pytest.fixture(scope="module")
+def sandbox():
+    from common.sandbox import Sandbox
+
+    with Sandbox(1) as one:
+        yield one
+
+
 @pytest.fixture
 def no_report(monkeypatch):
     monkeypatch.setattr("common.run.write_report", lambda *_: None)

@@ -2,7 +2,6 @@
 
 import importlib
 
-from common.sandbox import Sandbox
 from common.tasks.functions import LONGEST, call_each
 
 import pytest
@@ -22,12 +21,6 @@ def lines() -> list:
         if section and " | " in line and line[0] != "#":
             found.append(pytest.param(section, *line.rsplit(" | ", 1), id=f"{section} {line}"[:90]))
     return found
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(1) as one:
-        yield one
 
 
 @pytest.mark.parametrize("function, text, wanted", lines())

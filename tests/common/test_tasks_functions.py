@@ -1,6 +1,5 @@
 """Values, programs, tasks, calls and rows: what a hostile program or answer can try."""
 
-from common.sandbox import Sandbox
 from common.tasks.functions import (
     bare,
     call_each,
@@ -130,12 +129,6 @@ def test_at_least_one_input_is_hidden_and_no_prompt_shows_an_answer(count, seen)
 
 
 # ------------------------------------------------------------------ calls
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(1) as one:
-        yield one
-
-
 def test_calls_of_several_tasks_come_back_by_task(sandbox):
     """Arguments that are none are not run."""
     calls = [[(PLUS, "1"), (CLOCK, "1")], [], [(CLOCK, "1"), (PLUS, "x"), (PLUS, "3) or (True")]]

@@ -8,7 +8,6 @@ import statistics
 
 import azr
 from common.cotrainer import Player
-from common.sandbox import Sandbox
 from common.tasks.functions import bare
 from common.tiny import program_demonstrations as demonstrations
 
@@ -69,12 +68,6 @@ def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():
 
 
 # ------------------------------------------------------------------ with completions that are given
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(1) as one:
-        yield one
-
-
 def given_texts(sandbox, texts=(), **change) -> azr.Azr:
     cfg = azr.Args(**{"time_limit": 0.5, "inputs": 6, "difficulty_samples": 2} | change)
     trainer = without_model(azr.Azr, cfg, texts, sandbox=sandbox, kinds=azr.KINDS)
