@@ -28,6 +28,7 @@ import torch  # noqa: E402
 
 RESULT = Path(__file__).parent.parent / "docs" / "evidence" / "bed.json"
 TEMPERATURES = {"sampled": 1.0, "T = 0.5": 0.5, "greedy": 0.0}
+TASKS = 256  # of each part
 SAMPLES = 4  # completions of a task at temperatures above 0
 MARKED = re.compile(r"(.*?)(?::(\d+[+*/-]\d=\d+))?\\boxed\{(CORRECT|INCORRECT)\}")
 
@@ -114,17 +115,13 @@ def problem(user: str) -> str:
     return re.search(r"(?:Problem|Question): (.*)", user)[1]
 
 
-def solutions_of(user: str) -> list[str]:
-    return re.split(r"Solution(?: \d)?:\n", user)[1:]
-
-
 def sound(user: str, text: str) -> tuple:
     steps = split_steps(user)
     return last(r"\*\*(YES|NO)\*\*", text), "YES" if all(map(holds, steps)) else "NO"
 
 
 def right_at_once(user: str, text: str) -> tuple:
-    right = is_correct(solutions_of(user)[0], str(tasks.gold_answer(problem(user))))
+    right = solved_again(user, user.partition("Solution:")[2])[0]
     return text.strip(), "Yes" if right else "No"
 
 
@@ -167,7 +164,8 @@ def solved_again(user: str, text: str) -> tuple:
 
 def better(user: str, text: str) -> tuple:
     said = last(r"\\boxed\{(1|2|tie)\}", text)
-    wrong = [tasks.gold_steps(problem(user), s).count(False) for s in solutions_of(user)]
+    solutions = re.split(r"Solution(?: \d)?:\n", user)[1:]
+    wrong = [tasks.gold_steps(problem(user), solution).count(False) for solution in solutions]
     return said, "tie" if wrong[0] == wrong[1] else str(1 + (wrong[0] > wrong[1]))
 
 
@@ -200,14 +198,14 @@ def held_out_part(part, count: int) -> list[str]:
         return [part(draw, 1)[0] for _ in range(count)]
 
 
-def measure(model: str, count: int) -> dict:
+def measure(model: str) -> dict:
     play, parts = player(model), {}
 
     def note(name: str, column: str, found: dict, constant: float | None = None):
         parts.setdefault(name, {"constant": constant})[column] = found
 
     for level, lengths in tasks.LEVELS.items():
-        asked = tasks.sample_questions(0, count, held_out=True, steps=lengths)
+        asked = tasks.sample_questions(0, TASKS, held_out=True, steps=lengths)
         torch.manual_seed(0)
         right, _, solutions = solving(play, asked, 1.0, 1)  # judged at all temperatures
         constant = most_frequent([tasks.gold_answer(question) for question in asked])
@@ -217,35 +215,30 @@ def measure(model: str, count: int) -> dict:
             note(f"{level}: answers", column, share(answers), constant)
             note(f"{level}: steps", column, share(steps))
             verdicts = verifying(play, asked, solutions, right, temperature)
-            for name, (found, best) in verdicts.items():
-                note(f"{level}: {name}", column, found, best)
+            for name, judged in verdicts.items():
+                note(f"{level}: {name}", column, *judged)
     for name, (part, truth, over_classes) in PARTS.items():
-        users = held_out_part(getattr(demonstrations, part), count)
+        users = held_out_part(getattr(demonstrations, part), TASKS)
         for column, temperature in TEMPERATURES.items():
-            n = SAMPLES if temperature else 1
-            some = [user for user in users for _ in range(n)]
+            some = [user for user in users for _ in range(SAMPLES if temperature else 1)]
             torch.manual_seed(1)
             texts = play([[{"role": "user", "content": user}] for user in some], temperature)
             said, true = map(list, zip(*[truth(*pair) for pair in zip(some, texts)]))
-            hits = (
-                balanced(said, true)
-                if over_classes
-                else share([*map(lambda s, t: s == t, said, true)])
-            )
-            best = 0.5 if over_classes else most_frequent(list(map(str, true)))
-            note(name, column, hits, best if len(set(map(str, true))) > 1 else None)
+            if over_classes:
+                note(name, column, balanced(said, true), 0.5)
+            else:
+                best = most_frequent(true) if len(set(true)) > 1 else None
+                note(name, column, share([s == t for s, t in zip(said, true)]), best)
     return parts
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", type=int, default=256, help="of each part")
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--model", default="tiny", help="or a folder, which is shown and not kept")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = measure(args.model, args.tasks)
+    parts = measure(args.model)
     for name, found in parts.items():
         cells = [f"{100 * found[column]['value']:6.1f}" for column in TEMPERATURES]
         best = found["constant"]
@@ -254,7 +247,7 @@ def main():
         return
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {"parts": {}}
     kept = {name: found for name, found in known["parts"].items() if re.search("cure|azr", name)}
-    result = {"tasks": args.tasks, "samples": SAMPLES, "parts": parts | kept}
+    result = {"tasks": TASKS, "samples": SAMPLES, "parts": parts | kept}
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -10,6 +10,7 @@ import statistics
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # two-sided 95 % quantiles of Student's t with n - 1 degrees of freedom
@@ -36,16 +37,12 @@ def measure(text: str, run: dict) -> float:
     return MEASURES[kind](run, key, *given)
 
 
-def last(run: dict, key: str) -> float:
-    return run["evaluations"][-1].get(f"eval/{key}", math.nan)
-
-
-def first(run: dict, key: str) -> float:
-    return run["evaluations"][0].get(f"eval/{key}", math.nan)
+def last(run: dict, key: str, at: int = -1) -> float:
+    return run["evaluations"][at].get(f"eval/{key}", math.nan)
 
 
 def gain(run: dict, key: str) -> float:
-    return last(run, key) - first(run, key)
+    return last(run, key) - last(run, key, 0)
 
 
 def end(run: dict, key: str, steps: str = "") -> float:
@@ -90,8 +87,8 @@ def whole(run: dict, key: str, unit: str) -> float:
     return len(own) if unit == "steps" else own[-1][unit]
 
 
-MEASURES: dict[str, Callable] = {"last": last, "after": last, "first": first, "gain": gain}
-MEASURES |= {"mean": end, "end": end, "needed": needed, "whole": whole}
+MEASURES: dict[str, Callable] = {"last": last, "after": last, "first": partial(last, at=0)}
+MEASURES |= {"gain": gain, "mean": end, "end": end, "needed": needed, "whole": whole}
 OF_STEPS = ("mean", "end", "needed", "whole")
 
 

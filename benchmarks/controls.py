@@ -16,8 +16,7 @@ from common.tiny.tasks import gold_answer, parse_question, step_labels
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 
-# ------------------------------------------------------------------ tango.py: verdicts from
-# elsewhere
+# ------------------------------------------------------------------ tango.py: verdicts
 ASKED = re.compile(r"Problem: (.*?)\nSolution:\n(.*)\nVerify its \d+ steps\.", re.DOTALL)
 
 
@@ -66,7 +65,7 @@ def judging_as(folder: str, trainer_class):
     trainer_class.__init__ = __init__
 
 
-# ------------------------------------------------------------------ mae.py: scores from elsewhere
+# ------------------------------------------------------------------ mae.py: scores
 def true_score(user: str) -> float:
     """1 for a right answer, or for a question that has one; else 0."""
     question = re.search(r"Question: (.*)", user)[1]
@@ -98,8 +97,7 @@ def scored_by(how: str, trainer_class):
     trainer_class.values = values
 
 
-# ------------------------------------------------------------------ self_rewarding.py: the scores
-# that choose pairs, from elsewhere
+# ------------------------------------------------------------------ self_rewarding.py: scores
 def read_by(how: str, trainer_class):
     """Makes all trainers of this class choose pairs by the truth ("truth": 1 for a right answer, 0
     for a wrong one) or by a number that means nothing ("chance": always the same for the same

@@ -61,7 +61,8 @@ def _read_experiments() -> tuple[dict[str, str], dict[str, Experiment]]:
     patches = read.pop("patches")
     for name, given in read.items():
         given["variants"] = {variant: Variant(**v) for variant, v in given["variants"].items()}
-        read[name] = {"script": f"{name}.py", "page": f"{name}.md#results"} | given
+        script = given.setdefault("script", f"{name}.py")
+        read[name] = {"page": f"{script.removesuffix('.py')}.md#results"} | given
     # the minutes that every script takes, evaluations included
     scripts = sorted(p for p in ROOT.glob("*.py") if "\nclass Args(" in p.read_text())
     variants = {path.stem: Variant(path.name, seeds=1) for path in scripts}
@@ -86,9 +87,8 @@ def kept_metrics(name: str) -> set[str]:
 
 def machine(threads: str) -> str:
     path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine() + ' CPU'}, {threads}"
+    found = re.search(r"model name\s*: (.*)", path.read_text()) if path.exists() else None
+    return f"{found[1] if found else platform.machine() + ' CPU'}, {threads}"
 
 
 def read(file: str, timed: bool = False) -> dict:
@@ -128,11 +128,6 @@ def rate_of(name: str, variant: str) -> float | None:
 
 
 # ------------------------------------------------------------------ running
-def folder_of(name: str, variant: str, seed: int, rate: float | None) -> Path:
-    place = re.sub(r"\W+", "_", variant)
-    return RUNS / name / (f"{place}-{rate}" if rate else place) / str(seed)
-
-
 def command(script: str, patches: list[str]) -> list[str]:
     """What starts a script, changed by the patches before its `main`."""
     if not patches:
@@ -145,14 +140,15 @@ def command(script: str, patches: list[str]) -> list[str]:
 def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     """One run of a variant, in a process of its own -> what is kept of it."""
     experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
-    folder = folder_of(name, variant, seed, rate)
+    place = re.sub(r"\W+", "_", variant) + (f"-{rate}" if rate else "")
+    folder = RUNS / name / place / str(seed)
     if experiment.timed:  # a resumed run's time would not be that of one run
         shutil.rmtree(folder, ignore_errors=True)
-    quiet = "" if experiment.timed else QUIET
+    quiet, one = ("", {}) if experiment.timed else (QUIET, {"OMP_NUM_THREADS": "1"})
     options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed} --out {folder}"
-    options = [*options.split(), *([experiment.rate, str(rate)] if rate else [])]
-    env, start = os.environ | ({} if experiment.timed else {"OMP_NUM_THREADS": "1"}), time.time()
-    words = [*command(chosen.script or experiment.script, chosen.patches), *options]
+    options += f" {experiment.rate} {rate}" if rate else ""
+    words = [*command(chosen.script or experiment.script, chosen.patches), *options.split()]
+    start, env = time.time(), os.environ | one
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     wall = time.time() - start
     hopeless = "steps in a row. The run ends" in done.stderr  # mae.py stops itself: a result, too
@@ -210,32 +206,20 @@ def spin_base():
     rows, data = load_questions("tiny", 1_200, 1, 21)[0], folder / "questions.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = "--steps 160 --iterations 4 --opponent none --eval-every 0 --show-every 0 --seed 21"
-    words = [
-        sys.executable,
-        "spin.py",
-        *options.split(),
-        "--dataset",
-        data,
-        "--out",
-        folder / "sft",
-    ]
-    subprocess.run(words, cwd=ROOT, check=True)
-    model = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(TINY), folder / "sft/player"
-    )
+    words = [sys.executable, "spin.py", *options.split(), "--dataset", data]
+    subprocess.run([*words, "--out", folder / "sft"], cwd=ROOT, check=True)
+    base = AutoModelForCausalLM.from_pretrained(TINY)
+    model = PeftModel.from_pretrained(base, folder / "sft/player")
     model.merge_and_unload().save_pretrained(folder / "model")
     AutoTokenizer.from_pretrained(TINY).save_pretrained(folder / "model")
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"])
-    parser.add_argument("--seeds", type=int, help="only the first so many")
     parser.add_argument("--variants", nargs="+", help="only these")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
-    parser.add_argument("--sweep-only", action="store_true", help="choose learning rates, no more")
     args = parser.parse_args()
     for name in EXPERIMENTS if "all" in args.names else args.names:
         experiment = EXPERIMENTS[name]
@@ -246,9 +230,7 @@ def main():
         swept = {v: chosen.rates for v, chosen in some.items() if len(chosen.rates) > 1}
         sweep = [(v, seed, rate) for seed in SWEEP_SEEDS for v in swept for rate in swept[v]]
         run_missing(f"{name}_rates", name, sweep, at_once)
-        if args.sweep_only:
-            continue
-        count = args.seeds or max(variant.seeds for variant in some.values())
+        count = max(variant.seeds for variant in some.values())
         jobs = [(v, s, rate_of(name, v)) for s in range(count) for v in some if s < some[v].seeds]
         run_missing(name, name, jobs, at_once)
     import pages  # it imports what stands above

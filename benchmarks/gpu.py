@@ -43,7 +43,7 @@ from common.cotrainer import CoTrainer, Player
 from common.memory import GIB, estimate, halves
 from common.model import load_model
 from common.pairs import completion_batch
-from common.sampling import float32_logits, sample
+from common.sampling import float32_logits
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt
 
@@ -54,6 +54,7 @@ from datasets import Dataset
 from pages import markdown
 from peft import LoraConfig
 from safetensors.torch import load_file
+from step import by_generate, by_sample, player, their_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, TrainerCallback
 from trl import GRPOTrainer
 
@@ -82,10 +83,10 @@ CARDS = {"16 GB": 16, "24 GB": 24, "80 GB": 80}
 TURNS = [(512, 1024), (512 + 1024, 1024)]
 
 
-def need(size: str, turns=TURNS, **change) -> dict[str, int]:
+def need(size: str, **change) -> dict[str, int]:
     """The estimate for two players of tango.py on a 4-bit base."""
     given = dict(adapters=2, lora_rank=16, four_bit=True, rows=1, micro_batch=1) | change
-    return estimate(SHAPES[size], turns, **given)
+    return estimate(SHAPES[size], TURNS, **given)
 
 
 def fitting(size: str, gib: int) -> tuple[int, int, dict] | None:
@@ -171,14 +172,9 @@ def measured_table(cells: dict[str, dict]) -> str:
     rows = []
     for cell in cells.values():
         about = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
-        found = [cell["error"]] if "error" in cell else figures(about)
-        rows.append([f"`{cell['cell']}`", cell["machine"], "; ".join(found)])
+        found = cell.get("error") or "; ".join(figures(about))
+        rows.append([f"`{cell['cell']}`", cell["machine"], found])
     return markdown(["cell", "machine", "figures"], rows)
-
-
-def tables() -> dict[str, str]:
-    """The blocks of docs/one-gpu.md."""
-    return {"cards": cards_table(), "parts": parts_table(), "measured": measured_table(read(OUT))}
 
 
 # ------------------------------------------------------------------ the machine
@@ -213,8 +209,8 @@ def kernels(work) -> int:
 class Bench:
     """Where data and models are, and how much a cell does."""
 
-    def __init__(self, data: Path, models: Path, size: str = "tiny"):
-        self.data, self.models, self.tiny = data, models, size == "tiny"
+    def __init__(self, data: Path, models: Path, tiny: bool):
+        self.data, self.models, self.tiny = data, models, tiny
         # of an update; of a whole step
         self.prompt, self.completion, self.rows = (24, 8, 4) if self.tiny else (1536, 1024, 8)
         self.asked, self.micro, self.tokens = (2, 2, 8) if self.tiny else (8, 4, 128)
@@ -245,43 +241,18 @@ def log_prob(bench: Bench, hidden: str) -> dict:
 
 
 # ------------------------------------------------------------------ rollouts, and their log-probs
-def player(bench: Bench, size: str):
-    """(the 4-bit model with an adapter that does something, its tokenizer)."""
-    model, tokenizer = load_model(bench.model(size), ["player", "equal"], 16, True, 0)
-    for name, parameter in model.named_parameters():
-        if "lora_B.player." in name:
-            torch.nn.init.normal_(parameter, 0.0, 0.01)
-    copy_adapter(model, "player", "equal")
-    return model.eval(), tokenizer
-
-
 @contextlib.contextmanager
 def as_scripts_do(model):
     """As common/adapters.py samples on a GPU."""
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=GPU)
-    with autocast, float32_logits(model.get_base_model()):
+    with autocast, float32_logits(model.eval().get_base_model()):
         yield
-
-
-def by_generate(model, tokenizer, prompts: list, tokens: int, **more):
-    """What `generate` returns: sequences (B, P + T), and what `more` asks for."""
-    ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-    inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device)
-    settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "top_k": 0}
-    settings |= {"pad_token_id": tokenizer.pad_token_id, "return_dict_in_generate": True}
-    with torch.no_grad():
-        return model.generate(**inputs, **settings, **more)
-
-
-def by_sample(model, tokenizer, prompts: list, tokens: int):
-    ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-    return sample(model, ids, tokens, 1.0, [], tokenizer.pad_token_id)
 
 
 def rollouts(bench: Bench, size: str, what: str) -> dict:
     """Tokens a second; milliseconds, and kernels, of one token of all rows."""
     rows, tokens = map(int, what.split("x"))
-    model, tokenizer = player(bench, size)
+    model, tokenizer = player(bench.model(size), ["player"], True)
     prompts = [solve_prompt(q) for q in bench.questions(-(-rows // 8)) for _ in range(8)][:rows]
     found = {}
     for name, method in {"generate": by_generate, "sample": by_sample}.items():
@@ -302,8 +273,10 @@ def gap(bench: Bench, size: str) -> dict:
     """Mean distances in nats: of sampler and trainer, the same adapter; and of two adapters with
     the same weights: what prime.py's log-ratio can mean at least.
     """
-    model, tokenizer = player(bench, size)
-    trainer = our_trainer(model, tokenizer, ["player", "equal"], arguments(2), bench.rows)
+    names = ["player", "equal"]
+    model, tokenizer = player(bench.model(size), names, True)
+    copy_adapter(model, *names)
+    trainer = our_trainer(model, tokenizer, names, arguments(2), bench.rows)
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     model.set_adapter("player")
     with as_scripts_do(model):
@@ -312,7 +285,7 @@ def gap(bench: Bench, size: str) -> dict:
     texts = found.sequences[:, -64:]  # (B, T)
     sampled = logps.gather(2, texts[..., None])[..., 0]  # (B, T)
     batch = completion_batch(prompts, texts.tolist(), tokenizer, model.device)
-    own, equal = (trainer.log_probs(name, batch) for name in ("player", "equal"))
+    own, equal = (trainer.log_probs(name, batch) for name in names)
     return {
         "sampler_and_trainer": (sampled - own).abs().mean().item(),
         "two_equal_adapters": (own - equal).abs().mean().item(),
@@ -320,27 +293,15 @@ def gap(bench: Bench, size: str) -> dict:
 
 
 # ------------------------------------------------------------------ updates, ours and TRL's
-class Ready(CoTrainer):
-    """Trains on a batch that is there, step after step."""
-
-    def step(self, rows):
-        return [dict(self.ready)]
-
-
-def arguments(micro: int, steps: int = 4, checkpointing="on") -> Args:
-    """model: an embedded one would not run on the GPU."""
-    return Args(
-        model="random weights",
-        micro_batch=micro,
-        steps=steps,
-        checkpointing=checkpointing,
-        kl=0.0,  # TRL's, beside ours, has no such term
-        save_every=10**6,
-    )
+def arguments(micro: int, checkpointing="on") -> Args:
+    """model: an embedded one would not run on the GPU; kl: TRL's, beside ours, has no such term."""
+    args = Args(model="random weights", micro_batch=micro, checkpointing=checkpointing)
+    args.steps, args.kl, args.save_every = 4, 0.0, 10**6
+    return args
 
 
-def our_trainer(model, tokenizer, names: list[str], args: Args, rows: int) -> Ready:
-    return Ready(
+def our_trainer(model, tokenizer, names: list[str], args: Args, rows: int) -> CoTrainer:
+    return CoTrainer(
         model,
         with_adapters({name: Player([], 2e-5, 8) for name in names}),
         args,
@@ -351,40 +312,26 @@ def our_trainer(model, tokenizer, names: list[str], args: Args, rows: int) -> Re
 
 
 def their_trainer(
-    bench: Bench, size: str, data: list, reward, micro: int, rows: int, **more
+    bench: Bench, size: str, data: list, reward, micro: int, rows: int, group=2, **more
 ) -> GRPOTrainer:
     """TRL's, on a 4-bit base of its own; its adapter is bfloat16, as TRL makes it."""
-    cut = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": rows // micro}
-    cut |= {"steps_per_generation": rows // micro, "max_grad_norm": 1.0}
-    config = grpo_config(arguments(micro), Path(tempfile.mkdtemp()), rows, **cut | more)
+    more |= {"max_grad_norm": 1.0, "learning_rate": 2e-5}
+    config = their_config(arguments(micro), rows, group, **more)
     base = load_model(bench.model(size), ["none"], 16, True, 0)[0].unload()
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     tokenizer, data = copy.deepcopy(bench.tokenizer), Dataset.from_list(data)
-    config.loss_type, config.beta, config.learning_rate = "dapo", 0.0, 2e-5
-    config.save_strategy = "no"
     return GRPOTrainer(base, reward, config, data, processing_class=tokenizer, peft_config=lora)
-
-
-class StepTimes(TrainerCallback):
-    """The moments at which optimiser steps begin and end."""
-
-    def __init__(self):
-        self.moments = []
-
-    def on_step_begin(self, *_, **__):
-        self.moments.append(now())
-
-    on_step_end = on_step_begin
 
 
 def timed(trainer, warm: int) -> dict:
     """Trains; the median second and the peak of the steps after the first `warm`."""
-    times = StepTimes()
-    trainer.add_callback(times)
+    moments, callback = [], TrainerCallback()  # when optimiser steps begin and end
+    callback.on_step_begin = callback.on_step_end = lambda *_, **__: moments.append(now())
+    trainer.add_callback(callback)
     tidy()
     with contextlib.redirect_stdout(sys.stderr):
         trainer.train()
-    seconds = [end - start for start, end in zip(times.moments[::2], times.moments[1::2])]
+    seconds = [end - start for start, end in zip(moments[::2], moments[1::2])]
     return {"seconds": statistics.median(seconds[warm:]), "steps": seconds, **memory()}
 
 
@@ -409,34 +356,27 @@ def full_batch(bench: Bench, device) -> dict:
     }
 
 
-def our_update(bench: Bench, size: str, micro: int, checkpointing: str) -> dict:
-    names = ["player", "other"]
-    model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
-    args = arguments(micro, checkpointing=checkpointing)
-    trainer = our_trainer(model, tokenizer, names, args, bench.rows)
-    trainer.ready = full_batch(bench, model.device) | {"player": "player"}
-    return timed(trainer, warm=2)
-
-
-def their_update(bench: Bench, size: str, micro: int) -> dict:
-    rows = [{"prompt": "What is 2+2?"}] * bench.rows
-    trainer = their_trainer(bench, size, rows, noise, micro, bench.rows)
-    batch = full_batch(bench, trainer.accelerator.device)
-    trainer._generate_and_score_completions = lambda _: dict(batch)
-    return timed(trainer, warm=2)
-
-
 def noise(completions, **_) -> list[float]:
     """A reward function."""
     return torch.randint(2, (len(completions),)).float().tolist()
 
 
 def update(bench: Bench, size: str, micro: str, checkpointing: str = "") -> dict:
-    ours = our_update(bench, size, int(micro), checkpointing or "on")
+    names, args = ["player", "other"], arguments(int(micro), checkpointing or "on")
+    model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
+    trainer = our_trainer(model, tokenizer, names, args, bench.rows)
+    ready = full_batch(bench, model.device) | {"player": "player"}
+    trainer.step = lambda _: [dict(ready)]
+    ours = timed(trainer, warm=2)
     if checkpointing:
         return {"ours": ours}
+    del model, trainer  # their memory
     tidy()
-    theirs = their_update(bench, size, int(micro))
+    rows = [{"prompt": "What is 2+2?"}] * bench.rows
+    trainer = their_trainer(bench, size, rows, noise, int(micro), bench.rows)
+    batch = full_batch(bench, trainer.accelerator.device)
+    trainer._generate_and_score_completions = lambda _: dict(batch)
+    theirs = timed(trainer, warm=2)
     return {"ours": ours, "TRL": theirs, "ratio": ours["seconds"] / theirs["seconds"]}
 
 
@@ -535,9 +475,10 @@ def two(bench: Bench, size: str) -> dict:
 
     group, questions = Args().group_size, bench.questions(16)
     rows = [{"prompt": solve_prompt(q), "question": q} for q in questions]
-    more = {"num_generations": group, "max_steps": 2, "max_completion_length": bench.tokens}
+    both = bench.asked * group, group
+    more = {"max_steps": 2, "max_completion_length": bench.tokens}
     generator, verifier = (
-        their_trainer(bench, size, rows, reward, bench.micro, bench.asked * group, **more)
+        their_trainer(bench, size, rows, reward, bench.micro, *both, **more)
         for reward in (judged, noise)
     )
     first = timed(generator, warm=1)
@@ -617,7 +558,7 @@ def main():
         parser.error(f"--data {args.data}: no qwen2.5-tokenizer/ in it")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tiny = all("tiny" in cell or cell == "logprob/32" for cell in cells)
-    measure(cells, Bench(args.data, args.models, "tiny" if tiny else ""), args.out, args.minutes)
+    measure(cells, Bench(args.data, args.models, tiny), args.out, args.minutes)
     return None
 
 

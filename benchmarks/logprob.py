@@ -5,19 +5,16 @@ gradient per token. Errors are the largest distance from float64. Of a GPU's pee
 there: cut-cross-entropy, exact. See side_by_side.py for what is written.
 """
 
-import ctypes
-import gc
 import sys
 from functools import partial
-from pathlib import Path
 
-from side_by_side import GPU, arguments, compared, in_turn, keep  # isort: skip
+from side_by_side import GPU, arguments, keep, with_memory  # isort: skip
 from common.logprob import linear_logprob
 
 import torch
 
-CPU_SIZES = [(2048, 256, 4096), (512, 1024, 32768), (512, 256, 32768), (512, 256, 151936)]
-GPU_SIZES = [(16384, 2048, 151936), (16384, 4096, 151936)]
+SIZES = [(2048, 256, 4096), (512, 1024, 32768), (512, 256, 32768), (512, 256, 151936)]
+SIZES = [(16384, 2048, 151936), (16384, 4096, 151936)] if GPU else SIZES
 TEMPERATURE = 0.9
 
 
@@ -66,26 +63,6 @@ def once(method, hidden, weight, targets, upstream, train: bool) -> torch.Tensor
     return logp.detach()
 
 
-def peak_mib(work) -> float:
-    """Most memory alive above what was there before."""
-    if GPU:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier work has freed goes back to the system
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = status_kib("VmRSS")
-    work()
-    return (status_kib("VmHWM") - before) / 1024
-
-
-def status_kib(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(key)).split()[1])
-
-
 def make_inputs(n: int, h: int, v: int) -> tuple:
     """Hidden states (N, H), weight (V, H), targets (N,), a gradient per log-prob (N,)."""
     device, dtype = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
@@ -102,38 +79,32 @@ def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]
     some = slice(0, min(len(targets), 256))
     logits = hidden[some].double() @ weight.double().T / TEMPERATURE
     exact = logits.log_softmax(-1).gather(1, targets[some, None])[:, 0]
-    runs, memory = {}, {}
+    runs = {}
     for name, method in METHODS.items():
-        runs[name] = partial(once, method, *inputs, train)
+        run = partial(once, method, *inputs, train)
         try:
-            runs[name]()
+            run()
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error)[:80]}"
             print(f"{name} does not run here: {reason}", file=sys.stderr)
-            del runs[name]
             continue
-        memory[name] = peak_mib(runs[name])
-    times, last = in_turn(runs, repeats)
+        runs[name] = run
+    rows, last = with_memory(runs, repeats)
     errors = {name: (logp[some].double() - exact).abs().max().item() for name, logp in last.items()}
     kind, (N, H, V) = "forward+backward" if train else "forward", size
-    what = f"log-probs, {kind}, {N} tokens, hidden {H}, vocabulary {V:,}"
-    rows = []
-    for row in compared(times):
-        pair = ("ours", row["against"])
-        row |= {"what": what, "errors": [errors[name] for name in pair]}
-        rows.append(row | ({"extra_mib": [memory[name] for name in pair]} if train else {}))
+    for row in rows:
+        row["what"] = f"log-probs, {kind}, {N} tokens, hidden {H}, vocabulary {V:,}"
+        row["errors"] = [errors["ours"], errors[row["against"]]]
     return rows
 
 
 def main():
     parser = arguments(__doc__, repeats=7)
-    parser.add_argument("--sizes", nargs="*", help="N,H,V ...")
+    one = lambda text: tuple(map(int, text.split(",")))  # noqa: E731
+    parser.add_argument("--sizes", nargs="*", type=one, default=SIZES, help="N,H,V ...")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sizes = GPU_SIZES if GPU else CPU_SIZES
-    if args.sizes:
-        sizes = [tuple(map(int, size.split(","))) for size in args.sizes]
-    for size in sizes:
+    for size in args.sizes:
         for train in (True, False):
             keep(measure(size, train, args.repeats), args.out)
 

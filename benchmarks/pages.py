@@ -17,7 +17,6 @@ import evidence
 from claims import CLAIMS, HEADLINES, having, interval, measure, result
 from evidence import EXPERIMENTS, FOLDER, PATCHES, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
 
-NOT_YET = "Not measured yet: `python benchmarks/evidence.py {name}`.\n"
 XLABELS = {
     "step": "optimiser step",
     "gen_step": "the generator's steps",
@@ -120,26 +119,8 @@ def doubt(row: dict) -> str:
     return "; **not separated**" if row["verdict"] == "not separated" else ""
 
 
-def claims_table(rows: list[dict]) -> str:
-    header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
-    lines = [[r["claim"], r["says"], r["paper"], in_words(r), r["seeds"]] for r in rows]
-    return markdown(header, lines)
-
-
-def headlines(rows: list[dict]) -> str:
-    """The README's table; the papers' figures are on the claims' pages, which it links."""
-    lines = [[linked(r, "docs/"), r["says"], in_words(r), r["seeds"]] for r in rows]
-    return markdown(["claim", "what", "mean [95 % interval]", "seeds"], lines)
-
-
 def linked(row: dict, folder: str) -> str:
     return f"[{row['claim']}]({folder}{EXPERIMENTS[row['command'].split()[-1]].page})"
-
-
-def summary(rows: list[dict]) -> str:
-    """A line per claim; what is compared, and the variants' means, are on the claim's page."""
-    lines = [[linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows]
-    return markdown(["claim", "paper", "here: mean [95 % interval]", "seeds"], lines)
 
 
 # ------------------------------------------------------------------ an experiment's block
@@ -184,14 +165,12 @@ def rates_table(name: str) -> str:
     rates = sorted({rate for some in swept.values() for rate in some})
     runs, rows = read(f"{name}_rates")["runs"], []
     for variant in swept:
-        cells = []
-        for rate in rates:
+        cells = dict.fromkeys(rates, "-")
+        for rate in swept[variant]:
             own = [r for r in runs if (r["variant"], r["rate"]) == (variant, rate)]
-            text = "-"
-            if own:
-                text = f"{100 * statistics.mean(measure(experiment.yardstick, r) for r in own):.1f}"
-            cells.append(f"**{text}**" if own and rate == rate_of(name, variant) else text)
-        rows.append([variant, *cells])
+            text = f"{100 * statistics.mean(measure(experiment.yardstick, r) for r in own):.1f}"
+            cells[rate] = f"**{text}**" if rate == rate_of(name, variant) else text
+        rows.append([variant, *cells.values()])
     kind, key = experiment.yardstick.split(":")
     what = f"the last `eval/{key}`" if kind == "last" else f"mean `{key}` of a run"
     title = f"Learning rates, on seeds {', '.join(map(str, SWEEP_SEEDS))}: {what}, in %"
@@ -202,7 +181,7 @@ def block(name: str) -> str:
     """What is known of an experiment: how it was run, the claims, the figure and the tables."""
     experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
     if not ran:
-        return NOT_YET.format(name=name)
+        return f"Not measured yet: `python benchmarks/evidence.py {name}`.\n"
     text = f"{read(name)['machine']}; `python benchmarks/evidence.py {name}` runs "
     command = f"{experiment.script} {experiment.arguments}".strip()
     text += f"`{command}` with\n"  # mkdocs: a list has room above
@@ -214,14 +193,14 @@ def block(name: str) -> str:
         seeds = len(runs_of(name, variant))
         text += f"\n- {variant}, {seeds} seed{'s' * (seeds > 1)}: {words or 'nothing else'}"
     missing = [variant for variant in experiment.variants if variant not in ran]
-    text += f"\n- not run yet: {', '.join(missing)}" if missing else ""
-    text += "\n\n"
-    if claims := results([name]):
-        text += f"{claims_table(claims)}\n"
+    text += f"\n- not run yet: {', '.join(missing)}\n\n" if missing else "\n\n"
+    if rows := results([name]):
+        header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
+        lines = [[r["claim"], r["says"], r["paper"], in_words(r), r["seeds"]] for r in rows]
+        text += f"{markdown(header, lines)}\n"
     if experiment.panels:
         text += f"![every seed thin, their mean thick](evidence/{name}.png)\n\n"
-    text += table(name)
-    return text + rates_table(name)
+    return text + table(name) + rates_table(name)
 
 
 # ------------------------------------------------------------------ the other blocks
@@ -294,18 +273,24 @@ def blocks() -> dict[tuple[str, str], str]:
     for name in TRAINED:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
         found[f"docs/{page}", f"results: {name}"] = block(name)
+    # the papers' figures, and what is compared, are on the claims' pages, which both tables link
     known = {row["claim"]: row for row in rows}
     some = [known[name] for name in HEADLINES if name in known]
-    tables = gpu.tables()
+    some = [[linked(r, "docs/"), r["says"], in_words(r), r["seeds"]] for r in some]
+    lines = [[linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows]
+    titles = ["claim", "what", "mean [95 % interval]", "seeds"]
+    header = ["claim", "paper", "here: mean [95 % interval]", "seeds"]
     return found | {
-        ("README.md", "evidence"): headlines(some),
+        ("README.md", "evidence"): markdown(titles, some),
         ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
-        ("docs/measured.md", "claims"): summary(rows),
+        ("docs/measured.md", "claims"): markdown(header, lines),
         ("docs/measured.md", "hardware"): hardware(),
         ("docs/measured.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
         ("docs/real-model.md", "table: warm_up"): warm_up(),
-        **{("docs/one-gpu.md", f"table: {key}"): text for key, text in tables.items()},
+        ("docs/one-gpu.md", "table: cards"): gpu.cards_table(),
+        ("docs/one-gpu.md", "table: parts"): gpu.parts_table(),
+        ("docs/one-gpu.md", "table: measured"): gpu.measured_table(gpu.read(gpu.OUT)),
     }
 
 

@@ -37,10 +37,6 @@ def pairs(count: int) -> tuple[list[str], list[str]]:
     return programs, [f"{n}\n{' '.join(map(str, range(1, n + 1)))}\n" for n in sizes]
 
 
-def run_sandbox(sandbox, programs, inputs) -> list[bytes]:
-    return [result.output for result in sandbox.run(programs, inputs)]
-
-
 def run_plain(programs, inputs) -> list[bytes]:
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 
@@ -86,7 +82,8 @@ def main():
     args = arguments(__doc__, repeats=7).parse_args()
     work = {"ours": 1000, "plain interpreter": 100, "bare forks, CURE's released design": 400}
     with Sandbox(CORES) as sandbox:
-        methods = dict(zip(work, (partial(run_sandbox, sandbox), run_plain, run_released)))
+        ours = lambda *given: [result.output for result in sandbox.run(*given)]  # noqa: E731
+        methods = dict(zip(work, (ours, run_plain, run_released)))
         runs = {name: partial(run, *pairs(work[name])) for name, run in methods.items()}
         times, last = in_turn(runs, args.repeats)
     expected = [output.decode() for output in last["plain interpreter"]]

@@ -6,9 +6,12 @@ docs/evidence/speed_<device>.json; what is measured again replaces its row.
 """
 
 import argparse
+import ctypes
+import gc
 import importlib.metadata
 import json
 import platform
+import re
 import statistics
 import sys
 import time
@@ -54,11 +57,37 @@ def compared(times: dict[str, list[float]], work: dict[str, int] | None = None) 
     ours, rows = per_unit.pop("ours"), []
     for name, theirs in per_unit.items():
         ratios = [a / b for a, b in zip(ours, theirs)]
-        milliseconds = {"ours_ms": 1e3 * statistics.median(ours)}
-        milliseconds |= {"its_ms": 1e3 * statistics.median(theirs)}
-        figures = {"ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)]}
-        rows.append({"against": name, **figures, **milliseconds, "repeats": len(ratios)})
+        row = {"ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)]}
+        row |= {k: 1e3 * statistics.median(s) for k, s in (("ours_ms", ours), ("its_ms", theirs))}
+        rows.append({"against": name, **row, "repeats": len(ratios)})
     return rows
+
+
+def peak_mib(work) -> float:
+    """Most memory alive above what was there before."""
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier work has freed goes back to the system
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = status_kib("VmRSS")
+    work()
+    return (status_kib("VmHWM") - before) / 1024
+
+
+def status_kib(key: str) -> int:
+    return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def with_memory(methods: dict[str, Callable], repeats: int) -> tuple[list[dict], dict]:
+    """(rows for the peers, with the memory that ours and theirs take, what each returned last)."""
+    extra = {name: peak_mib(method) for name, method in methods.items()}
+    times, last = in_turn(methods, repeats)
+    rows = compared(times)
+    return [row | {"extra_mib": [extra["ours"], extra[row["against"]]]} for row in rows], last
 
 
 def keep(rows: list[dict], out: Path):

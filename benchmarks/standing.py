@@ -34,13 +34,9 @@ def one_run(script: Path, level: str, seed: int, more: list[str]) -> dict:
     words = [re.sub(r"\W+", "_", word) for word in more]
     folder = ROOT / "runs" / "standing" / "-".join([script.stem, level, *words]) / str(seed)
     options = f"--dataset {level} --seed {seed} --out {folder} --eval-every 0 --show-every 0"
-    done = subprocess.run(
-        [sys.executable, script, *options.split(), *more],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, script, *options.split(), *more]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{script}, seed {seed}:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -82,9 +78,8 @@ def known(level: str) -> dict[str, dict[str, dict]]:
             programs = 'model: str = "tiny-' in (ROOT / script).read_text()
             if programs or (its_level[1] if its_level else "tiny") != level:
                 continue
-            rate = f" {experiment.rate} {run['rate']:g}" if run["rate"] else ""
-            words = [script, *re.sub(OF_MEASURING, "", given + " ").split()]
-            label = " ".join(words) + rate
+            given += f" {experiment.rate} {run['rate']:g}" if run["rate"] else ""
+            label = " ".join([script, *re.sub(OF_MEASURING, "", given + " ").split()])
             curves = importlib.import_module(script.removesuffix(".py")).CURVES
             rows = [*run["evaluations"], *run["steps"]]
             its = figures([*rows, {"seconds": run["seconds"]}], curves)
@@ -119,9 +114,8 @@ def main():
     own, more = sys.argv[1:], []
     if "--" in own:
         own, more = own[: own.index("--")], own[own.index("--") + 1 :]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("script", type=Path)
     parser.add_argument("--level", default="tiny", choices=("tiny", "tiny-hard", "tiny-long"))
     parser.add_argument("--seeds", type=int, default=3)
@@ -132,11 +126,10 @@ def main():
     with ThreadPoolExecutor(args.at_once) as pool:
         run = lambda seed: one_run(args.script.resolve(), args.level, seed, more)  # noqa: E731
         mine = {str(seed): found for seed, found in enumerate(pool.map(run, range(args.seeds)))}
-    name = " ".join([args.script.name, *more])
     table = [["script", "seeds", "accuracy", "verifier", "tokens", "seconds", "mine minus this"]]
     for other, runs in known(args.level).items():
         table.append([*row_of(other, runs), compared(mine, runs)])
-    table.append([*row_of(name, mine), ""])
+    table.append([*row_of(" ".join([args.script.name, *more]), mine), ""])
     widths = [max(map(len, column)) for column in zip(*table)]
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())

@@ -19,11 +19,11 @@ import copy
 import tempfile
 from pathlib import Path
 
-from side_by_side import arguments, compared, in_turn, keep  # isort: skip
+from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.adapters import with_adapters
 from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.model import TINY
+from common.model import TINY, load_model
 from common.sampling import sample
 from common.scoring import in_parts, live_rows
 from common.tasks.math import load_questions
@@ -31,26 +31,26 @@ from tango import solve_prompt
 
 import torch
 from datasets import Dataset
-from logprob import peak_mib
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 
 # ------------------------------------------------------------------ two trainers
-def two_adapters(base) -> tuple:
-    """The same LoRA adapter on two copies of the base, called "default" and "player"."""
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-    theirs = get_peft_model(copy.deepcopy(base), lora)
-    ours = get_peft_model(base, lora, adapter_name="player")
-    parameters = dict(ours.named_parameters())
-    for name, parameter in theirs.named_parameters():
-        if "lora_" in name:
-            draw = torch.Generator().manual_seed(len(name))
-            parameter.data = torch.randn(parameter.shape, generator=draw) * 0.02
-            parameters[name.replace(".default.", ".player.")].data = parameter.data.clone()
-    return theirs, ours
+def player(model: str, names: list[str], four_bit: bool):
+    """(a model whose first adapter, "player", does something, its tokenizer)."""
+    model, tokenizer = load_model(model, names, 16, four_bit, 0)
+    for name, parameter in model.named_parameters():
+        if "lora_B.player." in name:
+            torch.nn.init.normal_(parameter, 0.0, 0.01)
+    return model, tokenizer
+
+
+def their_config(run: RunArgs, rows: int, group: int = 2, **more) -> GRPOConfig:
+    """The same loss as ours, and as many rows to an optimiser step."""
+    parts, folder = max(1, rows // run.micro_batch), Path(tempfile.mkdtemp())
+    more |= {"gradient_accumulation_steps": parts, "steps_per_generation": parts}
+    more |= {"loss_type": "dapo", "beta": 0.0, "use_bias_correction_kl": False}
+    return grpo_config(run, folder, run.micro_batch, group, save_strategy="no", **more)
 
 
 def alternate(completions, **_) -> list[float]:
@@ -58,26 +58,19 @@ def alternate(completions, **_) -> list[float]:
     return [float(i % 2) for i in range(len(completions))]
 
 
-def two_trainers(args, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer, CoTrainer]:
-    steps = len(rows) // args.micro_batch
-    shared = {"output_dir": tempfile.mkdtemp(), "bf16": False, "report_to": "none", "max_steps": 1}
-    shared |= {"per_device_train_batch_size": args.micro_batch, "steps_per_generation": steps}
-    shared |= {"gradient_accumulation_steps": steps, "gradient_checkpointing": False}
-    own = {"num_generations": args.group, "max_completion_length": args.tokens, "beta": 0.0}
-    own |= {"use_bias_correction_kl": False, "loss_type": "dapo"}
-    data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
-    base = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    other, model = two_adapters(base)
-    theirs = GRPOTrainer(other, alternate, GRPOConfig(**shared, **own), **data)
-    theirs.beta = args.kl  # set now, because TRL would make a reference model of its own
-    players = with_adapters({"player": Player([alternate], 1e-3, args.tokens, args.group)})
+def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer, CoTrainer]:
     run = RunArgs(args.model, micro_batch=args.micro_batch, checkpointing="off")
     run.steps, run.kl = 1, args.kl
-    config = grpo_config(run, tempfile.mkdtemp(), len(rows), args.group)
-    ours = CoTrainer(model, players, run, config, data["train_dataset"], tokenizer)
+    data = Dataset.from_list(rows)
+    config = their_config(run, len(rows), args.group, max_completion_length=args.tokens)
+    other = copy.deepcopy(model)
+    theirs = GRPOTrainer(other, alternate, config, data, processing_class=tokenizer)
+    theirs.beta = args.kl  # set now, because TRL would make a reference model of its own
     theirs.model.train()
-    theirs.current_gradient_accumulation_steps = steps
-    return theirs, ours
+    theirs.current_gradient_accumulation_steps = config.gradient_accumulation_steps
+    players = with_adapters({"player": Player([alternate], 1e-3, args.tokens, args.group)})
+    config = grpo_config(run, Path(tempfile.mkdtemp()), len(rows), args.group)
+    return theirs, CoTrainer(model, players, run, config, data, tokenizer)
 
 
 # ------------------------------------------------------------------ update
@@ -100,8 +93,7 @@ def our_gradient(trainer: CoTrainer, batch: dict) -> dict:
 
 
 def gradients(trainer) -> dict:
-    found = [(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None]
-    return {name.replace(".default.", ".player."): grad for name, grad in found}
+    return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 
 def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:
@@ -114,7 +106,7 @@ def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int)
         "TRL's": lambda: their_gradient(theirs, tensors),
         "ours": lambda: our_gradient(ours, batch),
     }
-    found, last = side_by_side(methods, repeats)
+    found, last = with_memory(methods, repeats)
     scale = max(grad.abs().max() for grad in last["TRL's"].values())
     distance = max((last["ours"][n] - grad).abs().max() for n, grad in last["TRL's"].items())
     assert distance < 1e-3 * scale, f"gradients differ by {distance / scale:.1e}"
@@ -122,35 +114,34 @@ def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int)
 
 
 # ------------------------------------------------------------------ sampling, and all of it
-def by_generate(trainer: CoTrainer, prompts: list, greedy=False) -> list[list[int]]:
-    tokenizer, model = trainer.processing_class, trainer.model
+def by_generate(model, tokenizer, prompts, tokens: int, ends=(), **more):
+    """What `generate` returns: sequences (B, P + T), and what `more` asks for. Without `ends` every
+    row has all tokens.
+    """
     ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
     inputs = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
-    ends, width = trainer.eos_token_ids, inputs["input_ids"].shape[1]
-    settings = {"max_new_tokens": trainer.players["player"].max_tokens, "do_sample": not greedy}
-    settings |= {"top_k": 0, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
+    settings = {"max_new_tokens": tokens, "do_sample": True, "top_k": 0}
+    settings |= {"pad_token_id": tokenizer.pad_token_id, "return_dict_in_generate": True}
+    settings |= {"eos_token_id": ends} if ends else {"min_new_tokens": tokens}
     with torch.no_grad():
-        rows = model.generate(**inputs, **settings)[:, width:].tolist()
-    stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
-    return [row[: stop + 1] for row, stop in zip(rows, stops)]
+        return model.generate(**inputs.to(model.device), **settings | more)
 
 
-def by_sample(trainer: CoTrainer, prompts: list, greedy=False) -> list[list[int]]:
-    tokenizer, limit = trainer.processing_class, trainer.players["player"].max_tokens
+def by_sample(model, tokenizer, prompts, tokens: int, ends=(), temperature=1.0) -> list[list[int]]:
     ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-    temperature, pad_id = 0.0 if greedy else 1.0, tokenizer.pad_token_id
-    return sample(trainer.model, ids, limit, temperature, trainer.eos_token_ids, pad_id)[0]
+    return sample(model, ids, tokens, temperature, list(ends), tokenizer.pad_token_id)[0]
 
 
 def sampling(_, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:
-    prompts = [row["prompt"] for row in rows]
-    ours.model.eval()
-    assert by_generate(ours, prompts, True) == by_sample(ours, prompts, True)
-    methods = {
-        "`generate`": lambda: by_generate(ours, prompts),
-        "ours": lambda: by_sample(ours, prompts),
-    }
-    found = side_by_side(methods, repeats)[0]
+    tokenizer, prompts = ours.processing_class, [row["prompt"] for row in rows]
+    limit = ours.players["player"].max_tokens
+    asked = ours.model.eval(), tokenizer, prompts, limit, ours.eos_token_ids
+    greedy = by_sample(*asked, temperature=0.0)
+    greedy = tokenizer.pad({"input_ids": greedy}, padding_side="right", return_tensors="pt")
+    its = by_generate(*asked, do_sample=False).sequences[:, -greedy["input_ids"].shape[1] :]
+    assert torch.equal(greedy["input_ids"], its.cpu())
+    methods = {"`generate`": lambda: by_generate(*asked), "ours": lambda: by_sample(*asked)}
+    found = with_memory(methods, repeats)[0]
     ours.model.train()
     return found
 
@@ -163,15 +154,7 @@ def whole(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) 
     def our_step():
         our_gradient(ours, ours.rollout("player", rows))
 
-    return side_by_side({"TRL's": their_step, "ours": our_step}, repeats)[0]
-
-
-def side_by_side(methods: dict, repeats: int) -> tuple[list[dict], dict]:
-    """(a row for the peer, what each method returned last)."""
-    extra = {name: peak_mib(method) for name, method in methods.items()}
-    times, last = in_turn(methods, repeats)
-    rows = compared(times)
-    return [row | {"extra_mib": [extra["ours"], extra[row["against"]]]} for row in rows], last
+    return with_memory({"TRL's": their_step, "ours": our_step}, repeats)[0]
 
 
 def main():
@@ -185,10 +168,10 @@ def main():
     parser.add_argument("--kl", type=float, default=0.0, help="weight of the KL penalty")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    model, tokenizer = player(args.model, ["player"], False)
     questions = load_questions(args.dataset, args.questions, 8, seed=0)[0]
     rows = [{"prompt": solve_prompt(r["question"])} for r in questions for _ in range(args.group)]
-    theirs, ours = two_trainers(args, tokenizer, rows)
+    theirs, ours = two_trainers(args, model, tokenizer, rows)
     name = "embedded" if args.model == str(TINY) else Path(args.model).name
     about = f"{name}, {len(rows)} rows of at most {args.tokens} tokens, {args.threads} thread"
     about += "s" * (args.threads > 1) + ", with a KL term" * (args.kl > 0)

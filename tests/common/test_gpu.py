@@ -51,7 +51,7 @@ def bench(tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(gpu, "full_batch", within_vocabulary)
     monkeypatch.setattr(gpu.subprocess, "run", in_this_process)
-    return gpu.Bench(tmp_path, tmp_path / "models", "tiny")
+    return gpu.Bench(tmp_path, tmp_path / "models", tiny=True)
 
 
 def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
