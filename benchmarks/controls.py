@@ -77,9 +77,8 @@ def true_score(user: str) -> float:
 
 
 def scored_by(how: str, trainer_class):
-    """Makes all trainers of this class score with the truth ("gold"), with the judge's scores dealt
-    out anew ("shuffled"), or with one number ("constant": only the format is left to be rewarded).
-    The judge is asked in any case.
+    """Makes all trainers of this class score with the truth ("gold"), or with the judge's scores
+    dealt out anew ("shuffled"). The judge is asked in any case.
     """
     judged = trainer_class.values
 
@@ -88,8 +87,6 @@ def scored_by(how: str, trainer_class):
         V, texts = judged(self, prompts)
         if how == "shuffled":
             V = random.Random(f"{self.args.seed} {self.state.global_step}").sample(V, len(V))
-        elif how == "constant":
-            V = [0.7] * len(V)  # no better than the gate asks for
         else:
             V = [true_score(prompt[-1]["content"]) for prompt in prompts]
         return V, texts

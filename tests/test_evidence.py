@@ -255,8 +255,8 @@ def test_scores_from_elsewhere_take_the_judges_place():
     asked = [mae.judge_answer_prompt(QUESTION, "12"), mae.judge_answer_prompt(QUESTION, "13")]
     asked += [mae.judge_question_prompt(QUESTION), mae.judge_question_prompt("38+ mod 61")]
     given = [0.1, 0.2, 0.3, 0.4]
-    wanted = {"gold": [1.0, 0.0, 1.0, 0.0], "constant": [0.7] * 4}
-    for how in ("gold", "constant", "shuffled"):
+    wanted = {"gold": [1.0, 0.0, 1.0, 0.0]}
+    for how in ("gold", "shuffled"):
 
         class Trainer:
             args, state = SimpleNamespace(seed=0), SimpleNamespace(global_step=1)
