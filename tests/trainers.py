@@ -1,13 +1,20 @@
 """Trainers without a model, to which completions are given; one of four players that are no
 paper's; and log-probs by hand."""
 
+import math
+import statistics
 from types import SimpleNamespace
 
 from common.cotrainer import Player
+from common.tiny.tasks import gold_solution
 
 import torch
 from conftest import make_players
 from torch.nn.utils.rnn import pad_sequence
+
+QUESTION = "(38+4)*7 mod 61"  # 42, 50
+RIGHT = gold_solution(QUESTION)
+WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 
 
 class Characters:
@@ -104,6 +111,19 @@ def answering(say, **cfg) -> SimpleNamespace:
         saved={},
         calls=calls,
     )
+
+
+def whitened(rows: list[tuple], eps: float = 0.0, added: float = 0.0) -> list[float]:
+    """Of (x, group), among those of its group: (x - mean) / (sqrt(variance + eps) + added); 0 where
+    all of it are alike, and for NaN, which is no part of it.
+    """
+    found = []
+    for x, group in rows:
+        own = [y for y, other in rows if other == group and y == y]
+        flat = x != x or min(own) == max(own)
+        deviation = 1 if flat else math.sqrt(statistics.variance(own) + eps) + added
+        found.append(0.0 if flat else (x - statistics.mean(own)) / deviation)
+    return found
 
 
 def close(got, expected, atol=1e-6):

@@ -4,7 +4,6 @@ tests/common/test_tasks_functions.py.
 """
 
 import random
-import statistics
 
 import azr
 from common.cotrainer import Player
@@ -14,7 +13,7 @@ from common.tiny import program_demonstrations as demonstrations
 import pytest
 import torch
 from conftest import small, steps_of
-from trainers import without_model
+from trainers import whitened, without_model
 
 PLUS = "def f(x):\n return (x+3)%100"
 
@@ -44,11 +43,7 @@ def test_advantages_are_whitened_within_each_kind_and_role(seed):
     group = [rng.randrange(6) for _ in range(60)]
     rewards = [rng.choice([-1, -0.5, 1, 0.25]) for _ in group]
     A = azr.task_role_advantages(torch.tensor(rewards, dtype=torch.float64), torch.tensor(group))
-    for a, r, g in zip(A.tolist(), rewards, group):
-        of_group = [other for other, k in zip(rewards, group) if k == g]
-        spread = statistics.stdev(of_group) if len(set(of_group)) > 1 else 0
-        wanted = (r - statistics.mean(of_group)) / spread if spread else 0
-        assert a == pytest.approx(wanted, abs=1e-6)
+    assert A.tolist() == pytest.approx(whitened([*zip(rewards, group)]), abs=1e-6)
 
 
 def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():

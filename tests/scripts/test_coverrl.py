@@ -21,7 +21,7 @@ import torch
 from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import without_model
+from trainers import whitened, without_model
 
 C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
 an_answer = st.sampled_from(["7", "8", "9", None])
@@ -60,23 +60,6 @@ def test_no_text_breaks_the_parsers(text):
     assert final_answer(text) != ""
 
 
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        (r"\boxed{ 007 }", "7"),
-        (r"\boxed{-0}", "0"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{}", None),
-        (r"\boxed{  }", None),
-        ("7", None),
-        (r"\boxed{" + "9" * 5000 + "}", "9" * 5000),  # int() would refuse it
-        (r"\boxed{²}", "²"),
-    ],
-)
-def test_the_answer_that_votes(text, answer):
-    assert final_answer(text) == answer
-
-
 # ------------------------------------------------------------------ the vote and its filter
 @given(st.lists(an_answer, max_size=12))
 def test_the_vote_equals_counting(answers):
@@ -106,20 +89,10 @@ def test_both_sides_are_judged_equally_often(solutions, M):
         assert len(for_m) == min(M, len({t for t, a in zip(texts, answers) if a == m}))
 
 
-@pytest.mark.parametrize(
-    "said, kept",
-    [
-        ([], True),
-        ([True], True),
-        ([True, False], False),  # half is not more than half
-        ([True, True, False], True),
-        ([True, None, None], False),
-        ([None], False),
-        ([False] * 3, False),
-    ],
-)
-def test_more_than_half_must_accept(said, kept):
-    assert is_kept(said) is kept
+def test_more_than_half_must_accept():
+    assert is_kept([]) and is_kept([True]) and is_kept([True, True, False])
+    for said in ([True, False], [True, None, None], [None], [False] * 3):
+        assert not is_kept(said), said
 
 
 # ------------------------------------------------------------------ rewards and advantages
@@ -138,20 +111,8 @@ def test_rewards_in_every_case():
 )
 def test_advantages_equal_the_loop(rows):
     values, keys = map(list, zip(*rows))
-    expected = []
-    for value, key in rows:
-        members = [v for v, k in rows if k == key]
-        known = [v for v in members if v == v]
-        if value != value:
-            expected.append(0.0)
-        elif len(members) == 1:
-            expected.append(value)
-        elif len(set(known)) < 2:
-            expected.append(0.0)
-        else:
-            mean = sum(known) / len(known)
-            std = math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
-            expected.append((value - mean) / (std + 1e-6))
+    alone = [keys.count(key) == 1 and value == value for value, key in rows]
+    expected = [v if one else a for v, one, a in zip(values, alone, whitened(rows, added=1e-6))]
     found = advantages(torch.tensor(values, dtype=torch.float64), keys)
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -8,18 +8,12 @@ from itertools import product
 
 import cure  # not its names: pytest would collect tester_rewards as a test
 from common.adapters import with_adapters
-from common.sandbox import Sandbox
 
 import numpy as np
 import pytest
 import torch
 from conftest import steps_of
 from trainers import logged, without_model
-
-
-def table(text: str) -> torch.Tensor:
-    """ "101 010" -> two programs, three tests."""
-    return torch.tensor([[c == "1" for c in row] for row in text.split()])
 
 
 def random_tables(seed: int):
@@ -51,14 +45,17 @@ def test_a_tests_reward_is_its_estimate_of_mu():
     assert both > 100
 
 
+def by_hand(rewards):
+    r = np.array(rewards)
+    return pytest.approx((r - r.mean()) / r.std(), abs=1e-6)
+
+
 def test_advantages_are_normalised_with_the_population_std_and_no_epsilon():
     rng = np.random.default_rng(0)
     for _ in range(100):
         r = rng.integers(0, 4, size=rng.integers(1, 9)) / 3
-        mean = sum(r) / len(r)
-        std = math.sqrt(sum((x - mean) ** 2 for x in r) / len(r))
-        expected = [(x - mean) / std if len(set(r)) > 1 else 0.0 for x in r]
-        assert np.allclose(cure.normalised(torch.tensor(r)), expected, atol=1e-12)
+        expected = by_hand(r) if len(set(r)) > 1 else [0.0] * len(r)
+        assert cure.normalised(torch.tensor(r)).tolist() == expected
     assert cure.normalised(torch.full((3,), math.nan)).tolist() == [0.0] * 3
     assert cure.normalised(torch.tensor([-0.0, 0.0])).tolist() == [0.0] * 2
 
@@ -165,12 +162,6 @@ def test_completions_of_one_piece_repeated_end_in_something_sound():
 
 
 # ------------------------------------------------------------------ tables
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(2, unsafe=True) as sandbox:
-        yield sandbox
-
-
 def bare(sandbox, **change):
     """A trainer without a model, which logs as a real one."""
     cfg = cure.Args(group_size=3, **change)
@@ -235,11 +226,6 @@ def play(trainer, programs: list[str], tests: list[str], lengths=(4, 4, 4)):
 
 def code(expression):
     return f"```python\nx=int(input())\nprint({expression})\n```"
-
-
-def by_hand(rewards):
-    r = np.array(rewards)
-    return pytest.approx((r - r.mean()) / r.std(), abs=1e-6)
 
 
 # one correct program, one that is correct at 2 only, one that cannot be read
@@ -334,32 +320,26 @@ def held_out_figures(sandbox, program, test, reference=SOLUTION, base=None, task
     return figures
 
 
-def test_what_is_not_defined_is_not_shown(sandbox):
-    figures = held_out_figures(sandbox, "x+2", WEAK)  # the base has no wrong program
-    rates = {"tester/p01", "tester/p00", "tester/p00_base"}
-    assert figures["tester/accuracy"] == 1.0
-    assert not (rates | {"tester/p01_base", "co/mu", "co/precision"}) & figures.keys()
-    # these pass 2 -> 4; there is no wrong test and no correct program of the base
-    figures = held_out_figures(sandbox, "x+2", WEAK, base=TWICE)
-    assert figures["tester/p01_base"] == 1.0 and figures["co/mu"] == 0.0
-    assert not (rates | {"co/precision"}) & figures.keys()
-    figures = held_out_figures(sandbox, "x+2", written_test("2\n", "5\n"), base=TWICE)
-    assert figures["tester/p00_base"] == 0.0 and "tester/p01_base" not in figures
-    assert figures["co/best_of_4"] == 1.0
-
-
-def test_p01_is_about_the_programs_of_now_and_p01_base_about_the_bases(sandbox):
-    # x*2 passes the right 2 -> 4 and the wrong 1 -> 2
-    figures = held_out_figures(sandbox, "x*2", WEAK, base="print(0)")
-    assert figures["tester/p01"] == 1.0 and figures["tester/p01_base"] == 0.0
-    assert "tester/p00" not in figures and figures["co/mu"] == 1.0
-    figures = held_out_figures(sandbox, "x*2", written_test("1\n", "2\n"), base="print(0)")
-    assert figures["tester/p00"] == 1.0 and figures["tester/p00_base"] == 0.0
-    assert "tester/p01" not in figures
-
-
 ABOUT_TESTS = {f"tester/{name}" for name in ("accuracy", "p01", "p00", "p01_base", "p00_base")}
 ABOUT_TESTS |= {"co/mu", "co/precision_bound"}
+
+
+@pytest.mark.parametrize(
+    "program, test, base, shown",
+    [
+        ("x+2", ("2", "4"), None, {}),  # the base has no wrong program
+        # its wrong ones pass 2 -> 4, and not 2 -> 5
+        ("x+2", ("2", "4"), TWICE, {"tester/p01_base": 1, "co/mu": 0}),
+        ("x+2", ("2", "5"), TWICE, {"tester/p00_base": 0, "co/mu": 0}),
+        # p01 is about the programs of now, which pass the right 2 -> 4 and the wrong 1 -> 2
+        ("x*2", ("2", "4"), "print(0)", {"tester/p01": 1, "tester/p01_base": 0, "co/mu": 1}),
+        ("x*2", ("1", "2"), "print(0)", {"tester/p00": 1, "tester/p00_base": 0, "co/mu": 0}),
+    ],
+)
+def test_what_is_not_defined_is_not_shown(sandbox, program, test, base, shown):
+    figures = held_out_figures(sandbox, program, written_test(*test), base=base)
+    rates = ABOUT_TESTS - {"tester/accuracy", "co/precision_bound"} | {"co/precision"}
+    assert {name: figures[name] for name in rates & figures.keys()} == shown
 
 
 @pytest.mark.parametrize("reference", ["print(0)", ""])

@@ -12,16 +12,13 @@ import deepseekmath as dsm
 from common.errors import UserError
 from common.tasks.graded import truth_of
 from common.tasks.verdicts import Analysis
-from common.tiny.tasks import format_solution, gold_solution
+from common.tiny.tasks import format_solution
 
 import pytest
-from trainers import answering, without_model
+from trainers import QUESTION, RIGHT, WRONG, answering, without_model
 
-QUESTION = "(38+4)*7 mod 61"  # 42, 50
 ROW = {"question": QUESTION, "answer": "50"}
-RIGHT = gold_solution(QUESTION)
 LUCKY = format_solution(["38+4=41", "42*7=50"], 50)  # the answer in spite of a wrong step
-WRONG = format_solution(["38+4=41", "41*7=43"], 43)
 SCORES = (0.0, 0.5, 1.0)
 
 
@@ -72,19 +69,19 @@ def test_labels_against_the_rule_read_from_the_bottom_up(seed):
 
 
 # ------------------------------------------------------------------ parsing
-SMUGGLED = {
-    "a second heading": f"{RIGHT}\n{dsm.HEADING}\n{dsm.HEADING}\n{ends('none', '1')}",
-    "no steps": f"<answer>\\boxed{{50}}</answer>\n{dsm.HEADING}\n{ends('none', '1')}",
-    "no answer": f"<step>38+4=42</step>\n{dsm.HEADING}\n{ends('none', '1')}",
-    "a defect beyond its steps": f"{RIGHT}\n{dsm.HEADING}\n{ends('3', '0')}",
-    "the evaluation first": f"{dsm.HEADING}\n{ends('none', '1')}\n{RIGHT}",
-    "no heading": f"{RIGHT}\n{ends('none', '1')}",
-}
-
-
-@pytest.mark.parametrize("name", SMUGGLED)
-def test_a_solution_that_shows_a_verifier_its_own_grade_has_no_format(name):
-    assert dsm.parse_solution(SMUGGLED[name])[1] is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{RIGHT}\n{dsm.HEADING}\n{dsm.HEADING}\n{ends('none', '1')}",
+        f"<answer>\\boxed{{50}}</answer>\n{dsm.HEADING}\n{ends('none', '1')}",
+        f"<step>38+4=42</step>\n{dsm.HEADING}\n{ends('none', '1')}",
+        f"{RIGHT}\n{dsm.HEADING}\n{ends('3', '0')}",  # a defect beyond its steps
+        f"{dsm.HEADING}\n{ends('none', '1')}\n{RIGHT}",
+        f"{RIGHT}\n{ends('none', '1')}",
+    ],
+)
+def test_a_solution_that_shows_a_verifier_its_own_grade_has_no_format(text):
+    assert dsm.parse_solution(text)[1] is None
 
 
 def test_praise_is_not_shown():

@@ -54,26 +54,19 @@ def test_are_sound():
 
 # ------------------------------------------------------------------ verdicts and rewards
 @pytest.mark.parametrize(
-    "verdict, right, both, adversarial, alignment",
+    "right, adversarial, alignment",  # of YES, of NO, of neither
     [
-        (1, None, 1.0, 1, 0),  # a reference slice: YES, and no R_a
-        (0, None, 0.0, 0, 0),
-        (1, True, 0.5, 0, 0.5),  # a generated one of a correct solution: the two disagree
-        (0, True, 1.0, 1, 0),
-        (1, False, 0.0, 0, 0),  # of a wrong solution: NO for both
-        (0, False, 1.5, 1, 0.5),
-        (None, None, 0.0, 0, 0),
-        (None, True, 0.0, 0, 0),
-        (None, False, 0.0, 0, 0),
+        (None, [1, 0, 0], [0, 0, 0]),  # a reference slice: YES, and no R_a
+        (True, [0, 1, 0], [0.5, 0, 0]),  # a generated one of a correct solution: the two disagree
+        (False, [0, 1, 0], [0, 0.5, 0]),  # of a wrong solution: NO for both
     ],
 )
-def test_discriminator_reward_in_every_case(verdict, right, both, adversarial, alignment):
-    assert discriminator_reward(verdict, right) == both
-    assert discriminator_reward(verdict, right, "adversarial") == adversarial
-    assert discriminator_reward(verdict, right, "alignment") == alignment
-    text = {1: "**YES**", 0: "**NO**", None: "hm"}[verdict]
-    rewards = gar.judgement_reward([[{"content": text}]] * 2, [right] * 2, ["both"] * 2)
-    assert rewards == [both] * 2
+def test_discriminator_reward_in_every_case(right, adversarial, alignment):
+    both = [sum(two) for two in zip(adversarial, alignment)]
+    for kind, wanted in (("both", both), ("adversarial", adversarial), ("alignment", alignment)):
+        assert [discriminator_reward(verdict, right, kind) for verdict in (1, 0, None)] == wanted
+    judgements = [[{"content": text}] for text in ("**YES**", "**NO**", "hm")]
+    assert gar.judgement_reward(judgements, [right] * 3, ["both"] * 3) == both
 
 
 def test_discriminator_advantages_against_loops():
@@ -105,13 +98,12 @@ def rows_of(trainer) -> list[dict]:
 def test_a_step_judges_first_and_then_trains_both(tmp_path):
     trainer = make_gar(tmp_path)
     torch.manual_seed(0)
-    before = lora(trainer, "discriminator"), lora(trainer, "reasoner")
+    before = lora(trainer, "discriminator")
     cut, judge_often = [], trainer.judge_often
     trainer.judge_often = lambda rows, slices: cut.extend(slices) or judge_often(rows, slices)
     judgements, batch = trainer.step(rows_of(trainer))
     assert (judgements["player"], batch["player"]) == ("discriminator", "reasoner")
-    assert moved(before[0], lora(trainer, "discriminator")) == 0  # the old one has judged all
-    assert moved(before[1], lora(trainer, "reasoner")) == 0
+    assert moved(before, lora(trainer, "discriminator")) == 0  # the old one has judged all
     # the reasoner: its answer, and the mean over its slices of the share of YES
     matches = [note["rewards"]["match_reward"] for note in batch["notes"]]
     assert 0 < sum(matches) < len(matches)

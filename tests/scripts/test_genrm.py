@@ -8,18 +8,14 @@ import genrm
 from common.errors import UserError
 from common.scoring import in_parts
 from common.tasks.answers import solve_prompt
-from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
 from conftest import build, perturb, small, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import log_probs_by_hand, without_model
+from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, without_model
 
-QUESTION = "(38+4)*7 mod 61"
-RIGHT = gold_solution(QUESTION)
-WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
 

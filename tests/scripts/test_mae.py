@@ -3,9 +3,7 @@ that are given; one real step; the evaluation by hand.
 """
 
 import json
-import math
 import random
-import statistics
 from collections import deque
 from types import SimpleNamespace
 
@@ -14,10 +12,10 @@ from mae import add_questions, draw_from, draw_references, judge_score, part_whi
 
 import pytest
 import torch
-from conftest import build, gradient, metrics_of, refused, relative, saved_of, small
+from conftest import build, gradient, refused, relative, saved_of, small
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trainers import answering, without_model
+from trainers import answering, whitened, without_model
 
 # ------------------------------------------------------------------ judge_score
 PIECES = ["<score>", "</score>", "<think>", "</think>", "<SCORE>", "</Score>", "nine"]
@@ -34,26 +32,12 @@ def test_a_score_is_none_or_in_the_unit_interval(text):
 
 
 # ------------------------------------------------------------------ advantages
-def by_hand(rewards: list[float], parts: list[int]) -> list[float]:
-    """Whitening per role with the standard library; a constant role is 0."""
-    result = []
-    for r, p in zip(rewards, parts):
-        of_part = [x for x, q in zip(rewards, parts) if q == p]
-        if max(of_part) == min(of_part):
-            result.append(0.0)
-            continue
-        deviation = math.sqrt(statistics.variance(of_part) + 1e-4)
-        result.append((r - statistics.mean(of_part)) / deviation)
-    return result
-
-
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.integers(0, 2)), min_size=1, max_size=40))
 @example([(1 / 3, 0), (1 / 3 + 6e-8, 0)] * 8)  # rounding noise is not amplified
 @settings(max_examples=200, deadline=None)
 def test_part_whiten_equals_the_loop(rows):
-    rewards, parts = [r for r, _ in rows], [p for _, p in rows]
-    got = part_whiten(torch.tensor(rewards), torch.tensor(parts))
-    assert got.tolist() == pytest.approx(by_hand(rewards, parts), abs=1e-4)
+    got = part_whiten(*map(torch.tensor, zip(*rows)))
+    assert got.tolist() == pytest.approx(whitened(rows, 1e-4), abs=1e-4)
 
 
 # ------------------------------------------------------------------ pools
@@ -80,7 +64,6 @@ def test_a_full_pool_drops_its_oldest_self_generated_question(seeds, room, batch
 def test_draw_from():
     rng = random.Random(0)
     assert draw_from(rng, [], 5) == []
-    assert sorted(draw_from(rng, list(range(9)), 9)) == list(range(9))
     assert len(set(draw_from(rng, list(range(100)), 20))) == 20  # without replacement
     more = draw_from(rng, [1, 2, 3], 10)
     assert len(more) == 10 and set(more[:3]) == {1, 2, 3} and set(more) == {1, 2, 3}
@@ -125,8 +108,7 @@ def test_the_proposers_reward_by_hand():
     # quality 7/9, difficulty 1 - 3/9 from 5 answers scored 4; below the gate no difficulty; no
     # question: 0; two pairs: format one half, quality neutral
     expected = [(7 / 9 + 6 / 9 + 1) / 3, (6 / 9 + 0 + 1) / 3, 0.0, (0.5 + 0 + 0.5) / 3]
-    assert mae.proposer_reward(0.7, 1.0, 1.0, gate=0.7) == pytest.approx(2.7 / 3)
-    assert mae.proposer_reward(0.6, 1.0, 1.0, gate=0.7) == pytest.approx(1.6 / 3)  # below it
+    assert mae.proposer_reward(0.7, 1.0, 1.0, gate=0.7) == pytest.approx(2.7 / 3)  # just at it
     assert batch["rewards"].tolist() == pytest.approx(expected)
     assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
     asked = [f"Question: {text}\nScore the question." for text in (GOOD, POOR, "2+2 mod 61")]
@@ -157,8 +139,7 @@ def test_the_solvers_reward_by_hand_and_its_pairs():
     said = [score(10), "?", score(10), score(4)]
     trainer = given_texts({"solver": texts * 3, "judge": said * 3})
     batch = trainer.solve(["q1", "q2", "q3", "q4"])
-    notes = [(note["judgement"], note["rewards"]["judged"]) for note in batch["notes"]]
-    assert notes[:2] == [("<score>10</score>", 1.0), ("?", 0.5)]
+    assert [note["rewards"]["judged"] for note in batch["notes"]][:2] == [1.0, 0.5]
     expected = [1.0, (0.5 + 1) / 2, (1 + 0) / 2, (3 / 9 + 0.5) / 2]
     assert batch["rewards"].tolist() == pytest.approx(expected)
     answers = {"q1": "1", "q2": "2", "q3": "3", "q4": two}
@@ -222,8 +203,8 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
         rollouts[name] = (prompts, rollout(name, rows))
         return rollouts[name][1]
 
-    trainer.rollout, whitened = spy, []
-    trainer.over_all_processes = lambda fn, *rows: whitened.append(fn) or fn(*rows)
+    trainer.rollout, together = spy, []
+    trainer.over_all_processes = lambda fn, *rows: together.append(fn) or fn(*rows)
     (batch,) = trainer.step([])
     proposed, solved, judged = (rollouts[name][0] for name in ("proposer", "solver", "judge"))
     assert set(solved) <= set(before["questions"]) and len(set(solved)) == 4
@@ -233,12 +214,12 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
     )
     references = {text.split("\n")[0].removeprefix("Reference: ") for text in proposed}
     assert references <= {*before["questions"], "Propose a question."}
-    assert whitened == [part_whiten]
+    assert together == [part_whiten]
     # one batch of the three rollouts, each role whitened by itself
     assert list(rollouts) == ["proposer", "solver", "judge"] and batch["player"] == "agent"
     assert batch["texts"] == [text for _, part in rollouts.values() for text in part["texts"]]
-    rewards, parts = batch["rewards"].tolist(), [0] * 4 + [1] * 4 + [2] * 4
-    assert batch["advantages"].tolist() == pytest.approx(by_hand(rewards, parts), abs=1e-4)
+    rows = [(reward, i // 4) for i, reward in enumerate(batch["rewards"].tolist())]
+    assert batch["advantages"].tolist() == pytest.approx(whitened(rows, 1e-4), abs=1e-4)
     assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
 
 
@@ -330,14 +311,6 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
 
 
 # ------------------------------------------------------------------ runs
-def test_the_seeds_come_without_answers_and_the_pool_grows(finished):
-    folder, _, _ = finished("mae.py")
-    kept = saved_of(folder)
-    assert len(kept["questions"]) == metrics_of(folder)[-2]["co/questions"] > 16 == kept["seeds"]
-    assert all(isinstance(question, str) for question in kept["questions"])
-    assert {len(pair) for pair in kept["pairs"]} == {2}
-
-
 def test_a_silent_run_stops_with_its_checkpoint(tmp_path):
     more = "--questions 4 --micro-batch 4 --difficulty-samples 2 --steps 9 --judgement-tokens 2"
     command = ["mae.py", *small("mae.py", tmp_path / "run", *more.split())]

@@ -6,7 +6,6 @@ import itertools
 import maporl
 from common.errors import UserError
 from common.run import mean
-from common.tasks.verdicts import final_verdict
 from maporl import bonuses, debate_metrics, scores, shown, verdict_reward
 
 import pytest
@@ -72,31 +71,14 @@ def test_bonuses_in_every_case(sign):
 
 
 # ------------------------------------------------------------------ parsing
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        (r"<final_verification>\boxed{CORRECT}</final_verification>", True),
-        (r"<final_verification> **Correct.** </final_verification>", True),
-        (r"<final_verification>\boxed{INCORRECT}</final_verification>", False),
-        (r"\boxed{CORRECT}", None),  # of a step, perhaps
-        (r"<final_verification>\boxed{CORRECT}", None),  # cut
-        (r"<final_verification></final_verification>\boxed{CORRECT}", None),
-        (r"<final_verification>CORRECT or not</final_verification>", None),
-        (
-            r"<final_verification>\boxed{CORRECT}</final_verification>"
-            r"<final_verification>\boxed{INCORRECT}</final_verification>",
-            False,
-        ),
-        ("", None),
-    ],
-)
-def test_a_final_verdict_and_its_reward(text, said):
-    assert final_verdict(text) is said
-    as_trl = [[{"role": "assistant", "content": text}]] * 2
-    assert verdict_reward(as_trl, right=[True, False]) == [
-        float(said is True),
-        float(said is False),
+def test_a_verdicts_reward():
+    said = [
+        rf"<final_verification>\boxed{{{it}}}</final_verification>"
+        for it in ("CORRECT", "INCORRECT")
     ]
+    judgements = [[{"role": "assistant", "content": text}] for text in (*said, "")]
+    assert verdict_reward(judgements, right=[True] * 3) == [1.0, 0.0, 0.0]
+    assert verdict_reward(judgements, right=[False] * 3) == [0.0, 1.0, 0.0]
 
 
 @given(st.text(alphabet="<>/think step\n!", max_size=60), st.text(max_size=40))

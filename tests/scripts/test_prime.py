@@ -18,14 +18,12 @@ from conftest import (
     perturb,
     refused,
     relative,
-    saved_of,
     small,
     steps_of,
 )
 from trainers import answering, close, logged
 
 K = 4
-MASK = (torch.arange(6) < torch.tensor([[6], [4], [5], [3], [6], [2], [4], [5]])).long()
 
 
 # ------------------------------------------------------------------ the mathematics
@@ -49,10 +47,10 @@ def test_prm_loss_is_ln2_while_the_prm_is_the_reference_and_equals_the_loop():
 
 
 def test_prm_loss_stays_finite_and_refuses_bad_labels():
-    assert torch.isfinite(prm_loss(torch.full((8, 6), 1e6), torch.zeros(8), MASK))
+    assert torch.isfinite(prm_loss(torch.full((8, 6), 1e6), torch.zeros(8), torch.ones(8, 6)))
     for bad in (-0.1, 1.1):
         with pytest.raises(ValueError, match=r"outcome must lie in \[0, 1\]"):
-            prm_loss(torch.zeros(8, 6), torch.full((8,), bad), MASK)
+            prm_loss(torch.zeros(8, 6), torch.full((8,), bad), torch.ones(8, 6))
 
 
 def loop_prime(d, outcome, mask):
@@ -83,13 +81,11 @@ def test_advantages_equal_the_loop(seed):
 
 
 def test_below_the_floor_there_is_no_process_reward():
-    outcome = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
-    d = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)) * 1e-2
-    largest = (d * MASK).flip(1).cumsum(1).abs().max().item()
-    A, alone = prime_advantages(d, outcome, MASK, K, largest * 1.01)
-    assert torch.equal(A, alone)
-    A, alone = prime_advantages(d, outcome, MASK, K, largest * 0.99)
-    assert not torch.equal(A, alone)
+    d, outcome, mask = random_case(0)
+    largest = (d * mask).flip(1).cumsum(1).abs().max().item()
+    for floor in (0.99, 1.01):
+        A, alone = prime_advantages(d, outcome, mask, K, largest * floor)
+        assert torch.equal(A, alone) == (floor > 1)
 
 
 # ------------------------------------------------------------------ one step
@@ -314,11 +310,8 @@ def test_a_run_trains_both(finished):
         assert now > before and (now - before) % 16 == 0  # rounds of 2 groups of 8
         kept = row["co/groups_kept"] * (now - before) / 8
         assert kept == pytest.approx(round(kept)) and 0 < row["policy/accuracy"] < 1
-        assert 0 < row["prm/grad_norm"] < 10 and 0 <= row["prm/accuracy"] <= 1
         tokens = row["co/tokens_per_kept_group"] * min(2, round(kept))
         assert tokens == pytest.approx(row["co/sampled_tokens"])
-    saved = saved_of(folder)
-    assert saved["samples"] == samples[-1] and len(saved["filter"]) == 1
 
 
 def test_a_filter_that_keeps_nothing_ends_in_a_sentence(tmp_path):

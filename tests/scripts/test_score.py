@@ -30,23 +30,6 @@ def test_the_second_turn_asks_as_the_demonstrator_does():
         assert again_prompt(question, first.removesuffix("\nTry again."))[-1]["content"] == user
 
 
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        (solution(7), (["x=7"], "7")),
-        (solution(7, step="!"), (["x=7"], "7")),  # tone does not count
-        ("<think>\n<step>x=8</step>\n</think>\n" + solution(7), (["x=7"], "7")),
-        (r"<think>\boxed{8}", ([], "8")),  # thoughts that never end are what there is
-        (r"\boxed{ 7 }", ([], "7")),
-        ("<step>x=7</step>", (["x=7"], None)),
-        ("  no idea ", "no idea"),
-        ("<step>x=7", "<step>x=7"),
-    ],
-)
-def test_what_a_try_says(text, said):
-    assert content(text) == said
-
-
 @given(st.text(alphabet="<>/stephinkbox\\{}7! \n", max_size=200))
 def test_no_text_breaks_the_parser_and_thoughts_do_not_count(text):
     assert content("<think>1+1=2:2-1=1\n</think>" + text) == content(text)

@@ -8,17 +8,11 @@ from types import SimpleNamespace
 
 import self_rewarding as sr
 from common.errors import UserError
-from common.model import TINY
-from common.tiny.tasks import gold_solution
 
 import pytest
-from conftest import build, dpo_loss_of_trl, lora, moved, perturb
-from trainers import answering, without_model
-from transformers import AutoModelForCausalLM
+from conftest import build, lora, moved, perturb
+from trainers import QUESTION, RIGHT, WRONG, answering, log_probs_by_hand, without_model
 
-QUESTION = "(38+4)*7 mod 61"
-RIGHT = gold_solution(QUESTION)
-WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 EOS = 4
 
 
@@ -75,28 +69,22 @@ def pairs_of(trainer, *pairs):
     return [{"question": QUESTION, "scores": [1.0, 0.0], **both} for both in sides]
 
 
-def test_the_loss_is_what_trls_trainer_computes(trainer, tmp_path):
-    """With a model that is not the reference, against DPOTrainer on the merged models."""
+def test_the_loss_by_hand(trainer):
+    """With a model that is not the reference, whose loss is ln 2. test_spin.py has the same formula
+    against TRL's trainer.
+    """
     perturb(trainer, 0.05)
     texts = [(RIGHT, WRONG), (RIGHT, "<step>38+4=40</step>\n<answer>\\boxed{40}</answer>")]
+    pairs, prompt, wanted = pairs_of(trainer, *texts), sr.solve_prompt(QUESTION), 0.0
     with trainer.playing("solver"):
-        ours = trainer.loss(trainer.preference_batch(pairs_of(trainer, *texts))).item()
-
-    def merged(adapter):
-        trainer.model.set_adapter(adapter)
-        trainer.model.merge_adapter([adapter])
-        state = {
-            k.removeprefix("base_model.model.").replace(".base_layer", ""): v.clone()
-            for k, v in trainer.model.state_dict().items()
-            if "lora_" not in k
-        }
-        trainer.model.unmerge_adapter()
-        plain = AutoModelForCausalLM.from_pretrained(TINY).eval()
-        plain.load_state_dict(state)
-        return plain
-
-    models, pairs = map(merged, ("agent", "previous")), [(QUESTION, *pair) for pair in texts]
-    wanted = dpo_loss_of_trl(*models, pairs, 0.3, tmp_path)
+        ours = trainer.loss(trainer.preference_batch(pairs)).item()
+    for pair in pairs:
+        chosen, rejected = (
+            sum(log_probs_by_hand(trainer, "solver", prompt, pair[side]["ids"]))
+            - sum(log_probs_by_hand(trainer, "previous", prompt, pair[side]["ids"]))
+            for side in ("chosen", "rejected")
+        )
+        wanted += math.log(1 + math.exp(-0.3 * (chosen - rejected))) / 2
     assert ours == pytest.approx(wanted, rel=1e-5) and abs(ours - math.log(2)) > 1e-3
 
 
@@ -132,6 +120,7 @@ def said(score):
 
 
 def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
+    """Here the judge is wrong, and nothing but the log knows it."""
     judgements = [said(0), said(0.5), "hm", said(1), said(1), "?"]
     trainer = given_texts([RIGHT, WRONG, *judgements], readings=3)
     trainer.start_round(0)
@@ -144,17 +133,6 @@ def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
     prompts = [sr.score_prompt(QUESTION, text) for text in [RIGHT] * 3 + [WRONG] * 3]
     judged = [text for who, text in trainer.asked if who == "judge"]
     assert judged == [prompt[-1]["content"] for prompt in prompts]
-
-
-def test_gold_answers_change_nothing_but_the_log():
-    kept = []
-    for gold in ("50", "43"):
-        rows = [{"question": QUESTION, "answer": gold}]
-        trainer = given_texts([RIGHT, WRONG, said(1), said(1), said(0), said(0)], rows)
-        trainer.start_round(0)
-        (pair,) = trainer.saved["pairs"]
-        kept.append((pair["chosen"]["ids"], pair["rejected"]["ids"], pair["scores"]))
-    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("judgement, share", [(said(1), "0.00"), ("hm", "1.00")])

@@ -7,16 +7,14 @@ from types import SimpleNamespace
 
 import self_taught as st
 from common.errors import UserError
-from common.tiny.tasks import gold_solution, parse_question
+from common.tiny.tasks import parse_question
 
 import pytest
 import torch
 from conftest import build, lora, perturb
 from hypothesis import given, strategies
-from trainers import answering, log_probs_by_hand, without_model
+from trainers import QUESTION, RIGHT, answering, log_probs_by_hand, without_model
 
-QUESTION = "(38+4)*7 mod 61"
-RIGHT = gold_solution(QUESTION)
 WORSE = "<step>38+7=45</step>\n<step>45*7=10</step>\n<answer>\\boxed{10}</answer>"
 EOS = 4
 
@@ -134,8 +132,10 @@ def given_texts(texts=(), **change) -> st.SelfTaught:
 
 
 def test_the_judge_learns_what_prefers_the_answer_to_the_question():
+    """Also where the gold answer says otherwise, which only the log knows."""
     said = ["\\boxed{2}", "hm\\boxed{1}", "?", "hm\\boxed{2}"]
     trainer = given_texts([RIGHT, WORSE, *said], samples=2)
+    trainer.train_rows[0]["answer"] = "10"
     trainer.start_round(0)
     solved = [text for who, text in trainer.asked if who == "solver"]
     assert solved[0] == QUESTION != solved[1]
@@ -147,8 +147,8 @@ def test_the_judge_learns_what_prefers_the_answer_to_the_question():
     assert sorted((j["choice"], j["better"]) for j in trainer.saved["lessons"]) == [(1, 1), (2, 2)]
     assert trainer.restarts == 1 and trainer.saved["round"] == 0
     assert trainer.logged == {
-        "co/better_right": [True],
-        "co/worse_right": [False],
+        "co/better_right": [False],
+        "co/worse_right": [True],
         "judge/prefers_better": [False, True, False, True],
         "judge/unreadable": [False, False, True, False],
         "judge/says_1": [False, True, False],
@@ -174,16 +174,6 @@ def test_what_teaches_nothing_or_a_place_only_stops_the_run(texts, says):
     with pytest.raises(UserError, match=says):
         trainer.start_round(0)
     assert trainer.logged["judge/lessons"] == [0] and trainer.restarts == 0
-
-
-def test_gold_answers_change_nothing_but_the_log():
-    kept = []
-    for gold in ("50", "10"):
-        trainer = given_texts([RIGHT, WORSE, "\\boxed{1}", "\\boxed{2}"])
-        trainer.train_rows = [{"question": QUESTION, "answer": gold}]
-        trainer.start_round(0)
-        kept.append(trainer.saved["lessons"])
-    assert kept[0] == kept[1]
 
 
 def test_every_round_has_its_own_steps():

@@ -6,7 +6,6 @@ import re
 
 import ssr
 from common.errors import UserError
-from common.sandbox import Sandbox
 from common.tiny import repairs
 from ssr import Bug, failed_check, injector_reward, parse_bug, repair_prompt, reverted, shown
 
@@ -157,8 +156,8 @@ class Rolled(ssr.Ssr):
         batch["rewards"] = batch["advantages"] = torch.tensor(rewards)
 
 
-@pytest.fixture(scope="module")
-def given_texts():
+@pytest.fixture
+def given_texts(sandbox):
     """given_texts(the injector's texts, the solver's) -> a trainer"""
 
     def make(injector=(), solver=(), **change):
@@ -166,8 +165,7 @@ def given_texts():
         texts = {"injector": [*injector], "solver": [*solver]}
         return without_model(Rolled, cfg, texts, sandbox=sandbox, train_rows=[ROW])
 
-    with Sandbox(2, unsafe=True) as sandbox:
-        yield make
+    return make
 
 
 ROWS = [ROW | {"prompt": [{}, {"content": "break"}]}] * 2
@@ -246,12 +244,6 @@ def test_held_out_bugs_fail_and_their_originals_do_not(given_texts):
         "x=int(input())\nx*=7\nprint(x%100)",
         "x=int(input())\nx+=3\nprint(x%100)",
     }
-
-
-def test_players_share_an_adapter_and_have_their_groups():
-    players = ssr.Ssr.players(ssr.Args(injections=4, group_size=8))
-    assert [p.group_size for p in players.values()] == [4, 8]
-    assert {p.adapter for p in players.values()} == {"agent"}
 
 
 def test_without_references_there_is_nothing_to_break(tmp_path):

@@ -15,8 +15,8 @@ from tango import Args, Judgement, Tango, parse_judgement, tango_advantages
 
 import pytest
 import torch
-from conftest import make_trainer, small, steps_of, trained_adapters
-from trainers import answering, close
+from conftest import small, steps_of, trained_adapters
+from trainers import answering, close, whitened, without_model
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")
@@ -101,11 +101,6 @@ def test_step_rewards():
     assert ends.tolist() == [[3, 7], [2, 5], [-1, -1], [4, -1]]
 
 
-def test_alpha_falls_no_further_than_its_end():
-    assert tango.alpha_at(500, 300, 0.1, 1e-3) == 1e-3 and tango.alpha_at(0, 0, 0.1, 1e-3) == 0.1
-    assert tango.alpha_at(3, 10, 0.0, 1e-3) == 0.0
-
-
 def test_class_weights_equal_the_loop_over_several_batches():
     """Eq. 9 with the running counts, updated before they are used; they begin with batch one, in
     which no solution is right.
@@ -152,6 +147,8 @@ def test_the_clock_of_alpha_counts_the_generators_steps_only():
     assert alphas(verifier="frozen") == pytest.approx([0.1 * 0.01 ** (n / 8) for n in range(8)])
     assert alphas(alpha=1.0, alpha_end=1.0) == [1.0] * 5
     assert alphas(verifier="none") == [0.0] * 8
+    assert tango.alpha_at(500, 300, 0.1, 1e-3) == 1e-3 and tango.alpha_at(0, 0, 0.1, 1e-3) == 0.1
+    assert tango.alpha_at(3, 10, 0.0, 1e-3) == 0.0
 
 
 # ------------------------------------------------------------------ parsing and formats
@@ -236,13 +233,9 @@ def solution(steps, answer=r"\boxed{9}"):
     return "".join("<step>s</step>\n" for _ in range(steps)) + f"<answer>{answer}</answer>"
 
 
-@pytest.mark.parametrize(
-    "text, countable",
-    [(solution(3), True), (solution(1), True), (solution(0), False), (solution(3, "9"), False)]
-    + [("<step>s</step>", False), ("", False)],
-)
-def test_steps_are_countable_where_the_released_format_score_is_at_least_06(text, countable):
-    assert tango.has_countable_steps(text) is countable
+def test_steps_are_countable_where_the_released_format_score_is_at_least_06():
+    texts = [solution(3), solution(1), solution(0), solution(3, "9"), "<step>s</step>", ""]
+    assert [*map(tango.has_countable_steps, texts)] == [True] * 2 + [False] * 4
 
 
 @pytest.mark.parametrize(
@@ -256,7 +249,6 @@ def test_steps_are_countable_where_the_released_format_score_is_at_least_06(text
         (judgement(section="nothing"), solution(3), 0.0),
         (judgement(section=f"words <step>{C}</step>" * 3), solution(3), 0.6),
         (judgement(C, C, C, final="CORRECT"), solution(3), 0.0),  # no final verdict
-        ("", solution(3), 0.0),
     ],
 )
 def test_the_format_of_a_judgement(text, of, score):
@@ -318,8 +310,8 @@ def test_evaluation_by_hand():
         "verifier/tnr": 0.0,
         "verifier/says_correct": 6 / 8,
         "verifier/parsed": 7 / 8,
-        "verifier/step_f1": 2
-        / (1 + 3),  # one of three wrong steps is found, no right one is doubted
+        # one of three wrong steps is found, no right one is doubted
+        "verifier/step_f1": 2 / (1 + 3),
         "verifier/balanced_accuracy_greedy": 1.0,
         "verifier/step_f1_greedy": 1.0,
     }
@@ -343,72 +335,56 @@ def test_evaluation_by_hand():
 
 
 # ------------------------------------------------------------------ the two steps, put together
-def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about(tmp_path):
-    """Ends of steps from decoded prefixes, verdicts from the notes, and then the loop. The last
-    judgement is empty.
-    """
-    trainer = make_trainer(tmp_path, ver_warmup=0, alpha=0.3)
-    data, asked, generate = trainer.train_dataset, [], trainer.generate
-    torch.manual_seed(1)
-    trainer.generate = lambda name, *rest: asked.append(name) or [*generate(name, *rest)[:-1], ""]
-    logged, dropped, accepted = {}, [], []
-    trainer.log_mean = lambda name, values: logged.update({name: values})
-    batch = trainer.generator_step([data[0]] * 4 + [data[3]] * 4)
-    assert asked == ["verifier"] and batch["player"] == "generator"
-    mask, tokenizer = batch["completion_mask"], trainer.processing_class
-    ends, rewards = torch.full((8, 16), -1), torch.full((8, 16), NAN)
-    for i, (note, judged) in enumerate(zip(batch["notes"], batch["judgements"])):
-        ids = batch["completion_ids"][i][mask[i].bool()].tolist()
-        prefixes = [tokenizer.decode(ids[: t + 1]) for t in range(len(ids))]
-        done = [len(re.findall("<step>.*?</step>", p, re.DOTALL)) for p in prefixes]
-        at = [done.index(k) for k in range(1, done[-1] + 1)]
-        ends[i, : len(at)] = torch.tensor(at, dtype=torch.long)
-        assert note["verdicts"] == parse_judgement(judged).verdicts
-        dropped.append(len(note["verdicts"]) != len(at))
-        wrong = [not right for right in note["gold"]]
-        accepted += [] if dropped[-1] else [v for v, w in zip(note["verdicts"], wrong) if w]
-        if at and len(note["verdicts"]) == len(at):
-            r = [(1 if verdict else -1) / len(at) for verdict in note["verdicts"]]
-            rewards[i, : len(at)] = torch.tensor(r)
-    assert (~rewards.isnan()).any(1).sum() >= 4  # most judgements are about as many steps
-    right = [tango.is_correct(text, data[0]["answer"]) for text in batch["texts"][:4]]
-    assert batch["rewards"][:4].tolist() == right
-    expected = loop_tango(batch["rewards"], rewards, ends, mask, 4, 0.3)
+ROW = {"question": "(10+4)+1 mod 61", "answer": "15", "prompt": [{"content": "it"}]}
+
+
+def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
+    """Two groups of two, a token per character. The last judgement is empty."""
+    texts = [two_steps(10, kind) for kind in ("right", "half", "wrong", "right")]
+    said = [judgement(C, C), judgement(C, X), judgement(C, X), ""]
+    cfg = Args(group_size=2, ver_warmup=0, alpha=0.3)
+    trainer = without_model(Tango, cfg, {"generator": [*texts], "verifier": said[:]})
+    batch = trainer.generator_step([ROW] * 4)
+    assert batch["player"] == "generator" and batch["rewards"].tolist() == [1, 0, 0, 1]
+    asked = [f"Problem: {ROW['question']}\nSolution:\n{y}\nVerify its 2 steps." for y in texts]
+    assert trainer.asked[4:] == [("verifier", prompt) for prompt in asked]
+    ends = torch.tensor([[m.end() - 1 for m in re.finditer("</step>", y)] for y in texts])
+    r_step = torch.tensor([[0.5, 0.5], [0.5, -0.5], [0.5, -0.5], [NAN, NAN]])
+    mask = torch.tensor([[t < len(y) for t in range(max(map(len, texts)))] for y in texts])
+    expected = loop_tango(batch["rewards"], r_step, ends, mask, 2, 0.3)
     close(batch["advantages"], expected, atol=1e-5)
-    of_steps = loop_tango(torch.ones(8), rewards, ends, mask, 4, 0.3)
+    of_steps = loop_tango(torch.ones(4), r_step, ends, mask, 2, 0.3)
     close(batch["components"]["step"], of_steps, atol=1e-5)
     close(batch["components"]["outcome"], expected - of_steps, atol=1e-5)
-    assert logged["co/step_rewards_dropped"] == dropped and any(dropped) and not all(dropped)
-    assert logged["co/wrong_steps_accepted"] == accepted and {*accepted} == {True, False}
-    assert (batch["advantages"].diff(dim=1).abs() > 1e-3)[mask[:, 1:].bool()].any()  # per step
+    assert [note["verdicts"] for note in batch["notes"]] == [parse_judgement(y)[0] for y in said]
+    assert trainer.logged["co/step_rewards_dropped"] == [False] * 3 + [True]
+    assert trainer.logged["co/wrong_steps_accepted"] == [False, True, False]
 
 
-def test_a_verifier_step_weighs_normalised_rewards_by_class(tmp_path):
-    """A group is M judgements of one solution, so all its rows have one prompt and one label."""
-    trainer = make_trainer(tmp_path, questions=8)
-    trainer.saved["class_counts"] = [30.0, 2.0]
-    torch.manual_seed(3)
-    data, asked, generate = trainer.train_dataset, [], trainer.generate
-    trainer.generate = lambda name, *rest: asked.append(name) or generate(name, *rest)
-    data = [data[i] for i in range(0, 32, 4)]
-    batch = trainer.verifier_step(data)
-    assert asked == ["generator"]
-    labels = [note["solution is right"] for note in batch["notes"]]
-    prompts = [note["prompt"] for note in batch["notes"]]
-    assert batch["player"] == "verifier" and len(labels) == 32 and 0 < sum(labels) < 32
-    form = re.compile(r"Problem: (.*?)\nSolution:\n(.*)\nVerify its \d+ steps\.", re.DOTALL)
-    for i, (prompt, label, text) in enumerate(zip(prompts, labels, batch["texts"])):
-        question, solution = form.fullmatch(prompt).groups()
-        assert question == data[i // 4]["question"] and prompt == prompts[i // 4 * 4]
-        assert label == tango.is_correct(solution, data[i // 4]["answer"])
-        reward, final = batch["rewards"][i].item(), parse_judgement(text).final
-        assert (reward >= 1) == (final is label) and (final is not None or reward == 0)
-    counts = [0.8 * 30 + 0.2 * labels.count(False), 0.8 * 2 + 0.2 * labels.count(True)]
-    s = [counts[label] ** -0.5 for label in labels]
-    rewards = batch["rewards"].double().reshape(-1, 4)
-    z = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
-    close(batch["advantages"], z.flatten() * torch.tensor(s).double() * 32 / sum(s), atol=1e-4)
-    assert (batch["advantages"] != 0).any()
+def test_a_verifier_step_weighs_normalised_rewards_by_class():
+    """Three judgements each of a right and of a wrong solution."""
+    solutions = [two_steps(10, "right"), two_steps(10, "wrong")]
+    said = [judgement(C, C), judgement(X, C, final=X), "?"]
+    texts = {"generator": solutions[:], "verifier": said * 2}
+    trainer = without_model(Tango, Args(group_size=3), texts)
+    trainer.saved["class_counts"], rollout = [30.0, 2.0], trainer.rollout
+
+    def rolled(name, rows):
+        batch = rollout(name, rows)
+        z = whitened([(r, i // 3) for i, r in enumerate(batch["rewards"].tolist())])
+        return batch | {"advantages": torch.tensor(z)}
+
+    trainer.rollout = rolled
+    batch = trainer.verifier_step([ROW] * 2)
+    assert batch["player"] == "verifier"
+    assert batch["rewards"].tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
+    asked = [f"Solution:\n{y}\nVerify its 2 steps." for y in solutions for _ in range(3)]
+    assert [text.split("61\n")[1] for _, text in trainer.asked[2:]] == asked
+    assert [note["solution is right"] for note in batch["notes"]] == [True] * 3 + [False] * 3
+    counts = [0.8 * 30 + 0.2 * 3, 0.8 * 2 + 0.2 * 3]  # of wrong and of right ones
+    s = torch.tensor([counts[1]] * 3 + [counts[0]] * 3) ** -0.5
+    z = whitened([(1.8, 0), (0.8, 0), (0.0, 0), (0.8, 1), (1.8, 1), (0.0, 1)])
+    close(batch["advantages"], torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
     assert trainer.saved["class_counts"] == pytest.approx(counts)
 
 
@@ -421,9 +397,3 @@ def test_ablations_train_one_adapter(tmp_path, brief, flag):
     assert trained_adapters(tmp_path / "run") == {trained}
     for row in steps_of(tmp_path / "run"):
         assert ("co/verdict_minus_gold" in row) == ("none" not in flag)
-
-
-def test_a_run_takes_turns(finished):
-    steps = steps_of(finished("tango.py")[0])
-    players = ["generator" if "generator/loss" in row else "verifier" for row in steps]
-    assert [player[0] for player in players] == [*"vgggvg"]

@@ -8,35 +8,15 @@ import vstar
 from common.errors import UserError
 from common.scoring import in_parts
 from common.tasks.answers import solve_prompt
-from common.tiny.tasks import gold_solution
 
 import pytest
 import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
-from trainers import log_probs_by_hand, without_model
-
-QUESTION = "(38+4)*7 mod 61"
-RIGHT = gold_solution(QUESTION)
-WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
+from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, without_model
 
 
 def row(solution, right, **more):
     return {"question": QUESTION, "solution": solution, "right": right, "answer": "50"} | more
-
-
-# ------------------------------------------------------------------ parsing
-@pytest.mark.parametrize(
-    "solution, parts",
-    [
-        (RIGHT, ["<step>38+4=42</step>"]),
-        ("<step>1+1=2</step><step>1+1=2</step>\nend", ["<step>1+1=2</step>"]),
-        ("nothing", []),
-        ("x</step><step>x</step><step>y</step>end", ["x</step><step>x</step>"]),
-        ("<step></step>\n<step>a</step>x", ["<step></step>"]),
-    ],
-)
-def test_beginnings_end_with_a_step_and_the_last_is_all(solution, parts):
-    assert vstar.beginnings(solution) == [*parts, solution]
 
 
 # ------------------------------------------------------------------ the schedule
