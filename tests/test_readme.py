@@ -5,10 +5,7 @@ Its links, functions, metrics, other commands and generated tables are tested in
 
 import json
 import re
-import runpy
-import sys
 
-import pytest
 from conftest import ROOT, SCRIPTS
 
 README = (ROOT / "README.md").read_text()
@@ -48,15 +45,6 @@ def test_the_notebook_is_kept_without_outputs():
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
     old = re.search(r"OLD = (\".*\")", "".join("".join(cell["source"]) for cell in code))[1]
     assert (ROOT / "tango.py").read_text().count(json.loads(old)) == 1
-
-
-def test_the_recipe_command(monkeypatch, capsys):
-    """python -m common.tiny.make"""
-    monkeypatch.setattr(sys, "argv", ["make.py", "--help"])
-    monkeypatch.delitem(sys.modules, "common.tiny.make", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("common.tiny.make", run_name="__main__")
-    assert ended.value.code == 0 and "--seed" in capsys.readouterr().out
 
 
 def measured(experiment: str) -> list[dict]:

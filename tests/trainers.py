@@ -130,6 +130,25 @@ def close(got, expected, atol=1e-6):
     torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=atol)
 
 
+def loop_group(values, scale=True, eps=1e-6) -> list[float]:
+    """Advantages of one group by their definition."""
+    present = [v for v in values if not math.isnan(v)]
+    if len(present) < 2 or max(present) == min(present):
+        return [0.0] * len(values)
+    mean = sum(present) / len(present)
+    std = math.sqrt(sum((v - mean) ** 2 for v in present) / (len(present) - 1))
+    return [0.0 if math.isnan(v) else (v - mean) / (std + eps if scale else 1.0) for v in values]
+
+
+def loop_named_groups(values, keys) -> list[float]:
+    found = [math.nan] * len(values)
+    for key in keys:
+        members = [i for i, k in enumerate(keys) if k == key]
+        for i, A in zip(members, loop_group([values[i] for i in members])):
+            found[i] = A
+    return found
+
+
 def length_reward(completions, **_):
     return [float(len(c[0]["content"])) for c in completions]
 

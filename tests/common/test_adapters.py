@@ -58,21 +58,6 @@ def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, fails):
         assert state(trainer) == ("bob", {False}, {"bob"})
 
 
-def test_a_player_that_does_not_exist(tmp_path):
-    trainer = a_trainer(tmp_path)
-    row = {"prompt": [{"role": "user", "content": "1+2 mod 61"}]}
-    batch, before = trainer.rollout("ann", [row] * 4), state(trainer)
-    for call in (
-        lambda: trainer.playing("dan").__enter__(),
-        lambda: trainer.rollout("dan", [row] * 4),
-        lambda: trainer.generate("dan", [row["prompt"]]),
-        lambda: trainer.log_probs("dan", batch),
-    ):
-        with pytest.raises(ScriptError, match="no player 'dan'; there are ann, bob, cat"):
-            call()
-        assert state(trainer) == before
-
-
 A_PLAYER = Player([], 1e-3, 8, 4)
 
 

@@ -10,7 +10,14 @@ from tango import verify_prompt
 import pytest
 import torch
 from conftest import gradient, lora, make_players, moved, perturb, relative
-from trainers import a_batch, four_players, gathered, length_reward, some_rows
+from trainers import (
+    a_batch,
+    four_players,
+    gathered,
+    length_reward,
+    loop_named_groups,
+    some_rows,
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +95,6 @@ def test_a_reward_function_may_leave_a_row_unjudged_and_log_figures_of_its_own(t
     assert metrics["bob/reward"] == 3.0
 
 
-def loop_advantages(rewards, groups) -> list[float]:
-    found = []
-    for reward, group in zip(rewards, groups):
-        values = [r for r, g in zip(rewards, groups) if g == group and r == r]
-        if reward != reward or len(set(values)) < 2:
-            found.append(0.0)
-            continue
-        mean = sum(values) / len(values)
-        std = math.sqrt(sum((r - mean) ** 2 for r in values) / (len(values) - 1))
-        found.append((reward - mean) / (std + 1e-6))
-    return found
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, seed):
     random.seed(seed)
@@ -114,7 +108,7 @@ def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, se
     said = [note["rewards"]["total"] for note in batch["notes"]]
     for found in (batch["rewards"].tolist(), said):
         assert found == pytest.approx(rewards, nan_ok=True)
-    expected = loop_advantages(rewards, groups)
+    expected = loop_named_groups(rewards, groups)
     assert batch["advantages"].tolist() == pytest.approx(expected, abs=1e-4)
     flat = [len({r for r, g in zip(rewards, groups) if g == k and r == r}) < 2 for k in set(groups)]
     judged = [reward for reward in rewards if reward == reward]
@@ -262,6 +256,3 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
     trainer.train()
     assert trainer.losses == [("ann", 4)] * 2 + [("bob", 4)] * 2
     assert all(moved(before[name], lora(trainer, name)) > 0 for name in before)
-
-
-# ------------------------------------------------------------------ work shared between processes

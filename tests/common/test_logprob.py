@@ -70,12 +70,6 @@ def test_values_without_gradient(temperature, vocab):
         assert (ours - plain).abs().max() <= 1e-11 and not ours.requires_grad
 
 
-def test_gradcheck():
-    hidden, weight, targets = inputs(5, 4, 9)
-    hidden.requires_grad_()
-    assert torch.autograd.gradcheck(lambda h: linear_logprob(h, weight, targets, 0.8)[0], hidden)
-
-
 def test_peaked_and_huge_logits_stay_finite():
     hidden, weight, targets = inputs(dtype=torch.float32)
     hidden = (hidden * 60).requires_grad_()

@@ -206,9 +206,3 @@ def test_mbpp_becomes_functions(tmp_path):
     row, name = train[0], train[0]["program"].split("(")[0].removeprefix("def ")
     assert row["inputs"] == ["2, [3]", "1, 2"] and row["program"].endswith(f"\n\nf = {name}")
     assert "\r" not in row["program"]
-
-
-def test_published_mbpp(real_data):
-    train, held_out = load_functions(str(real_data / "mbpp.jsonl"), 2000, 2000, 3, seed=0)
-    assert len(train) + len(held_out) > 600
-    assert not {bare(row["program"]) for row in train} & {bare(row["program"]) for row in held_out}
