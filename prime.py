@@ -1,7 +1,7 @@
 r"""PRIME: train a policy on token rewards from a reward model that learns online, from outcomes
 (Cui et al. 2025, Process Reinforcement through Implicit Rewards, arXiv:2502.01456).
 
-    python prime.py                                       the embedded model on a CPU, 5 minutes
+    python prime.py                                       the embedded model on a CPU, 2 minutes
     python prime.py --no-process-reward                   baseline: outcome rewards only
     python prime.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 

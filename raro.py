@@ -1,7 +1,7 @@
 r"""RARO (Cai, Ryabinin and Provilkov 2025, arXiv:2511.21667): reason like the experts, from their
 demonstrations alone, against a critic that may say tie.
 
-    python raro.py                                        the embedded model on a CPU, 5 minutes
+    python raro.py                                        the embedded model on a CPU, 2 minutes
     python raro.py --critic frozen                        the critic is never trained
     python raro.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU, 4-bit
 
