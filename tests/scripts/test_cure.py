@@ -340,6 +340,7 @@ def test_what_is_not_defined_is_not_shown(sandbox, program, test, base, shown):
     figures = held_out_figures(sandbox, program, written_test(*test), base=base)
     rates = ABOUT_TESTS - {"tester/accuracy", "co/precision_bound"} | {"co/precision"}
     assert {name: figures[name] for name in rates & figures.keys()} == shown
+    assert figures["co/best_of_4"] == (program == "x+2")
 
 
 @pytest.mark.parametrize("reference", ["print(0)", ""])

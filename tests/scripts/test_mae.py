@@ -109,6 +109,7 @@ def test_the_proposers_reward_by_hand():
     # question: 0; two pairs: format one half, quality neutral
     expected = [(7 / 9 + 6 / 9 + 1) / 3, (6 / 9 + 0 + 1) / 3, 0.0, (0.5 + 0 + 0.5) / 3]
     assert mae.proposer_reward(0.7, 1.0, 1.0, gate=0.7) == pytest.approx(2.7 / 3)  # just at it
+    assert mae.proposer_reward(0.6, 1.0, 1.0, gate=0.7) == pytest.approx(1.6 / 3)  # below it
     assert batch["rewards"].tolist() == pytest.approx(expected)
     assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
     asked = [f"Question: {text}\nScore the question." for text in (GOOD, POOR, "2+2 mod 61")]
