@@ -160,7 +160,7 @@ def balanced(rows: list[dict], rng: random.Random) -> list[dict]:
 # ------------------------------------------------------------------ the trainer
 class GenRM(CoTrainer):
     """`step` trains the verifier. `saved` holds, the same on all processes, D_verify and D_correct,
-    rows {question, solution, right, whole} and in D_verify, for cot, rationale.
+    rows {question, solution, right, well_formed} and in D_verify, for cot, rationale.
     """
 
     @staticmethod
@@ -219,20 +219,20 @@ class GenRM(CoTrainer):
         questions = [row for row in self.train_rows[: cfg.pool] for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
         # one without steps or a box would teach the verifier to look at the form
-        whole = [row for row in solutions if row["well_formed"]]
-        lessons = balanced(whole, rng)
+        well_formed = [row for row in solutions if row["well_formed"]]
+        lessons = balanced(well_formed, rng)
         if cfg.verifier == "cot":
             lessons = balanced(self.with_rationales(lessons), rng)
         if not lessons:
-            count = sum(row["right"] for row in whole)
+            count = sum(row["right"] for row in well_formed)
             kept = " with a rationale that agrees" if cfg.verifier == "cot" else ""
             raise UserError(
-                f"{count} of {len(whole)} solutions are right: the verifier needs right and wrong "
+                f"{count} of {len(well_formed)} solutions are right: the verifier needs right and wrong "
                 f"ones{kept}; try a larger --pool (now {cfg.pool}) or --samples (now "
                 f"{cfg.samples})."
             )
         # a solution is learnt once, however often it is written
-        right = {(row["question"], row["solution"]): row for row in whole if row["right"]}
+        right = {(row["question"], row["solution"]): row for row in well_formed if row["right"]}
         self.saved = {"D_verify": lessons, "D_correct": [*right.values()]}
         self.log_mean("generator/accuracy", [row["right"] for row in solutions])
         self.log_mean("co/lessons", len(lessons))

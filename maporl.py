@@ -135,13 +135,13 @@ def about_another(rows: list[dict], texts: list[str]) -> list[str]:
     apart = next((i for i, question in enumerate(questions) if question != questions[0]), None)
     if apart is None:
         raise UserError("--placebo needs another question, but all of a step are the same one.")
-    shown = []
+    others = []
     for i, question in enumerate(questions):
         j = (i + apart) % B
         while questions[j] == question:
             j = (j + 1) % B
-        shown.append(texts[j])
-    return shown
+        others.append(texts[j])
+    return others
 
 
 # ------------------------------------------------------------------ rewards

@@ -317,7 +317,8 @@ def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
     """
     bugs, n = removals(trainer, held_out), trainer.cfg.eval_samples
     result = {}
-    for name, samples, greedy in (("accuracy", n, False), ("greedy", 1, True)):
+    # without a bug there is no share of repairs
+    for name, samples, greedy in [("accuracy", n, False), ("greedy", 1, True)] if bugs else []:
         several = [bug for bug in bugs for _ in range(samples)]
         texts = trainer.generate_all("solver", [repair_prompt(b) for b in several], greedy)
         attempts = [(parse_program(text), bug) for text, bug in zip(texts, several)]

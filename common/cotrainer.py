@@ -15,17 +15,17 @@ batches to train on, in order. The verbs it is written with:
     my_share(items)                  this process's part of a list that is the same everywhere
 
 A batch is a dict
-    key                                   what                                       set by
-    player                                the name of who is trained on it           rollout
-    prompt_ids, prompt_mask               (B, P), padded on the left                 rollout
-    completion_ids, completion_mask       (B, T), padded on the right                rollout
-    num_items_in_batch                    tokens of the batch on all processes       rollout
-    base_logps                            (B, T), only with a KL term                rollout
-    texts, notes                          B strings; B dicts for the report          rollout
-    rewards                               (B,), NaN where nobody judged              both of them
-    advantages                            (B,) or (B, T)                             or set_rewards
-    rollout                               (B,) the row's place among joined batches  concat
-    components                            {name: (B,) or (B, T)}: a sum's terms      the script
+    key                              what                                    set by
+    player                           the name of who is trained on it        rollout
+    prompt_ids, prompt_mask          (B, P), padded on the left              rollout
+    completion_ids, completion_mask  (B, T), padded on the right             rollout
+    num_items_in_batch               tokens of the batch on all processes    rollout
+    base_logps                       (B, T), only with a KL term             rollout
+    texts, notes                     B strings; B dicts for the report       rollout
+    rewards                          (B,), NaN where nobody judged           rollout, set_rewards
+    advantages                       (B,) or (B, T)                          rollout, set_rewards
+    rollout                          (B,) which of the joined batches it is  concat
+    components                       {name: (B,) or (B, T)}: a sum's terms   the script
     trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
 `saved`, a dict, holds what a checkpoint keeps of the script's own state. How players share a
@@ -83,7 +83,8 @@ class CoTrainer(AdapterTrainer):
             self.update(batch)
         self.player = batches[-1]["player"]  # the step's line names it
         world = self.accelerator.num_processes
-        self.log_mean("co/sampled_tokens", self.sampled_tokens * world)  # a mean over processes
+        # log_mean averages over the processes; these are the tokens of all
+        self.log_mean("co/sampled_tokens", self.sampled_tokens * world)
         self.gather_metrics()
         self._metrics["train"]["step_time"] = [time.perf_counter() - start]
         return torch.zeros((), device=self.accelerator.device)

@@ -113,40 +113,23 @@ def answering(say, **cfg) -> SimpleNamespace:
     )
 
 
-def whitened(rows: list[tuple], eps: float = 0.0, added: float = 0.0) -> list[float]:
-    """Of (x, group), among those of its group: (x - mean) / (sqrt(variance + eps) + added); 0 where
-    all of it are alike, and for NaN, which is no part of it.
+def whitened(rows: list[tuple], eps=0.0, added=0.0, scale=True) -> list[float]:
+    """Of (x, group), among those of its group: (x - mean) / (sqrt(variance + eps) + added), or
+    without the division; 0 where all of it are alike, and for NaN, which is no part of it.
     """
     found = []
     for x, group in rows:
         own = [y for y, other in rows if other == group and y == y]
-        flat = x != x or min(own) == max(own)
-        deviation = 1 if flat else math.sqrt(statistics.variance(own) + eps) + added
-        found.append(0.0 if flat else (x - statistics.mean(own)) / deviation)
+        if x != x or min(own) == max(own):
+            found.append(0.0)
+            continue
+        deviation = math.sqrt(statistics.variance(own) + eps) + added if scale else 1.0
+        found.append((x - statistics.mean(own)) / deviation)
     return found
 
 
 def close(got, expected, atol=1e-6):
     torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=atol)
-
-
-def loop_group(values, scale=True, eps=1e-6) -> list[float]:
-    """Advantages of one group by their definition."""
-    present = [v for v in values if not math.isnan(v)]
-    if len(present) < 2 or max(present) == min(present):
-        return [0.0] * len(values)
-    mean = sum(present) / len(present)
-    std = math.sqrt(sum((v - mean) ** 2 for v in present) / (len(present) - 1))
-    return [0.0 if math.isnan(v) else (v - mean) / (std + eps if scale else 1.0) for v in values]
-
-
-def loop_named_groups(values, keys) -> list[float]:
-    found = [math.nan] * len(values)
-    for key in keys:
-        members = [i for i, k in enumerate(keys) if k == key]
-        for i, A in zip(members, loop_group([values[i] for i in members])):
-            found[i] = A
-    return found
 
 
 def length_reward(completions, **_):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers import loop_group, loop_named_groups
+from trainers import whitened
 
 one_reward = st.floats(-3, 3) | st.just(float("nan")) | st.sampled_from([0.0, 1.0])
 rewards = st.lists(one_reward, min_size=12, max_size=12)
@@ -18,8 +18,8 @@ rewards = st.lists(one_reward, min_size=12, max_size=12)
 @settings(max_examples=200, deadline=None)
 def test_groups_equal_the_loop(values, group_size, scale):
     tensor = torch.tensor(values, dtype=torch.float64)
-    groups = [values[i : i + group_size] for i in range(0, 12, group_size)]
-    expected = torch.tensor(sum((loop_group(g, scale) for g in groups), []), dtype=torch.float64)
+    rows = [(value, i // group_size) for i, value in enumerate(values)]
+    expected = torch.tensor(whitened(rows, added=1e-6, scale=scale), dtype=torch.float64)
     got = group_advantage(tensor, group_size, scale)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
     if group_size % 2 == 0:  # (B, 2), rewards of steps: a group normalises all its values together
@@ -44,7 +44,7 @@ def test_constant_groups_are_exactly_zero(group_size):
 def test_named_groups_of_any_size_and_order_equal_the_loop(rows):
     values, keys = map(list, zip(*rows))
     found = named_group_advantage(torch.tensor(values, dtype=torch.float64), keys)
-    assert found.tolist() == pytest.approx(loop_named_groups(values, keys), abs=1e-6)
+    assert found.tolist() == pytest.approx(whitened(rows, added=1e-6), abs=1e-6)
 
 
 def test_rows_that_do_not_fill_groups_are_refused():

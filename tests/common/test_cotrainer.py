@@ -10,14 +10,7 @@ from tango import verify_prompt
 import pytest
 import torch
 from conftest import gradient, lora, make_players, moved, perturb, relative
-from trainers import (
-    a_batch,
-    four_players,
-    gathered,
-    length_reward,
-    loop_named_groups,
-    some_rows,
-)
+from trainers import a_batch, four_players, gathered, length_reward, some_rows, whitened
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +101,7 @@ def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, se
     said = [note["rewards"]["total"] for note in batch["notes"]]
     for found in (batch["rewards"].tolist(), said):
         assert found == pytest.approx(rewards, nan_ok=True)
-    expected = loop_named_groups(rewards, groups)
+    expected = whitened([*zip(rewards, groups)], added=1e-6)
     assert batch["advantages"].tolist() == pytest.approx(expected, abs=1e-4)
     flat = [len({r for r, g in zip(rewards, groups) if g == k and r == r}) < 2 for k in set(groups)]
     judged = [reward for reward in rewards if reward == reward]

@@ -246,6 +246,14 @@ def test_held_out_bugs_fail_and_their_originals_do_not(given_texts):
     }
 
 
+def test_without_a_bug_there_is_no_share_of_repairs(given_texts):
+    """A program of two lines that no removal breaks: 0 would be a solver that repairs nothing."""
+    row = {"program": "print(1)\n\n1", "tests": [("", "1\n")], "question": "it"}
+    trainer = given_texts(["nothing readable"], eval_samples=1)
+    trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), trainer.generate
+    assert ssr.evaluate(trainer, [row]) == {"injector/valid": 0.0}
+
+
 def test_without_references_there_is_nothing_to_break(tmp_path):
     data = tmp_path / "data.jsonl"
     row = '{{"question": "{}", "test_input": ["1"], "test_output": ["1"]}}\n'
