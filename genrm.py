@@ -227,8 +227,8 @@ class GenRM(CoTrainer):
             count = sum(row["right"] for row in well_formed)
             kept = " with a rationale that agrees" if cfg.verifier == "cot" else ""
             raise UserError(
-                f"{count} of {len(well_formed)} solutions are right: the verifier needs right and wrong "
-                f"ones{kept}; try a larger --pool (now {cfg.pool}) or --samples (now "
+                f"{count} of {len(well_formed)} solutions are right: the verifier needs right and "
+                f"wrong ones{kept}; try a larger --pool (now {cfg.pool}) or --samples (now "
                 f"{cfg.samples})."
             )
         # a solution is learnt once, however often it is written
