@@ -262,18 +262,18 @@ def smollm2(shared_folder) -> Path:
 @pytest.fixture(scope="session")
 def finished(shared_folder):
     """finished("tango.py") -> (folder, stdout, stderr) of the small run, uninterrupted, in a
-    process of its own. It is made once, whichever file or worker asks first, and must not be
-    changed.
+    process of its own. It is made once for these arguments, whichever file or worker asks first,
+    and must not be changed.
     """
 
-    def run(script: str) -> tuple[Path, str, str]:
-        folder = shared_folder / "finished" / Path(script).stem
-        out, err = folder.with_suffix(".out"), folder.with_suffix(".err")
+    def run(script: str, *more) -> tuple[Path, str, str]:
+        name = "".join([Path(script).stem, *map(str, more)])
+        folder = shared_folder / "finished" / name
+        out, err, said, lock = (Path(f"{folder}.{end}") for end in ("out", "err", "said", "lock"))
         folder.parent.mkdir(exist_ok=True)
-        with FileLock(folder.with_suffix(".lock")):
+        with FileLock(lock):
             if not err.exists():
-                said = folder.with_suffix(".said")
-                process = warm.start(script, small(script, folder), out, said)
+                process = warm.start(script, small(script, folder, *more), out, said)
                 process.join(timeout=900)
                 assert process.exitcode == 0, out.read_text() + said.read_text()
                 said.rename(err)
@@ -289,14 +289,18 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{f.parent.name}/{n}": t for f in files for n, t in load_file(f).items()}
 
 
-def adapters_of(script: str) -> set[str]:
-    """Of the script's players, as `launch` derives them."""
+def players_of(script: str) -> dict:
+    """The script's players, as `launch` derives them."""
     from common.adapters import with_adapters
     from common.cotrainer import CoTrainer
 
     module = module_of(script)
     (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
-    return {player.adapter for player in with_adapters(trainer.players(module.Args())).values()}
+    return with_adapters(trainer.players(module.Args()))
+
+
+def adapters_of(script: str) -> set[str]:
+    return {player.adapter for player in players_of(script).values()}
 
 
 def trained_adapters(folder: Path) -> set[str]:

@@ -246,16 +246,14 @@ def test_measured_metrics_are_still_called_that(name):
     assert {key for key in kept if not is_shared(key)} <= known and (len(kept) > 3 or not runs)
 
 
-@pytest.mark.parametrize("patch", ["only_coder", "only_tester"])
-def test_a_patch_of_cure_trains_one_role(patch, tmp_path, no_report):
-    cure = load(ROOT / "cure.py")
-    evaluated_once(cure, 4)
-    trained, idle = ("coder", "tester") if patch == "only_coder" else ("tester", "coder")
-    exec(evidence.PATCHES[patch], {"cure": cure})
-    step = run(cure, f"{SMALL['cure.py']} --steps 1", tmp_path / "run").steps[0]
-    assert f"{trained}/loss" in step and f"{idle}/loss" not in step
-    assert f"{idle}/grad_norm" not in step and f"{idle}/total_reward" in step
-    assert {row["player"] for row in metrics_of(tmp_path / "run", "rollouts")} == {trained}
+@pytest.mark.parametrize("patch, trained", [("only_coder", "coder"), ("only_tester", "tester")])
+def test_a_patch_of_cure_trains_one_role(patch, trained):
+    class Cure:
+        def step(self, rows):
+            return [{"player": "coder"}, {"player": "tester"}]
+
+    exec(evidence.PATCHES[patch], {"cure": SimpleNamespace(Cure=Cure)})
+    assert [batch["player"] for batch in Cure().step([])] == [trained]
 
 
 # ------------------------------------------------------------------ metrics

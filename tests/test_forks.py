@@ -8,7 +8,7 @@ import re
 from common import checks
 
 import pytest
-from conftest import ROOT, run_module
+from conftest import ROOT, evaluated_once, run_module
 
 PAGE = (ROOT / "docs" / "your-own-script.md").read_text()
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -59,6 +59,7 @@ def fork(tmp_path, monkeypatch, no_report):
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(importlib.sys.modules, "fork", module)
         spec.loader.exec_module(module)
+        evaluated_once(module, most_tokens=2)
         return run_module(module, *arguments.split(), "--out", tmp_path / "run")
 
     return run

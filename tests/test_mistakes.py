@@ -161,8 +161,13 @@ def test_what_is_harmless_in_a_run_stays_and_the_run_resumes(finished, tmp_path)
     for *_, commands in harmless:
         assert bash(commands, folder).wait() == 0, commands
     with without_privileges():
-        shown = run_here("tango.py", *small("tango.py", "run", "--out", folder))
+        more = "--save-every 5 --eval-every 0 --show-every 0".split()
+        shown = run_here("tango.py", *small("tango.py", "run", "--out", folder, *more))
     assert "from checkpoint-4" in shown and all(says in shown for _, _, says, _ in harmless)
+    assert "--- the verifier" not in shown
+    assert (folder / "tango.py").read_text() == "# as it was\n"
+    now = folder / "tango-from-checkpoint-4.py"
+    assert now.read_text() == (whole / "tango.py").read_text()
     planted = ("checkpoint-", "checkpoint-best", "checkpoint-4-old", "checkpoint-9")
     assert all((folder / name).exists() for name in planted)
     same_weights(folder, whole)
@@ -183,12 +188,10 @@ SHORT = """--steps 3 --save-every 1 --group-size 4 --solution-tokens 24 --judgem
     --eval-questions 4 --eval-samples 1 --eval-every 0 --show-every 0""".split()
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+@pytest.fixture
+def whole(finished):
     """The uninterrupted run."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run_here("tango.py", *small("tango.py", folder, *SHORT))
-    return folder
+    return finished("tango.py", *SHORT)[0]
 
 
 @mistakes("in a process of its own")

@@ -1,5 +1,6 @@
 """Answers and steps, on what models really write and on hostile text."""
 
+import json
 import re
 import time
 
@@ -180,3 +181,16 @@ def test_step_ends(name, request):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         assert step_ends(ids, tokenizer) == oracle(ids, tokenizer), text
         assert len(step_ends(ids, tokenizer)) == len(split_steps(tokenizer.decode(ids)))
+
+
+def test_step_ends_on_gsm8ks_solutions(real_data):
+    """Often `>` shares its token with the newline, which is the case this exists for."""
+    tokenizer, shared = AutoTokenizer.from_pretrained(real_data / "qwen2.5-tokenizer"), 0
+    for line in (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:100]:
+        reasoning = json.loads(line)["answer"].split("####")[0].strip()
+        steps = "".join(f"<step>{step}</step>\n" for step in reasoning.splitlines())
+        ids = tokenizer(steps + r"<answer>\boxed{1}</answer>").input_ids
+        ends = step_ends(ids, tokenizer)
+        assert ends == oracle(ids, tokenizer) and len(ends) == steps.count("</step>")
+        shared += any(tokenizer.decode([ids[end]]) not in (">", "step>", "</step>") for end in ends)
+    assert shared > 30

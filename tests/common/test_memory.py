@@ -17,7 +17,7 @@ import bitsandbytes as bnb
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
-from conftest import SCRIPTS
+from conftest import ROOT, SCRIPTS, players_of
 from peft import LoraConfig, get_peft_model
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
@@ -349,11 +349,8 @@ def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, monkeypatch):
-    """Of the trainer's own players, two rows where --micro-batch counts pairs; and what the plan
-    decides is what the trainer gets."""
-    module = importlib.import_module(Path(script).stem)
+def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
+    """Of the trainer's own players; and what the plan decides is what the trainer gets."""
     planned, trainers = [], []
 
     def plan(args, players):
@@ -364,12 +361,16 @@ def test_the_estimate_is_of_what_the_script_loads_and_samples(script, tmp_path, 
 
     monkeypatch.setattr(launch, "plan_memory", plan)
     monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
-    few = {"seed_tasks": 8, "eval_questions": 2} if script == "azr.py" else {}  # all are run, twice
-    module.main(module.Args(out=str(tmp_path), four_bit=False, **few))
+    module = importlib.import_module("tango")
+    module.main(module.Args(out=str(tmp_path), four_bit=False))
     (players,), (trainer,) = planned, trainers
     assert trainer.players == players
     assert {player.adapter for player in players.values()} == {*trainer.model.peft_config}
-    pairs = "pair_batch(" in Path(module.__file__).read_text()
-    assert max(player.rows for player in players.values()) == (2 if pairs else 1)
     assert trainer.args.gradient_checkpointing
     assert trainer.cfg.rows_at_once == 7
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_pairs_are_planned_as_two_rows(script):
+    pairs = "pair_batch(" in (ROOT / script).read_text()
+    assert max(player.rows for player in players_of(script).values()) == (2 if pairs else 1)

@@ -88,3 +88,12 @@ def test_rows_are_drawn_from_the_whole_file_by_the_seed(tmp_path):
     assert drawn[0] == drawn[1] != drawn[2] and max(drawn[0]) > "300"  # files are often sorted
     held_out = [load_questions(path, 50, 10, seed)[1] for seed in (0, 1)]
     assert held_out[0] == held_out[1]
+
+
+def test_gsm8k_rows(real_data):
+    train, held_out = load_questions(str(real_data / "gsm8k_test.jsonl"), 10_000, 10_000, seed=0)
+    assert len(train) + len(held_out) == 1319 and 80 < len(held_out) < 200
+    assert not {row["question"] for row in train} & {row["question"] for row in held_out}
+    for row in train + held_out:
+        assert row["answer"] and "#" not in row["answer"] and "," not in row["answer"]
+    assert {"18"} <= {row["answer"] for row in train + held_out if "Janet" in row["question"]}

@@ -7,7 +7,6 @@ import re
 import aprm
 from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit
 from common.cotrainer import CoTrainer
-from common.errors import UserError
 from common.tiny.tasks import gold_solution, parse_question, sample_questions
 
 import pytest
@@ -276,14 +275,7 @@ def test_the_verifier_is_measured_on_what_the_solver_wrote():
     assert figures == {"parsed": 1.0, "checked": 0.5} and trainer.saved["solver"] == [right, wrong]
 
 
-def test_what_does_not_go_together_is_refused(tmp_path):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(f'{{"question": "{i}+1?", "answer": "{i + 1}"}}\n' for i in range(60)))
-    for more in ({"check_cost": 0.1}, {"corruptor": "misconceptions"}):
-        with pytest.raises(UserError, match="for embedded questions only"):
-            aprm.Args(dataset=str(data), **more)
-    with pytest.raises(UserError, match="no question has a right solution"):
-        aprm.load(aprm.Args(dataset=str(data)))
+def test_rows_with_another_answer_or_a_step_that_does_not_hold_are_not_clean():
     assert aprm.is_clean(ROW) and aprm.is_clean(REAL) and not aprm.is_clean(REAL | {"answer": "15"})
     assert not aprm.is_clean(REAL | {"reference": REAL["reference"].replace("12+2", "12+3")})
 

@@ -18,7 +18,6 @@ from coverrl import (
 
 import pytest
 import torch
-from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import whitened, without_model
@@ -211,14 +210,3 @@ def test_where_all_agree_nobody_is_asked():
     trainer.step(rows())
     assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
     assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        ("--group-size 8 --samples 4", "--group-size 8 must be at most --samples 4"),
-        ("--verifier none --filter coin", "nothing says how many to keep"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, arguments, sentence):
-    assert sentence in refused("coverrl.py", *arguments.split(), "--out", tmp_path / "run")

@@ -13,7 +13,7 @@ from gar import Args, Gar, are_sound, discriminator_reward, parse_verdict, slice
 
 import pytest
 import torch
-from conftest import build, gradient, lora, moved, perturb, refused, relative, small
+from conftest import build, gradient, lora, moved, perturb, relative
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainers import answering
@@ -242,8 +242,3 @@ def test_evaluation_by_hand():
     assert again == judged * 2  # the same slice of the same text
     alone = answering(say, eval_samples=2, discriminator="none")
     assert {name.split("/")[0] for name in gar.evaluate(alone, held_out)} == {"reasoner"}
-
-
-def test_a_silent_discriminator_ends_in_a_sentence(tmp_path):
-    message = refused("gar.py", *small("gar.py", tmp_path / "run", "--judgement-tokens", 2))
-    assert "have no **YES** or **NO**" in message

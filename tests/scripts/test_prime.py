@@ -16,9 +16,7 @@ from conftest import (
     lora,
     moved,
     perturb,
-    refused,
     relative,
-    small,
     steps_of,
 )
 from trainers import answering, close, logged
@@ -312,12 +310,6 @@ def test_a_run_trains_both(finished):
         assert kept == pytest.approx(round(kept)) and 0 < row["policy/accuracy"] < 1
         tokens = row["co/tokens_per_kept_group"] * min(2, round(kept))
         assert tokens == pytest.approx(row["co/sampled_tokens"])
-
-
-def test_a_filter_that_keeps_nothing_ends_in_a_sentence(tmp_path):
-    flags = "--keep-low 0.55 --keep-high 0.6 --max-refills 2".split()
-    message = refused("prime.py", *small("prime.py", tmp_path / "run", *flags))
-    assert "in 2 rounds no group of 8" in message
 
 
 def test_evaluation_samples_first_and_several_times():

@@ -5,7 +5,6 @@ import random
 import re
 
 import raro
-from common.errors import UserError
 from common.run import mean
 from raro import by_truth, critic_reward, parse_choice, policy_reward, shown
 
@@ -186,10 +185,3 @@ def test_weights_of_both_sides():
     policy, critic = trainer.step(rows("1+6"))[0]
     assert policy["advantages"].abs().tolist() == pytest.approx([0.125] * 2)
     assert critic["advantages"].abs().tolist() == pytest.approx([1.0] * 2)
-
-
-def test_without_experts_there_is_nothing_to_learn(tmp_path):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(f'{{"question": "{i}+1?", "answer": "{i + 1}"}}\n' for i in range(60)))
-    with pytest.raises(UserError, match="no question has a reference"):
-        raro.load(raro.Args(dataset=str(data)))

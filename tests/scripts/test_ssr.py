@@ -5,7 +5,6 @@ import random
 import re
 
 import ssr
-from common.errors import UserError
 from common.tiny import repairs
 from ssr import Bug, failed_check, injector_reward, parse_bug, repair_prompt, reverted, shown
 
@@ -252,11 +251,3 @@ def test_without_a_bug_there_is_no_share_of_repairs(given_texts):
     trainer = given_texts(["nothing readable"], eval_samples=1)
     trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), trainer.generate
     assert ssr.evaluate(trainer, [row]) == {"injector/valid": 0.0}
-
-
-def test_without_references_there_is_nothing_to_break(tmp_path):
-    data = tmp_path / "data.jsonl"
-    row = '{{"question": "{}", "test_input": ["1"], "test_output": ["1"]}}\n'
-    data.write_text("".join(row.format(i) for i in range(60)))
-    with pytest.raises(UserError, match="no task has a reference"):
-        ssr.load(ssr.Args(dataset=str(data)))
