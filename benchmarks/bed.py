@@ -98,7 +98,7 @@ def verifying(play, questions, solutions, right, temperature: float) -> dict[str
     return {
         "final verdict, balanced": (balanced([j.final for j in judgements], right), 0.5),
         "wrong steps found, F1": (f1, all_wrong),
-        "steps that are trusted": (share(trusted[False]), None),
+        "steps that do not sound sure and are trusted": (share(trusted[False]), None),
         "steps that sound sure and are trusted": (share(trusted[True]), None),
         "right steps that a check calls wrong": (share([not v for v in of_right]), None),
         "checks of wrong steps that are true": (share(of_wrong), None),

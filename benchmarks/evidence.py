@@ -41,6 +41,7 @@ class Variant:
     rates: list[float] = field(default_factory=list)
     patches: list[str] = field(default_factory=list)
     seeds: int = 5
+    own_start: bool = False
 
 
 @dataclass

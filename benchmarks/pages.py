@@ -147,10 +147,13 @@ def table(name: str) -> str:
             for _, text, *count in columns
         ]
 
-    # all variants start from the same model: its figure is that of the first one that has it
     before = lambda text: f"first:{text[5:]}" if text.startswith("last:") else ""  # noqa: E731
-    cells = zip(*[line(variant, before) for variant in variants])
+    # all start from the same model, and patched judges are not it: the first variant's that has it
+    of = EXPERIMENTS[name].variants
+    own = [v for v in variants if of[v].own_start]
+    cells = zip(*[line(v, before) for v in variants if v not in own and not of[v].patches])
     rows = [["before training", *[next((c for c in its if c != "-"), "-") for its in cells]]]
+    rows += [[f"before training, {variant}", *line(variant, before)] for variant in own]
     rows += [[variant, *line(variant, str)] for variant in variants]
     return markdown(["variant (± 95 %)", *[title for title, *_ in columns]], rows)
 
@@ -279,9 +282,11 @@ def blocks() -> dict[tuple[str, str], str]:
     some = [[linked(r, "docs/"), r["says"], in_words(r), r["seeds"]] for r in some]
     lines = [[linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows]
     titles = ["claim", "what", "mean [95 % interval]", "seeds"]
+    apart = sum(not doubt(row) for row in rows)
+    of_all = f"\n{apart} of {len(rows)} claims are separated from no difference.\n"
     header = ["claim", "paper", "here: mean [95 % interval]", "seeds"]
     return found | {
-        ("README.md", "evidence"): markdown(titles, some),
+        ("README.md", "evidence"): markdown(titles, some) + of_all,
         ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
         ("docs/measured.md", "claims"): markdown(header, lines),
         ("docs/measured.md", "hardware"): hardware(),

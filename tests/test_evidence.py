@@ -191,6 +191,23 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     assert after == "| a | 31.0 ± 12.7 | 8.0, 1 never |"
 
 
+@pytest.mark.parametrize("name", pages.TRAINED)
+def test_all_variants_but_patched_ones_start_from_the_same_figures(name):
+    """Or their table would show the start of one as that of all, see `pages.table`."""
+    usual = {
+        v: x
+        for v, x in evidence.EXPERIMENTS[name].variants.items()
+        if not (x.patches or x.own_start)
+    }
+    for _, text, *_ in evidence.EXPERIMENTS[name].columns:
+        measured = {}  # seed -> figures before training
+        for variant in usual if text.startswith("last:") else ():
+            for seed, run in evidence.runs_of(name, variant).items():
+                found = measure(text.replace("last", "first"), run)
+                measured.setdefault(seed, set()).update({found} if found == found else {})
+        assert all(len(values) <= 1 for values in measured.values()), text
+
+
 def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
     """The script by its command line, with the variant's arguments, rate, seed and one thread; the
     metrics that the table is made of; an error says what the script said.
