@@ -8,8 +8,8 @@ errors which an adversary puts into right solutions, harder ones as it gets bett
 The loop is `Aprm.step`. A right solution of each question is given: its chain
     CORRUPTOR  G edits of every chain; each rewrites one step. An oracle works the step out again:
                wrong or harmless. The verifier marks the steps of every chain that is wrong, once
-    VERIFIER   a chain per question, --untouched of them as they were; G judgements of each
-    UPDATE     one of each player, along 2 g_t - g_{t-1}
+    VERIFIER   one chain per question, a share --untouched of them unedited; G judgements of each
+    UPDATE     one of each player, along 2 g_t - g_{t-1}: twice its gradient minus the one before
 
                 the edited step is     wrong, and accepted    wrong, and caught    still right
               R_corruptor                      1                      0                 -1
@@ -219,6 +219,7 @@ class Aprm(CoTrainer):
         return {
             "corruptor": Player([], lr, args.edit_tokens, G, reads=args.solution_tokens),
             "verifier": Player([], args.lr, args.judgement_tokens, G, reads=args.solution_tokens),
+            # the base: it writes once, at the evaluation before the first step
             "solver": Player([], lr, args.solution_tokens, adapter="corruptor"),
         }
 

@@ -86,7 +86,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     difficulty_samples: Count = per_model(tiny=4, real=8)
     """n, answers that a task's rate is measured with (paper: 8)"""
     paper_extremes: bool = False
-    """reward the rates 0 and 1 with 0, as eq. 4 says, not with -0.5 as the released code"""
+    """learnability: reward rates 0 and 1 with 0, as in eq. 4, not with -0.5 as the released code"""
     inputs: GroupSize = per_model(tiny=6, real=10)
     """inputs of an induction task, half of them hidden from the solver (paper: 10)"""
     gate: Literal["execution", "syntax", "off", "leak"] = "execution"
@@ -267,7 +267,7 @@ class Azr(CoTrainer):
         joined = self.admitted(proposals)  # row -> task with outputs
         rates = dict(zip(joined, self.rates([*joined.values()])))  # row -> rate
         # of induction's proposals, whose program is given, the message counts
-        written = [task and (task["program"], task["message"]) for task in proposals]
+        written = [task and (bare(task["program"]), task["message"]) for task in proposals]
         rewards = torch.zeros(len(proposals))  # (B,)
         for i in range(len(proposals)):
             if self.cfg.proposer_reward == "rzero":

@@ -17,14 +17,14 @@ The loop (algorithm 1) is `CoVerRL.step`
               corrections after one judgement
 
 So the labels come from a vote, and the vote is trusted only where a verifier of the same weights
-accepts it; and the verifier is rewarded for agreeing with the vote. V+ and V- are equally many,
-which is what makes a verifier that always says the same earn no more than half.
+accepts it; and the verifier is rewarded for agreeing with the vote. V+ and V- are equally many, so
+a verifier that always says the same is right half of the time.
 
 What we changed and it matters (more in docs/coverrl.md)
     1. The three turns of a conversation are prompts of their own: what a turn must know of the
        turns before it is shown in it. The verifier does not see that the solution is its own.
-    2. Questions on which all answers that can be read agree are kept without being verified, which
-       the released code does where all solutions agree. Algorithm 1 verifies them.
+    2. If all answers that can be read agree, the question is kept without being verified. In the
+       released code all solutions must also be readable; algorithm 1 verifies such questions, too.
     3. A question that is dropped has no advantages, but still feels the small KL term and counts
        in the mean over tokens; so do judgements that are not trained on.
     4. Only judgements in the form that was asked for are read; the released code also guesses.
@@ -257,7 +257,8 @@ class CoVerRL(CoTrainer):
         """Sets `kept` of each question."""
         said = [[] for _ in asked]
         for row, (verdict, _) in zip(rows, found):
-            said[row["i"]] += [verdict] if row["for_m"] else []
+            if row["for_m"]:
+                said[row["i"]].append(verdict)
         kept = [is_kept(verdicts) for verdicts in said]
         if self.cfg.filter == "coin":  # as many, but without a reason
             random.Random(f"{self.cfg.seed} {self.state.global_step}").shuffle(kept)

@@ -93,7 +93,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             raise UserError("--verifier-steps 0 and --generator-steps 0: a round needs a step.")
         if self.least_valid > self.analyses:
             most = f"must be at most --analyses {self.analyses}"
-            raise UserError(f"--least-valid {self.least_valid} {most}: no label below 1 gets it.")
+            raise UserError(f"--least-valid {self.least_valid} {most}: no label could be below 1.")
 
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
@@ -247,7 +247,7 @@ class DeepSeekMath(CoTrainer):
         pool = [row for row in self.saved["labelled"] if row["faulty"] is not None]
         lessons = [row for row in pool if row["round"] == 0]
         if not lessons:
-            why = "no answer is right and no equation false: it can be 0"
+            why = "no answer is right and no equation false; set it to 0"
             steps = f"--meta-steps {self.cfg.meta_steps}"
             raise UserError(f"{steps}: no solution's faulty steps are known, as {why}.")
         drawn, rows = self.draw(lessons, rng), []  # P

@@ -99,6 +99,8 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
             least, most = self.min_slice_tokens, self.slice_tokens
             sizes = f"--min-slice-tokens {least}, --slice-tokens {most}"
             raise UserError(f"{sizes}: no cue word would ever end a slice.")
+        if self.sft_labels and self.discriminator == "none":
+            raise UserError("--sft-labels: --discriminator none has nobody to teach.")
 
 
 LAMBDA_MATCH, LAMBDA_SLICES, LAMBDA_REAL, LAMBDA_AGREE = 1.0, 1.0, 1.0, 0.5  # l1 to l4, sec. 4.1

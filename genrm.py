@@ -1,5 +1,5 @@
-r"""GenRM, a generative verifier: a language model says whether a solution is right, and learns that
-as it learns everything else, by predicting the next token (Zhang et al. 2024, arXiv:2408.15240).
+r"""GenRM, a generative verifier: a language model says whether a solution is right, and learns to
+say so by predicting the next token, as all else it learns (Zhang et al. 2024, arXiv:2408.15240).
 
     python genrm.py                                       the embedded model on a CPU, 4 minutes
     python genrm.py --verifier direct                     Yes or No at once, without a rationale
@@ -168,7 +168,7 @@ class GenRM(CoTrainer):
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
             "verifier": Player([], args.lr, judgement, reads=solution),
-            # never plays with this adapter: it is the base, see `sample_solutions`
+            # it samples with all adapters off, see `sample_solutions`: this name is never used
             "generator": Player([], args.lr, solution, adapter="verifier"),
         }
 

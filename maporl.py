@@ -16,9 +16,9 @@ A solution of turn t is rewarded for itself and for all that comes after it, who
     score = sum over t' >= t of gamma^(t' - t) V(t') / sum of gamma^(t' - t)
             V(t): of the solution itself, V(t'): the mean over both agents
     bonus   added where a change is from wrong to right, subtracted where it is from right to wrong
-            alpha0   I change to what the other was before       (persuaded, or misled)
-            alpha1   I change, and not to that
-            alpha3   the other changes to what I was before      (my text explains it)
+            alpha0   the agent changes to what the other was before    (persuaded, or misled)
+            alpha1   the agent changes, and not to that
+            alpha3   the other changes to what the agent was before    (its text explains it)
             alpha2   the other changes, and not to that
             The gold answer says what is right, whatever --verifier says of V.
 
@@ -28,8 +28,8 @@ So an agent is rewarded for what the other makes of its text, and not only for b
 What we changed and it matters (more in docs/maporl.md)
     1. The signs of the influence terms are as the paper means them; in the released code they are
        the other way round, which rewards misleading (--influence-sign released).
-    2. Group advantages of GRPO, without value heads: K debates of a question, and of them the same
-       agent's solutions of the same turn, are compared with each other.
+    2. Group advantages of GRPO, without value heads: one agent's solutions in one turn are compared
+       over the K debates of a question.
     3. The agents do not see the verifier's scores.
     4. A solution without an answer has V = 0 (--verifier answer); in the released code -10, which
        the other agent is charged for, too.

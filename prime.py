@@ -117,6 +117,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             raise UserError(
                 f"--prm-warmup {self.prm_warmup} must be less than --steps {self.steps}."
             )
+        if self.prm_warmup and not self.process_reward:
+            raise UserError("--prm-warmup: --no-process-reward has no PRM to train.")
         if self.prm_update == "none" and self.prm_warmup == 0 and self.process_reward:
             raise UserError(
                 "--prm-update none needs --prm-warmup: a PRM that was never trained gives no "
@@ -268,7 +270,9 @@ class Prime(CoTrainer):
         if batch["player"] != "prm":
             return super().loss(batch)
         outcome, mask = batch["outcome"], batch["completion_mask"]  # (b,), (b, T)
-        d = self.score(batch)[0] - batch["reference_logps"]  # (b, T)
+        logp, entropy = self.score(batch)  # (b, T)
+        self.log_mean("prm/entropy", entropy[mask.bool()])
+        d = logp - batch["reference_logps"]  # (b, T)
         self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
         return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]

@@ -288,7 +288,8 @@ class SelfRewarding(CoTrainer):
     def loss(self, batch):
         """A micro-batch's part of the mean over the pairs of the step."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
-        logp = self.score(both)[0]  # (2b, T), under M
+        logp, entropy = self.score(both)  # (2b, T), under M
+        self.log_mean("solver/entropy", entropy[both["completion_mask"].bool()])
         # scored in the same micro-batches as M, so that the loss is ln 2 when a round begins
         with torch.no_grad(), self.playing("previous"):
             ref = self.score(both)[0]  # (2b, T), under M_t

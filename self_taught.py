@@ -209,7 +209,7 @@ class SelfTaught(CoTrainer):
             unread = sum(j["choice"] is None for j in judgements)
             raise UserError(
                 f"round {t}: {right} of {len(judgements)} judgements prefer the better answer, and "
-                f"none of them where it is in one of the two places, so the judge would learn the "
+                f"all that do name the same one of the two places, so the judge would learn the "
                 f"place and nothing else; {unread} name no solution within --judgement-tokens "
                 f"{self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too small."
             )

@@ -213,7 +213,7 @@ class Spin(CoTrainer):
     def prompts(self) -> list[dict]:
         """The same in every iteration; as many as make one pass over the mixed pairs."""
         count = self.length * self.pairs_per_step
-        return self.train_rows[: count // 2 if self.cfg.mix_previous else count]
+        return self.train_rows[: max(1, count // 2) if self.cfg.mix_previous else count]
 
     def with_human_answers(self, rows: list[dict]) -> list[dict]:
         """Rows with a human answer that fits; a human answer is never cut."""
@@ -336,7 +336,7 @@ CURVES = {
 
 
 def load(args: Args):
-    wanted = args.steps // args.iterations * args.questions * 2
+    wanted = args.steps // args.iterations * args.questions * 2  # enough for four processes
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
     check_references(train + held_out, is_correct, args.dataset)
     return train, held_out

@@ -6,12 +6,12 @@ hides tests that would show them, and repairs them; the tests are the only groun
     python ssr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU, 4-bit
 
 The loop is `Ssr.step`
-    INJECTOR  sees a program and its tests, writes the program with a bug, and names the tests to
-              hide, so that the others say less about it
+    INJECTOR  sees a program and its tests, writes the program with a bug, and names tests to hide:
+              they leave the suite, so that those that stay show less of the bug
     CHECKS    five, by running programs; the last is inverse mutation: each edited line,   `check`
               put right alone, must make a failing test pass
-    SOLVER    G attempts on each bug that passes; it sees the program and the hidden      `attempt`
-              tests. An attempt is right if it passes ALL tests of the original program
+    SOLVER    G attempts on each bug that passes; it sees the program and, as what it     `attempt`
+              should do, the hidden tests. Right is who passes ALL tests of the original
     AGAIN     some wrong attempts are bugs of second order: G more attempts on each
 
     r_injector = -1                    a check fails
@@ -21,8 +21,8 @@ The loop is `Ssr.step`
     A = (r - mean) / (std + 1e-6) of a program's bugs, or of a bug's attempts; ONE update on all
 
 What we changed and it matters (more in docs/ssr.md)
-    1. A program with its tests stands for a repository; who plays writes it whole, in one message.
-       The paper's players are agents with a shell.
+    1. A program with its tests stands for a repository; each player writes the whole program in one
+       message. The paper's players are agents with a shell.
     2. Hidden tests are left out of the suite, named by number; the paper's injector edits test
        files. No player can change a test that decides.
     3. The prompts are "change a line" and "remove a line"; the paper's are "remove code" and
@@ -266,7 +266,7 @@ class Ssr(CoTrainer):
         batch = self.rollout("solver", [{"prompt": p} for p in prompts])
         several = [bug for bug in bugs for _ in range(G)]
         repairs = [parse_program(text) for text in batch["texts"]][: len(several)]
-        right = self.repaired([*zip(repairs, several)])
+        right = self.pass_all_tests([*zip(repairs, several)])
         rewards = [1.0 if r else -1.0 for r in right] + [torch.nan] * (G * len(idle))
         self.set_rewards(batch, rewards)
         wrong = []
@@ -276,7 +276,7 @@ class Ssr(CoTrainer):
                 wrong.append(Bug(bug.row, program, bug.hidden))
         return batch, right, wrong
 
-    def repaired(self, attempts: list[tuple[str | None, Bug]]) -> list[bool]:
+    def pass_all_tests(self, attempts: list[tuple[str | None, Bug]]) -> list[bool]:
         """Whether a program passes all of the original's tests, hidden or not. They are the data
         set's; what a player wrote about tests has no part in it.
         """
@@ -322,7 +322,7 @@ def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
         several = [bug for bug in bugs for _ in range(samples)]
         texts = trainer.generate_all("solver", [repair_prompt(b) for b in several], greedy)
         attempts = [(parse_program(text), bug) for text, bug in zip(texts, several)]
-        result[f"solver/{name}"] = mean(trainer.in_parallel(trainer.repaired, attempts))
+        result[f"solver/{name}"] = mean(trainer.in_parallel(trainer.pass_all_tests, attempts))
     texts = trainer.generate_all("injector", [inject_prompt(row["question"]) for row in held_out])
     written = [parse_bug(text, row) for text, row in zip(texts, held_out)]
     failed = trainer.in_parallel(trainer.check, written)
@@ -338,7 +338,7 @@ def removals(trainer: Ssr, held_out: list[dict]) -> list[Bug]:
         shorter, hidden = "\n".join(lines[:k] + lines[k + 1 :]), [1, 2, 3][: len(row["tests"])]
         bugs.append(Bug(row, shorter, hidden))
     runs = [(program, bug) for bug in bugs for program in (bug.row["program"], bug.program)]
-    fine = grouped(trainer.in_parallel(trainer.repaired, runs), 2)
+    fine = grouped(trainer.in_parallel(trainer.pass_all_tests, runs), 2)
     return [bug for bug, (before, after) in zip(bugs, fine) if before and not after]
 
 

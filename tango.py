@@ -83,7 +83,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.gen_steps + self.ver_steps == 0:
             raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
         if self.alpha_end == 0 < self.alpha:
-            raise UserError("--alpha-end 0: alpha falls by a factor per step, which never gives 0.")
+            raise UserError("--alpha-end 0: alpha falls by a factor; make it small, or --alpha 0.")
 
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)

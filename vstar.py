@@ -14,8 +14,9 @@ The loop (algorithm 1)
     VERIFIER = `verifier_step`        loss = - log sigmoid(r(y+) - r(y-)),  r = beta log(V / G_sft)
     TEST = `evaluate`                 of N solutions by G the one with the highest log V(y | x)
 
-Nothing is rewarded, and the verifier never reaches the generator: the data grow, and a verifier is
-trained on them at the end. So others can be trained on the very same solutions:
+Nothing is rewarded, and without --verifier-in-loop the verifier never reaches the generator: the
+data grow, and a verifier is trained on them at the end. So other verifiers can be trained on the
+very same solutions:
     --verifier orm    outcomes: p = sigmoid of a logit behind y,  loss = BCE of p and z
     --verifier prm    steps: the same behind every step, z from completions of it (Math-Shepherd,
                       Wang et al. 2023, arXiv:2312.08935)
@@ -102,7 +103,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         own = self.steps - self.ver_steps
         if own < 0 or own % self.iterations:
             raise UserError(
-                f"--steps {self.steps} without --ver-steps {self.ver_steps} leaves the generator "
+                f"--steps {self.steps} minus --ver-steps {self.ver_steps} leaves the generator "
                 f"{own}, which is not a multiple of --iterations {self.iterations}."
             )
         if self.verifier_in_loop and (self.ver_steps % self.iterations or not self.ver_steps):
