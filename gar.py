@@ -436,7 +436,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 def load(args: Args):
     train, held_out = load_for_steps(args)
-    check_references(train + held_out, is_correct, args.dataset)
+    check_references(train + held_out, args.dataset)
     if args.discriminator == "co-trained" and not any(row["reference"] for row in train):
         reason = "no question has a reference solution; take --discriminator frozen"
         raise UserError(f"--dataset {args.dataset}: {reason}.")

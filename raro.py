@@ -278,7 +278,7 @@ def load(args: Args):
     if not train or not held_out:
         raise UserError(f"--dataset {args.dataset}: no question has a reference, which is all that "
                         f"the policy learns from.")  # fmt: skip
-    check_references(train + held_out, is_correct, args.dataset)
+    check_references(train + held_out, args.dataset)
     return train, held_out
 
 

@@ -338,7 +338,7 @@ CURVES = {
 def load(args: Args):
     wanted = args.steps // args.iterations * args.questions * 2  # enough for four processes
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
-    check_references(train + held_out, is_correct, args.dataset)
+    check_references(train + held_out, args.dataset)
     return train, held_out
 
 

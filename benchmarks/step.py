@@ -25,7 +25,7 @@ from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
 from common.model import TINY, load_model
 from common.sampling import sample
-from common.scoring import in_parts, live_rows
+from common.scoring import in_parts
 from common.tasks.math import load_questions
 from tango import solve_prompt
 
@@ -85,9 +85,8 @@ def their_gradient(trainer: GRPOTrainer, batch: dict) -> dict:
 def our_gradient(trainer: CoTrainer, batch: dict) -> dict:
     """As CoTrainer.update takes it, without the optimiser."""
     trainer.model.zero_grad(set_to_none=True)
-    live = live_rows(batch, trainer.kl)
     with trainer.playing("player"):
-        for part in in_parts(batch, live, trainer.cfg.micro_batch):
+        for part in in_parts(batch, trainer.cfg.micro_batch, trainer.kl):
             trainer.loss(part).backward()
     return gradients(trainer)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.checks import check_players, check_saved, warn_once
-from common.errors import ScriptError, UserError
+from common.errors import ScriptError
 from common.folder import seal
 
 import torch
@@ -88,7 +88,6 @@ class AdapterTrainer(GRPOTrainer):
         if "saved" in vars(self):
             raise ScriptError("set self.saved after super().__init__, which makes it")
         check_players(players)
-        _check_config(config)
         self.players, self.cfg, self.kl = players, cfg, getattr(cfg, "kl", 0.0)
         self.train_rows, self.held_out = list(train_rows), list(held_out)
         self.held_out_questions = {row["question"] for row in held_out if "question" in row}
@@ -177,13 +176,6 @@ class AdapterTrainer(GRPOTrainer):
         seed, step = self.args.seed, self.state.global_step
         return random.Random(f"{seed} {step} {self.accelerator.process_index}")
 
-    def diverged(self, name: str, what: str) -> UserError:
-        return UserError(
-            f"step {self.state.global_step}: the {name}'s {what}. The run stops here and "
-            f"keeps its last checkpoint in {self.args.output_dir}; a lower --lr is the first thing "
-            f"to try."
-        )
-
     # ------------------------------------------------------------------ overrides of TRL
     def _get_train_sampler(self, dataset=None):
         self.sampler = super()._get_train_sampler(dataset)
@@ -261,33 +253,6 @@ class _ContinueInTheData(TrainerCallback):
         sampler = self.trainer.sampler
         for _ in range(state.global_step // len(train_dataloader) if sampler.shuffle else 0):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
-
-
-OF_PLAYERS = {
-    "learning_rate": "lr",
-    "max_grad_norm": "max_grad_norm",
-    "temperature": "temperature",
-    "max_completion_length": "max_tokens",
-}
-WITHOUT_EFFECT = """beta loss_type epsilon epsilon_high delta importance_sampling_level entropy_coef
-top_entropy_quantile use_bias_correction_kl scale_rewards reward_weights weight_decay
-top_p top_k min_p repetition_penalty generation_kwargs chat_template_kwargs use_vllm
-mask_truncated_completions num_iterations"""
-NEEDED = {"max_grad_norm": 0.0, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
-
-
-def _check_config(config: GRPOConfig):
-    """Raises ScriptError for what GRPOTrainer would heed and this trainer does not."""
-    usual = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    for name in [*OF_PLAYERS, *WITHOUT_EFFECT.split()]:
-        if getattr(config, name, None) not in (usual.get(name), NEEDED.get(name)):
-            where = "sampling, loss and advantages are not TRL's; `kl` is an argument of the script"
-            if name in OF_PLAYERS:
-                where = f"it belongs to each Player, as {OF_PLAYERS[name]}"
-            raise ScriptError(f"GRPOConfig({name}=...) would have no effect: {where}")
-    for name, value in NEEDED.items():
-        if getattr(config, name) != value:
-            raise ScriptError(f"GRPOConfig({name}=...) must be {value}: `update` makes the parts")
 
 
 def no_reward(completions, **_) -> list[float]:

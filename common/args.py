@@ -38,32 +38,19 @@ GroupSize = Annotated[int, Bounds(2, 100_000)]  # rewards are compared within a 
 Seconds = Annotated[float, Bounds(0.001, 3600)]
 
 
-class _PerModel:
-    """A default that depends on the model: one value if it is an embedded one, else another."""
-
-    def __new__(cls, tiny, real):
-        value = super().__new__(cls, tiny)
-        value.for_tiny, value.for_real = tiny, real
-        return value
-
-    def __str__(self):  # what --help shows
-        return f"{self.for_tiny} embedded, {self.for_real} real"
-
-    def __hash__(self):  # tyro keeps types by their defaults, and would take this one for its int
-        return hash(str(self))
-
-
-class _PerModelInt(_PerModel, int):
-    pass
-
-
-class _PerModelFloat(_PerModel, float):
-    pass
-
-
 def per_model(tiny, real):
     """The default of an argument: `tiny` with an embedded model, `real` with any other."""
-    return (_PerModelFloat if isinstance(real, float) else _PerModelInt)(tiny, real)
+
+    class PerModel(float if isinstance(real, float) else int):
+        for_tiny, for_real = tiny, real
+
+        def __str__(self):  # what --help shows
+            return f"{tiny} embedded, {real} real"
+
+        def __hash__(self):  # tyro keeps types by their defaults, and would take this for its int
+            return hash(str(self))
+
+    return PerModel(tiny)
 
 
 # ------------------------------------------------------------------ the arguments
@@ -119,11 +106,16 @@ class RunArgs:
                 f"asks of it; take --model {own}."
             )
         for name, value in vars(self).items():
-            if isinstance(value, _PerModel):
+            if hasattr(value, "for_tiny"):
                 vars(self)[name] = value.for_tiny if self.model in MODELS else value.for_real
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             check_number(name, getattr(self, name), kind)
-        check_tracker(self.report_to)
+        trackers = ["none", "all", *get_available_reporting_integrations()]
+        if self.report_to not in trackers:
+            raise UserError(
+                f"--report-to {self.report_to}: there is no such tracker, or it is not installed; "
+                f"it can be {', '.join(trackers)}."
+            )
         self.check()
 
     def check(self):
@@ -145,18 +137,6 @@ def check_number(name: str, value, kind):
     if not value < least and math.isfinite(most):
         wanted.append(f"at most {most:g}" if most < 1e6 else f"at most {most:,}")
     raise UserError(f"--{name.replace('_', '-')} {value} must be {' and '.join(wanted)}.")
-
-
-def check_tracker(name: str):
-    """Raises UserError for a tracker that transformers does not know or find installed."""
-    if name in ("none", "all"):
-        return
-    installed = get_available_reporting_integrations()
-    if name not in installed:
-        reason = "there is no such tracker, or it is not installed"
-        raise UserError(
-            f"--report-to {name}: {reason}; it can be {', '.join(['none', *installed])}."
-        )
 
 
 # ------------------------------------------------------------------ for TRL

@@ -5,7 +5,6 @@ What is certainly wrong raises a ScriptError. What nearly certainly is prints a 
 docs/your-own-script.md lists what cannot be known, and where it shows.
 """
 
-import json
 import math
 import re
 from contextlib import contextmanager
@@ -32,6 +31,22 @@ def warn_once(sentence: str):
 
 
 # ------------------------------------------------------------------ players
+WITHOUT_EFFECT = """learning_rate max_grad_norm temperature max_completion_length beta loss_type
+epsilon epsilon_high delta importance_sampling_level entropy_coef top_entropy_quantile
+use_bias_correction_kl scale_rewards reward_weights weight_decay top_p top_k min_p
+repetition_penalty generation_kwargs chat_template_kwargs use_vllm mask_truncated_completions
+num_iterations gradient_accumulation_steps steps_per_generation"""
+
+
+def check_config(fields: dict):
+    """Of GRPOConfig, from a script: GRPOTrainer would heed these and CoTrainer does not."""
+    if useless := fields.keys() & {*WITHOUT_EFFECT.split()}:
+        raise ScriptError(
+            f"GRPOConfig({min(useless)}=...) would have no effect: rates, lengths and temperatures "
+            f"belong to each Player, loss and advantages to the script, and `kl` is an argument"
+        )
+
+
 def check_players(players: dict):
     """name -> Player. Metrics begin with a player's name, and those of a batch of several with
     their adapter's; an adapter has one learning rate and one clipping norm.
@@ -362,27 +377,20 @@ def check_saved(saved):
     if not isinstance(saved, dict):
         raise ScriptError(f"self.saved must be a dict; got {type(saved).__name__}")
     for key, value in saved.items():
-        try:
-            back = json.loads(json.dumps({key: value}))
-        except (TypeError, ValueError):
+        if not _is_json({key: value}):
             raise ScriptError(
                 f"self.saved[{key!r}] cannot be kept in a checkpoint, which is JSON: numbers, "
-                f"texts, lists and dicts; of a tensor take .tolist()"
-            ) from None
-        if back != _as_lists({key: value}):
-            raise ScriptError(
-                f"self.saved[{key!r}] comes back from a checkpoint as something else: JSON has no "
-                f"keys but texts"
+                f"texts, lists, and dicts whose keys are texts; of a tensor take .tolist()"
             )
 
 
-def _as_lists(value):
-    """Tuples come back as lists, which does not matter; keys that are numbers as texts, which
-    does.
-    """
+def _is_json(value) -> bool:
+    """Whether it comes back from a file as it went in, but for tuples, which become lists."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(part) for key, part in value.items())
     if isinstance(value, list | tuple):
-        return [_as_lists(item) for item in value]
-    return {k: _as_lists(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def check_evaluation(result):

@@ -43,7 +43,7 @@ from pathlib import Path
 from common import checks, scoring
 from common.adapters import AdapterTrainer, Player  # noqa: F401  Player: for scripts
 from common.advantage import group_advantage, named_group_advantage
-from common.logprob import NonFiniteError
+from common.errors import UserError
 from common.recording import record
 from common.sampling import complete, tokenize, without_checkpointing
 
@@ -124,9 +124,8 @@ class CoTrainer(AdapterTrainer):
         self.record(batch)
         name, player = batch["player"], self.player_named(batch["player"])
         parameters = self.parameters_of(player.adapter)
-        live = scoring.live_rows(batch, self.kl or self.all_rows)  # (B,)
         sharing = not self.args.gradient_checkpointing
-        parts = scoring.in_parts(batch, live, self.cfg.micro_batch, sharing)
+        parts = scoring.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows, sharing)
         total = 0.0
         with self.playing(name):
             for part in parts:
@@ -143,7 +142,11 @@ class CoTrainer(AdapterTrainer):
         rates = {group["adapter"]: group["lr"] for group in optimizer.param_groups}
         self.log_mean(f"{name}/learning_rate", rates[player.adapter])  # as scheduled
         if not math.isfinite(norm):
-            raise self.diverged(name, f"grad_norm is {norm}")
+            raise UserError(
+                f"step {self.state.global_step}: the {name}'s grad_norm is {norm}. The run stops "
+                f"here and keeps its last checkpoint in {self.args.output_dir}; a lower --lr is "
+                f"the first thing to try."
+            )
         checks.check_learning(self, batch, norm)
         if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
             optimizer.step()
@@ -340,11 +343,8 @@ class CoTrainer(AdapterTrainer):
         temperature at which the batch's player samples (1 if it decodes greedily).
         """
         temperature = self.player_named(batch["player"]).temperature or 1.0
-        try:
-            with self.accelerator.autocast():
-                return scoring.score(self.model.get_base_model(), batch, temperature)
-        except NonFiniteError:
-            raise self.diverged(self.model.active_adapter, "hidden states are not finite") from None
+        with self.accelerator.autocast():
+            return scoring.score(self.model.get_base_model(), batch, temperature)
 
     @torch.no_grad()
     def log_probs(self, name: str | None, batch: dict) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from common.adapters import with_adapters
 from common.args import grpo_config
-from common.checks import check_rows
+from common.checks import check_config, check_rows
 from common.memory import plan_memory
 from common.model import load_model
 from common.run import begin, start_run
@@ -38,6 +38,7 @@ def launch(
         config: fields of GRPOConfig in which the paper differs.
         more: what the Trainer takes besides.
     """
+    check_config(config or {})
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = with_adapters(Trainer.players(args))

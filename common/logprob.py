@@ -34,10 +34,6 @@ BLOCK_BYTES = 64 << 20
 """Memory of one block of logits on a CPU; only one block is alive at a time, whatever N is."""
 
 
-class NonFiniteError(ValueError):
-    """The hidden states hold a NaN or an infinity."""
-
-
 def rows_on_gpu(vocab: int, gpu_bytes: int) -> int:
     """Rows per block on a GPU with so much memory. A 32nd of it, but at most 4 GiB, is for logits:
     each takes 4 bytes of z and 2 of q.
@@ -64,12 +60,7 @@ def linear_logprob(
         (logprob, entropy), both (N,) float32, in nats, differentiable in `hidden`. The gradient
         through logprob costs nothing more; for one through entropy, or of a trainable head, the
         logits are computed again.
-
-    Raises:
-        NonFiniteError: on a CPU; looking at values would make a GPU wait.
     """
-    if hidden.device.type == "cpu" and not torch.isfinite(hidden).all():
-        raise NonFiniteError("hidden has values that are not finite")
     if weight.requires_grad:
         return plain_logprob(hidden, weight, targets, temperature)
     return _FrozenHead.apply(hidden, weight, targets, temperature)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common.errors import ScriptError, UserError
 from common.machine import on_gpu
+from common.tasks.answers import prompt
 from common.tiny import MODELS
 
 import bitsandbytes.cextension
@@ -72,7 +73,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     tokenizer = load_tokenizer(name)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            folder_or_id(name),
+            EMBEDDED.get(name, name),
             dtype=compute_dtype,
             quantization_config=quantization if four_bit else None,
             device_map={"": torch.cuda.current_device()} if gpu else None,
@@ -108,7 +109,7 @@ def load_tokenizer(name: str):
     refuses them, or leaves them out without a word about them, is changed here, for all its users.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder_or_id(name), padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(EMBEDDED.get(name, name), padding_side="left")
         known = set(tokenizer(QUESTION).input_ids) - set(tokenizer.all_special_ids)
         given = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     except Exception as error:
@@ -133,10 +134,7 @@ def load_tokenizer(name: str):
 
 
 def example_prompt(tokenizer) -> str:
-    messages = [
-        {"role": "system", "content": INSTRUCTIONS},
-        {"role": "user", "content": QUESTION},
-    ]
+    messages = prompt(INSTRUCTIONS, QUESTION)
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
@@ -238,7 +236,7 @@ def read_config(name: str):
             of a linear head alone.
     """
     try:
-        config = AutoConfig.from_pretrained(folder_or_id(name), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(EMBEDDED.get(name, name), trust_remote_code=False)
         with torch.device("meta"):  # all of the model but its memory
             model = AutoModelForCausalLM.from_config(config)
         config.get_text_config().intermediate_size  # noqa: B018  what GPT-2 does not have
@@ -263,10 +261,6 @@ def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserEr
         return UserError(f"--model {name}: {found} ({reason}).")
     kind = type(error).__name__
     return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
-
-
-def folder_or_id(name: str) -> Path | str:
-    return EMBEDDED.get(name, name)
 
 
 def check_gpu(four_bit: bool):

@@ -41,16 +41,13 @@ from common.errors import ScriptError, UserError
 from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
 from common.recording import read_lines
-from common.report import write_report
-from common.tiny import MODELS
-from common.tiny.tasks import LEVELS
+from common.report.build import write_report
 
 import torch
 import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
-from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 
 LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS}
@@ -134,8 +131,7 @@ def say(text: str):
     """A line of the run's own, by the main process."""
     if PartialState().is_main_process:
         try:
-            tqdm.write(text)
-            sys.stdout.flush()
+            print(text, flush=True)
         except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.train
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  to the end
             signal.raise_signal(signal.SIGPIPE)
@@ -183,11 +179,6 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
         say(line)
     if checkpoint:
         say(f"resumes from {checkpoint.name}")
-    if args.model in MODELS and args.dataset not in LEVELS:
-        say(
-            "warning: the embedded models know nothing but their own arithmetic; other questions "
-            "need another --model"
-        )
     return Run(folder, name, checkpoint, args)
 
 
@@ -347,8 +338,6 @@ class Run(TrainerCallback):
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
-        hidden = not self.main or not sys.stderr.isatty()
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden)
         self.first, self.since = state.global_step, time.time()
         if self.main:  # not before: by now the checkpoint has been loaded
             self._forget_what_came_later()
@@ -356,7 +345,6 @@ class Run(TrainerCallback):
             self._evaluate()
 
     def on_step_end(self, args, state, control, **_):
-        self.bar.update()
         step, last = state.global_step, state.global_step == state.max_steps
         due = self.args.eval_every and step % self.args.eval_every == 0
         control.should_evaluate = bool(last or due)

@@ -115,17 +115,6 @@ def padded(tensors: list[torch.Tensor], left: bool, fill: float = 0) -> list[tor
     return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
 
 
-def live_rows(batch: dict, kl: float) -> torch.Tensor:
-    """(B,) bool: the rows that can have a gradient. One whose advantages are all zero has none,
-    unless there is a KL term; and a batch without advantages has a loss of its own, to which all
-    rows count.
-    """
-    if kl or "advantages" not in batch:
-        return torch.ones(len(batch["completion_mask"]), dtype=torch.bool)
-    A = batch["advantages"]
-    return (A.reshape(len(A), -1) != 0).any(1).cpu()
-
-
 def like_with_like(batch: dict, sharing: bool = True) -> torch.Tensor:
     """(B,) row numbers, from short completions to long, so that little is padding. Where prompts
     are shared (`score`), rows with the same one stay together.
@@ -140,14 +129,17 @@ def like_with_like(batch: dict, sharing: bool = True) -> torch.Tensor:
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def in_parts(batch: dict, live: torch.Tensor, size: int, sharing: bool = True) -> list[dict]:
-    """The live rows of a batch in parts of at most `size` rows of similar length.
+def in_parts(batch: dict, size: int, all_rows=False, sharing: bool = True) -> list[dict]:
+    """The rows of a batch that can have a gradient, in parts of at most `size` rows of similar
+    length: without `all_rows` not those whose advantages are all zero.
 
     The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
     not change the gradient. Each part is trimmed to its own longest prompt and completion.
     """
     order = like_with_like(batch, sharing)  # (B,)
-    order = order[live[order]]
+    if not all_rows and "advantages" in batch:  # without them the script's loss counts all rows
+        A = batch["advantages"]  # (B,) or (B, T)
+        order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
     parts = -(-len(order) // size)  # rounded up
     return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)] if parts else []
 

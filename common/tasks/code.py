@@ -13,7 +13,6 @@ import re
 from common.errors import UserError
 from common.tasks.math import QUESTION_COLUMNS, as_text, read_rows, split
 from common.tiny import programs
-from common.tiny.tasks import LEVELS
 
 READ_AND_PRINT = (
     "Write it as a program: every argument stands on a line of its own on standard input, a list "
@@ -36,8 +35,6 @@ def load_tasks(
         train = programs.sample_tasks(seed + 1, train_count, held_out=False)
         held_out = programs.sample_tasks(0, held_out_count, held_out=True)
         return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
-    if dataset in LEVELS:
-        raise UserError(f"--dataset {dataset}: programming tasks have one level only, tiny.")
     found = [[_read_task(row, where) for where, row in part] for part in read_rows(dataset)]
     rows, held_out = ([row for row in part if row] for part in found)
     if left_out := sum(row is None for part in found for row in part):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from common.errors import UserError
+from common.run import mean
 from common.tasks.answers import boxed, grouped, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
 
@@ -140,10 +141,10 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
     groups, counts = grouped(right, samples), [len(split_steps(text)) for text in texts]
     read = [count > 0 and boxed(text) is not None for count, text in zip(counts, texts)]
     found = {
-        "solutions read": share(read),
-        "accuracy": share(right),
-        f"best of {samples}": share([any(group) for group in groups]),
-        "groups with two outcomes": share([len(set(group)) == 2 for group in groups]),
+        "solutions read": mean(read),
+        "accuracy": mean(right),
+        f"best of {samples}": mean([any(group) for group in groups]),
+        "groups with two outcomes": mean([len(set(group)) == 2 for group in groups]),
         "entropy per token": entropy,
     }
     if judges(script):
@@ -155,9 +156,5 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
         read = [j.final is not None and len(j.verdicts) == n for j, n in zip(judgements, counts)]
         metrics = script.verdict_metrics(judgements, right)
         names = ("balanced_accuracy", "says_correct")
-        found |= {"judgements read": share(read)} | {f"verifier, {n}": metrics[n] for n in names}
+        found |= {"judgements read": mean(read)} | {f"verifier, {n}": metrics[n] for n in names}
     return found
-
-
-def share(values: list[bool]) -> float:
-    return sum(values) / max(1, len(values))

@@ -17,7 +17,6 @@ from common.sandbox import Sandbox, Status
 from common.tasks.answers import prompt
 from common.tasks.math import as_text, read_rows, split
 from common.tiny import programs
-from common.tiny.tasks import LEVELS
 
 LONGEST = 1000
 """characters of an input or a result; a longer one is none (the released code cuts it in two)"""
@@ -327,8 +326,6 @@ def load_functions(
         train = programs.sample_functions(seed + 1, train_count, held_out=False)
         held_out = programs.sample_functions(0, held_out_count, held_out=True)
         return [_tiny_row(o, inputs) for o in train], [_tiny_row(o, inputs) for o in held_out]
-    if dataset in LEVELS:
-        raise UserError(f"--dataset {dataset}: functions have one level only, tiny.")
     parts = [[_read_row(row, where) for where, row in part] for part in read_rows(dataset)]
     rows, held_out = ([row for row in part if row] for part in parts)
     rows, held_out = split(rows, held_out, dataset, train_count, held_out_count, seed)

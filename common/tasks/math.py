@@ -18,6 +18,8 @@ from common.tasks.answers import boxed, is_correct
 from common.tasks.references import render, solve_equation
 from common.tiny import tasks
 
+from datasets import load_dataset
+
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
 MOST_TINY = 100_000  # embedded questions in a run
@@ -131,6 +133,8 @@ def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dic
     """(training part, held-out part or nothing) of a .jsonl file or a hub data set; every row comes
     with the words that name it in an error message.
     """
+    if dataset in tasks.LEVELS:  # of questions, which `load_questions` makes
+        raise UserError(f"--dataset {dataset}: programs have one level only, tiny.")
     if dataset.endswith((".jsonl", ".json")):
         return read_jsonl(Path(dataset)), []
     return _read_hub(dataset)
@@ -172,8 +176,6 @@ def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]
 
 
 def _read_hub(name: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
-    from datasets import load_dataset  # slow to import, and not needed by the default
-
     try:
         # gsm8k names its one configuration "main"
         splits = load_dataset(name, "main") if name.endswith("gsm8k") else load_dataset(name)

@@ -8,10 +8,9 @@ tags (gar.py), and a model trained on it would unlearn the form in which its ans
 
 import operator
 import re
-from collections.abc import Callable
 
 from common.errors import UserError
-from common.tasks.answers import boxed, split_steps
+from common.tasks.answers import boxed, is_correct, split_steps
 
 OPERATIONS = {
     "+": operator.add,
@@ -80,12 +79,10 @@ def as_number(value: float) -> str:
     return text
 
 
-def check_references(rows: list[dict], is_correct: Callable, dataset: str):
+def check_references(rows: list[dict], dataset: str):
     """Raises UserError if most of the reference solutions are wrong by the measure of the answers.
 
-    Args:
-        rows: question, answer and reference; rows without a reference do not count.
-        is_correct: the script's measure, (text, answer) -> how right the text is, from 0 to 1.
+    rows: question, answer and reference; rows without a reference do not count.
     """
     written = [row for row in rows if row["reference"].strip()]
     right = sum(is_correct(row["reference"], row["answer"]) for row in written)

@@ -101,8 +101,10 @@ def test_a_trainable_head_gets_its_gradient():
     hidden, weight, targets = inputs()
     weight.requires_grad_()
     logp, entropy = linear_logprob(hidden, weight, targets)
-    (logp.sum() + entropy.sum()).backward()
-    assert weight.grad.abs().sum() > 0
+    (found,) = torch.autograd.grad(logp.sum() + entropy.sum(), weight)
+    everything = torch.log_softmax(hidden @ weight.T, dim=-1)  # (N, V)
+    by_hand = everything[range(len(targets)), targets].sum() - (everything.exp() * everything).sum()
+    torch.testing.assert_close(found, torch.autograd.grad(by_hand, weight)[0])
 
 
 def test_no_rows():
@@ -111,12 +113,3 @@ def test_no_rows():
     assert logp.shape == entropy.shape == (0,)
     logp.sum().backward()
     assert hidden.grad.shape == (0, 8)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("need_gradient", [False, True])
-def test_hidden_states_that_are_not_finite_are_said(value, need_gradient):
-    hidden, weight, targets = inputs()
-    hidden[2, 1] = value
-    with pytest.raises(logprob.NonFiniteError, match="not finite"):
-        linear_logprob(hidden.requires_grad_(need_gradient), weight, targets)

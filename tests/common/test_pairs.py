@@ -12,7 +12,7 @@ from common.pairs import (
     pair_batch,
 )
 from common.sampling import tokenize
-from common.scoring import in_parts, live_rows, take_rows
+from common.scoring import in_parts, take_rows
 
 import pytest
 import torch
@@ -123,7 +123,7 @@ def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, oracle, tmp_pat
 def test_parts_of_a_batch_of_pairs_hold_every_pair_once(tokenizer):
     """No pair is dropped for its advantages: it has none."""
     batch = make_batch(tokenizer)
-    parts = in_parts(batch, live_rows(batch, 0.0), 2)
+    parts = in_parts(batch, 2)
     assert [part["player"] for part in parts] == ["generator"] * 3
     assert sorted(sum((part["row"].tolist() for part in parts), [])) == list(range(5))
     widths = [part["completion_mask"].shape[1] for part in parts]

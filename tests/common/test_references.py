@@ -54,10 +54,10 @@ def test_wrong_references_are_refused_with_counts():
     row = {"question": "q", "answer": "2", "reference": r"<step>s</step>\boxed{2}"}
     wrong = {**row, "reference": r"<step>s</step>\boxed{3}"}
     none = {**row, "reference": ""}
-    check_references([row, wrong, none], is_correct, "d.jsonl")  # half are right
+    check_references([row, wrong, none], "d.jsonl")  # half are right
     with pytest.raises(UserError, match="d.jsonl: of 3 reference solutions 1 end in the right"):
-        check_references([row, wrong, wrong, none], is_correct, "d.jsonl")
-    check_references([none], is_correct, "d.jsonl")
+        check_references([row, wrong, wrong, none], "d.jsonl")
+    check_references([none], "d.jsonl")
 
 
 # ------------------------------------------------------------------ equations

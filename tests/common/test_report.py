@@ -11,8 +11,9 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
-from common.report import build, compare, read_run
+from common.report import build, compare
 from common.report.__main__ import main
+from common.report.build import read_run
 
 import pytest
 import torch

@@ -85,7 +85,7 @@ def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
     trainer.saved = {"D_verify": lessons, "D_correct": [row(RIGHT, True)]}
     (batch,) = trainer.step([])
     with trainer.playing("verifier"):
-        parts = in_parts(batch, torch.ones(len(batch["weight"]), dtype=torch.bool), 2)
+        parts = in_parts(batch, 2, all_rows=True)
         ours = sum(trainer.loss(part).item() for part in parts)
     if verifier == "direct":
         pairs = ((RIGHT, "Yes"), (WRONG, "No"))

@@ -53,9 +53,8 @@ def likelihood(trainer, adapter, text: str) -> float:
 def step_loss(trainer) -> float:
     """Of the step that the trainer would take, micro-batch by micro-batch."""
     (batch,) = trainer.step([])
-    live = torch.ones(len(batch["notes"]), dtype=torch.bool)
     with trainer.playing(batch["player"]):
-        return sum(trainer.loss(part).item() for part in in_parts(batch, live, 1))
+        return sum(trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True))
 
 
 def teach(trainer, lessons: list[dict]):
