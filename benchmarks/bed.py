@@ -5,7 +5,6 @@ at 0.5, and greedily, beside what the best constant answer scores. Writes docs/e
 which keeps what was measured of the programs model; takes five minutes on one core.
 """
 
-import argparse
 import json
 import random
 import re
@@ -198,8 +197,8 @@ def held_out_part(part, count: int) -> list[str]:
         return [part(draw, 1)[0] for _ in range(count)]
 
 
-def measure(model: str) -> dict:
-    play, parts = player(model), {}
+def measure() -> dict:
+    play, parts = player("tiny"), {}
 
     def note(name: str, column: str, found: dict, constant: float | None = None):
         parts.setdefault(name, {"constant": constant})[column] = found
@@ -233,18 +232,12 @@ def measure(model: str) -> dict:
 
 
 def main():
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--model", default="tiny", help="or a folder, which is shown and not kept")
-    args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = measure(args.model)
+    parts = measure()
     for name, found in parts.items():
         cells = [f"{100 * found[column]['value']:6.1f}" for column in TEMPERATURES]
         best = found["constant"]
         print(f"{name:55}", *cells, "" if best is None else f"  best constant {100 * best:.0f}")
-    if args.model != "tiny":
-        return
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {"parts": {}}
     kept = {name: found for name, found in known["parts"].items() if re.search("cure|azr", name)}
     result = {"tasks": TASKS, "samples": SAMPLES, "parts": parts | kept}

@@ -179,14 +179,14 @@ def _plain(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 4)
 
 
-def read_claims(text: str) -> tuple[list[str], list[Claim]]:
-    """(the names of the README's claims, all claims), of a text in the form of claims.toml."""
-    read, claims = tomllib.loads(text), []
-    headlines = read.pop("headlines")
+def _read_claims() -> tuple[list[str], list[Claim]]:
+    """(the names of the README's claims, all claims)"""
+    read = tomllib.loads((Path(__file__).parent / "claims.toml").read_text())
+    headlines, claims = read.pop("headlines"), []
     for experiment, found in read.items():
         default = {"measure": found.pop("measure", None)}
         claims += [Claim(name, experiment, **(default | given)) for name, given in found.items()]
     return headlines, claims
 
 
-HEADLINES, CLAIMS = read_claims((Path(__file__).parent / "claims.toml").read_text())
+HEADLINES, CLAIMS = _read_claims()

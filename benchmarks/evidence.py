@@ -87,8 +87,7 @@ def kept_metrics(name: str) -> set[str]:
 
 
 def machine(threads: str) -> str:
-    path = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", path.read_text()) if path.exists() else None
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return f"{found[1] if found else platform.machine() + ' CPU'}, {threads}"
 
 

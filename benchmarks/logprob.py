@@ -100,11 +100,9 @@ def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]
 
 def main():
     parser = arguments(__doc__, repeats=7)
-    one = lambda text: tuple(map(int, text.split(",")))  # noqa: E731
-    parser.add_argument("--sizes", nargs="*", type=one, default=SIZES, help="N,H,V ...")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    for size in args.sizes:
+    for size in SIZES:
         for train in (True, False):
             keep(measure(size, train, args.repeats), args.out)
 
