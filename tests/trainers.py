@@ -17,6 +17,10 @@ RIGHT = gold_solution(QUESTION)
 WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 
 
+def solution(answer, step="") -> str:
+    return rf"<step>x={answer}{step}</step><answer>\boxed{{{answer}}}</answer>"
+
+
 class Characters:
     """A tokenizer with a token per character, and 4 at the end."""
 

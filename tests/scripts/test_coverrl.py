@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import whitened, without_model
+from trainers import solution, whitened, without_model
 
 C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
 an_answer = st.sampled_from(["7", "8", "9", None])
@@ -125,10 +125,6 @@ class Rolled(coverrl.CoVerRL):
 def given_texts(texts: dict[str, list[str]], **change) -> Rolled:
     cfg = coverrl.Args(**{"group_size": 2, "samples": 4, "corrections": 2} | change)
     return without_model(Rolled, cfg, {name: [*its] for name, its in texts.items()})
-
-
-def solution(answer) -> str:
-    return rf"<step>x={answer}</step><answer>\boxed{{{answer}}}</answer>"
 
 
 def rows():

@@ -147,25 +147,19 @@ def together(shared_folder):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_two_processes_train_together(together, script):
+def test_two_processes_train_together_and_have_the_gradient_of_one(together, script):
+    """Every gradient that reached the optimiser, against that of one process with all rows."""
     everything, _, out, err = together
     folder = everything / Path(script).stem
-    parts = dict(re.findall(r"^=== (.*?)\n(.*?)(?=^===|\Z)", out, re.DOTALL | re.MULTILINE))
     assert (folder / "about.json").exists(), out + err
+    said = next(part for part in out.split("=== ") if part.startswith(script))
     assert json.loads((folder / "versions.json").read_text())["processes"] == 2
     assert trained_adapters(folder) == adapters_of(script)
     steps = json.loads((folder / "args.json").read_text())["steps"]
     for step in range(1, steps + 1):
-        assert parts[script].count(f"step {step}/{steps} ") == 1  # one process speaks
+        assert said.count(f"step {step}/{steps} ") == 1  # one process speaks
     assert [row["step"] for row in steps_of(folder)] == [*range(1, steps + 1)]
-    assert "kinds of saved: 1\n" in parts[script]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_two_processes_have_the_gradient_of_one(together, script):
-    """Every gradient that reached the optimiser, against that of one process with all rows."""
-    parts = re.split(r"^=== ", together[2], flags=re.MULTILINE)
-    said = next(part for part in parts if part.startswith(script))
+    assert "kinds of saved: 1\n" in said
     found = re.findall(r"^gradient of (\w+): (\S+) of (\S+)$", said, re.MULTILINE)
     trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
     trained["deepseekmath.py"] = {"verifier", "meta", "generator"}
@@ -215,7 +209,7 @@ def test_every_argument_has_a_sentence_and_the_shared_ones_are_shared(script):
 
 # ------------------------------------------------------------------ read side by side
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_sections_come_in_one_order_and_the_loop_before_line_250(script):
+def test_scripts_are_alike_short_and_without_machinery(script):
     text = (ROOT / script).read_text()
     order = ["arguments", "prompts and parsing", "rewards", "the paper's mathematics"]
     order += ["the trainer", "evaluation", "main"]
@@ -230,20 +224,11 @@ def test_sections_come_in_one_order_and_the_loop_before_line_250(script):
     members = re.findall(r"^    def (\w+)", text[text.index("(CoTrainer):") :], re.MULTILINE)
     first = next(i for i, name in enumerate(members) if name.startswith("report_"))
     assert "step" in members[:first]  # the algorithm comes before what only reports
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_nothing_of_the_machinery_is_in_a_script(script):
-    text = (ROOT / script).read_text()
     for other in SCRIPTS:
         assert not re.search(rf"^(from|import) {Path(other).stem}\b", text, re.MULTILINE)
     for name in ("_generate_and_score", "become(", "process_index", "GRPOConfig"):
         assert name not in text, name
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_main_is_short(script):
-    tree = ast.parse((ROOT / script).read_text())
+    tree = ast.parse(text)
     main = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "main")
     assert main.end_lineno - main.lineno < 12
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import without_model
+from trainers import solution, without_model
 
 END = 2  # the end token
 OTHER = {"1": "2", "2": "1"}
@@ -96,10 +96,6 @@ def rows(*questions: str) -> list[dict]:
     """Each twice; the gold answer is 7."""
     of = lambda q: {"question": q, "answer": "7", "reference": solution(7)}  # noqa: E731
     return [of(q) | {"prompt": [{"content": q}]} for q in questions for _ in range(2)]
-
-
-def solution(answer) -> str:
-    return rf"<step>x={answer}</step><answer>\boxed{{{answer}}}</answer>"
 
 
 def places(count: int) -> str:

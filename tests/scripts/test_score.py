@@ -15,11 +15,7 @@ import torch
 from conftest import metrics_of, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, without_model
-
-
-def solution(answer, step="") -> str:
-    return rf"<step>x={answer}{step}</step><answer>\boxed{{{answer}}}</answer>"
+from trainers import answering, solution, without_model
 
 
 # ------------------------------------------------------------------ prompts and parsing

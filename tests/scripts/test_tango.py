@@ -256,16 +256,6 @@ def test_the_format_of_a_judgement(text, of, score):
     assert tango.format_reward([[{"content": text}]], solution=[of]) == pytest.approx([0.8 * score])
 
 
-def test_the_rewards_of_both_players():
-    texts = [judgement(C, C, C), judgement(C, C, C, final=X), judgement(C, C, C, final="?"), ""]
-    judgements = [[{"content": text}] for text in texts]
-    assert tango.verdict_reward(judgements, label=[True] * 4) == [1.0, 0.0, 0.0, 0.0]
-    assert tango.verdict_reward(judgements, label=[False] * 4) == [0.0, 1.0, 0.0, 0.0]
-    # nothing of the verifier's is in the generator's
-    solutions = [[{"content": text}] for text in (r"\boxed{7}", r"\boxed{8}", judgement(C))]
-    assert tango.outcome_reward(solutions, ["7"] * 3, label=[False] * 3) == [1.0, 0.0, 0.0]
-
-
 # ------------------------------------------------------------------ evaluation
 def test_figures_of_one_class_and_of_other_numbers_of_verdicts():
     assert "tnr" not in tango.verdict_metrics([Judgement([], True)], [True])
