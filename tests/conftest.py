@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other
 # Behind `&` or nohup a process does not hear these two, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,6 +24,9 @@ from common.adapters import AdapterTrainer
 from common.cotrainer import CoTrainer
 from common.run import Run, mean
 
+import claims
+import evidence
+import pages
 import pytest
 import torch
 import tyro
@@ -40,11 +43,6 @@ from conftest import (
 )
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import claims  # noqa: E402
-import evidence  # noqa: E402
-import pages  # noqa: E402
 
 DOCS = ROOT / "docs"
 HEADINGS = """The idea

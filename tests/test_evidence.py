@@ -4,24 +4,20 @@ known; and the verifiers that controls.py puts in place of the trained one."""
 import json
 import math
 import statistics
-import sys
 from types import SimpleNamespace
 
 import mae
 import tango
+from common.tasks.answers import split_steps
+from common.tiny import tasks
 
+import controls
+import evidence
+import pages
 import pytest
-from conftest import ROOT, write_rows
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from common.tasks.answers import split_steps  # noqa: E402
-from common.tiny import tasks  # noqa: E402
-
-import controls  # noqa: E402
-import evidence  # noqa: E402
-import pages  # noqa: E402
-import standing  # noqa: E402
-from claims import CLAIMS, Claim, interval, measure, ratios, result  # noqa: E402
+import standing
+from claims import CLAIMS, Claim, interval, measure, ratios, result
+from conftest import write_rows
 
 ACCURACY = "generator/accuracy"
 TO_HALF = f"needed:0.5:steps:{ACCURACY}"

@@ -146,9 +146,9 @@ def four_players(folder, step=None, **more):
     """
     players = {
         "ann": Player([length_reward], 1e-3, 8, group_size=4),
-        "bob": Player([length_reward], 1e-3, 8, 4),
-        "cat": Player([], 1e-3, 12, 2, adapter="bob"),
-        "dan": Player([length_reward], 1e-3, 8, 4, temperature=0.5, adapter="bob"),
+        "bob": Player([length_reward], 2e-3, 8, 4),
+        "cat": Player([], 2e-3, 12, 2, adapter="bob"),
+        "dan": Player([length_reward], 2e-3, 8, 4, temperature=0.5, adapter="bob"),
     }
     return make_players(folder, players, step, **more)
 

@@ -12,30 +12,12 @@ import pytest
 import torch
 from conftest import lora, make_players, moved
 from peft.tuners.lora import Linear
+from trainers import a_batch, four_players, length_reward
 from trl import GRPOConfig
 
 
-def one_reward(completions, **_):
-    return [1.0] * len(completions)
-
-
-def other_reward(completions, **_):
-    return [2.0] * len(completions)
-
-
-def a_trainer(folder, step=None, **more):
-    """Three players: `ann` and `bob` with adapters of their own, `cat` with bob's."""
-    players = {
-        "ann": Player([one_reward], 1e-3, 8, group_size=4),
-        "bob": Player([other_reward, one_reward], 2e-3, 16, 2, temperature=0.7, max_grad_norm=0.5),
-        "cat": Player([], 2e-3, 4, 1, temperature=0.0, adapter="bob", max_grad_norm=0.5),
-    }
-    return make_players(folder, players, step, **more)
-
-
-def rollouts(trainer, names, rows) -> list[dict]:
-    batches = [trainer.rollout(name, rows) for name in names]
-    return [batch | {"advantages": torch.linspace(-1, 1, len(rows))} for batch in batches]
+def rollouts(trainer, names: list[str]) -> list[dict]:
+    return [a_batch(trainer, name) for name in names]
 
 
 # ------------------------------------------------------------------ whose turn it is
@@ -49,7 +31,7 @@ def state(trainer):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, fails):
-    trainer = a_trainer(tmp_path)
+    trainer = four_players(tmp_path)
     trainer.model.set_adapter("bob")
     for name, adapter in (("ann", "ann"), ("bob", "bob"), ("cat", "bob")):
         with contextlib.suppress(ZeroDivisionError), trainer.playing("ann"), trainer.playing(name):
@@ -89,9 +71,9 @@ SIZES = "'ann': group_size .* must be at least 1, lr .* least 0"
         (names(**{"ann/bob": "ann"}), "a player cannot be called 'ann/bob'"),
         # a batch of several players is called by their adapter: its metrics would be bob's
         (names(ann="bob", bob="it"), "'ann' plays with the adapter 'bob', the name of the player"),
-        (players(rewards=one_reward), FUNCTIONS),
-        (players(rewards=[functools.partial(one_reward)]), FUNCTIONS),
-        (players(rewards=[one_reward, one_reward]), FUNCTIONS),
+        (players(rewards=length_reward), FUNCTIONS),
+        (players(rewards=[functools.partial(length_reward)]), FUNCTIONS),
+        (players(rewards=[length_reward, length_reward]), FUNCTIONS),
         (two(lr=2e-3), "'ann' and 'bob' play with one adapter.*one lr"),
         (two(max_grad_norm=0.5), "'ann' and 'bob' play with one adapter.*one max_grad_norm"),
         (players(max_tokens=0), SIZES),
@@ -131,13 +113,13 @@ def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path,
     def step(trainer, rows):
         seen.append({name: lora(trainer, name) for name in ("ann", "bob")})
         turn = order[trainer.state.global_step]
-        batches = rollouts(trainer, [name.split()[-1] for name in turn], rows)
+        batches = rollouts(trainer, [name.split()[-1] for name in turn])
         for name, batch in zip(turn, batches):
             batch["advantages"] *= not name.startswith("flat ")
         return batches
 
     sizes = {"kl": kl, "steps": len(order), "micro_batch": 3}
-    trainer = a_trainer(tmp_path, step, four_bit=four_bit, **sizes)
+    trainer = four_players(tmp_path, step, four_bit=four_bit, **sizes)
     layers = [m for m in trainer.model.modules() if type(m).__name__ == "Linear4bit"]
     assert bool(layers) == four_bit
 
@@ -166,7 +148,7 @@ def test_a_schedule_moves_the_players_rate(tmp_path):
 
     def step(trainer, rows):
         used.append(trainer.own_optimizer().param_groups[0]["lr"])
-        return rollouts(trainer, ["ann"], rows)
+        return rollouts(trainer, ["ann"])
 
     trainer = make_players(tmp_path, players(), step, steps=4, lr_scheduler_type="linear")
     trainer.train()
@@ -203,11 +185,11 @@ def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_gradient_that_is_no_number_stops_the_run_with_a_sentence(tmp_path, at):
     def step(trainer, rows):
-        batches = rollouts(trainer, ["bob", "ann"], rows)
+        batches = rollouts(trainer, ["bob", "ann"])
         batches[at == "last"]["advantages"][3] = 3e38  # finite, but not the sum over its tokens
         return batches
 
-    trainer = a_trainer(tmp_path, step)
+    trainer = four_players(tmp_path, step)
     before = lora(trainer, "bob")
     whose = "ann" if at == "last" else "bob"
     with pytest.raises(UserError, match=rf"the {whose}'s grad_norm is (nan|inf).*--lr"):

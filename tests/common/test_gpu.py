@@ -5,7 +5,6 @@ docs/scale.md says can be done. That docs/one-gpu.md holds its tables is tested 
 import re
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import tango
@@ -13,13 +12,11 @@ from common.cotrainer import CoTrainer
 from common.memory import GIB
 from common.model import TINY
 
+import gpu
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import ROOT, write_rows
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import gpu  # noqa: E402
 
 
 @pytest.fixture

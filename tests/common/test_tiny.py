@@ -5,7 +5,6 @@ import functools
 import json
 import random
 import re
-import sys
 
 from common.model import EMBEDDED, TINY
 from common.tasks.answers import is_correct, split_steps
@@ -21,13 +20,11 @@ from common.tiny import (
 from common.tiny.demonstrations import GOLD, KINDS, QUOTIENTS, TRUST
 from tango import solve_prompt
 
+import bed
 import pytest
 import torch
 from conftest import ROOT
 from transformers import AutoTokenizer
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import bed  # noqa: E402
 
 MEASURED = json.loads((ROOT / "docs" / "evidence" / "bed.json").read_text())["parts"]
 QUESTION = "((42/5)+9)*7 mod 61"
