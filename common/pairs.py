@@ -7,11 +7,11 @@
     completion_batch(prompts, ids, ...)       -> given completions as a batch, for `log_probs`
 
 A loss on pairs overrides `CoTrainer.loss`, for a batch of pairs has no advantages. With summed
-log-ratios to a frozen player, say:
+log-ratios to the base, say:
 
     both = as_completions(batch)                                 # 2b rows
     logp = self.score(both)[0]                                   # (2b, T), with a gradient
-    with torch.no_grad(), self.playing("reference"):
+    with torch.no_grad(), self.playing(None):
         ref = self.score(both)[0]                                # (2b, T)
     chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
     return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
