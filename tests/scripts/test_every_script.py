@@ -81,9 +81,7 @@ def test_every_adapter_was_trained_and_is_in_pefts_own_format(finished, script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(
-    finished, tmp_path, no_report, script
-):
+def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(finished, tmp_path, no_report, script):
     """Ctrl-C in a process of its own, and the rest of the run in this one."""
     whole, _, _ = finished(script)
     folder = tmp_path / "run"
