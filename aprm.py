@@ -138,7 +138,8 @@ def chain_of(row: dict, edit: tuple | None, rng: random.Random) -> Chain:
     tones = [tone(rng, 1) if embedded else "" for _ in steps]
     k, new = edit or (None, "")
     if edit:
-        steps[k], tones[k], labels[k:] = new, "", [None] * len(labels[k:])
+        steps[k], tones[k] = new, ""
+        labels[k:] = [None] * len(labels[k:])  # from here on nobody can tell
         if embedded:  # executed again, from the edit's result on
             value, operations = parse_step(new)[3], embedded[1][k + 1 :]
             steps[k + 1 :], answer = write_steps(rng, value, operations, GOLD)

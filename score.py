@@ -146,7 +146,8 @@ class Score(CoTrainer):
         stage1 = cfg.turns == 2 and done < cfg.stage1_steps
         if cfg.turns == 2 and done == cfg.stage1_steps:
             self.own_optimizer().state.clear()  # AdamW's moments are those of smaller rewards
-        self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)  # at 0 no log-probs of the base
+        # a switch, for each row has its own weight: at 0 the base's log-probs are not computed
+        self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)
         first = self.rollout("first", rows)  # B tries y1
         r1 = self.right(first, rows)  # (B,)
         self.set_turn_rewards(first, r1)
