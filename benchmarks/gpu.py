@@ -71,7 +71,6 @@ def shape(hidden, width, layers, heads, kv_heads, vocab=151936, tied=True) -> Qw
 
 SHAPES = {  # of Qwen2.5, as published in config.json
     "tiny": shape(64, 128, 2, 4, 2),
-    "0.5b": shape(896, 4864, 24, 14, 2),
     "1.5b": shape(1536, 8960, 28, 12, 2),
     "7b": shape(3584, 18944, 28, 28, 4, vocab=152064, tied=False),
     "14b": shape(5120, 13824, 48, 40, 8, vocab=152064, tied=False),
