@@ -5,6 +5,7 @@ import math
 import statistics
 from types import SimpleNamespace
 
+from common.adapters import with_adapters
 from common.cotrainer import Player
 from common.tiny.tasks import gold_solution
 
@@ -48,6 +49,7 @@ def without_model(kind, cfg, texts=(), **attributes):
     class WithoutModel(kind):
         def __init__(self):
             self.cfg, self.asked, self.begun, self.logged, self.saved = cfg, [], [], {}, {}
+            self.players, self._sums = with_adapters(kind.players(cfg)), {}
             self.texts = texts if isinstance(texts, dict) else list(texts)
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")

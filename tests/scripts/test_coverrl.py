@@ -117,14 +117,9 @@ def test_advantages_equal_the_loop(rows):
 
 
 # ------------------------------------------------------------------ a step by hand
-class Rolled(coverrl.CoVerRL):
-    def set_rewards(self, batch, rewards):
-        batch["rewards"] = torch.tensor(rewards)
-
-
-def given_texts(texts: dict[str, list[str]], **change) -> Rolled:
+def given_texts(texts: dict[str, list[str]], **change) -> coverrl.CoVerRL:
     cfg = coverrl.Args(**{"group_size": 2, "samples": 4, "corrections": 2} | change)
-    return without_model(Rolled, cfg, {name: [*its] for name, its in texts.items()})
+    return without_model(coverrl.CoVerRL, cfg, {name: [*its] for name, its in texts.items()})
 
 
 def rows():

@@ -7,7 +7,6 @@ import math
 from itertools import product
 
 import cure  # not its names: pytest would collect tester_rewards as a test
-from common.adapters import with_adapters
 
 import numpy as np
 import pytest
@@ -165,9 +164,8 @@ def test_completions_of_one_piece_repeated_end_in_something_sound():
 def bare(sandbox, **change):
     """A trainer without a model, which logs as a real one."""
     cfg = cure.Args(group_size=3, **change)
-    trainer = without_model(cure.Cure, cfg, sandbox=sandbox, _sums={})
+    trainer = without_model(cure.Cure, cfg, sandbox=sandbox)
     trainer.log_mean = functools.partial(cure.Cure.log_mean, trainer)
-    trainer.players = with_adapters(cure.Cure.players(trainer.cfg))
     return trainer
 
 

@@ -81,7 +81,7 @@ def test_draw_references():
 def given_texts(texts=(), gate=0.7, **change) -> mae.Mae:
     """A trainer without a model; there is a question in its pool."""
     cfg = mae.Args(questions=4, **change)
-    more = {"players": mae.Mae.players(cfg), "held_out_questions": set(), "_sums": {}}
+    more = {"held_out_questions": set()}
     trainer = without_model(mae.Mae, cfg, texts, gate=gate, unread=[], trouble="", **more)
     trainer.saved = {"questions": ["seed"], "seeds": 1, "pairs": [], "silent_steps": 0}
     trainer.args = SimpleNamespace(output_dir="run")

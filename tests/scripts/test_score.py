@@ -58,7 +58,7 @@ class Rolled(Score):
 
 def given_texts(first: list[str], second: list[str], done=0, **change) -> Rolled:
     cfg = score.Args(**{"group_size": 2, "stage1_steps": 3} | change)
-    more = {"kl": 0.1, "players": Score.players(cfg), "moments": {"of stage I": 1}, "_sums": {}}
+    more = {"kl": 0.1, "moments": {"of stage I": 1}}
     more["state"] = SimpleNamespace(global_step=done)
     return without_model(Rolled, cfg, {"first": [*first], "second": [*second]}, **more)
 
