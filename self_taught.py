@@ -209,8 +209,8 @@ class SelfTaught(CoTrainer):
             unread = sum(j["choice"] is None for j in judgements)
             raise UserError(
                 f"round {t}: {right} of {len(judgements)} judgements prefer the better answer, and "
-                f"all that do name the same one of the two places, so the judge would learn the "
-                f"place and nothing else; {unread} name no solution within --judgement-tokens "
+                f"not one of these in one of the two places, so the judge would learn the place "
+                f"and nothing else; {unread} name no solution within --judgement-tokens "
                 f"{self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too small."
             )
         self.restart()
