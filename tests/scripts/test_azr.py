@@ -217,8 +217,9 @@ def test_references_come_from_the_whole_buffer_and_of_their_kind(sandbox):
 )
 def test_a_proposer_is_rewarded_for_what_the_solver_can_half_do(sandbox, change, wanted):
     """n = 2: of two answers to 5 + 3 one is right, of those to 5 + 4 none, to 5 + 5 both. The
-    fourth program repeats the first, the fifth fails, and the last text has not the form."""
-    programs = [PLUS.replace("3", n) for n in "3453"] + [FAILS["program"]]
+    fourth program repeats the first in another spelling, the fifth fails, and the last text has not
+    the form."""
+    programs = [PLUS.replace("3", n) for n in "345"] + [PLUS.replace("x", "y"), FAILS["program"]]
     said = [answer("output", value) for value in ("8", "7", "1", "1", "10", "10", "7", "8")]
     texts = [*map(proposal, programs), "I would rather not."]
     trainer = given_texts(sandbox, texts + said, **change)

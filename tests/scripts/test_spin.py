@@ -129,6 +129,8 @@ def test_an_iteration_is_one_pass_over_the_mixed_pairs(tmp_path):
     assert sorted(taken) == sorted(questions) and taken != questions
     assert trainer.length == 2 and len(trainer.prompts()) == 8
     assert len(make_spin(tmp_path, mix_previous=False).prompts()) == 16
+    trainer.length = trainer.pairs_per_step = 1
+    assert len(trainer.prompts()) == 1  # and not half of one
 
 
 def test_the_last_iteration_has_its_own_lambda(tmp_path):
