@@ -72,7 +72,7 @@ def is_held_out(question: str) -> bool:
 def sample_questions(
     seed: int, count: int, held_out: bool, steps: tuple[int, ...] = LEVELS["tiny"]
 ) -> list[str]:
-    """`count` different questions of the training or held-out part, all lengths equally often."""
+    """Of the training or the held-out part."""
     return sample_different(random.Random(seed), count, held_out, make_question, steps)
 
 
@@ -117,52 +117,39 @@ def gold_answer(question: str) -> int:
     return value
 
 
-def step_labels(question: str, steps: list[str]) -> list[bool]:
+def step_labels(question: str, steps: list[str], slips: bool = False) -> list[bool]:
     """Gold label of each step of any solution.
 
     A step is right when it applies the question's k-th operation to the value claimed just before
     it, and gets the result right. So a mistake is charged once, to the step that makes it.
+
+    slips: a step may also go on from what the one before *should* have said: who slips in one step
+        and goes on as if he had not has made one mistake.
     """
     value, operations = parse_question(question)
-    labels = []
-    for k, step in enumerate(steps):
-        match = STEP.fullmatch(step.strip())
-        if not match or k >= len(operations) or value is None:
-            labels.append(False)
-            claimed = CLAIMED.search(step.strip())
-            value = int(claimed[1]) if claimed else None
-            continue
-        a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
-        labels.append((a, op, b) == (value, *operations[k]) and claimed == OPERATORS[op](a, b))
-        value = claimed
-    return labels
-
-
-def faulty_steps(question: str, steps: list[str]) -> list[int] | None:
-    """Numbers, from 1 on, of the steps that are faulty in themselves; None if the question is not
-    an embedded one.
-
-    Other than in `step_labels` a step may also go on from what the one before *should* have said:
-    who slips in one step and goes on as if he had not has made one mistake.
-    """
-    parsed = parse_question(question)
-    if not parsed:
-        return None
-    (value, operations), faulty = parsed, []
-    values = {value}  # that the next step may go on from
+    values, labels = {value}, []  # values: that the next step may go on from
     for k, step in enumerate(steps):
         match = STEP.fullmatch(step.strip())
         if not match or k >= len(operations):
-            faulty.append(k + 1)
+            labels.append(False)
             claimed = CLAIMED.search(step.strip())
             values = {int(claimed[1])} if claimed else set()
             continue
         a, op, b, claimed = int(match[1]), match[2], int(match[3]), int(match[4])
         right = OPERATORS[op](a, b) if (op, b) != ("/", 0) else None
-        if (op, b) != operations[k] or a not in values or claimed != right:
-            faulty.append(k + 1)
-        values = {claimed, right}
-    return faulty
+        labels.append((op, b) == operations[k] and a in values and claimed == right)
+        values = {claimed, right} if slips else {claimed}
+    return labels
+
+
+def faulty_steps(question: str, steps: list[str]) -> list[int] | None:
+    """Numbers, from 1 on, of the steps that are faulty in themselves, see `slips`; None if the
+    question is not an embedded one.
+    """
+    if not parse_question(question):
+        return None
+    labels = step_labels(question, steps, slips=True)
+    return [k for k, right in enumerate(labels, start=1) if not right]
 
 
 def gold_steps(question: str, text: str) -> list[bool] | None:
