@@ -14,7 +14,7 @@ from math_verify import parse, verify
 
 SECONDS = 3  # to read one answer; what takes longer is wrong
 BRACE = re.compile(r"\\boxed\{|[{}]")
-OPEN, CLOSE = "<step>", "</step>"
+STEP = re.compile(r"<step>(.*?)(</step>|\Z)", re.DOTALL)
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -98,21 +98,14 @@ def is_correct(text: str, gold: str) -> bool:
 # ------------------------------------------------------------------ steps
 def split_steps(text: str) -> list[str]:
     """The contents of all <step>...</step> blocks, in order."""
-    return [text[start:end] for start, end in _steps(text)]
+    return [block[1] for block in _steps(text)]
 
 
-def _steps(text: str) -> list[tuple[int, int]]:
-    """Where the contents of the blocks start and end. As the expression <step>(.*?)</step> finds
-    them, which however looks for a closing tag again from every opening one.
+def _steps(text: str) -> list[re.Match]:
+    """What is never closed is taken to the end of the text, and left out: a closing tag is not
+    looked for again from every opening one.
     """
-    found = []
-    end = -len(CLOSE)
-    while True:
-        start = text.find(OPEN, end + len(CLOSE))
-        end = text.find(CLOSE, start + len(OPEN))
-        if min(start, end) < 0:
-            return found
-        found.append((start + len(OPEN), end))
+    return [block for block in STEP.finditer(text) if block[2]]
 
 
 def step_ends(token_ids: list[int], tokenizer) -> list[int]:
@@ -136,5 +129,5 @@ def step_ends(token_ids: list[int], tokenizer) -> list[int]:
         after = tokenizer.batch_decode(windows)
         pieces = [new[len(old) :] for old, new in zip(before, after)]
     starts = [0, *itertools.accumulate(map(len, pieces))]  # character at which each piece starts
-    ends = [end + len(CLOSE) for _, end in _steps("".join(pieces))]
+    ends = [block.end() for block in _steps("".join(pieces))]
     return [bisect.bisect_right(starts, end - 1) - 1 for end in ends]
