@@ -71,9 +71,9 @@ import time
 import types
 import typing  # noqa: F401
 
-OK, WRONG_EXIT, ERROR, TIMEOUT, MEMORY, OUTPUT, GONE, FAILED = range(8)
-"""How a program ended: the worker's answer, and the values of `Status`. GONE: the trainer is.
-FAILED: the worker could not do its work, which says nothing about the program; the reason follows.
+OK, WRONG_EXIT, ERROR, TIMEOUT, MEMORY, OUTPUT, FAILED = range(7)
+"""How a program ended: the worker's answer, and the values of `Status`. FAILED: the worker could
+not do its work, which says nothing about the program; the reason follows.
 """
 JOB = struct.Struct("ddqq")
 """CPU seconds, wall-clock seconds, bytes of memory, bytes of output. Three file descriptors come
@@ -138,6 +138,7 @@ ALLOWED = """
     getuid geteuid getgid getegid getresuid getresgid getgroups
     uname sysinfo getrandom getrlimit setrlimit
 """.split()
+COMPARISON = struct.Struct("IiQQ")  # struct scmp_arg_cmp
 EQUAL, MASKED_EQUAL = 4, 7  # SCMP_CMP_EQ: argument == a. SCMP_CMP_MASKED_EQ: argument & a == b
 THREAD = 0x00010500  # CLONE_THREAD, CLONE_VM, CLONE_FILES
 NAMESPACES = 0x7E020080  # every CLONE_NEW*
@@ -162,22 +163,13 @@ ALLOWED_IF = [
 ]
 
 
-class Comparison(ctypes.Structure):
-    _fields_ = [
-        ("argument", ctypes.c_uint),
-        ("how", ctypes.c_int),
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-    ]
-
-
 def seccomp():
     """A function that confines the process calling it. OSError: libseccomp is not installed."""
     lib = ctypes.CDLL("libseccomp.so.2")
     lib.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(lib.seccomp_init(0x00050000 | errno.ENOSYS))  # SCMP_ACT_ERRNO
     rules = [(name, 0, None) for name in ALLOWED]
-    rules += [(name, 1, ctypes.byref(Comparison(*comparison))) for name, *comparison in ALLOWED_IF]
+    rules += [(name, 1, COMPARISON.pack(*comparison)) for name, *comparison in ALLOWED_IF]
     for name, count, comparison in rules:
         number = lib.seccomp_syscall_resolve_name(name.encode())
         if number < 0:  # not on this architecture
@@ -344,10 +336,8 @@ def watch(pid: int, link: socket.socket, cpu: float, wall: float) -> int | None:
         events = dict(poll.poll(1000 * TICK))
         if ended in events:
             break
-        if events:
-            why = GONE
-        elif time.clock_gettime(clock) > cpu or time.monotonic() > deadline:
-            why = TIMEOUT
+        if events or time.clock_gettime(clock) > cpu or time.monotonic() > deadline:
+            why = TIMEOUT  # or the trainer is gone, and nobody will be told
         elif os.stat(f"/proc/{pid}/task").st_nlink - 2 > MAX_THREADS:
             why = ERROR
     os.close(ended)
@@ -374,8 +364,6 @@ def supervise(pid: int, stdout: int, link: socket.socket, limits: tuple, failure
             raise OSError(os.read(failure, 500).decode())
         except BlockingIOError:
             pass  # the program's own exit code
-    if why == GONE:
-        return GONE
     if code == -signal.SIGXFSZ or os.fstat(stdout).st_size > output:
         return OUTPUT
     if why is not None:
@@ -431,9 +419,7 @@ def serve(link: socket.socket, walls: dict):
         answer = supervise(pid, files[2], link, limits, failure)
         for fd in files:
             os.close(fd)
-        if answer == GONE:
-            break
-        link.send(bytes([answer]))
+        link.send(bytes([answer]))  # ConnectionError: the trainer is gone
 
 
 def main(link: socket.socket, parent: int, site_packages: list[str]):

@@ -495,8 +495,7 @@ def test_missing_layer(system_calls, missing, help, tmp_path):
     def take_away():
         context = ctypes.c_void_p(lib.seccomp_init(0x7FFF0000))
         for name in {*system_calls} - {"libseccomp"}:
-            second = worker.Comparison(0, 4, 22, 0)
-            arguments = (1, ctypes.byref(second)) if name == "prctl" else (0, None)
+            arguments = (1, worker.COMPARISON.pack(0, 4, 22, 0)) if name == "prctl" else (0, None)
             number = lib.seccomp_syscall_resolve_name(name.encode())
             lib.seccomp_rule_add_array(context, 0x00050000 | errno.ENOSYS, number, *arguments)
         lib.seccomp_load(context)
