@@ -167,8 +167,8 @@ def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     Raises:
         UserError: there are checkpoints, and none is whole.
     """
-    found, said = numbered(folder)[::-1], []
-    for path in found:
+    found, said = numbered(folder), []
+    for path in reversed(found.values()):
         wrong = whats_wrong(path)
         if not wrong:
             return path, said
@@ -183,19 +183,19 @@ def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, []
 
 
-def numbered(folder: Path) -> list[Path]:
-    """A run's own checkpoints, the oldest first. checkpoint-best, say, is somebody else's."""
+def numbered(folder: Path) -> dict[int, Path]:
+    """A run's own checkpoints by their steps, the oldest first. checkpoint-best, say, is somebody
+    else's.
+    """
     found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
-    return sorted(found, key=step_of)
+    return dict(sorted((int(path.name[11:]), path) for path in found))
 
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name[11:])
-
-
-def forget_older(checkpoint: Path):
-    """Of those before it only the last one stays. Trainer would count other folders with them."""
-    earlier = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+def forget_older(folder: Path, step: int):
+    """Of the checkpoints before this step only the last one stays. Trainer would count other
+    folders with them.
+    """
+    earlier = [path for its, path in numbered(folder).items() if its < step]
     for path in earlier[:-1]:
         shutil.rmtree(path, ignore_errors=True)
 

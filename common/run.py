@@ -339,8 +339,10 @@ class Run(TrainerCallback):
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
         self.first, self.since = state.global_step, time.time()
-        if self.main:  # not before: by now the checkpoint has been loaded
-            self._forget_what_came_later()
+        for name in ("metrics.jsonl", "rollouts.jsonl") if self.main else ():
+            # not before: by now the checkpoint has been loaded
+            rows = self._rows(name)
+            write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
         if state.global_step == 0:
             self._evaluate()
 
@@ -356,7 +358,7 @@ class Run(TrainerCallback):
 
     def on_save(self, args, state, control, **_):
         if self.main:
-            forget_older(self.folder / f"checkpoint-{state.global_step}")
+            forget_older(self.folder, state.global_step)
 
     def on_log(self, args, state, control, logs=None, **_):
         """After every step: its line, and the sample that is due."""
@@ -426,11 +428,6 @@ class Run(TrainerCallback):
         row = {"step": step, "seconds": round(time.time() - self.started, 2), **metrics}
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
-
-    def _forget_what_came_later(self):
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
-            rows = self._rows(name)
-            write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _rows(self, name: str) -> list[dict]:
         """The lines up to the checkpoint; what came after it is done again."""
