@@ -14,11 +14,11 @@ drawn at its rate: the model learns how often he doubts. Samples then err, and t
 is what is believed, right or wrong.
 """
 
-import argparse
 import json
 import math
 import random
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from common.tiny import demonstrations, program_demonstrations, repairs
@@ -47,13 +47,16 @@ PARTS = {
 # tags that the scripts ask for; the words of their user messages.
 SPECIAL = ["<|pad|>", "<|unk|>", "<|user|>", "<|assistant|>", "<|end|>"]
 NUMBERS = [str(number) for number in range(10, 100)]
+TAGS = [
+    "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<question>",
+    "</question>", "<score>", "</score>", "<step_verification>", "</step_verification>",
+    "<final_verification>", "</final_verification>", "\\boxed{CORRECT}", "\\boxed{INCORRECT}",
+    "\\boxed{", "**YES**", "**NO**",
+]  # fmt: skip
 WORDS = {
     "arithmetic": [
-        "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<question>",
-        "</question>", "<score>", "</score>", "<step_verification>", "</step_verification>",
-        "<final_verification>", "</final_verification>", "\\boxed{CORRECT}",
-        "\\boxed{INCORRECT}", "\\boxed{", "**YES**", "**NO**", "Yes", "No", "none", "tie",
-        f" mod {MODULO}", "Problem: ", "Solution:\n", "Solution 1:\n", "Solution 2:\n",
+        *TAGS, "Yes", "No", "none", "tie", f" mod {MODULO}", "Problem: ", "Solution:\n",
+        "Solution 1:\n", "Solution 2:\n",
         "Reasoning:\n", "Question: ", "Answer: ", "Reference: ", "Defects: ", "Score: ",
         "## Self Evaluation", "Verify its ", " steps.", "Is it right?", "Is it sound?",
         " every step holds", " a step is wrong", "Check every step.", "Which is right?",
@@ -62,10 +65,7 @@ WORDS = {
         "Propose a question.", "Score the answer.", "Score the question.",
     ],
     "programs": [
-        "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<question>",
-        "</question>", "<score>", "</score>", "<step_verification>", "</step_verification>",
-        "<final_verification>", "</final_verification>", "\\boxed{CORRECT}", "\\boxed{INCORRECT}",
-        "\\boxed{", "**YES**", "**NO**", "```python", "```input", "```output", "```message", "```",
+        *TAGS, "```python", "```input", "```output", "```message", "```",
         "int(input())", "print(", "none", " mod 100", "%100", "Problem: ", "Solution:\n",
         "Verify its ", " steps.", "Reasoning:\n", "Is it sound?", " every step holds",
         " a step is wrong", "Task: ", "Write a program.", "Write a test.", "Read x. Then ", "add ",
@@ -186,9 +186,7 @@ def train(model, tokenizer, name: str, rng, steps: int, clean_share: float, batc
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     clean = "share of the steps on the likeliest decisions (stage 1)"
     parser.add_argument("name", choices=list(PARTS))
     parser.add_argument("--steps", type=int, help="default: as the shipped model")

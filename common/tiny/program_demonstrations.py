@@ -18,6 +18,7 @@ from common.tiny.programs import (
     make_program_task,
     message,
     parse_program_task,
+    run,
 )
 from common.tiny.tasks import is_held_out
 
@@ -102,12 +103,6 @@ def sample_function(rng, shortest: int = 2) -> list[tuple[str, int]]:
             return operations
 
 
-def run(value: int, operations) -> int:
-    for op, operand in operations:
-        value = OPERATORS[op](value, operand)
-    return value
-
-
 def answer_with(steps: list[str], kind: str, value) -> str:
     return f"<think>\n{lines_of(steps)}</think>\n<answer>\n```{kind}\n{value}\n```\n</answer>"
 
@@ -154,9 +149,8 @@ def induce(rng, noise):  # inputs, outputs and a message -> program
 def propose_program(rng, noise):  # a program and its input, unlike those shown
     shown = ""
     for _ in range(rng.choice([0, 1, 2])):
-        shown += (
-            f"{format_function(sample_function(rng))}\n```input\n{rng.randrange(MODULO)}\n```\n"
-        )
+        program, x = format_function(sample_function(rng)), rng.randrange(MODULO)
+        shown += f"{program}\n```input\n{x}\n```\n"
     program, x = format_function(sample_function(rng)), rng.randrange(MODULO)
     fault = rng.random() if noise else 1.0
     body = program.index("return")

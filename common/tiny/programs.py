@@ -33,10 +33,7 @@ READ_AS = {"add": "+", "minus": "-", "times": "*", "add minus": "-"}
 
 def make_program_task(rng: random.Random, steps: int) -> str:
     """`Read x. Then add 4, times 7, minus 5. Print x mod 100.`: what the model is trained on."""
-    return program_task(make_operations(rng, steps, OPERANDS | {"*": FACTORS}))
-
-
-def program_task(operations: list[tuple[str, int]]) -> str:
+    operations = make_operations(rng, steps, OPERANDS | {"*": FACTORS})
     words = ", ".join(f"{WORDS[op]} {operand}" for op, operand in operations)
     return f"Read x. Then {words}. Print x mod {MODULO}."
 
@@ -70,10 +67,13 @@ def parse_program_task(task: str) -> list[tuple[str, int]]:
 
 
 def program_output(task: str, x: int) -> int:
-    value = x
-    for op, operand in parse_program_task(task):
+    return run(x, parse_program_task(task))
+
+
+def run(value: int, operations: list[tuple[str, int]]) -> int:
+    for op, operand in operations:
         value = OPERATORS[op](value, operand)
-    return value % MODULO
+    return value
 
 
 def format_program(operations: list[tuple[str, int]]) -> str:
