@@ -50,7 +50,7 @@ def _tiny_row(task: str) -> dict:
         "question": task,
         "test_input": [f"{x}\n" for x in inputs],
         "test_output": [f"{programs.program_output(task, x)}\n" for x in inputs],
-        "reference": program.removeprefix("```python\n").removesuffix("\n```"),
+        "reference": parse_program(program),
     }
 
 

@@ -311,16 +311,13 @@ def load_functions(
     """(training rows, held-out rows), each {"question": str, "program": str, "inputs": [str],
     "message": str}. A program is on one side only, whatever its names and comments.
 
+    The other arguments, and the errors, are those of `common.tasks.math.load_questions`.
+
     Args:
         dataset: "tiny" (embedded functions of one number), or a .jsonl file or hub data set with
             the columns program and inputs (a list of texts such as "3, [1, 2]") and, if there is
             one, message; or with MBPP's columns code, test_list and text.
-        train_count, held_out_count: at most so many rows.
         inputs: of an embedded function; a line says how many other programs have fewer.
-        seed: as in `common.tasks.math.load_questions`.
-
-    Raises:
-        UserError: see there.
     """
     if dataset == "tiny":
         train = programs.sample_functions(seed + 1, train_count, held_out=False)
