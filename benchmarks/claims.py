@@ -181,10 +181,13 @@ def _plain(value: float) -> float | None:
 
 def _read_claims() -> tuple[list[str], list[Claim]]:
     """(the names of the README's claims, all claims)"""
-    read = tomllib.loads((Path(__file__).parent / "claims.toml").read_text())
+    read, experiments = (
+        tomllib.loads((Path(__file__).parent / f"{file}.toml").read_text())
+        for file in ("claims", "experiments")
+    )
     headlines, claims = read.pop("headlines"), []
     for experiment, found in read.items():
-        default = {"measure": found.pop("measure", None)}
+        default = {"measure": experiments[experiment]["columns"][0][1]}
         claims += [Claim(name, experiment, **(default | given)) for name, given in found.items()]
     return headlines, claims
 
