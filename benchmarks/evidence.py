@@ -8,7 +8,6 @@ Finished runs are kept and not repeated; an interrupted one resumes. At the end 
 tables and figures, of these files alone.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,20 +86,15 @@ def kept_metrics(name: str) -> set[str]:
     return named | {"step", "co/sampled_tokens", "co/alpha"}
 
 
-def machine(threads: str) -> str:
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{found[1] if found else platform.machine() + ' CPU'}, {threads}"
-
-
 def read(file: str, timed: bool = False) -> dict:
     """What docs/evidence/FILE.json holds: the machine, and the finished runs."""
     path = FOLDER / f"{file}.json"
     if path.exists():
         return json.loads(path.read_text())
-    return {
-        "machine": machine(f"{os.cpu_count()} cores" if timed else "1 thread a run"),
-        "runs": [],
-    }
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    cpu = found[1] if found else f"{platform.machine()} CPU"
+    threads = f"{os.cpu_count()} cores" if timed else "1 thread a run"
+    return {"machine": f"{cpu}, {threads}", "runs": []}
 
 
 def runs_of(name: str, variant: str) -> dict[int, dict]:
@@ -215,8 +210,7 @@ def spin_base():
 
 
 def main():
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"])
     parser.add_argument("--variants", nargs="+", help="only these")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")

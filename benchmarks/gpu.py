@@ -19,7 +19,6 @@ on a CPU in minutes. The tables of docs/one-gpu.md, by `python benchmarks/pages.
 lines, and of what fits by common/memory.py.
 """
 
-import argparse
 import contextlib
 import copy
 import gc
@@ -32,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ from datasets import Dataset
 from pages import markdown
 from peft import LoraConfig
 from safetensors.torch import load_file
-from step import by_generate, by_sample, player, their_config
+from step import alternate, by_generate, by_sample, player, their_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, TrainerCallback
 from trl import GRPOTrainer
 
@@ -355,11 +355,6 @@ def full_batch(bench: Bench, device) -> dict:
     }
 
 
-def noise(completions, **_) -> list[float]:
-    """A reward function."""
-    return torch.randint(2, (len(completions),)).float().tolist()
-
-
 def update(bench: Bench, size: str, micro: str, checkpointing: str = "") -> dict:
     names, args = ["player", "other"], arguments(int(micro), checkpointing or "on")
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
@@ -372,7 +367,7 @@ def update(bench: Bench, size: str, micro: str, checkpointing: str = "") -> dict
     del model, trainer  # their memory
     tidy()
     rows = [{"prompt": "What is 2+2?"}] * bench.rows
-    trainer = their_trainer(bench, size, rows, noise, int(micro), bench.rows)
+    trainer = their_trainer(bench, size, rows, alternate, int(micro), bench.rows)
     batch = full_batch(bench, trainer.accelerator.device)
     trainer._generate_and_score_completions = lambda _: dict(batch)
     theirs = timed(trainer, warm=2)
@@ -470,7 +465,7 @@ def two(bench: Bench, size: str) -> dict:
     def judged(completions, question, **_):
         prompts = [verify_prompt(q, c[0]["content"]) for q, c in zip(question, completions)]
         write(verifier, prompts, bench.tokens)
-        return noise(completions)
+        return alternate(completions)
 
     group, questions = Args().group_size, bench.questions(16)
     rows = [{"prompt": solve_prompt(q), "question": q} for q in questions]
@@ -478,7 +473,7 @@ def two(bench: Bench, size: str) -> dict:
     more = {"max_steps": 2, "max_completion_length": bench.tokens}
     generator, verifier = (
         their_trainer(bench, size, rows, reward, bench.micro, *both, **more)
-        for reward in (judged, noise)
+        for reward in (judged, alternate)
     )
     first = timed(generator, warm=1)
     start = now()
@@ -540,8 +535,7 @@ def measure(cells: list[str], bench: Bench, out: Path, minutes: float):
 def main():
     if sys.argv[1:2] == ["--child"]:
         return child(sys.argv[2], sys.argv[3:])
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", help="cells, by their names")
     parser.add_argument("--data", type=Path, required=True, help="the folder, see above")
     parser.add_argument("--plan", choices=PLANS, help="a list of cells")

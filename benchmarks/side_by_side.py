@@ -5,7 +5,6 @@ repetitions of the ratio ours / peer within one repetition, with its range. Rows
 docs/evidence/speed_<device>.json; what is measured again replaces its row.
 """
 
-import argparse
 import ctypes
 import gc
 import importlib.metadata
@@ -15,6 +14,7 @@ import re
 import statistics
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,9 +101,8 @@ def keep(rows: list[dict], out: Path):
     out.write_text(json.dumps({"rows": list(places.values())}, indent=1) + "\n")
 
 
-def arguments(description: str, repeats: int) -> argparse.ArgumentParser:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=plain)
+def arguments(description: str, repeats: int) -> ArgumentParser:
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--threads", type=int, default=2)
     file = f"speed_{'gpu' if GPU else 'cpu'}.json"

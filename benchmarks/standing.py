@@ -12,7 +12,6 @@ figure the first one of an evaluation that ends in balanced_accuracy or rank_agr
 one thread; finished ones are in runs/standing and are not repeated.
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -20,6 +19,7 @@ import re
 import statistics
 import subprocess
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,8 +114,7 @@ def main():
     own, more = sys.argv[1:], []
     if "--" in own:
         own, more = own[: own.index("--")], own[own.index("--") + 1 :]
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path)
     parser.add_argument("--level", default="tiny", choices=("tiny", "tiny-hard", "tiny-long"))
     parser.add_argument("--seeds", type=int, default=3)
