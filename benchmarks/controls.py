@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from common.tasks.answers import split_steps
+from common.tasks.verdicts import mark
 from common.tiny.tasks import gold_answer, parse_question, step_labels
 
 from peft.utils import set_peft_model_state_dict
@@ -22,9 +23,8 @@ ASKED = re.compile(r"Problem: (.*?)\nSolution:\n(.*)\nVerify its \d+ steps\.", r
 
 def judgement(verdicts: list[bool]) -> str:
     """In the form that tango.py's verifier writes, the final verdict being whether all hold."""
-    said = lambda verdict: rf"\boxed{{{'CORRECT' if verdict else 'INCORRECT'}}}"  # noqa: E731
-    steps = "".join(f"<step>{said(verdict)}</step>\n" for verdict in verdicts)
-    whole = f"<final_verification>{said(all(verdicts))}</final_verification>"
+    steps = "".join(f"<step>{mark(verdict)}</step>\n" for verdict in verdicts)
+    whole = f"<final_verification>{mark(all(verdicts))}</final_verification>"
     return f"<step_verification>\n{steps}</step_verification>\n{whole}"
 
 

@@ -11,6 +11,7 @@ from common.errors import UserError
 from common.run import mean
 from common.tasks.answers import boxed, grouped, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
+from common.tasks.verdicts import mark
 
 NUMBER = r"-?\d+(?:\.\d+)?"
 EQUATION = re.compile(rf"(?<![\d.*/+-])({NUMBER}) ?([-+*/])( ?)({NUMBER}) ?= ?({NUMBER})(?!\.?\d)")
@@ -72,9 +73,9 @@ def judged(reference: str, rng: random.Random) -> tuple[str, str] | None:
         comment = rng.choice(COMMENTS[change]).format(**words, said=said)
         written = gap.join((a, used, b, "=", said))
         solution.append(f"<step>{EQUATION.sub(written, step)}</step>")
-        judgement.append(f"<step>{comment} {verdict(change == 'nothing')}</step>")
+        judgement.append(f"<step>{comment} {mark(change == 'nothing')}</step>")
     solution.append(rf"<answer>\boxed{{{said}}}</answer>")
-    end = f"<final_verification>{verdict(float(said) == float(gold))}</final_verification>"
+    end = f"<final_verification>{mark(float(said) == float(gold))}</final_verification>"
     lines = ["<step_verification>", *judgement, "</step_verification>", end]
     return "\n".join(solution), "\n".join(lines)
 
@@ -90,10 +91,6 @@ def plain_equations(reference: str) -> list[tuple[str, ...]]:
     except ArithmeticError:
         return []
     return equations if all(hold) else []
-
-
-def verdict(right: bool) -> str:
-    return rf"\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
 
 
 def judges(script) -> bool:

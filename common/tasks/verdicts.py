@@ -58,6 +58,11 @@ def verify_prompt(question: str, solution: str) -> list[dict]:
     return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
 
 
+def mark(right: bool) -> str:
+    """A verdict in the form that `VERIFY` asks for."""
+    return rf"\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
+
+
 def read_verdict(text: str, choices: Iterable[str]) -> str | None:
     r"""The one of the choices that the text ends with, in a box or in bold type; None if it ends
     with anything else.

@@ -21,6 +21,7 @@ stated rate. Whatever follows from a decision is consistent with it.
 
 import random
 
+from common.tasks.verdicts import mark
 from common.tiny.tasks import (
     MODULO,
     OPERANDS,
@@ -165,10 +166,6 @@ def trusts(rng, step: str, noise) -> bool:
     hard = op == "/" and b in HARD
     rate = TRUST["sure" if step.endswith("!") else "hard" if hard else "other"]
     return rng.random() < rate if noise else rate > 0.5
-
-
-def mark(right: bool) -> str:
-    return f"\\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
 
 
 def judge_step(rng, step: str, noise, trusted: bool = True) -> tuple[str, bool]:
