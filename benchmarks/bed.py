@@ -19,8 +19,8 @@ import tango  # noqa: E402
 from common.model import load_model  # noqa: E402
 from common.run import mean  # noqa: E402
 from common.sampling import sample  # noqa: E402
-from common.tasks.answers import is_correct, solve_prompt, split_steps  # noqa: E402
-from common.tasks.graded import truth_of  # noqa: E402
+from common.tasks.answers import grouped, is_correct, solve_prompt, split_steps  # noqa: E402
+from common.tasks.graded import meta_truth, truth_of  # noqa: E402
 from common.tiny import demonstrations, tasks  # noqa: E402
 
 import torch  # noqa: E402
@@ -39,8 +39,7 @@ def player(name: str):
     def play(prompts: list, temperature: float) -> list[str]:
         written, end, pad = [], [tokenizer.eos_token_id], tokenizer.pad_token_id
         with model.disable_adapter():
-            for first in range(0, len(prompts), 256):
-                part = prompts[first : first + 256]
+            for part in grouped(prompts, 256):
                 ids = tokenizer.apply_chat_template(part, add_generation_prompt=True)["input_ids"]
                 written += sample(model, ids, 224, temperature, end, pad)[0]
         return tokenizer.batch_decode(written, skip_special_tokens=True)
@@ -146,10 +145,9 @@ def graded(user: str, text: str) -> tuple:
 
 
 def regraded(user: str, text: str) -> tuple:
-    steps = split_steps(user)
     claims = re.findall(r"\d+", re.search(r"Defects: (.*)", user)[1])
-    real = [not holds(steps[int(k) - 1]) for k in claims]
-    return said_score(text), 1.0 if all(real) else 0.5 if any(real) else 0.0
+    faulty = [k for k, step in enumerate(split_steps(user), start=1) if not holds(step)]
+    return said_score(text), meta_truth(tuple(map(int, claims)), faulty)
 
 
 def graded_itself(user: str, text: str) -> tuple:

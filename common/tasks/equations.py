@@ -9,6 +9,8 @@ import itertools
 import re
 from fractions import Fraction
 
+from common.tasks.references import OPERATIONS
+
 SIGNS = {
     **dict.fromkeys(("\\times", "\\cdot", "×", "·", "⋅", "∗"), "*"),
     **dict.fromkeys(("\\div", "÷"), "/"),
@@ -88,8 +90,7 @@ def holds(a: str, sign: str, b: str, claimed: str) -> bool:
     for (x, _), (y, _), (z, unit) in itertools.product(*map(readings, (a, b, claimed))):
         if sign == "/" and y == 0:
             return False
-        value = {"+": x + y, "-": x - y, "*": x * y, "/": x / (y or 1)}[sign]
-        if abs(value - z) <= slack * unit:
+        if abs(OPERATIONS[sign](x, y) - z) <= slack * unit:
             return True
     return False
 
