@@ -11,6 +11,7 @@ everything is right, too.
 import ast
 import random
 import re
+from contextlib import suppress
 
 from common.errors import UserError
 from common.sandbox import Sandbox, Status
@@ -264,20 +265,16 @@ def call_each(
     found = dict.fromkeys(call for of_one in calls for call in of_one)
     inputs = {}  # of the calls whose arguments can be read
     for program, arguments in found:
-        try:
+        with suppress(ValueError):
             inputs[program, arguments] = repr(read_arguments(arguments))
-        except ValueError:
-            pass
     sources = [HARNESS.format(program=program) for program, _ in inputs]
     limits = {"time_limit": time_limit, "output_limit": 4 * LONGEST}
     for call, result in zip(inputs, sandbox.run(sources, [*inputs.values()], **limits)):
         if result.status is Status.OK:
-            try:
+            with suppress(ValueError):  # no literal, or no text
                 text = result.output.decode()
                 read_value(text)
                 found[call] = text
-            except ValueError:  # no literal, or no text
-                pass
     return [[found[call] for call in of_one] for of_one in calls]
 
 
