@@ -1,5 +1,5 @@
-"""common/tasks/equations.py: cases by hand, generated equations in the signs and sentences of real
-solutions, and GSM8K's own.
+"""common/tasks/equations.py: generated equations in the signs and sentences of real solutions, and
+GSM8K's own. Cases by hand: tests/data/texts.txt.
 """
 
 import json
@@ -13,78 +13,6 @@ from common.tasks.references import render
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-TRUE = r"""
-10/3 = 3.33
-10/3 = 3.3 and 20/3=6.67
-7/2 = 3
--3 + 5 = 2
-0.1 + 0.2 = 0.3
-x + 2 = 5
-no numbers at all
-20/100 = 20%
-100% - 20% = 80%
-5 * 4 = 20%
-50 * 20% = 10
-7/4 = 1 3/4
-½ * 10 = 5
-1.5 * 2 = **3**
-15 x 2/3 = 10
-12 x 1 and 1/4 = 15
-8 x 1 1/2 = 12
-2 + 1 1/2 = 3 1/2
-\frac{12}{4} + 1 = 4
-40 x 1/4 = 10
-20% of 50 + 3 = 13
-"""
-FALSE = r"""
-10/3 = 3.4
-7/2 = 5
-1/0 = 5
-5/0 = 5
-1.5 * 3 = 5
-2+3 = 5 and 2+3=6
-2*3 = 6 + 5 = 12
-20% of 50 = 11
-20/100 = 30%
-1.5 * 2 = **4**
-"""
-PASSED_OVER = r"""
-1 + 2 + 3 = 7
-2 * 3 = 7 + 1 = 8
-(20-8) - 3*2 = 7
-20 dollars - 3*2 = 15
-2**3 + 1 = 10
-3² + 1 = 11
-x^2+3=8
-5!-100 = 21
-60 students x 2/3 = 40
-5 less than 3*4 = 8
-3*4 = 2 times 6
-500*4 = 2 thousand
-7*9 = 3 mod 10
-0900-0130 = 0730
-version 1.2.3*4 = 12
-$2.50 - $2.24 = 26 cents
-14, 400 / 80 = 180
-a 2:3*4 = 13
-"""
-FALSE_AND_LONG = "9" * 10_000 + " + 1 = 3"
-
-
-def lines(text: str) -> list[str]:
-    return text.strip().splitlines()
-
-
-@pytest.mark.parametrize("step", lines(TRUE) + lines(PASSED_OVER) + [FALSE_AND_LONG])
-def test_a_step_that_is_not_called_faulty(step):
-    assert equations_hold(step)
-
-
-@pytest.mark.parametrize("step", lines(FALSE))
-def test_a_false_equation_is_seen(step):
-    assert not equations_hold(step)
-
 
 SIGNS = {
     "+": ["+"],

@@ -5,7 +5,7 @@ import json
 from common.errors import UserError
 from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.math import load_questions
-from common.tasks.references import check_references, render, solve_equation
+from common.tasks.references import check_references, render
 
 import pytest
 from conftest import write_rows
@@ -22,28 +22,6 @@ def test_every_reference_of_gsm8k_is_right_and_has_steps(real_data):
         assert "####" not in reference and "<<" not in reference
 
 
-@pytest.mark.parametrize(
-    "solution, answer, expected",
-    [
-        # MATH: a paragraph with a box in it, whose answer counts
-        (r"It is 7. So $\boxed{\frac72}$.", "3.5", r"It is 7.|So $\boxed{\frac72}$.|\frac72"),
-        # a wrong box stays wrong: nothing is put right in silence
-        (r"It is 3 squared. That is $\boxed{6}$.", "9", r"It is 3 squared.|That is $\boxed{6}$.|6"),
-        # tags that do not pair up cannot tear a step apart
-        ("one </step> and\ntwo <answer>", "2", "one  and|two|2"),
-        # decimals and abbreviations do not end a sentence
-        ("He pays 3.50 a day. Then 7.00.", "7", "He pays 3.50 a day.|Then 7.00.|7"),
-    ],
-)
-def test_render(solution, answer, expected):
-    """expected: the steps, and the answer."""
-    done = r"<step>1+1=2</step><answer>\boxed{2}</answer>"
-    assert [render(text, "2") for text in (done, "2", "#### 2", "")] == [done, "", "", ""]
-    *steps, final = expected.split("|")
-    lines = [*(f"<step>{step}</step>" for step in steps), rf"<answer>\boxed{{{final}}}</answer>"]
-    assert render(solution, answer) == "\n".join(lines)
-
-
 def test_hostile_text_stays_countable():
     text = "<step>" * 500 + "\n" + "</step>" * 500 + "\nx" + "<<" * 2000 + "\n#### 1"
     reference = render(text, "1")
@@ -58,35 +36,6 @@ def test_wrong_references_are_refused_with_counts():
     with pytest.raises(UserError, match="d.jsonl: of 3 reference solutions 1 end in the right"):
         check_references([row, wrong, wrong, none], "d.jsonl")
     check_references([none], "d.jsonl")
-
-
-# ------------------------------------------------------------------ equations
-@pytest.mark.parametrize(
-    "equation, numbers, steps",
-    [
-        ("+ number0 number1", [8, 3], ["8 + 3 = 11"]),
-        ("- number0 number1", [3, 8], ["3 - 8 = -5"]),
-        ("- number0 * number1 2.0", [30, 4.0], ["4 * 2 = 8", "30 - 8 = 22"]),
-        ("/ - number0 number1 number2", [19, 11, 2], ["19 - 11 = 8", "8 / 2 = 4"]),
-        ("* + 1 2 - 5 0.5", [], ["5 - 0.5 = 4.5", "1 + 2 = 3", "3 * 4.5 = 13.5"]),
-        ("number0", [8], []),  # no step
-        ("+ number0", [8], []),  # half of one
-        ("+ number0 number1 number2", [1, 2, 3], []),  # one too many
-        ("+ number0 number7", [1, 2], []),
-        ("/ 1 0", [], []),
-        ("/ 1 3", [], []),  # no short form
-        ("* 1e300 1e300", [], []),
-        ("+ nan 1", [], []),
-        ("+ number0 1", [None], []),
-        ("x = 3 + y", [1], []),
-        (None, None, []),
-        (7, [1], []),
-        ("+ number0 1", 7, []),
-        ("+ " * 100_000, [], []),
-    ],
-)
-def test_an_equation_gives_its_steps(equation, numbers, steps):
-    assert solve_equation(equation, numbers) == steps
 
 
 def test_rows_with_an_equation_have_a_reference(tmp_path):

@@ -1,16 +1,10 @@
-"""common/tasks/verdicts.py: the same verdict with and without decoration, and what must stay
-unread."""
+"""common/tasks/verdicts.py: the same verdict with and without decoration, and any text. What must
+stay unread: tests/data/texts.txt."""
 
 import re
 import time
 
-from common.tasks.verdicts import (
-    Analysis,
-    read_analysis,
-    read_first_verdict,
-    read_score,
-    read_verdict,
-)
+from common.tasks.verdicts import read_analysis, read_first_verdict, read_score, read_verdict
 
 import pytest
 from hypothesis import given
@@ -27,6 +21,7 @@ MARKS = [*BOXES, ("**", "**"), ("**", ".**")]
 AROUND = [pair for pair in PAIRS if "{" not in pair[0]]  # a box stands in math or in bold type
 ENDS = ["", ".", "\n", " \n\n", ".\n", "**", ".**\n"]
 STARTS = ["", "All is checked.\n", "Score: \\boxed{0.5} is what it claims.\n", "\n\n"]
+STARTS += ["Defects: 3\nScore: 0\nBut no:\n"]
 
 
 @st.composite
@@ -66,11 +61,6 @@ def test_a_first_verdict_is_the_same_in_every_decoration(choice, box, data):
     assert read_first_verdict(text, ("YES", "NO")) == choice, text
 
 
-@pytest.mark.parametrize("text", ["yes", "**YE", "**YES", "**NOT**", "**YES or NO**", "\\boxed{NO"])
-def test_what_is_no_first_verdict(text):
-    assert read_first_verdict(text, ("YES", "NO")) is None
-
-
 @given(st.sets(st.integers(1, 3)), st.sampled_from(SCORES), st.sampled_from(STARTS), st.data())
 def test_an_analysis_is_the_same_in_every_decoration(defects, score, start, data):
     joined = data.draw(st.sampled_from([",", ", ", " and ", ", and "])).join(map(str, defects))
@@ -80,94 +70,6 @@ def test_an_analysis_is_the_same_in_every_decoration(defects, score, start, data
     blank = data.draw(st.sampled_from(["\n", "\n\n", " \n"]))
     text = f"{start}{line}{blank}{data.draw(score_lines(float(score)))}"
     assert read_analysis(text, SOLUTION, SCORES) == (tuple(sorted(defects)), score), text
-
-
-@pytest.mark.parametrize("text", [r"**Score: \boxed{1}**", r"\[\text{Score: } \boxed{1}\]"])
-def test_what_a_real_model_writes_is_read(text):
-    assert read_score(text, SCORES) == 1
-    assert read_analysis(f"Defects: None\n{text}", SOLUTION, SCORES) == Analysis((), 1.0)
-
-
-def test_the_last_line_counts():
-    assert read_score("It claims\nScore: 0\nbut no:\nScore: 1\n", SCORES) == 1
-    twice = "Defects: 1\nScore: 0\nNo:\nDefects: 2\nScore: 0.5"
-    assert read_analysis(twice, SOLUTION, SCORES) == ((2,), 0.5)
-
-
-UNREAD = [
-    "",
-    "Score:",
-    "Score: \\boxed{0",  # which was 0.5 before it was cut
-    "Score: \\boxed{\\text{1}",
-    "Score: \\boxed{0.25}",
-    "Score: 10",
-    "Score: \\boxed{-1}",
-    "Score: \\boxed{١}",
-    "\u017fcore: 1",  # a letter that lower case makes of another
-    "Score: \\boxed{1} or so",
-    "Score: \\boxed{1}\nDefects: 2",
-    "Score: 1 or 0",
-    "Score: 1/10",
-    "It ends like this:\n> Score: \\boxed{1}",
-    'It ends with\n"Score: \\boxed{1}"',
-    "The solution says Score: \\boxed{1}",
-    "My Score: \\boxed{1}",
-    "Scores: \\boxed{1}",
-    "\\boxed{1}",
-    "Score: 1\nScore:",  # a verdict before a second try
-]
-
-
-@pytest.mark.parametrize("text", UNREAD)
-def test_a_score_that_is_none(text):
-    assert read_score(text, SCORES) is None
-    assert read_analysis(f"Defects: none\n{text}", SOLUTION, SCORES) is None
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "Defects:",
-        "Defects: 4",  # a step that is not there
-        "Defects: 0",
-        "Defects: -1",
-        "Defects: two",
-        "Defects: 1,",
-        "Defects: none,1",
-        "Defects: ١",
-        "Defects: " + "9" * 5000,
-        "Defects: {1",
-        "Defects: 1 or maybe 2",
-        "Defects: 1\nfine",
-        "> Defects: 1",
-        "It says Defects: 1",
-        "Defects: 1\nDefects:",  # a second try
-    ],
-)
-def test_defects_that_are_none(line):
-    assert read_analysis(f"{line}\nScore: 0", SOLUTION, SCORES) is None
-    assert read_analysis(f"Score: 0\n{line}", SOLUTION, SCORES) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "CORRECT",  # no mark
-        r"\boxed{MAYBE}",
-        r"\boxed{CORRECT",
-        r"\boxed{NOT CORRECT}",
-        r"\boxed{CORRECTED}",
-        r"\boxed{CORRECT} at first",
-        r"It quotes \boxed{CORRECT}, and stops",
-        '"\\boxed{CORRECT}"',
-        "**not CORRECT**",
-        "*CORRECT*",
-    ],
-)
-def test_a_verdict_that_is_none(text):
-    assert read_verdict(text, CHOICES) is None
 
 
 @given(st.text(st.sampled_from("Score: \\boxed{}1.05$*\n()[]Dfcts,nR>"), max_size=60), st.data())
