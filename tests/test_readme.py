@@ -6,6 +6,7 @@ Its links, functions, metrics, other commands and generated tables are tested in
 import json
 import re
 
+import evidence
 from conftest import ROOT, SCRIPTS
 
 README = (ROOT / "README.md").read_text()
@@ -29,13 +30,10 @@ def test_the_quoted_lines_are_those_of_the_code():
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     sources = [(ROOT / name).read_text() for name in ("tango.py", "common/cotrainer.py")]
     for part, source in zip(block.split("\n\n"), sources, strict=True):
-        place = 0
         for line in part.strip().splitlines():
-            found = re.compile(rf"^ *{re.escape(line.strip())}$", re.MULTILINE).search(
-                source, place
-            )
+            found = re.search(rf"^ *{re.escape(line.strip())}$", source, re.MULTILINE)
             assert found, line
-            place = found.end()
+            source = source[found.end() :]
 
 
 def test_the_notebook_is_kept_without_outputs():
@@ -47,13 +45,8 @@ def test_the_notebook_is_kept_without_outputs():
     assert (ROOT / "tango.py").read_text().count(json.loads(old)) == 1
 
 
-def measured(experiment: str) -> list[dict]:
-    path = ROOT / "docs" / "evidence" / f"{experiment}.json"
-    return json.loads(path.read_text())["runs"]
-
-
 def test_every_default_keeps_its_five_minutes():
-    runs = measured("defaults")
+    runs = evidence.read("defaults")["runs"]
     assert {f"{run['variant']}.py" for run in runs} == set(SCRIPTS)
     assert all(run["wall_seconds"] <= 300 for run in runs)
 
@@ -63,7 +56,7 @@ def test_the_measured_runs_keep_the_promise():
     the verifier picks better than the mean of those it picks from; on four samples of at least 250
     held-out questions, for each of three random seeds.
     """
-    runs = measured("tango_default")
+    runs = evidence.read("tango_default")["runs"]
     assert {0, 1, 2} <= {run["seed"] for run in runs}
     for run in runs:
         first, last = run["evaluations"][0], run["evaluations"][-1]

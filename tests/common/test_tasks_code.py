@@ -73,14 +73,12 @@ def test_functions_become_programs(tmp_path):
         ["assert f(1) == 1", "assert f('a') == 1"],  # no one way to read it
         ["assert f(['a b']) == 1"],
         ["assert f('a\\nb') == 1"],
-        ["assert f(1) is None"],
         ["assert f(1) > 2"],
         ["assert f(x=1) == 2"],
         ["assert set(f(1)) == {1}"],
         ["assert f(1) == ''"],  # expects nothing
         ["import os"],
         ["assert f(1"],
-        ["assert f(g(1)) == 1"],
         ["assert f('\\ud83d') == 1"],  # half a character cannot be written to a program
         ["assert f(1) == ['\\ud83d']"],
         ["assert f('a\\rb') == 1"],  # which a program reads as two lines

@@ -1,9 +1,8 @@
-"""Values, programs, tasks, calls and rows: what a hostile program or answer can try."""
+"""Tasks, calls and rows of azr.py. How programs and answers are read: tests/data/texts.txt."""
 
 from common.tasks.functions import (
     bare,
     call_each,
-    is_program,
     load_functions,
     make_tasks,
     parse_proposal,
@@ -14,36 +13,8 @@ from common.tasks.functions import (
 import pytest
 from conftest import write_rows
 
-# ------------------------------------------------------------------ programs
 PLUS = "def f(x):\n return (x+3)%100"
 CLOCK = "def f(x): return __import__('time').time_ns()"  # no import statement
-
-
-@pytest.mark.parametrize(
-    "module", ["os", "os.path", "sys", "random", "time", "subprocess", "datetime", "threading"]
-)
-def test_banned_modules_are_found_in_all_forms(module):
-    root = module.split(".")[0]
-    forms = [f"import {module}", f"import math, {module} as m", f"from {module} import path"]
-    forms += [f"def g():\n import {module}", f"from {root}.x import y"]
-    for form in forms:
-        assert not is_program(f"{form}\n{PLUS}"), form
-    assert is_program(f"import math, osmium, re\n{PLUS}")
-
-
-@pytest.mark.parametrize(
-    "one, other",
-    [
-        (PLUS, PLUS.replace("3", "4")),
-        ("def f(x): return max(x)", "def f(x): return min(x)"),
-        ("import math\ndef f(x): return math.sin(x)", "import math\ndef f(x): return math.cos(x)"),
-        ("def f(a, b): return a - b", "def f(a, b): return b - a"),
-        ("def g(x): return x\ndef f(x): return 1", "def f(x): return x\ndef g(x): return 1"),
-        ("def f(x): return x\ndef g(x): return 1\nf = g", "def f(x): return 1\ndef g(x): return x"),
-    ],
-)
-def test_another_program_is_another_one(one, other):
-    assert bare(one) != bare(other)
 
 
 # ------------------------------------------------------------------ tasks
