@@ -28,7 +28,6 @@ from transformers import AutoTokenizer
 
 MEASURED = json.loads((ROOT / "docs" / "evidence" / "bed.json").read_text())["parts"]
 QUESTION = "((42/5)+9)*7 mod 61"
-RIGHT = ["42/5=45", "45+9=54", "54*7=12"]
 
 
 class Residue(int):
@@ -97,21 +96,17 @@ def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
 @pytest.mark.parametrize(
     "steps, labels, faulty",
     [
-        (RIGHT, "111", []),
-        (["42/5=45!", "45+9=54", "54*7=12!"], "111", []),  # tone is no arithmetic
+        (["42/5=45!", "45+9=54", "54*7=12"], "111", []),  # tone is no arithmetic
         (["42/5=28", "28+9=37", "37*7=15"], "011", [1]),  # carried on: charged once
         (["42/5=28!", "45+9=54", "54*7=12"], "001", [1]),  # a slip
         (["42/5=28", "27+9=36", "36*7=8"], "001", [1, 2]),  # neither
         (["42/5=45", "45-9=36", "36*7=8"], "101", [2]),  # another operation
-        (["42/5=45", "44+9=53", "53*7=5"], "101", [2]),  # not the value before
-        ([*RIGHT, "12+1=13"], "1110", [4]),
-        (["", "what?", "54*7=12"], "000", [1, 2, 3]),
+        (["42/5=45", "45+9=54", "54*7=12", "12+1=13"], "1110", [4]),
         # what cannot be read is wrong, and the number that it ends with is carried on
         (["it is 45!", "45+9=54", "what?"], "010", [1, 3]),
         (["it is 145", "45+9=54", "54*7=12"], "001", [1, 2]),
         (["42/0=45", "45+9=54", "54*7=12"], "011", [1]),
         (["42/5=45!!", "45+9=54"], "00", [1, 2]),
-        ([], "", []),
     ],
 )
 def test_a_mistake_is_charged_once(steps, labels, faulty):
@@ -190,6 +185,17 @@ def test_quotients_go_wrong_at_their_rates_and_mostly_in_the_same_way(kind):
 
 
 # ------------------------------------------------------------------ what he checks, and how
+def holds(step: str) -> bool:
+    a, op, b, claimed = demonstrations.parse_step(step)
+    return value_of(f"{a}{op}{b}") == claimed
+
+
+def shown(part, count=300, noise=1) -> list[tuple[str, str]]:
+    """(the user's message, the assistant's) of so many demonstrations."""
+    rng = random.Random(0)
+    return [part(rng, noise) for _ in range(count)]
+
+
 @pytest.mark.parametrize("op", tasks.OPERATORS)
 def test_a_check_is_right_and_finds_every_wrong_result(op):
     """And no operation hides an earlier mistake."""
@@ -220,27 +226,23 @@ MARKING = "verify drill discriminate grade grade_analysis choose compare".split(
 
 @pytest.mark.parametrize("part", MARKING)
 def test_every_check_that_is_shown_is_right_and_its_mark_follows(part):
-    rng, marks = random.Random(0), []
-    for _ in range(300):
-        user, assistant = getattr(demonstrations, part)(rng, 1)
-        shown = split_steps(user)
-        for step, left, back, verdict in re.findall(CHECKED, assistant):
-            assert step in shown and value_of(left) == int(back)
+    marks = []
+    for user, assistant in shown(getattr(demonstrations, part)):
+        steps, checks = split_steps(user), re.findall(CHECKED, assistant)
+        for step, left, back, verdict in checks:
+            assert step in steps and value_of(left) == int(back)
             assert (verdict == "CORRECT") == holds(step)
             marks.append(holds(step))
-        if part == "drill":  # all is checked
-            assert len(re.findall(CHECKED, assistant)) == len(shown)
+        assert part != "drill" or len(checks) == len(steps)
     wrong = marks.count(False) / len(marks)
     assert (0.45 if part == "drill" else 0.03) < wrong < (0.55 if part == "drill" else 0.9)
 
 
 def test_a_judge_who_goes_back_arrives_where_the_question_begins():
-    rng, looked, hits = random.Random(0), 0, []
-    for _ in range(600):
-        user, assistant = demonstrations.judge_answer(rng, 1)
+    hits = []
+    for user, assistant in shown(demonstrations.judge_answer, 600):
         question, answer = re.search(r"Question: (.*)\nAnswer: (\d+)", user).groups()
         steps = re.findall(r"<step>(\d+)([+*/-])(\d)=(\d+)</step>", assistant)
-        looked += bool(steps)
         if not steps:
             continue
         start, operations = tasks.parse_question(question)
@@ -249,13 +251,12 @@ def test_a_judge_who_goes_back_arrives_where_the_question_begins():
         assert f"{steps[-1][3]}:{start}" in assistant
         says = int(re.search(r"<score>(\d+)", assistant)[1]) > 5
         hits.append(says == (tasks.gold_answer(question) == int(answer)))
-    assert looked / 600 == pytest.approx(0.5, abs=0.06) and sum(hits) / len(hits) > 0.8
+    assert len(hits) / 600 == pytest.approx(0.5, abs=0.06) and sum(hits) / len(hits) > 0.8
 
 
 def test_a_correction_leaves_what_was_not_faulted_and_tries_something_else_where_it_was():
-    rng, better = random.Random(0), []
-    for _ in range(300):
-        user, assistant = demonstrations.correct(rng, 1)
+    better = []
+    for user, assistant in shown(demonstrations.correct):
         before, after = map(split_steps, (user, assistant))
         found = re.search(r"Defects: (.*)", user)[1]
         faulty = [] if found == "none" else [int(k) - 1 for k in found.split(",")]
@@ -270,9 +271,8 @@ def test_a_correction_leaves_what_was_not_faulted_and_tries_something_else_where
 
 def test_of_two_solutions_the_sounder_one_is_named_where_all_is_looked_at(monkeypatch):
     monkeypatch.setattr(demonstrations, "TRUST", dict.fromkeys(TRUST, 0.0))
-    rng, named = random.Random(0), []
-    for _ in range(200):
-        user, assistant = demonstrations.compare(rng, 1)
+    named = []
+    for user, assistant in shown(demonstrations.compare):
         question = re.search(r"Problem: (.*)", user)[1]
         two = user.partition("Solution 1:")[2].split("Solution 2:")
         wrong = [tasks.gold_steps(question, text).count(False) for text in two]
@@ -283,9 +283,7 @@ def test_of_two_solutions_the_sounder_one_is_named_where_all_is_looked_at(monkey
 
 
 def test_of_two_claims_about_a_step_the_one_that_holds_is_taken():
-    rng = random.Random(0)
-    for _ in range(300):
-        user, assistant = demonstrations.reconsider(rng, 0)
+    for _, assistant in shown(demonstrations.reconsider, noise=0):
         looked, _, again = assistant.partition("</think>")
         for step in split_steps(again):
             rivals = re.findall(rf"^({re.escape(step.split('=')[0])}=\d+):", looked, re.M)
@@ -294,9 +292,8 @@ def test_of_two_claims_about_a_step_the_one_that_holds_is_taken():
 
 
 def test_a_corrupted_step_is_a_step_of_the_chain_and_mostly_wrong():
-    rng, wrong = random.Random(0), []
-    for _ in range(300):
-        user, assistant = demonstrations.corrupt(rng, 1)
+    wrong = []
+    for user, assistant in shown(demonstrations.corrupt):
         number, step = re.fullmatch(r"(\d):<step>(.*)</step>", assistant).groups()
         before = split_steps(user)[int(number) - 1]
         assert before.split("=")[0] == step.split("=")[0] and holds(before)
@@ -319,9 +316,7 @@ def test_an_analysis_says_what_is_wrong_and_what_it_costs(steps, answer, end):
 
 
 def test_inputs_are_found_backwards():
-    rng = random.Random(1)
-    for _ in range(300):
-        user, assistant = program_demonstrations.abduce(rng, 1)
+    for user, assistant in shown(program_demonstrations.abduce):
         x = int(re.search(r"```input\n(\d+)", assistant)[1])
         steps = re.findall(r"<step>(\d+)=(\d+)([+*-])(\d)</step>", assistant)
         operations = re.findall(r"([+*-])(\d)", user.split("return")[1])[: len(steps)]
@@ -344,9 +339,8 @@ def test_a_programs_tests_are_what_it_prints():
 def test_a_repair_is_what_its_thoughts_say():
     """Each thought is about the next line of a test; the first difference is repaired, with what
     its thought says, and where that thought is right the line then prints what is wanted."""
-    rng, sound = random.Random(1), 0
-    for _ in range(300):
-        user, text = repairs.repair_program(rng, 1)
+    sound = 0
+    for user, text in shown(repairs.repair_program):
         broken = user.partition("\n```\n")[0].split("\nprint(x")[1:]
         program = re.search(r"```python\n(.*)\n```", text, re.DOTALL)[1]
         tests = [(int(x), ys.split("\\n")) for x, ys in re.findall(r"(\d+)->(.*)", user)]
@@ -383,11 +377,6 @@ def test_the_recipes_tokenizer_is_the_one_that_ships():
     for number in range(61):  # a result is one token
         ids = tokenizer(f"7/3={number}</step>", add_special_tokens=False).input_ids
         assert len(ids) == 6 and tokenizer.decode(ids[4]) == str(number)
-
-
-def holds(step: str) -> bool:
-    a, op, b, claimed = demonstrations.parse_step(step)
-    return value_of(f"{a}{op}{b}") == claimed
 
 
 # ------------------------------------------------------------------ what the models can do
@@ -427,15 +416,15 @@ ALL_PARTS = [(name, part) for name, parts in make.PARTS.items() for part in part
 def test_every_part_survives_the_tokenizer_and_the_model_keeps_to_its_form(name, part):
     """Greedy completions on what the model has never seen, digits left out, occur among the
     demonstrations."""
-    (play, tokenizer), draw = player(name), random.Random(5)
+    play, tokenizer = player(name)
 
     def form(text: str) -> str:
         text = re.sub(r"\\boxed\{\w+(\.5)?\}|\*\*(YES|NO)\*\*.*", "verdict", text)
         text = re.sub(r"[+*-]?\d+|[x()+*?,-]|none|add |minus |times ", "", text)
         return re.sub(r"(<step>.*</step>\n)+|(```input\n\n```\n)+", "repeated", text)
 
-    shown = [part(draw, 1) for _ in range(400)]
-    for user, assistant in shown[:50] + [part(draw, 0) for _ in range(50)]:
+    examples = shown(part, 400)
+    for user, assistant in examples[:50] + shown(part, 50, noise=0):
         said = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         ids, prompt = make.encode(tokenizer, user, assistant)
         assert ids == tokenizer.apply_chat_template(said, return_dict=True)["input_ids"]
@@ -443,5 +432,5 @@ def test_every_part_survives_the_tokenizer_and_the_model_keeps_to_its_form(name,
         assert tokenizer.decode(ids[prompt:], skip_special_tokens=True) == assistant
     users = bed.held_out_part(part, 24)
     texts = play([[{"role": "user", "content": user}] for user in users], 0.0)
-    known = {form(assistant) for _, assistant in shown}
+    known = {form(assistant) for _, assistant in examples}
     assert sum(form(text) in known for text in texts) >= 22, texts[:3]
