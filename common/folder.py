@@ -187,7 +187,7 @@ def numbered(folder: Path) -> dict[int, Path]:
     """A run's own checkpoints by their steps, the oldest first. checkpoint-best, say, is somebody
     else's.
     """
-    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
     return dict(sorted((int(path.name[11:]), path) for path in found))
 
 

@@ -368,7 +368,7 @@ def _from_mbpp(program: str, tests, message: str, where: str) -> dict | None:
         try:
             call = ast.parse(test.strip()).body[0].test.left
             names.add(call.func.id)
-            inputs.append(", ".join(ast.unparse(argument) for argument in call.args))
+            inputs.append(", ".join(ast.unparse(part) for part in [*call.args, *call.keywords]))
             read_arguments(inputs[-1])
         except (AttributeError, IndexError, SyntaxError, ValueError, RecursionError, MemoryError):
             return None

@@ -53,8 +53,8 @@ def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
     assert last_checkpoint(tmp_path) == (None, [])
     for step in (2, 10, 9):
         checkpoint(tmp_path, step)
-    (tmp_path / "checkpoint-best").mkdir()
-    (tmp_path / "checkpoint-").mkdir()
+    for name in ("checkpoint-best", "checkpoint-", "checkpoint-²"):
+        (tmp_path / name).mkdir()
     assert last_checkpoint(tmp_path) == (tmp_path / "checkpoint-10", [])
 
 

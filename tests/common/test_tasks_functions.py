@@ -119,9 +119,10 @@ def test_mbpp_becomes_functions(tmp_path):
         {"code": code.format(i), "text": "Add.", "test_list": [f"assert add{i}{x}" for x in tests]}
         for i in range(40)
     ]
-    rows.append({"code": "def g(x): return x", "text": "", "test_list": ["assert g(h(1)) == 2"]})
+    for test in ("assert g(h(1)) == 2", "assert g(x=1) == 1"):
+        rows.append({"code": "def g(x): return x", "text": "", "test_list": [test]})
     train, held_out = load_functions(write_rows(tmp_path / "m.jsonl", rows), 100, 100, 6, seed=0)
-    assert len(train) + len(held_out) == 40  # the last one's argument is no literal
+    assert len(train) + len(held_out) == 40  # arguments of the last two are no literals
     row, name = train[0], train[0]["program"].split("(")[0].removeprefix("def ")
     assert row["inputs"] == ["2, [3]", "1, 2"] and row["program"].endswith(f"\n\nf = {name}")
     assert "\r" not in row["program"]
