@@ -7,7 +7,7 @@ run of each is made once for all files (`finished`).
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -161,6 +161,14 @@ def run_module(module, *arguments) -> tuple[str, str, int | None]:
 
 def module_of(script: str):
     return importlib.import_module(Path(script).stem)
+
+
+def load(path: Path):
+    """A script as a module, whether it lies in the project or not."""
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_{len(sys.modules)}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_here(script: str, *arguments) -> str:

@@ -35,6 +35,7 @@ from conftest import (
     SCRIPTS,
     SMALL,
     evaluated_once,
+    load,
     metrics_of,
     run_module,
     saved_of,
@@ -58,8 +59,7 @@ PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
 TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
 YOUR_OWN = (DOCS / "your-own-script.md").read_text()
 ALL_PAGES = {f"docs/{path.name}": path.read_text() for path in sorted(DOCS.glob("*.md"))}
-OUTSIDE = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
-WITH_README = ALL_PAGES | OUTSIDE
+WITH_README = ALL_PAGES | {n: (ROOT / n).read_text() for n in ("README.md", "CONTRIBUTING.md")}
 EDITS = sorted(DOCS.glob("edits/*.diff"))
 
 ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
@@ -123,14 +123,6 @@ def definitions(path: Path) -> set[str]:
 
 
 # ------------------------------------------------------------------ running a script, in process
-def load(path: Path):
-    """A script as a module, whether it lies in the project or not."""
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_{len(sys.modules)}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for its dataclasses
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespace:
     """The module, its metrics (a row per line), and the run's calls of the function `recorded`, as
     tuples of arguments."""

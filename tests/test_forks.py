@@ -2,29 +2,23 @@
 mistake in it, run as its author would. Those that one call shows: tests/common/test_checks.py.
 """
 
-import importlib.util
 import re
 
-from common import checks
-
 import pytest
-from conftest import ROOT, evaluated_once, run_module
+from conftest import ROOT, evaluated_once, load, run_module
 
 PAGE = (ROOT / "docs" / "your-own-script.md").read_text()
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHORT = "--steps 1 --questions 2 --group-size 4 --eval-questions 4 --tokens 24 --eval-samples 1"
 
-ROLL = 'solver = self.rollout("solver", rows)  # B solutions'
 REWARD = "self.set_rewards(solver, [r + 0.5 * a for r, a in zip(right, accepted)])"
-EVALUATE = 'return {"solver/accuracy": mean(right)}'
-LAUNCH = "launch(Trust, args, load, evaluate, CURVES, solve_prompt, args.group_size)"
 BACK = "return [judge, solver]"
 
 REFUSED = [  # old, new, the sentence
     ("tokens, G, reads", "tokens, 0, reads", "group_size 0"),
-    (ROLL, 'solver = self.rollout("sover", rows)', "there is no player 'sover'"),
-    (LAUNCH, f"{LAUNCH[:-1]}, config={{'top_p': 0.9}})", "would have no effect"),
-    (EVALUATE, "return None", "evaluate must return a dict"),
+    ('rollout("solver"', 'rollout("sover"', "there is no player 'sover'"),
+    ("args.group_size)", "args.group_size, config={'top_p': 0.9})", "would have no effect"),
+    ('return {"solver/accuracy": mean(right)}', "return None", "evaluate must return a dict"),
     (
         "return load_questions(args.dataset, wanted, args.eval_questions, args.seed)",
         "return [{'question': '1+1'}, {'questions': '1+2'}], []",
@@ -47,18 +41,14 @@ SAID = [  # old, new, the line
 
 
 @pytest.fixture
-def fork(tmp_path, monkeypatch, no_report):
+def fork(tmp_path, no_report):
     """fork(old, new) runs the example with that change -> (output, errors, exit code)."""
-    monkeypatch.setattr(checks, "WARNED", set())
 
     def run(old: str, new: str, arguments: str = SHORT):
         assert EXAMPLE.count(old) == 1, old
         path = tmp_path / "fork.py"
         path.write_text(EXAMPLE.replace(old, new))
-        spec = importlib.util.spec_from_file_location("fork", path)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(importlib.sys.modules, "fork", module)
-        spec.loader.exec_module(module)
+        module = load(path)
         evaluated_once(module, most_tokens=2)
         return run_module(module, *arguments.split(), "--out", tmp_path / "run")
 
