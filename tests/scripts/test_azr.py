@@ -6,7 +6,6 @@ tests/common/test_tasks_functions.py.
 import random
 
 import azr
-from common.cotrainer import Player
 from common.tasks.functions import bare
 from common.tiny import program_demonstrations as demonstrations
 
@@ -67,9 +66,7 @@ def given_texts(sandbox, texts=(), **change) -> azr.Azr:
     cfg = azr.Args(**{"time_limit": 0.5, "inputs": 6, "difficulty_samples": 2} | change)
     trainer = without_model(azr.Azr, cfg, texts, sandbox=sandbox, kinds=azr.KINDS)
     trainer.saved = {"buffers": {k: [] for k in azr.KINDS}, "new": dict.fromkeys(azr.KINDS, 0)}
-    trainer.players = {"solver": Player([], 1.0, 8, 1), "proposer": Player([], 1.0, 8, 1)}
     trainer.never = {bare("def f(x): return 'held out'")}
-    trainer.set_rewards = lambda batch, rewards: batch.update(rewards=rewards)
     return trainer
 
 
@@ -151,7 +148,7 @@ def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
     tasks = [{**deduction(), "outputs": ["8"], "runs": True} for _ in range(3)]
     written, others = [one, "nothing", two], [two, one, "?", "?", two, two]
     trainer = given_texts(sandbox, written + others, solver_reward="vote")
-    assert trainer.solve(tasks)["rewards"] == [0.25, -1.0, 1.0]
+    assert trainer.solve(tasks)["rewards"].tolist() == [0.25, -1.0, 1.0]
     assert trainer.logged["co/rewarded_minus_true"] == [(0.5 + 0 + 1) / 3 - 1 / 3]
 
 

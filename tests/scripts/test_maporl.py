@@ -6,19 +6,15 @@ import itertools
 import maporl
 from common.errors import UserError
 from common.run import mean
-from maporl import bonuses, debate_metrics, scores, shown, verdict_reward
+from maporl import bonuses, debate_metrics, scores, shown
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, without_model
+from trainers import answering, solution, whitened, without_model
 
 GAMMA = 0.3
-
-
-def solution(answer, thoughts="") -> str:
-    return rf"{thoughts}<step>3+4={answer}</step>" + "\n" + rf"<answer>\boxed{{{answer}}}</answer>"
 
 
 # ------------------------------------------------------------------ score
@@ -71,16 +67,6 @@ def test_bonuses_in_every_case(sign):
 
 
 # ------------------------------------------------------------------ parsing
-def test_a_verdicts_reward():
-    said = [
-        rf"<final_verification>\boxed{{{it}}}</final_verification>"
-        for it in ("CORRECT", "INCORRECT")
-    ]
-    judgements = [[{"role": "assistant", "content": text}] for text in (*said, "")]
-    assert verdict_reward(judgements, right=[True] * 3) == [1.0, 0.0, 0.0]
-    assert verdict_reward(judgements, right=[False] * 3) == [0.0, 1.0, 0.0]
-
-
 @given(st.text(alphabet="<>/think step\n!", max_size=60), st.text(max_size=40))
 def test_thoughts_are_not_shown(thoughts, text):
     text = text.replace("</think>", "")
@@ -93,7 +79,7 @@ def test_metrics_of_a_debate():
     first = [[solution(7), solution(8), solution(8), solution(7)],
              [solution(8), solution(7), solution(9), solution(7)]]  # fmt: skip
     last = [[solution(7), solution("7!"), solution(7), solution(6)],
-            [solution(7, "<think></think>"), solution(7), solution(9), solution(7)]]  # fmt: skip
+            ["<think></think>" + solution(7), solution(7), solution(9), solution(7)]]  # fmt: skip
     right = [[[x.count("=7") for x in own] for own in turn] for turn in (first, last)]
     found = debate_metrics([first, last], torch.tensor(right).float())
     assert found["first"] == [1, 0, 0, 1, 0, 1, 0, 1] and sum(found["last"]) == 6
@@ -142,23 +128,9 @@ def test_held_out_debates(placebo):
 
 
 # ------------------------------------------------------------------ a step by hand
-class Rolled(maporl.Maporl):
-    def rollout(self, name, rows):
-        self.rows = rows
-        texts = self.generate(name, [row["prompt"] for row in rows])
-        return {"player": name, "texts": texts, "notes": [{} for _ in rows]}
-
-    def set_rewards(self, batch, rewards, groups):
-        self.rewards.append((batch["player"], rewards.tolist(), groups))
-
-    def concat(self, batches):
-        notes = [note for batch in batches for note in batch["notes"]]
-        return {"parts": [batch["player"] for batch in batches], "notes": notes}
-
-
-def given_texts(texts: dict[str, list[str]], **change) -> Rolled:
+def given_texts(texts: dict[str, list[str]], **change) -> maporl.Maporl:
     cfg = maporl.Args(**{"group_size": 2, "questions": 2} | change)
-    return without_model(Rolled, cfg, texts, rewards=[])
+    return without_model(maporl.Maporl, cfg, texts)
 
 
 def rows(*questions: str) -> list[dict]:
@@ -169,33 +141,36 @@ def rows(*questions: str) -> list[dict]:
 
 def written() -> dict[str, list[str]]:
     """Alice is right in the first debate of either question, Bob never, until he follows her."""
-    first = [solution(n) for n in (7, 8, 7, 8)]
     thoughts = "<think>\nhm\n</think>\n"
     return {
-        "alice": first,
+        "alice": [solution(n) for n in (7, 8, 7, 8)],
         "bob": [solution(9)] * 4,
-        "alice_again": [solution(n, thoughts) for n in (7, 8, 7, 8)],
-        "bob_again": [solution(n, thoughts) for n in (7, 9, 9, 9)],
+        "alice_again": [thoughts + solution(n) for n in (7, 8, 7, 8)],
+        "bob_again": [thoughts + solution(n) for n in (7, 9, 9, 9)],
     }
 
 
-def test_a_step():
-    trainer = given_texts(written())
-    trained = trainer.step(rows("1+6", "2+5"))
-    assert [batch["parts"] for batch in trained] == [["alice", "alice_again"], ["bob", "bob_again"]]
-    got = {player: values for player, values, _ in trainer.rewards}
+@pytest.mark.parametrize("pool, groups", [("question", [0, 0, 1, 1]), ("role", [0] * 4)])
+def test_a_step(pool, groups):
+    """Rewards of a role are compared within a question, or across questions."""
+    trainer = given_texts(written(), pool=pool)
+    alice, bob = trainer.step(rows("1+6", "2+5"))
+    got = {batch["player"]: batch["rewards"].tolist() for batch in alice + bob}
+    assert [*got] == ["alice", "alice_again", "bob", "bob_again"]
     # alice, turn 1: (1 + .3 * 1) / 1.3 and alpha3 for what Bob made of it; without: .3 * .5
     assert got["alice"] == pytest.approx([1.5, 0, 1.15 / 1.3, 0])
     assert got["bob"] == pytest.approx([0.3 / 1.3, 0, 0.15 / 1.3, 0])
     assert got["alice_again"] == [1, 0, 1, 0] and got["bob_again"] == [1.5, 0, 0, 0]
-    assert all(groups == [0, 0, 1, 1] for _, _, groups in trainer.rewards)
+    for batch in alice + bob:
+        wanted = whitened([*zip(batch["rewards"].tolist(), groups)])
+        assert batch["advantages"].tolist() == pytest.approx(wanted, abs=1e-3)
     assert mean(trainer.logged["co/gain"]) == mean(trainer.logged["co/copies"]) == 1 / 8
     note = {"turn": 1, "answer is right": True, "score": pytest.approx(1), "bonus": 0.5}
-    assert trained[0]["notes"][0] == note
-    assert [note["turn"] for note in trained[1]["notes"]] == [1] * 4 + [2] * 4
+    assert note.items() <= alice[0]["notes"][0].items()
+    assert [[note["turn"] for note in batch["notes"]] for batch in bob] == [[1] * 4, [2] * 4]
     asked = next(text for name, text in trainer.asked if name == "bob_again")
     own, other = asked.split("Solution 2:\n")
-    assert "3+4=9" in own and "3+4=7" in other
+    assert "x=9" in own and "x=7" in other
 
 
 def test_the_placebo_shows_another_questions_text():
@@ -219,34 +194,32 @@ def test_without_another_question_there_is_no_placebo():
         maporl.about_another(rows("q1"), ["x", "y"])
 
 
-def test_rewards_of_a_role_are_compared_across_questions():
-    trainer = given_texts(written(), pool="role")
-    trainer.step(rows("1+6", "2+5"))
-    assert all(groups == [0] * 4 for _, _, groups in trainer.rewards)
-
-
 @pytest.mark.parametrize("verifier", ["frozen", "co-trained"])
 def test_a_verifier_in_the_answers_place(verifier):
     """It accepts everything but what it says nothing readable of, Bob's last solution: all other
     scores are 1, and only bonuses, which ask for gold, differ.
     """
-    yes = r"<final_verification>\boxed{CORRECT}</final_verification>"
-    said = [yes] * 15 + ["so it is"] + [yes] * 4
+    yes, no = (
+        rf"<final_verification>\boxed{{{it}}}</final_verification>"
+        for it in ("CORRECT", "INCORRECT")
+    )
+    said = [yes] * 15 + ["so it is"] + [yes, no, "so it is", no]
     trainer = given_texts(written() | {"verifier": said}, verifier=verifier)
-    trained = trainer.step(rows("1+6", "2+5"))
-    got = {player: values for player, values, _ in trainer.rewards}
+    alice, bob, *trained = trainer.step(rows("1+6", "2+5"))
+    got = {batch["player"]: batch["rewards"].tolist() for batch in alice + bob}
     before = (1 + 0.3 * 0.5) / 1.3
     assert got["bob"] == pytest.approx([1, 1, 1, before])
     assert got["alice"] == pytest.approx([1.5, 1, 1, before]) and got["bob_again"][3] == 0
     assert mean(trainer.logged["verifier/accuracy"]) == 6 / 16
     assert trainer.logged["verifier/wrong_accepted"].count(False) == 1
-    assert not any("think" in text for name, text in trainer.asked if name == "verifier")
-    assert [b["player"] for b in trained[2:]] == (["verifier"] if verifier == "co-trained" else [])
+    judged = [text for name, text in trainer.asked if name == "verifier"]
+    assert not any("think" in text for text in judged)
+    assert [b["player"] for b in trained] == (["verifier"] if verifier == "co-trained" else [])
     assert not any(trainer.logged["co/sounds_sure"])
-    if verifier == "co-trained":  # K judgements of a solution of each question, with its label
-        for one, two in zip(trainer.rows[::2], trainer.rows[1::2]):
-            assert one == two
-            assert one["right"] == ("=7" in one["prompt"][-1]["content"].partition("Solution")[2])
+    if trained:  # K judgements of a solution of each question, rewarded by its label
+        assert judged[16:18] == [judged[16]] * 2 and judged[18:] == [judged[18]] * 2
+        one, two = ("x=7" in text for text in (judged[16], judged[18]))
+        assert trained[0]["rewards"].tolist() == [one, not one, 0, not two]
 
 
 def test_players():

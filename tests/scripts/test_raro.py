@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainers import solution, without_model
 
-END = 2  # the end token
+END = ord("\n") + 10  # the token that ends what the players write here
 OTHER = {"1": "2", "2": "1"}
 
 
@@ -44,12 +44,8 @@ TAU_POL, TAU_CRIT = 0.6, 0.55
 
 @pytest.mark.parametrize("expert", ["1", "2"])
 def test_rewards_in_every_case(expert):
-    cases = {
-        expert: (1.0, 0.0),
-        OTHER[expert]: (0.0, 1.0),
-        "tie": (TAU_CRIT, TAU_POL),
-        "?": (0.0, 0.0),
-    }
+    cases = {expert: (1.0, 0.0), OTHER[expert]: (0.0, 1.0)}
+    cases |= {"tie": (TAU_CRIT, TAU_POL), "?": (0.0, 0.0)}
     for said, (of_critic, of_policy) in cases.items():
         text = [[{"role": "assistant", "content": boxed(said)}]]
         assert critic_reward(text, expert=[expert], tau_crit=[TAU_CRIT]) == [of_critic]
@@ -67,34 +63,22 @@ def test_what_is_said_of_right_and_of_wrong_solutions():
 
 
 # ------------------------------------------------------------------ a step by hand
-class Rolled(raro.Raro):
-    def rollout(self, name, rows):
-        texts = self.generate(name, [row["prompt"] for row in rows])
-        self.rows = rows
-        ids = torch.tensor([[7, END if "cut" not in text else 7] for text in texts])
-        batch = {"player": name, "texts": texts, "completion_ids": ids}
-        batch["completion_mask"] = torch.ones_like(ids)
-        if name == "critic":
-            columns = {key: [row[key] for row in rows] for key in ("expert", "tau_crit")}
-            rewards = critic_reward([[{"content": text}] for text in texts], **columns)
-            batch["rewards"] = torch.tensor(rewards)
-        return batch
-
-    def set_rewards(self, batch, rewards):
-        batch["rewards"] = torch.tensor(rewards)
-
-
-def given_texts(policy=(), judgements=(), old=(), **change) -> Rolled:
+def given_texts(policy=(), judgements=(), old=(), **change) -> raro.Raro:
+    """What ends with three dots was cut at the length limit."""
     cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)
-    texts = {"policy": [*policy], "critic": [*judgements]}
-    trainer = without_model(Rolled, cfg, texts, eos_token_ids=[END])
+    texts = {"policy": policy, "critic": judgements}
+    ended = {
+        name: [text if text.endswith("...") else text + "\n" for text in its]
+        for name, its in texts.items()
+    }
+    trainer = without_model(raro.Raro, cfg, ended, eos_token_ids=[END])
     trainer.saved["buffer"] = [*old]
     return trainer
 
 
 def rows(*questions: str) -> list[dict]:
-    """Each twice; the gold answer is 7."""
-    of = lambda q: {"question": q, "answer": "7", "reference": solution(7)}  # noqa: E731
+    """Each twice; the gold answer is 7, and the expert's step has a mark of its own."""
+    of = lambda q: {"question": q, "answer": "7", "reference": solution(7, "?")}  # noqa: E731
     return [of(q) | {"prompt": [{"content": q}]} for q in questions for _ in range(2)]
 
 
@@ -110,21 +94,23 @@ def test_a_step():
     """
     expert = places(4)
     said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "tie", "tie")]
-    solutions = [solution(7), solution(8), solution(7) + "cut", solution(9)]
+    solutions = [solution(7), solution(8), solution(7) + "...", solution(9)]
     trainer = given_texts(solutions, [*said, *map(boxed, ("1", "2", "tie")), "hm"])
     (policy, critic) = trainer.step(rows("1+6", "2+5"))[0]
     assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0.6])
     assert policy["advantages"].tolist() == pytest.approx([0.5, -0.5, 0, 0])  # no deviation
+    # the expert's solution stands where it is said to stand
+    asked = []
+    for _, text in trainer.asked[4:]:
+        assert text.endswith("Which is sounder?")  # as the embedded model has been taught
+        asked.append(text.partition("Solution 1:\n")[2].split("Solution 2:\n"))
+    for place, ours, (first, second) in zip(expert, (7, 8, 7, 9), asked):
+        assert (first if place == "1" else second).startswith("<step>x=7?<")
+        assert (second if place == "1" else first).startswith(f"<step>x={ours}<")
     one, two = critic["advantages"].split(2)
-    assert one.tolist() == ([0.5, -0.5] if trainer.rows[0]["expert"] == "1" else [-0.5, 0.5])
+    assert one.tolist() == ([0.5, -0.5] if "x=7?" in asked[4][0] else [-0.5, 0.5])
     assert two.tolist() == pytest.approx([0.275, -0.275])  # .55 and 0
     assert len(trainer.saved["buffer"]) == 4
-    # the expert's solution stands where it is said to stand
-    for place, ours, (_, text) in zip(expert, (7, 8, 7, 9), trainer.asked[4:8]):
-        assert text.endswith("Which is sounder?")  # as the embedded model has been taught
-        first, second = text.partition("Solution 1:\n")[2].split("Solution 2:\n")
-        assert (first if place == "1" else second).startswith("<step>x=7")
-        assert (second if place == "1" else first).startswith(f"<step>x={ours}")
     logged = {name: mean(values) for name, values in trainer.logged.items()}
     assert logged["critic/says_tie"] == logged["policy/accuracy"] == 0.5
 

@@ -48,19 +48,12 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
 
 
 # ------------------------------------------------------------------ a step by hand
-class Rolled(Score):
-    def log_rewards(self, *_):
-        pass
-
-    def own_optimizer(self):
-        return SimpleNamespace(state=self.moments)
-
-
-def given_texts(first: list[str], second: list[str], done=0, **change) -> Rolled:
+def given_texts(first: list[str], second: list[str], done=0, **change) -> Score:
     cfg = score.Args(**{"group_size": 2, "stage1_steps": 3} | change)
-    more = {"kl": 0.1, "moments": {"of stage I": 1}}
-    more["state"] = SimpleNamespace(global_step=done)
-    return without_model(Rolled, cfg, {"first": [*first], "second": [*second]}, **more)
+    trainer = without_model(Score, cfg, {"first": [*first], "second": [*second]}, kl=0.1)
+    trainer.state.global_step, trainer.moments = done, {"of stage I": 1}
+    trainer.own_optimizer = lambda: SimpleNamespace(state=trainer.moments)
+    return trainer
 
 
 ROWS = [{"question": q, "answer": "7", "prompt": [{"content": q}]} for q in "aabb"]
@@ -94,7 +87,7 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     for batch in (first, second):
         assert batch["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert not trainer.moments  # AdamW starts anew
-    assert {name: mean(values) for name, values in trainer.logged.items()} == SHARES
+    assert {name: mean(trainer.logged[name]) for name in SHARES} == SHARES
     assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
 

@@ -31,32 +31,16 @@ def bug(*lines: str, hidden: str = "1") -> str:
 
 
 # ------------------------------------------------------------------ prompts and parsing
-@pytest.mark.parametrize(
-    "text, hidden",
-    [
-        (bug("x+=4", hidden="1"), [1]),
-        (bug("x+=4", hidden="3 , 1, 3"), [1, 3]),
-        (bug("x+=4").replace("**", ""), [1]),
-        (bug("x+=4").replace("**Hidden tests:**", "**Hidden tests**:"), None),
-        ("Hidden tests: 2\n" + code("x+=4"), None),  # in front of the program
-        (code("# Hidden tests: 2"), None),  # within it
-        (bug("x+=4", hidden="0"), None),
-        (bug("x+=4", hidden="4"), None),
-        (bug("x+=4", hidden="1, 4"), None),
-        (bug("x+=4", hidden="9" * 5000), None),
-        (bug("x+=4", hidden="²"), None),
-        (bug("x+=4", hidden="-1"), None),
-        (bug("x+=4", hidden=""), None),
-        ("**Hidden tests:** 1", None),
-        ("```python\n```\n**Hidden tests:** 1", None),
-        ("```python\nprint(1)\n**Hidden tests:** 1", None),  # never closed
-        ("```" * 20_000 + "**Hidden tests:** 1", None),
-        ("", None),
-    ],
-)
-def test_parse_bug(text, hidden):
-    found = parse_bug(text, ROW)
-    assert (found and found.hidden) == hidden
+def test_parse_bug():
+    assert parse_bug(bug("x+=4", hidden="3 , 1, 3"), ROW).hidden == [1, 3]
+    assert parse_bug(bug("x+=4").replace("**", ""), ROW).hidden == [1]
+    none = [bug("x+=4", hidden=n) for n in ("0", "4", "1, 4", "9" * 5000, "²", "-1", "")]
+    none += [bug("x+=4").replace("tests:**", "tests**:"), "**Hidden tests:** 1", ""]
+    none += ["Hidden tests: 2\n" + code("x+=4"), code("# Hidden tests: 2")]  # before, within
+    none += ["```python\n```\n**Hidden tests:** 1", "```" * 20_000 + "**Hidden tests:** 1"]
+    none += ["```python\nprint(1)\n**Hidden tests:** 1"]  # never closed
+    for text in none:
+        assert parse_bug(text, ROW) is None, text[:80]
 
 
 def test_a_test_of_several_lines_stands_on_one():
@@ -146,15 +130,6 @@ def test_the_injectors_reward_is_absolute_zeros_scaled():
 
 
 # ------------------------------------------------------------------ a step by hand
-class Rolled(ssr.Ssr):
-    def rollout(self, name, rows):
-        texts = self.generate(name, [row["prompt"] for row in rows])
-        return {"player": name, "texts": texts, "notes": [{} for _ in rows]}
-
-    def set_rewards(self, batch, rewards):
-        batch["rewards"] = batch["advantages"] = torch.tensor(rewards)
-
-
 @pytest.fixture
 def given_texts(sandbox):
     """given_texts(the injector's texts, the solver's) -> a trainer"""
@@ -162,7 +137,7 @@ def given_texts(sandbox):
     def make(injector=(), solver=(), **change):
         cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
         texts = {"injector": [*injector], "solver": [*solver]}
-        return without_model(Rolled, cfg, texts, sandbox=sandbox, train_rows=[ROW])
+        return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, train_rows=[ROW])
 
     return make
 
@@ -179,7 +154,8 @@ def test_a_step(given_texts):
     trainer = given_texts(bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
     injector, solver, again = trainer.step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
-    assert [*injector["notes"]] == [{"solve_rate": 0.5}, {"failed_check": "a line needs no edit"}]
+    one, two = injector["notes"]
+    assert one["solve_rate"] == 0.5 and two["failed_check"] == "a line needs no edit"
     assert solver["rewards"].tolist() == [1, -1]
     # the wrong repair is the next bug, with the same tests hidden; what cannot be read is none
     assert again["rewards"].tolist() == [1, -1]
@@ -216,9 +192,8 @@ def test_bugs_that_are_none(given_texts):
 
 @pytest.mark.parametrize("train, zero", [("solver", [0]), ("injector", [1, 2]), ("both", [])])
 def test_who_is_trained(given_texts, train, zero):
-    bugs = [bug("x+=4", "x*=7")] * 2
-    trainer = given_texts(bugs, [RIGHT, WRONG] * 4, train=train)
-    batches = trainer.step(ROWS)[0]
+    attempts = [RIGHT, WRONG, WRONG, WRONG] + [RIGHT, WRONG] * 2
+    batches = given_texts([bug("x+=4", "x*=7")] * 2, attempts, train=train).step(ROWS)[0]
     assert len(batches) == 3
     assert [i for i, batch in enumerate(batches) if not batch["advantages"].any()] == zero
 
