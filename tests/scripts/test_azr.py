@@ -48,12 +48,11 @@ def test_advantages_are_whitened_within_each_kind_and_role(seed):
 def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():
     """It has been trained on exactly these words."""
     task = {"program": PLUS, "inputs": ["5", "6"], "outputs": ["8", "9"], "message": "add ?"}
-    solving = [demonstrations.deduce, demonstrations.abduce, demonstrations.induce]
     prompts = [azr.solve_prompt(task | {"kind": kind}) for kind in azr.KINDS]
-    pairs = [*zip(solving, prompts)]
-    pairs.append((demonstrations.propose_inputs, azr.propose_prompt("induction", [task], 6)))
-    pairs.append((demonstrations.propose_program, azr.propose_prompt("deduction", [], 6)))
-    for demonstration, prompt in pairs:
+    prompts += [azr.propose_prompt("induction", [task], 6), azr.propose_prompt("deduction", [], 6)]
+    taught = [demonstrations.deduce, demonstrations.abduce, demonstrations.induce]
+    taught += [demonstrations.propose_inputs, demonstrations.propose_program]
+    for demonstration, prompt in zip(taught, prompts, strict=True):
         ours = prompt[-1]["content"].splitlines()
         theirs = demonstration(random.Random(0), 0)[0].splitlines()
         assert ours[-1] == theirs[-1]
@@ -115,14 +114,10 @@ def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
 
 # ------------------------------------------------------------------ who is right
 def test_all_three_kinds_are_judged_by_value(sandbox):
-    returns = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "outputs": ["{1, 2}"]}
-    finds = {"kind": "abduction", "program": PLUS, "inputs": ["5"], "outputs": ["8"]}
-    writes = {
-        "kind": "induction",
-        "program": PLUS,
-        "inputs": [str(x) for x in range(6)],
-        "outputs": [str(x + 3) for x in range(6)],
-    }
+    returns = deduction() | {"outputs": ["{1, 2}"]}
+    finds = deduction() | {"kind": "abduction", "outputs": ["8"]}
+    writes = {"kind": "induction", "inputs": [*"012345"], "outputs": [*"345678"]}
+    writes = deduction() | writes
     by_heart = "def f(x):\n return {0: 3, 1: 4, 2: 5}.get(x, 0)"  # the examples
     cases = [
         (returns, "{2,1}", True),

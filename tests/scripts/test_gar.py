@@ -1,22 +1,22 @@
 """gar.py: slices of hostile text, verdicts and rewards against cases worked by hand, one step,
-stage 1 against plain autograd, the evaluation, what it refuses.
+stage 1 against log-probs by hand, the evaluation, what it refuses.
 """
 
 import functools
-import json
-import math
+import statistics
 from types import SimpleNamespace
 
 import gar
+from common.run import mean
 from common.tiny.tasks import format_solution
-from gar import Args, Gar, are_sound, discriminator_reward, parse_verdict, slice_reasoning
+from gar import Args, Gar, discriminator_reward, parse_verdict, slice_reasoning
 
 import pytest
 import torch
-from conftest import build, gradient, lora, moved, perturb, relative
+from conftest import build, perturb, write_rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trainers import answering
+from trainers import answering, log_probs_by_hand, logged
 
 
 # ------------------------------------------------------------------ slices
@@ -43,15 +43,6 @@ def test_white_space_is_no_slice():
     assert all((part.question, part.right, part.sound) == ("?", None, None) for part in parts)
 
 
-def test_are_sound():
-    question = "((3+4)*6)-5 mod 61"
-    parts = ["<step>3+4=7</step>\n", "<step>7*6=3</step>\n<step>3-", "5=59</step>\n", "so\n"]
-    # the third carries on correctly; no step ends in the last
-    assert are_sound(question, parts) == [True, False, True, None]
-    assert are_sound(question, ["gibberish 3+4=7\n"]) == [None]
-    assert are_sound("Who?", parts) == [None] * 4
-
-
 # ------------------------------------------------------------------ verdicts and rewards
 @pytest.mark.parametrize(
     "right, adversarial, alignment",  # of YES, of NO, of neither
@@ -73,12 +64,11 @@ def test_discriminator_advantages_against_loops():
     """The mean is the slice's, the standard deviation (unbiased) that of all judgements."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
-        R = torch.randint(4, (12,), generator=generator).double() / 2
-        mean, expected = sum(R.tolist()) / 12, []
-        std = math.sqrt(sum((r - mean) ** 2 for r in R.tolist()) / 11)
+        R, expected = torch.randint(4, (12,), generator=generator).double() / 2, []
+        std = statistics.stdev(R.tolist())
         for i in range(0, 12, 3):
             group = R[i : i + 3].tolist()
-            expected += [(r - sum(group) / 3) / (std + 1e-6) for r in group]
+            expected += [(r - mean(group)) / (std + 1e-6) for r in group]
         assert gar.discriminator_advantages(R, 3).tolist() == pytest.approx(expected, abs=1e-9)
     assert gar.discriminator_advantages(torch.ones(4), 2).tolist() == [0.0] * 4
 
@@ -98,12 +88,10 @@ def rows_of(trainer) -> list[dict]:
 def test_a_step_judges_first_and_then_trains_both(tmp_path):
     trainer = make_gar(tmp_path)
     torch.manual_seed(0)
-    before = lora(trainer, "discriminator")
     cut, judge_often = [], trainer.judge_often
     trainer.judge_often = lambda rows, slices: cut.extend(slices) or judge_often(rows, slices)
     judgements, batch = trainer.step(rows_of(trainer))
     assert (judgements["player"], batch["player"]) == ("discriminator", "reasoner")
-    assert moved(before, lora(trainer, "discriminator")) == 0  # the old one has judged all
     # the reasoner: its answer, and the mean over its slices of the share of YES
     matches = [note["rewards"]["match_reward"] for note in batch["notes"]]
     assert 0 < sum(matches) < len(matches)
@@ -158,35 +146,22 @@ LABELS = [
 
 
 def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp_path):
-    """Its gradient against log-softmax over whole sequences, row by row."""
-    path = tmp_path / "labels.jsonl"
-    path.write_text("\n".join(map(json.dumps, LABELS)))
-    trainer = make_gar(tmp_path, gar.load_labels(path), sft_steps=1)
+    """A = 1 for every token: tests/common/test_loss.py has the gradient of such a batch."""
+    labels = gar.load_labels(write_rows(tmp_path / "labels.jsonl", LABELS))
+    trainer = make_gar(tmp_path, labels, sft_steps=1)
     perturb(trainer)  # so that the adapters are two models
     (batch,) = trainer.step([{}] * 6)
-    tokenizer, nll, count = trainer.processing_class, 0.0, 0
-    with trainer.playing("discriminator"):
-        for i, row in enumerate(LABELS * 3):  # as many NO as YES
-            messages = gar.judge_prompt(row["question"], row["slice"])
-            options = {"add_generation_prompt": True, "return_dict": True}
-            prompt = tokenizer.apply_chat_template(messages, **options)["input_ids"]
-            written = tokenizer(row["judgement"], add_special_tokens=False).input_ids
-            written = [*written, tokenizer.eos_token_id]
-            mask = batch["completion_mask"][i].bool()
-            assert batch["completion_ids"][i][mask].tolist() == written
-            logits = trainer.model(input_ids=torch.tensor([prompt + written])).logits[0]
-            logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
-            nll = nll - logp[range(len(written)), written].sum()
-            count += len(written)
-        (nll / count).backward()
-    named = trainer.model.named_parameters()
-    expected = {name: p.grad.clone() for name, p in named if p.grad is not None}
-    trainer.model.zero_grad(set_to_none=True)
-    assert all(".discriminator." in name for name in expected)
-    found = gradient(trainer, batch)
-    assert relative({name: found[name] for name in expected}, expected) < 1e-4
-    total, number = trainer._sums["discriminator/sft_loss"]
-    assert total / number == pytest.approx((nll / count).item(), rel=1e-5)
+    tokenizer, logps = trainer.processing_class, []
+    for i, row in enumerate(LABELS * 3):  # as many NO as YES
+        written = tokenizer(row["judgement"], add_special_tokens=False).input_ids
+        written = [*written, tokenizer.eos_token_id]
+        mask = batch["completion_mask"][i].bool()
+        assert batch["completion_ids"][i][mask].tolist() == written
+        asked = gar.judge_prompt(row["question"], row["slice"])
+        logps += log_probs_by_hand(trainer, "discriminator", asked, written)
+    assert batch["player"] == "discriminator" and batch["advantages"].tolist() == [1.0] * 6
+    assert batch["num_items_in_batch"] == len(logps)
+    assert logged(trainer)["discriminator/sft_loss"] == pytest.approx(-mean(logps), rel=1e-5)
     trainer.state.global_step = 1  # stage 2
     assert trainer.step(rows_of(trainer))[-1]["player"] == "reasoner"
 
@@ -195,25 +170,22 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
 def test_evaluation_by_hand():
     """4 questions, 2 samples of each, of which the first are judged: right, wrong, right for the
     wrong reason, and without a step."""
-
-    def solution(i, kind):
-        if kind == "no steps":
-            return "<answer>\\boxed{0}</answer>"
-        right, lucky = kind == "right", kind == "lucky"
-        steps = [f"{i}+4={i + 4}", f"{i + 4}+1={i + 5}"] if right else [f"{i}+4=1", "7+7=0"]
-        return format_solution(steps, i + 5 if right or lucky else 0)
-
+    right = {
+        i: format_solution([f"{i}+4={i + 4}", f"{i + 4}+1={i + 5}"], i + 5) for i in range(10, 14)
+    }
+    wrong = {i: format_solution([f"{i}+4=1", "7+7=0"], answer) for i, answer in ((11, 0), (12, 17))}
+    judged = right | wrong | {13: "<answer>\\boxed{0}</answer>"}
     held_out = [
-        {"question": f"({i}+4)+1 mod 61", "answer": str(i + 5), "reference": solution(i, "right")}
-        for i in range(10, 14)
+        {"question": f"({i}+4)+1 mod 61", "answer": str(i + 5), "reference": solution}
+        for i, solution in right.items()
     ]
     held_out[0]["reference"] = "by hand\n"
 
     def say(player, asked, greedy, before):
         if player == "reasoner":
-            i = int(asked[1:3])
-            kind = ["right", "wrong", "lucky", "no steps"][i - 10] if before == 0 else "right"
-            return solution(i, "wrong" if greedy else kind)
+            number = int(asked[1:3])
+            sampled = right[number] if before else judged[number]
+            return wrong[11] if greedy else sampled
         if "by hand" in asked:
             return "hm"
         return "**NO** for **YES**" if "(12+4)+1" in asked else "**YES**"
@@ -236,9 +208,8 @@ def test_evaluation_by_hand():
             "discriminator/says_yes": 4 / 7,
         }
     )
-    judged = [asked for player, asked, _ in trainer.calls if player == "discriminator"]
-    assert gar.evaluate(trainer, held_out) == result and len(judged[0]) == 7
-    again = [asked for player, asked, _ in trainer.calls if player == "discriminator"]
-    assert again == judged * 2  # the same slice of the same text
+    assert gar.evaluate(trainer, held_out) == result
+    one, two = (asked for player, asked, _ in trainer.calls if player == "discriminator")
+    assert one == two and len(one) == 7  # the same slice of the same text
     alone = answering(say, eval_samples=2, discriminator="none")
     assert {name.split("/")[0] for name in gar.evaluate(alone, held_out)} == {"reasoner"}

@@ -24,23 +24,6 @@ def row(solution, right, **more):
 
 
 # ------------------------------------------------------------------ parsing
-@pytest.mark.parametrize(
-    "text, wanted",
-    [
-        (THOUGHTS + r"\boxed{INCORRECT}</final_verification>", (THOUGHTS, False)),
-        (THOUGHTS + " \n\\boxed{CORRECT}", (THOUGHTS, True)),
-        (genrm.OPENING * 3 + r"\boxed{CORRECT}", (genrm.OPENING * 3, True)),
-        (THOUGHTS + r"**Verdict:** $\boxed{CORRECT}$.</final_verification> So", (THOUGHTS, True)),
-        (THOUGHTS + r"\boxed{CORRECT}, I think</final_verification>", None),
-        (THOUGHTS, None),
-        (r"\boxed{CORRECT}", None),
-        ("", None),
-    ],
-)
-def test_a_rationale_ends_where_its_verdict_begins(text, wanted):
-    assert genrm.rationale(text) == wanted
-
-
 @given(st.lists(st.sampled_from([genrm.OPENING, genrm.CLOSING, *genrm.VERDICTS, " ", "x", "{"])))
 def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
     text = "".join(parts)
@@ -54,17 +37,12 @@ def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
 
 
 # ------------------------------------------------------------------ on the embedded model
-@pytest.fixture
-def real(tmp_path):
-    """real(...) -> the trainer on the embedded model, whose adapter is no longer the base."""
-
-    def make(**change):
-        args = genrm.Args(**{"questions": 2, "micro_batch": 2, "solve_weight": 1.0} | change)
-        trainer = build(genrm.GenRM, tmp_path, args, genrm.GenRM.players(args), solve_prompt)
-        perturb(trainer, 0.05)
-        return trainer
-
-    return make
+def real(folder, **change) -> genrm.GenRM:
+    """The trainer on the embedded model, whose adapter is no longer the base."""
+    args = genrm.Args(**{"questions": 2, "micro_batch": 2, "solve_weight": 1.0} | change)
+    trainer = build(genrm.GenRM, folder, args, genrm.GenRM.players(args), solve_prompt)
+    perturb(trainer, 0.05)
+    return trainer
 
 
 def mean_loss(trainer, texts: list[tuple]) -> float:
@@ -78,9 +56,9 @@ def mean_loss(trainer, texts: list[tuple]) -> float:
 @pytest.mark.parametrize(
     "verifier, solve_weight", [("direct", 0.0), ("direct", 1.0), ("cot", 0.25)]
 )
-def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
+def test_the_loss_of_a_step_by_hand(tmp_path, verifier, solve_weight):
     """A mean over verdicts and one over solutions, for any lambda: 1 once made one mean of both."""
-    trainer = real(verifier=verifier, solve_weight=solve_weight)
+    trainer = real(tmp_path, verifier=verifier, solve_weight=solve_weight)
     lessons = [row(text, z, rationale=THOUGHTS) for text, z in ((RIGHT, True), (WRONG, False))]
     trainer.saved = {"D_verify": lessons, "D_correct": [row(RIGHT, True)]}
     (batch,) = trainer.step([])
@@ -101,9 +79,9 @@ def test_the_loss_of_a_step_by_hand(real, verifier, solve_weight):
     assert len(batch["weight"]) == (4 if solve_weight else 2)
 
 
-def test_the_generator_stays_the_base(real):
+def test_the_generator_stays_the_base(tmp_path):
     """However the verifier has changed, which writes otherwise by now."""
-    trainer, question = real(), "((42/7)/9)/8 mod 61"  # quotients are believed, not known
+    trainer, question = real(tmp_path), "((42/7)/9)/8 mod 61"  # quotients are believed, not known
     rows = [{"question": question, "answer": "50"}] * 8
 
     def texts(write):
@@ -162,44 +140,39 @@ def test_nothing_to_tell_apart_ends_in_a_sentence(texts):
         given_texts(texts).collect()
 
 
-@pytest.fixture
-def probabilities(monkeypatch):
-    """probabilities(trainer, table) makes its `log_probs` say the table's probability of each text;
-    the texts that it will have been asked for.
+def probabilities(monkeypatch, trainer, table: dict) -> list[str]:
+    """Makes the trainer's `log_probs` say the table's probability of each text; the texts that it
+    will have been asked for.
     """
+    seen = []
+
+    def log_probs(name, ids):
+        texts = trainer.processing_class.batch_decode(ids)
+        seen.extend(texts)
+        return torch.tensor([[math.log(table[text])] for text in texts])
+
     monkeypatch.setattr(genrm, "completion_batch", lambda prompts, ids, *_: ids)
-
-    def given_to(trainer, table: dict) -> list[str]:
-        seen = []
-
-        def log_probs(name, ids):
-            texts = trainer.processing_class.batch_decode(ids)
-            seen.extend(texts)
-            return torch.tensor([[math.log(table[text])] for text in texts])
-
-        trainer.log_probs = log_probs
-        return seen
-
-    return given_to
+    trainer.log_probs = log_probs
+    return seen
 
 
-def test_a_direct_score_is_p_yes(probabilities):
+def test_a_direct_score_is_p_yes(monkeypatch):
     """All forms add up, and other words have no part in it."""
     trainer = given_texts(verifier="direct")
     forms = dict(zip([*genrm.YES, *genrm.NO], (0.2, 0.2, 0.2, 0.1, 0.05, 0.05)))
-    probabilities(trainer, forms)
+    probabilities(monkeypatch, trainer, forms)
     assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.6 / 0.8)]
     assert trainer.scores([]) == []
 
 
-def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(probabilities):
+def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(monkeypatch):
     """Two solutions with two rationales each, one of which comes to no verdict."""
     bodies = [letter + genrm.OPENING for letter in "abc"]
     yes, no = genrm.VERDICTS
     trainer = given_texts([bodies[0] + yes, bodies[1] + no, "nothing", bodies[2] + yes])
     ends = [verdict + genrm.CLOSING for verdict in genrm.VERDICTS]
     texts = [body + end for body in bodies for end in ends]
-    seen = probabilities(trainer, dict(zip(texts, (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))))
+    seen = probabilities(monkeypatch, trainer, dict(zip(texts, (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))))
     scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
     assert scores == pytest.approx([(0.9 + 0.25) / 2, (0.5 + 0.75) / 2])
     # a verdict is encoded behind its rationale as it was taught: a tokenizer may join signs there

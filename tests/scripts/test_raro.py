@@ -29,15 +29,6 @@ def test_both_sides_are_shown_in_one_form(text):
     assert re.fullmatch(form, shown(text))
 
 
-def test_what_is_shown_keeps_steps_and_answer_and_nothing_else():
-    text = (
-        "I am an expert.\n<step> 3+4=7 </step> clearly <step>7!</step> <answer>\\boxed{7} </answer>"
-    )
-    assert shown(text) == "<step>3+4=7</step>\n<step>7!</step>\n<answer>\\boxed{7}</answer>"
-    assert shown(shown(text)) == shown(text)
-    assert shown("no idea") == "<answer>\\boxed{}</answer>"
-
-
 # ------------------------------------------------------------------ rewards, as the sheet's table
 TAU_POL, TAU_CRIT = 0.6, 0.55
 
@@ -64,14 +55,10 @@ def test_what_is_said_of_right_and_of_wrong_solutions():
 
 # ------------------------------------------------------------------ a step by hand
 def given_texts(policy=(), judgements=(), old=(), **change) -> raro.Raro:
-    """What ends with three dots was cut at the length limit."""
     cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)
-    texts = {"policy": policy, "critic": judgements}
-    ended = {
-        name: [text if text.endswith("...") else text + "\n" for text in its]
-        for name, its in texts.items()
-    }
-    trainer = without_model(raro.Raro, cfg, ended, eos_token_ids=[END])
+    texts = {"policy": [f"{text}\n" for text in policy]}
+    texts["critic"] = [f"{text}\n" for text in judgements]
+    trainer = without_model(raro.Raro, cfg, texts, eos_token_ids=[END])
     trainer.saved["buffer"] = [*old]
     return trainer
 
@@ -82,23 +69,20 @@ def rows(*questions: str) -> list[dict]:
     return [of(q) | {"prompt": [{"content": q}]} for q in questions for _ in range(2)]
 
 
-def places(count: int) -> str:
-    """Where the expert's solutions stand in the first step's pairs."""
-    rng = random.Random("0 0 1+6")
-    return "".join(rng.choice("12") for _ in range(count))
-
-
 def test_a_step():
-    """Four solutions: right, wrong, right but cut, wrong; the critic takes the first for the
-    expert's, sees through the second, calls the others ties.
+    """Four solutions: right, wrong, right, wrong; the critic takes the first for the expert's, sees
+    through the second and the last, calls the third a tie. Each side has a weight.
     """
-    expert = places(4)
-    said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "tie", "tie")]
-    solutions = [solution(7), solution(8), solution(7) + "...", solution(9)]
-    trainer = given_texts(solutions, [*said, *map(boxed, ("1", "2", "tie")), "hm"])
+    rng = random.Random("0 0 1+6")  # the first step's
+    expert = [rng.choice("12") for _ in range(4)]
+    said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "tie", expert[3])]
+    said += [*map(boxed, ("1", "2", "tie")), "hm"]
+    weights = {"weight_pol": 0.25, "weight_crit": 2.0}
+    trainer = given_texts([solution(n) for n in (7, 8, 7, 9)], said, **weights)
     (policy, critic) = trainer.step(rows("1+6", "2+5"))[0]
-    assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0.6])
-    assert policy["advantages"].tolist() == pytest.approx([0.5, -0.5, 0, 0])  # no deviation
+    assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0])
+    # without a deviation
+    assert policy["advantages"].tolist() == pytest.approx([0.125, -0.125, 0.075, -0.075])
     # the expert's solution stands where it is said to stand
     asked = []
     for _, text in trainer.asked[4:]:
@@ -108,11 +92,10 @@ def test_a_step():
         assert (first if place == "1" else second).startswith("<step>x=7?<")
         assert (second if place == "1" else first).startswith(f"<step>x={ours}<")
     one, two = critic["advantages"].split(2)
-    assert one.tolist() == ([0.5, -0.5] if "x=7?" in asked[4][0] else [-0.5, 0.5])
-    assert two.tolist() == pytest.approx([0.275, -0.275])  # .55 and 0
-    assert len(trainer.saved["buffer"]) == 4
-    logged = {name: mean(values) for name, values in trainer.logged.items()}
-    assert logged["critic/says_tie"] == logged["policy/accuracy"] == 0.5
+    assert one.tolist() == ([1, -1] if "x=7?" in asked[4][0] else [-1, 1])
+    assert two.tolist() == pytest.approx([0.55, -0.55])  # of .55 and 0
+    assert mean(trainer.logged["critic/says_tie"]) == 0.25
+    assert mean(trainer.logged["policy/accuracy"]) == 0.5
 
 
 def test_a_completion_that_was_cut_has_no_advantage():
@@ -157,13 +140,3 @@ def test_controls_are_never_trained_and_a_coin_is_not_asked():
     assert of()["critic"].adapter == of()["policy"].adapter == "agent"
     apart = of(shared=False, critic="frozen")
     assert apart["critic"].lr == 0 < apart["policy"].lr and not apart["critic"].adapter
-
-
-def test_weights_of_both_sides():
-    expert = places(2)
-    said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "1", "2")]
-    weights = {"weight_pol": 0.25, "weight_crit": 2.0}
-    trainer = given_texts([solution(7), solution(8)], said, pairs=1, **weights)
-    policy, critic = trainer.step(rows("1+6"))[0]
-    assert policy["advantages"].abs().tolist() == pytest.approx([0.125] * 2)
-    assert critic["advantages"].abs().tolist() == pytest.approx([1.0] * 2)

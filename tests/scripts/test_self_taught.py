@@ -43,8 +43,7 @@ def test_which_of_too_many_are_kept_is_chance():
 
 # ------------------------------------------------------------------ parsing, changed questions
 @given(strategies.text(max_size=60))
-def test_any_text_can_be_read_and_changed(text):
-    assert st.parse_choice(text) in (None, 1, 2)
+def test_any_text_can_be_changed(text):
     changed = st.changed_question(random.Random(0), text)
     assert changed is None or changed != text
 

@@ -18,7 +18,6 @@ ROW = {
     "program": "x=int(input())\nx+=3\nx*=7\nprint(x%100)",
     "tests": [("1\n", "28\n"), ("2\n", "35\n"), ("0\n", "21\n")],
 }
-ENDINGS = {"Change a line.", "Remove a line."}
 ROW["question"] = shown(ROW["program"], ROW["tests"], number=True)
 
 
@@ -49,23 +48,21 @@ def test_a_test_of_several_lines_stands_on_one():
 
 
 def test_prompts_are_those_that_the_embedded_model_has_been_taught():
-    """The same program and tests in both."""
-    taught = [repairs.break_program(random.Random(seed), 0)[0] for seed in range(8)]
-    for user in taught:
+    def parts(user: str) -> tuple[str, list]:
         program = re.search(r"```python\n(.*)\n```", user, re.DOTALL)[1]
-        tests = [
-            (f"{x}\n", y.replace("\\n", "\n")) for x, y in re.findall(r"\d: (\d+)->(.*)", user)
-        ]
-        question = shown(program, tests, number=True)
-        assert user.startswith(question)
-        assert ssr.inject_prompt(question)[1]["content"][len(question) :] in ENDINGS
-        assert user[len(question) :] in ENDINGS
-        numbered = [f"{k}: " for k in range(1, 5)]
-        lines = [line.removeprefix(n) for n, line in zip(numbered, user.splitlines()[-5:-1])]
-        solver = repair_prompt(Bug({"program": program, "tests": tests}, program, [1, 2, 3, 4]))
-        assert solver[1]["content"].splitlines()[-5:] == [*lines, "Repair it."]
-    assert {user.splitlines()[-1] for user in taught} == ENDINGS
-    assert repairs.repair_program(random.Random(0), 0)[0].endswith("\nRepair it.")
+        return program, re.findall(r"^(?:\d: )?(\d+)->(.*)$", user, re.MULTILINE)
+
+    endings = set()
+    for seed in range(8):
+        taught, _ = repairs.break_program(random.Random(seed), 0)
+        asked = ssr.inject_prompt(shown(*parts(taught), number=True))[1]["content"]
+        assert asked.rpartition("\n")[0] == taught.rpartition("\n")[0]
+        endings |= {asked.splitlines()[-1], taught.splitlines()[-1]}
+        taught, _ = repairs.repair_program(random.Random(seed), 0)
+        program, tests = parts(taught)
+        hidden = [*range(1, len(tests) + 1)]
+        assert repair_prompt(Bug({"tests": tests}, program, hidden))[1]["content"] == taught
+    assert endings == {"Change a line.", "Remove a line."}
 
 
 # ------------------------------------------------------------------ inverse mutation
@@ -77,9 +74,8 @@ def test_each_edited_line_is_put_right_alone(kinds):
     for i, kind in enumerate(kinds):
         parts.append(([f"stay {i}"], [f"stay {i}"]))
         was, now = [f"old {i}"], [f"new {i}"]
-        parts.append(
-            {"keep": (was, was), "change": (was, now), "drop": (was, []), "add": ([], now)}[kind]
-        )
+        edits = {"keep": (was, was), "change": (was, now), "drop": (was, []), "add": ([], now)}
+        parts.append(edits[kind])
     text = lambda lines: "\n".join(line for part in lines for line in part)  # noqa: E731
     expected = []
     for k, (was, now) in enumerate(parts):
@@ -130,28 +126,22 @@ def test_the_injectors_reward_is_absolute_zeros_scaled():
 
 
 # ------------------------------------------------------------------ a step by hand
-@pytest.fixture
-def given_texts(sandbox):
-    """given_texts(the injector's texts, the solver's) -> a trainer"""
-
-    def make(injector=(), solver=(), **change):
-        cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
-        texts = {"injector": [*injector], "solver": [*solver]}
-        return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, train_rows=[ROW])
-
-    return make
+def given_texts(sandbox, injector=(), solver=(), **change) -> ssr.Ssr:
+    cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
+    texts = {"injector": [*injector], "solver": [*solver]}
+    return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, train_rows=[ROW])
 
 
 ROWS = [ROW | {"prompt": [{}, {"content": "break"}]}] * 2
 RIGHT, WRONG = code("x+=3", "x*=7"), code("x+=1", "x*=7")
 
 
-def test_a_step(given_texts):
+def test_a_step(sandbox):
     """One bug is valid and repaired by one of two; the other edits a line without need. The solver
     sees the hidden tests, and neither the original nor the other tests.
     """
     bugs = [bug("x+=4", "x*=7", hidden="1, 2"), bug("x+=4", "x*=7", "x+=0", hidden="1")]
-    trainer = given_texts(bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
+    trainer = given_texts(sandbox, bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
     injector, solver, again = trainer.step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
     one, two = injector["notes"]
@@ -168,48 +158,48 @@ def test_a_step(given_texts):
     assert trainer.logged["solver/second_order"] == [True, False]
 
 
-def test_a_repair_must_pass_the_tests_that_it_was_not_shown(given_texts):
-    shown_only = "```python\nprint(28)\n```"
-    trainer = given_texts([bug("x+=4", "x*=7")] * 2, [shown_only, RIGHT] * 2, second_order=0)
+def test_a_repair_must_pass_the_tests_that_it_was_not_shown(sandbox):
+    bugs, shown_only = [bug("x+=4", "x*=7")] * 2, "```python\nprint(28)\n```"
+    trainer = given_texts(sandbox, bugs, [shown_only, RIGHT] * 2, second_order=0)
     injector, solver = trainer.step(ROWS)[0]
     assert solver["rewards"].tolist() == [-1, 1, -1, 1]
     assert injector["rewards"].tolist() == pytest.approx([0.1] * 2)
 
 
-def test_the_bug_itself_is_no_bug_of_second_order(given_texts):
+def test_the_bug_itself_is_no_bug_of_second_order(sandbox):
     bugs, unchanged = [bug("x+=4", "x*=7")] * 2, code("x+=4", "x*=7")
-    assert len(given_texts(bugs, [unchanged, RIGHT] * 2).step(ROWS)[0]) == 2
+    assert len(given_texts(sandbox, bugs, [unchanged, RIGHT] * 2).step(ROWS)[0]) == 2
 
 
-def test_bugs_that_are_none(given_texts):
+def test_bugs_that_are_none(sandbox):
     """Unreadable, unchanged; but a program that cannot run is a bug, which nobody repairs here."""
     for text in ("none", bug("x+=3", "x*=7")):
-        (injector,) = given_texts([text] * 2, ["none"] * 4).step(ROWS)[0]
+        (injector,) = given_texts(sandbox, [text] * 2, ["none"] * 4).step(ROWS)[0]
         assert injector["rewards"].tolist() == [-1] * 2
-    injector, _ = given_texts([bug("loop(", "x*=7")] * 2, ["none"] * 4).step(ROWS)[0]
+    injector, _ = given_texts(sandbox, [bug("loop(", "x*=7")] * 2, ["none"] * 4).step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([-0.8] * 2)
 
 
 @pytest.mark.parametrize("train, zero", [("solver", [0]), ("injector", [1, 2]), ("both", [])])
-def test_who_is_trained(given_texts, train, zero):
+def test_who_is_trained(sandbox, train, zero):
     attempts = [RIGHT, WRONG, WRONG, WRONG] + [RIGHT, WRONG] * 2
-    batches = given_texts([bug("x+=4", "x*=7")] * 2, attempts, train=train).step(ROWS)[0]
+    batches = given_texts(sandbox, [bug("x+=4", "x*=7")] * 2, attempts, train=train).step(ROWS)[0]
     assert len(batches) == 3
     assert [i for i, batch in enumerate(batches) if not batch["advantages"].any()] == zero
 
 
-def test_a_process_without_a_bug_takes_part_in_vain(given_texts):
-    trainer = given_texts(["none"] * 2, ["none"] * 4)
+def test_a_process_without_a_bug_takes_part_in_vain(sandbox):
+    trainer = given_texts(sandbox, ["none"] * 2, ["none"] * 4)
     trainer.gather = lambda values: [*values, 1]  # another process has one
     injector, solver, again = trainer.step(ROWS)[0]
     assert solver["rewards"].isnan().all() and again["rewards"].isnan().all()
 
 
-def test_held_out_bugs_fail_and_their_originals_do_not(given_texts):
+def test_held_out_bugs_fail_and_their_originals_do_not(sandbox):
     rows = [ROW | {"question": f"{i}"} for i in range(8)]
     rows += [ROW | {"question": "broken", "program": "print(1)"}]  # fails its own tests
     rows += [ROW | {"question": "one", "program": "print((int(input())+3)*7)"}]
-    trainer = given_texts()
+    trainer = given_texts(sandbox)
     trainer.in_parallel = lambda fn, items: fn(items)
     found = {b.row["question"]: b for b in ssr.removals(trainer, rows)}
     assert "broken" not in found and "one" not in found  # a line in all, which is not removed
@@ -220,9 +210,9 @@ def test_held_out_bugs_fail_and_their_originals_do_not(given_texts):
     }
 
 
-def test_without_a_bug_there_is_no_share_of_repairs(given_texts):
+def test_without_a_bug_there_is_no_share_of_repairs(sandbox):
     """A program of two lines that no removal breaks: 0 would be a solver that repairs nothing."""
     row = {"program": "print(1)\n\n1", "tests": [("", "1\n")], "question": "it"}
-    trainer = given_texts(["nothing readable"], eval_samples=1)
+    trainer = given_texts(sandbox, ["nothing readable"], eval_samples=1)
     trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), trainer.generate
     assert ssr.evaluate(trainer, [row]) == {"injector/valid": 0.0}

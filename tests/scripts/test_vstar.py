@@ -29,17 +29,12 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
 
 
 # ------------------------------------------------------------------ on the embedded model
-@pytest.fixture
-def real(tmp_path):
-    """real(verifier) -> the trainer on the embedded model, its two adapters apart."""
-
-    def make(verifier="dpo"):
-        args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3)
-        trainer = build(vstar.VStar, tmp_path, args, vstar.VStar.players(args), solve_prompt)
-        perturb(trainer, 0.05)
-        return trainer
-
-    return make
+def real(folder, verifier="dpo") -> vstar.VStar:
+    """The trainer on the embedded model, its two adapters apart."""
+    args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3)
+    trainer = build(vstar.VStar, folder, args, vstar.VStar.players(args), solve_prompt)
+    perturb(trainer, 0.05)
+    return trainer
 
 
 def sigmoid(x: float) -> float:
@@ -63,9 +58,9 @@ def teach(trainer, lessons: list[dict]):
     trainer.saved |= {"iteration": 2, "taught": 2, "lessons": lessons}
 
 
-def test_dpos_loss_by_hand(real):
+def test_dpos_loss_by_hand(tmp_path):
     """The verifier against the base, of the right solution and of the wrong one."""
-    trainer, wanted = real(), 0.0
+    trainer, wanted = real(tmp_path), 0.0
     others = [WRONG, "<step>38+4=42</step>\n<answer>\\boxed{42}</answer>"]
     rows = [row(RIGHT, True, rejected=wrong, z=1.0) for wrong in others]
     teach(trainer, rows)
@@ -82,9 +77,9 @@ def test_dpos_loss_by_hand(real):
 
 
 @pytest.mark.parametrize("kind", ["orm", "prm"])
-def test_the_heads_losses_and_scores_by_hand(real, kind):
+def test_the_heads_losses_and_scores_by_hand(tmp_path, kind):
     """The token for good against the one for bad, behind what is judged; z may be soft."""
-    trainer = real(kind)
+    trainer = real(tmp_path, kind)
 
     def logit(text: str) -> float:
         ids = [trainer.processing_class(text + sign, add_special_tokens=False) for sign in "+-"]
@@ -105,10 +100,10 @@ def test_the_heads_losses_and_scores_by_hand(real, kind):
     assert scores[1] == pytest.approx(worst, rel=1e-4)
 
 
-def test_the_generators_loss_and_its_restart(real):
+def test_the_generators_loss_and_its_restart(tmp_path):
     """A mean over the tokens, of texts of different lengths; then the adapter is the base again,
     and Adam knows nothing of it, while the other one keeps everything."""
-    trainer = real()
+    trainer = real(tmp_path)
     trainer.saved |= {"iteration": 0, "D_gen": [row(RIGHT, True), row(WRONG, True)]}
     tokens = len(trainer.ids(RIGHT)) + len(trainer.ids(WRONG))
     wanted = -sum(likelihood(trainer, "generator", text) for text in (RIGHT, WRONG)) / tokens
