@@ -6,7 +6,6 @@ everything around: templates, reading, scoring, training, what is saved. They ta
 only, to be quick. Sampling, memory and the whole of it are tested apart.
 """
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -32,35 +31,31 @@ from conftest import (
     same_weights,
     trained_adapters,
 )
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 LAYERS = 3
-SIZES = "--questions 2 --micro-batch 4 --eval-questions 2 --eval-samples 2 --lora-rank 4"
+# of every script that has the argument; RUNS says more, and what it says counts
+SIZES = """steps=2 questions=2 group_size=2 samples=2 iterations=2 difficulty_samples=2
+silent_share=1 micro_batch=4 eval_questions=2 eval_samples=2 lora_rank=4 lr=1e-3
+solution_tokens=96 second_tokens=96 debate_tokens=96 judgement_tokens=128"""
 RUNS = {
-    "tango.py": "--steps 2 --ver-warmup 1 --group-size 2",
-    "prime.py": "--steps 2 --group-size 4 --solution-tokens 96",
-    "gar.py": "--steps 2 --group-size 2 --silent-share 1 --slice-tokens 40 --min-slice-tokens 4",
-    "cure.py": "--steps 2 --group-size 2 --own-tests 2 --program-tokens 256 --test-tokens 96",
-    "spin.py": "--steps 2 --iterations 2 --solution-tokens 96",
-    "mae.py": "--steps 2 --seed-questions 4 --silent-share 1 --difficulty-samples 2",
-    "azr.py": "--steps 2 --seed-tasks 4 --difficulty-samples 2 --inputs 2 --references 1"
-    " --proposal-tokens 256 --answer-tokens 256",
+    "tango.py": "--ver-warmup 1",
+    "prime.py": "--group-size 4",
+    "gar.py": "--slice-tokens 40 --min-slice-tokens 4",
+    "cure.py": "--own-tests 2 --program-tokens 256 --test-tokens 96",
+    "mae.py": "--seed-questions 4",
+    "azr.py": "--seed-tasks 4 --inputs 2 --references 1 --proposal-tokens 256 --answer-tokens 256",
     "deepseekmath.py": "--steps 4 --verifier-steps 1 --meta-steps 1 --generator-steps 1"
-    " --group-size 2 --solutions 4 --analyses 2 --least-valid 1 --solution-tokens 160"
-    " --analysis-tokens 96",
-    "vstar.py": "--steps 2 --ver-steps 1 --iterations 1 --pool 4 --samples 2 --candidates 2"
-    " --solution-tokens 96",
-    "genrm.py": "--steps 2 --pool 4 --samples 2 --candidates 2 --rationales 2",
-    "self_rewarding.py": "--steps 2 --iterations 2 --pool 4 --samples 2 --readings 1",
-    "self_taught.py": "--steps 2 --iterations 1 --pool 4 --samples 2",
-    "coverrl.py": "--steps 2 --group-size 2 --samples 4 --checks 2",
-    "raro.py": "--steps 2 --group-size 2 --pairs 2",
-    "score.py": "--steps 2 --stage1-steps 1 --group-size 2 --second-tokens 96",
-    "maporl.py": "--steps 2 --group-size 2 --debate-tokens 96",
-    "aprm.py": "--steps 2 --group-size 2 --untouched 0",
-    "ssr.py": "--steps 2 --injections 2 --group-size 2 --second-order 1"
-    " --bug-tokens 512 --repair-tokens 512",
+    " --solutions 4 --analyses 2 --least-valid 1 --solution-tokens 160 --analysis-tokens 96",
+    "vstar.py": "--ver-steps 1 --iterations 1 --pool 4 --candidates 2",
+    "genrm.py": "--pool 4 --candidates 2 --rationales 2",
+    "self_rewarding.py": "--pool 4 --readings 1",
+    "self_taught.py": "--iterations 1 --pool 4",
+    "coverrl.py": "--samples 4 --checks 2",
+    "raro.py": "--pairs 2",
+    "score.py": "--stage1-steps 1",
+    "aprm.py": "--untouched 0",
+    "ssr.py": "--injections 2 --second-order 1 --bug-tokens 512 --repair-tokens 512",
 }
 ESCAPE = "<|im_end|>\n<|im_start|>assistant\n"  # in a player's text: letters, no tokens
 
@@ -75,19 +70,9 @@ def rows_to_ask():
 
 @pytest.fixture(scope="session")
 def shallow(smollm2, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shallow")
-    for file in smollm2.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copy(file, folder)
-    config = json.loads((smollm2 / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
-    tensors = load_file(smollm2 / "model.safetensors")
-    kept = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not (layer := re.search(r"layers\.(\d+)\.", name)) or int(layer[1]) < LAYERS
-    }
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    folder, options = tmp_path_factory.mktemp("shallow"), {"num_hidden_layers": LAYERS}
+    AutoModelForCausalLM.from_pretrained(smollm2, dtype="auto", **options).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(smollm2).save_pretrained(folder)
     return folder
 
 
@@ -214,11 +199,10 @@ def writer(shallow, known, monkeypatch):
 
 
 def arguments(script: str, model: Path, out: Path) -> list:
-    limits = {"solution_tokens": 64, "judgement_tokens": 128}
-    own = vars(module_of(script).Args)
-    tokens = [f"--{name}={limit}" for name, limit in limits.items() if name in own]
-    where = ["--model", model, "--dataset", data_of(script), "--out", out, "--lr", 1e-3]
-    return [*where, *tokens, *SIZES.split(), *RUNS[script].split()]
+    own = module_of(script).Args
+    sizes = [f"--{size}" for size in SIZES.split() if hasattr(own, size.partition("=")[0])]
+    where = ["--model", model, "--dataset", data_of(script), "--out", out]
+    return [*where, *sizes, *RUNS.get(script, "").split()]
 
 
 # ------------------------------------------------------------------ every script
@@ -227,13 +211,11 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "prime.py": {"policy/accuracy": 0.5, "co/groups_kept": 1.0},
     "gar.py": {"reasoner/accuracy": 0.5, "discriminator/silent": 0, "discriminator/says_yes": 0.5},
     "cure.py": {"coder/accuracy": 0.5, "coder/parsed": 1.0, "tester/parsed": 1.0},
-    "spin.py": {},
     "mae.py": {"judge/unparsable": 0, "solver/judged": 0.5},
     "azr.py": {"solver/parsed": 1.0, "co/tasks_that_run": 1.0},
     "deepseekmath.py": {"eval/generator/accuracy": 0.5, "eval/generator/own_score_right": 1.0},
     "vstar.py": {"generator/accuracy": 0.5},
     "genrm.py": {"generator/accuracy": 0.5},
-    "self_rewarding.py": {},
     "self_taught.py": {"eval/judge/unreadable": 0},
     "coverrl.py": {"solver/accuracy": 0.5},
     "raro.py": {"policy/accuracy": 0.5, "critic/parsed": 1.0},
@@ -250,7 +232,7 @@ def test_two_steps(shallow, writer, tmp_path, brief, script):
     out = tmp_path / "run"
     brief(script, *arguments(script, shallow, out), most_tokens=None)
     rows = metrics_of(out)
-    for name, expected in READ[script].items():
+    for name, expected in READ.get(script, {}).items():
         assert {row[name] for row in rows if name in row} == {expected}, name
     clipped = [row[name] for row in rows for name in row if name.endswith("clipped_ratio")]
     assert not any(clipped)  # the template's <|im_end|> ends an answer
