@@ -110,8 +110,7 @@ def given_texts(texts: dict[str, list[str]], **change) -> coverrl.CoVerRL:
 def rows():
     """Two questions, each twice: 1 has the gold answer 7, 2 has 5."""
     given = [("1", "7"), ("1", "7"), ("2", "5"), ("2", "5")]
-    prompt = lambda q: [{"role": "user", "content": q}]  # noqa: E731
-    return [{"prompt": prompt(q), "question": q, "answer": a} for q, a in given]
+    return [{"prompt": [{"content": q}], "question": q, "answer": a} for q, a in given]
 
 
 WRITTEN = {

@@ -28,18 +28,10 @@ def test_scores():
 
 # ------------------------------------------------------------------ bonus
 ALPHAS = [0.1, 0.2, 0.4, 0.8]
-OWN = {  # (I was, I am, the other was) -> my bonus
-    (1, 0, 0): -0.1,
-    (1, 0, 1): -0.2,
-    (0, 1, 1): 0.1,
-    (0, 1, 0): 0.2,
-}
-INFLUENCE = {  # (I was, the other was, the other is) -> my bonus
-    (0, 1, 0): -0.8,
-    (1, 1, 0): -0.4,
-    (1, 0, 1): 0.8,
-    (0, 0, 1): 0.4,
-}
+# (I was, I am, the other was) -> my bonus
+OWN = {(1, 0, 0): -0.1, (1, 0, 1): -0.2, (0, 1, 1): 0.1, (0, 1, 0): 0.2}
+# (I was, the other was, the other is) -> my bonus
+INFLUENCE = {(0, 1, 0): -0.8, (1, 1, 0): -0.4, (1, 0, 1): 0.8, (0, 0, 1): 0.4}
 
 
 @pytest.mark.parametrize("sign", [1, -1])

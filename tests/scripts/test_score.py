@@ -64,13 +64,14 @@ SECOND = [solution(7), solution(7), solution(8), "<think>hm</think>" + solution(
 
 
 def test_stage_one_moves_only_the_second_turn():
-    """Right -> right, wrong -> right; right -> wrong, wrong -> wrong."""
-    trainer = given_texts(FIRST, SECOND, done=2, kl=0.02, first_kl=0.25)
+    """Right -> wrong, wrong -> right; right -> wrong, wrong -> wrong."""
+    again = [solution(n) for n in (8, 7, 8, 9)]
+    trainer = given_texts(FIRST, again, done=2, kl=0.02, first_kl=0.25)
     first, second = trainer.step(ROWS)[0]
     assert first["advantages"].tolist() == [0.0] * 4  # though the rewards differ
     assert first["rewards"].tolist() == [1.0, 0.0, 1.0, 0.0]
-    assert second["rewards"].tolist() == [1.0, 1.0, 0.0, 0.0]  # without the bonus
-    assert second["advantages"].tolist() == [0.0] * 4
+    assert second["rewards"].tolist() == [0.0, 1.0, 0.0, 0.0]  # without the bonus
+    assert second["advantages"].tolist() == [-0.5, 0.5, 0.0, 0.0]
     assert first["kl_weight"].tolist() == pytest.approx([0.27] * 4)
     assert second["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert trainer.moments
