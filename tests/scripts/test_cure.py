@@ -4,7 +4,10 @@ evaluation with completions that are given.
 
 import functools
 import math
+import random
+from collections import defaultdict
 from itertools import product
+from statistics import mean
 
 import cure  # not its names: pytest would collect tester_rewards as a test
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import steps_of
-from trainers import logged, without_model
+from trainers import answering, logged, without_model
 
 
 def random_tables(seed: int):
@@ -81,72 +84,9 @@ def test_shorter_is_better_against_the_printed_formula():
     assert torch.equal(cure.shorter_is_better(none_good, torch.tensor([1, 2, 3])), none_good)
 
 
-# ------------------------------------------------------------------ theorem 3.1
-def test_p01_p00_and_mu_against_loops():
-    """mu is the mean of X over pairs of a wrong program and a test: 1 where it fails a right one,
-    -1 where it passes a wrong one. What cannot be read is left out of the rates; a test that cannot
-    be read adds 0 to mu.
-    """
-    for seed in range(300):
-        own, unit = random_tables(seed)
-        rng, M = np.random.default_rng(seed + 1), unit.shape[1]
-        programs = [rng.choice(["p", None], p=[0.8, 0.2]) for _ in own]
-        good, read = torch.tensor(rng.random((2, M)) < 0.6)
-        read |= good
-        unit &= read
-        tests = [("1", "2") if known else None for known in read]
-        found = cure.reward_precision(cure.Ran([programs], [own], [unit]), [tests], {0: good})
-        wrong = [row for row, ran, text in zip(unit, own, programs) if text and not all(ran)]
-        X = [(1 - int(row[k])) if good[k] else -int(row[k]) for row in wrong for k in range(M)]
-        assert found["p01"] == [bool(row[k]) for row in wrong for k in range(M) if good[k]]
-        bad = [k for k in range(M) if read[k] and not good[k]]
-        assert found["p00"] == [bool(row[k]) for row in wrong for k in bad]
-        assert found["mu"] == ([pytest.approx(sum(X) / len(X), abs=1e-12)] if X else [])
-
-
-# ------------------------------------------------------------------ parsing
-def written_test(given="3\n", expected="7\n", mark=""):
-    fence = f"```{mark}\n"
-    return (
-        f"**Test Input:**\n{fence}{given}```\n**Test Output:**\n{fence}{expected}```\n"
-        f"**Explanation:** x"
-    )
-
-
-SECOND = written_test("2\n", "3\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "test"),
-    [
-        (written_test(mark="plaintext"), ("3\n", "7\n")),
-        (written_test("1\n") + "\nbetter:\n" + SECOND, ("2\n", "3\n")),  # the last one
-        (written_test(given=""), ("\n", "7\n")),  # a program may read nothing
-        (written_test(given="1\\n2"), ("1\n2\n", "7\n")),  # a written backslash-n is a new line
-        (written_test().replace("\n", "\r\n"), ("3\n", "7\n")),
-        ("**Test Input:** ```3``` **Test Output:** ```7```", ("3\n", "7\n")),  # inside of a line
-        (written_test().replace("```\n", ""), ("3\n", "7\n")),  # without fences
-        ("**Test Input:**\n1\n2\n\n**Test Output:** 3", ("1\n2\n", "3\n")),  # to the end
-        (written_test(given="```\n3\n```\n"), ("\n", "7\n")),  # nested: the next fence ends it
-        # a heading that is only spoken of, and a second test that is cut: with fences the last
-        # block counts, and an input belongs to the output behind it
-        (written_test() + " so the **Test Output:** is 7", ("3\n", "7\n")),
-        (written_test() + "\n**Test Input:**\n```\n5\n```\n", ("3\n", "7\n")),
-        ("**Test Input:** 1 **Test Output:** 2 **Test Input:** 3", ("1\n", "2\n")),
-        ("**Test Input:** ```1``` hm, no. " + SECOND, ("2\n", "3\n")),  # a draft is no part of it
-        # an unclosed fence, or one that is hidden in prose
-        ("**Test Input:** 1\n**Test Output:**\n```\n7\n", None),
-        (written_test().replace("Input:**\n", "Input:**\nHere it is:\n"), None),
-        (written_test(expected=" \n \n"), None),  # programs that print nothing would pass
-        (written_test().replace("Output", "Result"), None),
-        (written_test().split("**Test Output")[0], None),
-        ("**Test Output:**\n```\n7\n```\n**Test Input:**\n```\n3\n```", None),
-        (written_test()[:-25], None),  # cut at the length limit
-        ("", None),
-    ],
-)
-def test_parse_test(text, test):
-    assert cure.parse_test(text) == test
+# ------------------------------------------------------------------ parsing: tests/data/texts.txt
+def written_test(given: str, expected: str) -> str:
+    return f"**Test Input:**\n```\n{given}\n```\n**Test Output:**\n```\n{expected}\n```"
 
 
 def test_completions_of_one_piece_repeated_end_in_something_sound():
@@ -156,15 +96,15 @@ def test_completions_of_one_piece_repeated_end_in_something_sound():
         text = first + piece * (60_000 // len(piece))
         program = cure.parse_program(text)
         assert program is None or program in text and program.strip()
-        for test in (cure.parse_test(text), cure.parse_test(text + written_test())):
+        for test in (cure.parse_test(text), cure.parse_test(text + written_test("3", "7"))):
             assert test is None or test[1].strip() and all(part[-1] == "\n" for part in test)
 
 
 # ------------------------------------------------------------------ tables
-def bare(sandbox, **change):
+def bare(sandbox, texts=(), **change):
     """A trainer without a model, which logs as a real one."""
     cfg = cure.Args(group_size=3, **change)
-    trainer = without_model(cure.Cure, cfg, sandbox=sandbox)
+    trainer = without_model(cure.Cure, cfg, texts, sandbox=sandbox)
     trainer.log_mean = functools.partial(cure.Cure.log_mean, trainer)
     return trainer
 
@@ -198,28 +138,15 @@ def test_what_passes(sandbox):
 
 
 # ------------------------------------------------------------------ the step
-def play(trainer, programs: list[str], tests: list[str], lengths=(4, 4, 4)):
+def play(sandbox, programs: list[str], tests: list[str], **change):
     """`step` on the task x + 2, own tests 1 -> 3 and 2 -> 4, with these completions."""
-    prompts, texts = {}, {"coder": programs, "tester": tests}
-
-    def rollout(name, rows):
-        prompts[name] = [row["prompt"] for row in rows]
-        return {
-            "player": name,
-            "texts": texts[name],
-            "rewards": torch.zeros(len(rows)),
-            "completion_mask": (torch.arange(9) < torch.tensor(lengths)[:, None]).long(),
-            "notes": [{"player": name, "rewards": {}} for _ in rows],
-        }
-
-    trainer.rollout = rollout
+    trainer = bare(sandbox, {"coder": [*programs], "tester": [*tests]}, **change)
     row = {"question": "x+2", "test_input": ["1\n", "2\n"], "test_output": ["3\n", "4"]}
     coder, tester = trainer.step([{**row, "prompt": cure.code_prompt("x+2")}] * 3)
     assert (coder["player"], tester["player"]) == ("coder", "tester")
-    assert (coder["texts"], tester["texts"]) == (programs, tests)
-    both = {"coder": cure.code_prompt("x+2"), "tester": cure.test_prompt("x+2")}
-    assert prompts == {name: [prompt] * 3 for name, prompt in both.items()}
-    return coder, tester
+    asked = [("coder", "Task: x+2\nWrite a program.")] * 3
+    assert trainer.asked == asked + [("tester", "Task: x+2\nWrite a test.")] * 3
+    return trainer, coder, tester
 
 
 def code(expression):
@@ -228,12 +155,11 @@ def code(expression):
 
 # one correct program, one that is correct at 2 only, one that cannot be read
 PROGRAMS = [code("x+2"), code("x*2"), "print(x+2)"]
-RIGHT, WEAK = written_test("5\n", "7\n"), written_test("2\n", "4\n")
+RIGHT, WEAK = written_test("5", "7"), written_test("2", "4")
 
 
 def test_a_step_on_real_runs(sandbox):
-    trainer = bare(sandbox)
-    coder, tester = play(trainer, PROGRAMS, [RIGHT, WEAK, "no test"])
+    trainer, coder, tester = play(sandbox, PROGRAMS, [RIGHT, WEAK, "no test"])
     assert coder["rewards"].tolist() == [1.0, 0.5, 0.0]
     assert coder["advantages"].tolist() == by_hand([1.0, 0.5, 0.0])
     # right, and both wrong programs fail; right, passed by one of two; not readable: the worst
@@ -264,133 +190,117 @@ def test_a_step_on_real_runs(sandbox):
 
 
 def test_flat_groups_and_a_task_without_a_correct_program_teach_nothing(sandbox):
-    trainer = bare(sandbox)
-    coder, tester = play(trainer, [code("x*2"), code("x"), code("x")], [RIGHT] * 3)
+    trainer, coder, tester = play(sandbox, [code("x*2"), code("x"), code("x")], [RIGHT] * 3)
     assert coder["advantages"].tolist() == by_hand([0.5, 0.0, 0.0])
     assert tester["rewards"].isnan().all() and tester["advantages"].tolist() == [0.0] * 3
     assert logged(trainer)["co/tasks_with_a_right_program"] == 0.0
     assert not {"tester/accuracy", "tester/p01", "tester/p00"} & logged(trainer).keys()
-    tests = [RIGHT, written_test("5\n", "8\n"), "no test"]
-    coder, tester = play(bare(sandbox), [code("x+2")] * 3, tests)
+    tests = [RIGHT, written_test("5", "8"), "no test"]
+    _, coder, tester = play(sandbox, [code("x+2")] * 3, tests)
     assert coder["rewards"].tolist() == [1.0] * 3 and coder["advantages"].tolist() == [0.0] * 3
     assert tester["advantages"].tolist() == by_hand([1.0, -1.0, -1.0])
-    trainer = bare(sandbox)  # nothing can be read
-    coder, _ = play(trainer, ["no program"] * 3, ["no test"] * 3)
+    # nothing can be read
+    trainer, coder, _ = play(sandbox, ["no program"] * 3, ["no test"] * 3)
     assert coder["rewards"].tolist() == coder["advantages"].tolist() == [0.0] * 3
     assert logged(trainer)["coder/parsed"] == logged(trainer)["tester/parsed"] == 0
 
 
 def test_the_ablations_reach_the_advantages(sandbox):
-    tests = [RIGHT, WEAK, written_test("2\n", "5\n")]
-    simple = play(bare(sandbox, tester_reward="simple"), PROGRAMS, tests)[1]
+    tests = [RIGHT, WEAK, written_test("2", "5")]
+    simple = play(sandbox, PROGRAMS, tests, tester_reward="simple")[2]
     assert simple["rewards"].tolist() == [1.0, 1.0, 0.0]
     assert simple["advantages"].tolist() == by_hand([1.0, 1.0, 0.0])
-    # two good tests of 9 and 3 tokens: T = 6, l_max = 9, rhat = (-3, 3, -3), the gain doubled
-    tests[1] = tests[0]
-    short = play(bare(sandbox, short_tests=True), PROGRAMS, tests, lengths=(9, 3, 5))[1]
+    # a good test that is 6 tokens longer than the other: rhat = (-3, 3, -3), the gain doubled
+    short = play(sandbox, PROGRAMS, [RIGHT + " " * 6, RIGHT, tests[2]], short_tests=True)[2]
     assert short["rewards"].tolist() == [1.0, 1.0, 0.0]
     assert short["advantages"].tolist() == by_hand([-3, 6, -3])
 
 
 # ------------------------------------------------------------------ evaluation
-SOLUTION, TWICE = "print(int(input())+2)", "print(int(input())*2)"
+def figures_by_loops(found, row, now, base, tests, passes):
+    """Adds a task's values to `found`. What is None cannot be read, and passes nothing. mu is the
+    mean of X over pairs of a wrong program and a test: 1 where it fails a right one, -1 where it
+    passes a wrong one.
+    """
+
+    def is_right(program) -> bool:
+        return all(passes(program, given) for given in row["test_input"][:2])
+
+    def score(program, size: int) -> int:
+        return sum(passes(program, test) for test in tests[:size])
+
+    n, right, wrong = (
+        len(now),
+        [p for p in base if is_right(p)],
+        [p for p in base if not is_right(p)],
+    )
+    found["co/precision"] += [score(p, n) > score(q, n) for p in right for q in wrong]
+    for size in {min(4, n), n}:
+        best = max(now[:size], key=lambda program: score(program, size))
+        found[f"co/best_of_{size}"].append(is_right(best))
+    found["coder/accuracy"] += map(is_right, now)
+    found["coder/parsed"] += [program is not None for program in now]
+    found["tester/parsed"] += [test is not None for test in tests]
+    judges = [row["reference"]] if is_right(row["reference"]) else right
+    found["co/tasks_with_an_oracle"].append(bool(judges))
+    if not judges:
+        return
+    good = [all(passes(program, test) for program in judges) for test in tests]
+    found["tester/accuracy"] += good
+    for programs, of in ((now, ""), (base, "_base")):
+        wrong = [p for p in programs if p is not None and not is_right(p)]
+        pairs = [(passes(p, t), t, g) for p in wrong for t, g in zip(tests, good)]
+        found[f"tester/p01{of}"] += [passed for passed, _, g in pairs if g]
+        found[f"tester/p00{of}"] += [passed for passed, t, g in pairs if t and not g]
+    if wrong:  # of the base
+        mu = mean([1 - passed if g else -passed for passed, _, g in pairs])
+        found["co/mu"].append(mu)
+        found["co/precision_bound"].append(1 - math.exp(-(max(0, mu) ** 2) * n / 8))
 
 
-def held_out_figures(sandbox, program, test, reference=SOLUTION, base=None, tasks=1):
-    """`evaluate` on tasks x + 2, with given completions: all programs of a task are the same, and
-    so are all its tests and all programs of the base. Each of them is a text, or one per task."""
-    per_task = [[x] * tasks if isinstance(x, str) else x for x in (program, test, reference, base)]
-    program, test, reference, base = per_task
-    trainer = bare(sandbox)
-    n = trainer.cfg.eval_samples
-    trainer.saved = {"base_programs": [[text] * n for text in base]} if base else {}
+@pytest.mark.parametrize("seed", range(60))
+def test_figures_equal_the_loops(seed):
+    """On three tasks. The first programs are the base's, of which only those of now differ; which
+    tests are right does not depend on them. What is not defined is not shown.
+    """
+    rng = random.Random(seed)
+    n, share = rng.randint(2, 6), rng.choice([0.5, 0.8, 0.95])
 
-    def generate_all(player, prompts):
-        assert len(prompts) == tasks * n
-        texts = [code(text) for text in program] if player == "coder" else test
-        return [text for text in texts for _ in range(n)]
+    def written(name: str) -> list[list]:
+        return [[rng.choice([f"{name} {i} {k}"] * 4 + [None]) for k in range(n)] for i in range(3)]
 
-    trainer.generate_all = generate_all
-    row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"]}
-    figures = cure.evaluate(trainer, [{**row, "reference": known} for known in reference])
-    own = [[f"x=int(input())\nprint({text})"] * n for text in program]
-    assert trainer.saved == {"base_programs": [[text] * n for text in base] if base else own}
-    return figures
+    def passes(program, test) -> bool:
+        return bool(program and test) and random.Random(f"{seed} {program} {test}").random() < share
 
+    def run_tables(tasks, runs):
+        return [
+            torch.tensor([[passes(p, t and t[0].strip()) for t in tests] for p in programs]).bool()
+            for programs, tests in tasks
+        ]
 
-ABOUT_TESTS = {f"tester/{name}" for name in ("accuracy", "p01", "p00", "p01_base", "p00_base")}
-ABOUT_TESTS |= {"co/mu", "co/precision_bound"}
+    def say(player, user, greedy, before):
+        item = texts[player][int(user[7])][before]  # Task: q0
+        form = "```python\n%s\n```" if player == "coder" else "**Test Input:**%s**Test Output:**1"
+        return form % item if item else "?"
 
-
-@pytest.mark.parametrize(
-    "program, test, base, shown",
-    [
-        ("x+2", ("2", "4"), None, {}),  # the base has no wrong program
-        # its wrong ones pass 2 -> 4, and not 2 -> 5
-        ("x+2", ("2", "4"), TWICE, {"tester/p01_base": 1, "co/mu": 0}),
-        ("x+2", ("2", "5"), TWICE, {"tester/p00_base": 0, "co/mu": 0}),
-        # p01 is about the programs of now, which pass the right 2 -> 4 and the wrong 1 -> 2
-        ("x*2", ("2", "4"), "print(0)", {"tester/p01": 1, "tester/p01_base": 0, "co/mu": 1}),
-        ("x*2", ("1", "2"), "print(0)", {"tester/p00": 1, "tester/p00_base": 0, "co/mu": 0}),
-    ],
-)
-def test_what_is_not_defined_is_not_shown(sandbox, program, test, base, shown):
-    figures = held_out_figures(sandbox, program, written_test(*test), base=base)
-    rates = ABOUT_TESTS - {"tester/accuracy", "co/precision_bound"} | {"co/precision"}
-    assert {name: figures[name] for name in rates & figures.keys()} == shown
-    assert figures["co/best_of_4"] == (program == "x+2")
-
-
-@pytest.mark.parametrize("reference", ["print(0)", ""])
-@pytest.mark.parametrize("program", ["x+2", "x*2"])
-def test_which_tests_are_right_does_not_depend_on_the_coder_of_now(sandbox, program, reference):
-    """Without a reference that passes its own tests, the base's correct programs decide; without
-    these nobody does, and the task is left out: no test of it is called right or wrong."""
-    for test, is_right in ((WEAK, 1.0), (written_test("2\n", "0\n"), 0.0)):
-        figures = held_out_figures(sandbox, program, test, reference, base=SOLUTION)
-        assert figures["tester/accuracy"] == is_right
-        assert figures["co/tasks_with_an_oracle"] == 1.0
-        figures = held_out_figures(sandbox, program, test, reference, base="print(0)")
-        assert figures["co/tasks_with_an_oracle"] == 0.0 and not ABOUT_TESTS & figures.keys()
-        assert figures["coder/accuracy"] == float(program == "x+2")
-        assert figures["tester/parsed"] == 1.0
-
-
-def test_tests_choose_among_the_programs_of_a_task(sandbox):
-    """2 tasks, of whose 5 programs 3 are right; one right program is worth as much to the first
-    task's tests, one of them wrong, as a wrong one that comes first."""
-    programs = ["x*2", "x+2", "x+2", "0", "x+2"]
-    wrong = written_test("5", "10")
-    tests = [[WEAK, RIGHT, WEAK, "none", wrong], [WEAK, RIGHT, RIGHT, "none", RIGHT]]
-    trainer = bare(sandbox)
-    trainer.cfg.eval_samples = 5
-    texts = {"coder": [code(text) for text in programs] * 2, "tester": sum(tests, [])}
-    trainer.generate_all = lambda player, prompts: texts[player]
-    row = {"question": "x+2", "test_input": ["1", "5"], "test_output": ["3", "7"]}
-    figures = cure.evaluate(trainer, [{**row, "reference": SOLUTION}] * 2)
-    assert figures["coder/accuracy"] == 6 / 10 and figures["tester/accuracy"] == 7 / 10
-    # the first four tests choose the right program; with the wrong one there is a tie
-    assert figures["co/best_of_4"] == 1.0 and figures["co/best_of_5"] == 0.5
-    # right programs pass 3 and 4 tests, wrong ones 3 and 0, and 1 and 0
-    assert figures["co/precision"] == (3 + 6) / 12
-
-
-def test_figures_of_several_tasks(sandbox):
-    """A task without an oracle changes no figure of the tester, though its tests can be read and
-    its wrong programs pass them; precision_bound is the mean of the tasks' bounds."""
-    tests = [WEAK, written_test("5\n", "9\n"), WEAK]
-    programs, references, base = ["x*2"] * 3, [SOLUTION, SOLUTION, ""], [TWICE, "print(9)", TWICE]
-    both = held_out_figures(sandbox, programs, tests, references, base, tasks=3)
-    known = held_out_figures(sandbox, programs[:2], tests[:2], references[:2], base[:2], tasks=2)
-    assert ABOUT_TESTS <= known.keys()
-    assert {key: both[key] for key in ABOUT_TESTS} == {key: known[key] for key in ABOUT_TESTS}
-    assert both["co/tasks_with_an_oracle"] == pytest.approx(2 / 3)
-    # mu: 0, a right test that the base's programs pass; -1, a wrong one that they pass
-    assert both["tester/accuracy"] == 0.5 and both["co/mu"] == -0.5
-    assert both["co/precision_bound"] == 0.0
-    figures = held_out_figures(sandbox, "x+2", [WEAK] * 2, base=["print(0)", TWICE], tasks=2)
-    assert figures["co/mu"] == 0.5  # 1 and 0; at their mean the bound would be another value
-    assert figures["co/precision_bound"] == pytest.approx((1 - math.exp(-2)) / 2)
+    rows = [
+        {
+            "question": f"q{i}",
+            "reference": rng.choice(["", f"reference {i}"]),
+            "test_input": [f"own {i} {k}" for k in range(3)],
+            "test_output": ["1"] * 3,
+        }
+        for i in range(3)
+    ]
+    trainer = answering(say, eval_samples=n, own_tests=2)
+    trainer.run_tables, base, tests = run_tables, written("base"), written("test")
+    for now in (base, written("now")):
+        texts = {"coder": now, "tester": tests}
+        figures, found = cure.evaluate(trainer, rows), defaultdict(list)
+        for task in zip(rows, now, base, tests):
+            figures_by_loops(found, *task, passes)
+        assert figures == pytest.approx({name: mean(v) for name, v in found.items() if v})
+        assert trainer.saved == {"base_programs": base}
 
 
 # ------------------------------------------------------------------ runs
