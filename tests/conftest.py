@@ -452,26 +452,6 @@ def gradient(trainer, batch: dict) -> dict[str, torch.Tensor]:
     return found
 
 
-def dpo_loss_of_trl(policy, reference, pairs: list[tuple], beta: float, folder: Path) -> float:
-    """What TRL's DPOTrainer makes of (question, chosen, rejected), at the temperature 1."""
-    from common.model import TINY
-
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import DPOConfig, DPOTrainer
-
-    rows = [
-        {"prompt": f"<|user|>{question}<|assistant|>", "chosen": chosen, "rejected": rejected}
-        for question, chosen, rejected in pairs
-    ]
-    config = DPOConfig(str(folder), beta=beta, use_cpu=True, report_to="none", bf16=False)
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    data = Dataset.from_list(rows)
-    trainer = DPOTrainer(policy, reference, config, train_dataset=data, processing_class=tokenizer)
-    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(pairs))])
-    return trainer.compute_loss(policy.eval(), batch).item()
-
-
 def relative(one: dict, other: dict) -> float:
     """The largest difference of two gradients, as a share of the largest entry."""
     assert one.keys() == other.keys() and one

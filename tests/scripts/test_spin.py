@@ -1,61 +1,21 @@
-"""spin.py: its loss against TRL's DPO trainer and a loop, its outer loop, its traps."""
+"""spin.py: its loss against a loop, its outer loop, its traps."""
 
 import json
 import math
 from types import SimpleNamespace
 
+from common.errors import UserError
 from common.model import TINY
-from common.tasks.answers import is_correct
-from common.tasks.math import load_questions
 from spin import Args, Spin, evaluate, human_ids, learning_rate_at, solve_prompt, spin_loss
 
 import pytest
 import torch
-from conftest import (
-    build,
-    dpo_loss_of_trl,
-    gradient,
-    metrics_of,
-    refused,
-    saved_of,
-    small,
-    steps_of,
-    weights,
-)
-from trainers import answering, log_probs_by_hand
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from conftest import build, gradient, metrics_of, saved_of, small, steps_of, weights, write_rows
+from trainers import answering, log_probs_by_hand, without_model
+from transformers import AutoTokenizer
 
 LN2 = math.log(2)
 IDS = ("completion_ids", "completion_mask")
-
-
-# ------------------------------------------------------------------ eq. 4.7
-def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
-    """The whole of TRL's DPOTrainer on the same pairs, opponent = reference model."""
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    player, opponent = (AutoModelForCausalLM.from_pretrained(TINY) for _ in range(2))
-    with torch.no_grad():
-        for p in player.parameters():
-            p += 0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
-    pairs = [
-        ("3+4 mod 61", "<step>3+4=7</step>", "<step>3+4=8</step>\n<step>8</step>"),
-        ("(1+2)*3 mod 61", "<step>1", "9"),
-    ]
-    theirs = dpo_loss_of_trl(player, opponent, pairs, 0.1, tmp_path)
-    columns = []
-    for which in (1, 2):
-        for model in (player, opponent):
-            nats = []
-            for pair in pairs:
-                prompt = tokenizer(f"<|user|>{pair[0]}<|assistant|>").input_ids
-                ids = tokenizer(f"{pair[which]}<|end|>").input_ids
-                with torch.no_grad():
-                    logits = model(input_ids=torch.tensor([prompt + ids])).logits[0]
-                logp = logits[len(prompt) - 1 : -1].log_softmax(-1)
-                nats.append(logp[range(len(ids)), ids].sum())
-            columns.append(torch.stack(nats))
-    assert spin_loss(*columns, 0.1)[0].item() == pytest.approx(theirs, abs=1e-5)
-    assert abs(theirs - LN2) > 1e-3  # the models do differ
 
 
 def test_schedule():
@@ -159,6 +119,14 @@ def test_a_new_iteration_copies_the_player_and_forgets_the_optimisers_past(tmp_p
     assert made == [row["question"] for row in trainer.prompts()]
 
 
+def test_an_opponent_that_writes_what_humans_write_ends_in_a_sentence(tmp_path):
+    trainer = make_spin(tmp_path)
+    human = [human_ids(row, trainer.processing_class) for row in trainer.prompts()]
+    trainer.generate_ids = lambda *_: human
+    with pytest.raises(UserError, match="iteration 1: .* nothing is left to learn"):
+        trainer.start_iteration(1)
+
+
 # ------------------------------------------------------------------ a run: four iterations of two
 def test_every_iteration_begins_at_ln2_with_a_new_opponent_and_a_new_warm_up(finished):
     """Steps 1, 3, 5 and 7 open iterations: loss ln 2, rewards 0, to float32 rounding of a sum of
@@ -174,32 +142,21 @@ def test_every_iteration_begins_at_ln2_with_a_new_opponent_and_a_new_warm_up(fin
         assert ("opponent/accuracy" in row) == opens  # it writes then
         rate = lr * learning_rate_at(row["step"] - 1, 2)
         assert row["player/learning_rate"] == pytest.approx(rate)
-    opponent = weights(folder / "checkpoint-8")
-    for name, tensor in weights(folder / "checkpoint-6").items():
-        if name.startswith("player/"):  # as the iteration before left it
-            assert torch.equal(opponent[name.replace("player/", "ref/")], tensor)
 
 
-def test_the_opponents_figures_are_those_of_its_pairs(finished):
-    folder, *_ = finished("spin.py")
-    tokenizer, now = AutoTokenizer.from_pretrained(TINY), saved_of(folder)
-    before = json.loads((folder / "checkpoint-6" / "saved.json").read_text())
-    assert now["previous_pairs"] == before["pairs"] and now["iteration"] == 3
-    pairs, end = now["pairs"], tokenizer.eos_token_id
-    assert len(pairs) == 8  # half of what two steps take: the other half is mixed in
-    for pair in pairs:
-        assert pair["real"][-1] == end
-        assert pair["generated"][-1] == end or len(pair["generated"]) == 80
-    train, _ = load_questions("tiny", 32, 8, seed=0)
-    gold = {row["question"]: row["answer"] for row in train}
-    texts = [tokenizer.decode(pair["generated"], skip_special_tokens=True) for pair in pairs]
-    right = [is_correct(text, gold[pair["question"]]) for text, pair in zip(texts, pairs)]
-    row = steps_of(folder)[6]
-    assert row["opponent/accuracy"] == pytest.approx(sum(right) / 8)
-    lengths = [len(pair["generated"]) for pair in pairs]
-    assert row["opponent/completions/mean_length"] == pytest.approx(sum(lengths) / 8)
-    same = [pair["real"] == pair["generated"] for pair in pairs]
-    assert row["opponent/equal_to_human"] == pytest.approx(sum(same) / 8)
+def test_the_opponents_figures():
+    """Of three completions the second is cut, and the last is what the human wrote."""
+    trainer = without_model(Spin, Args(), eos_token_ids={4})
+    no, cut = (trainer.processing_class(text).input_ids for text in ("no", r"\boxed{1}"))
+    human = [*cut, 4]
+    pairs = [{"real": human, "generated": ids} for ids in ([*no, 4], cut, human)]
+    trainer.report_opponent([{"answer": "1"}] * 3, pairs)
+    assert trainer.logged == {
+        "opponent/accuracy": [False, True, True],
+        "opponent/equal_to_human": [False, False, True],
+        "opponent/completions/mean_length": [3, 9, 10],
+        "opponent/completions/clipped_ratio": [False, True, False],
+    }
 
 
 def test_both_completions_of_a_pair_are_recorded_with_their_share_of_the_reward(finished):
@@ -276,9 +233,7 @@ def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path
         {"question": f"({i}+4)*3 mod 61", "answer": "1", "reference": answers[i % 6]}
         for i in range(300)
     ]
-    data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    flags = ["--dataset", data, "--solution-tokens", 8]
+    flags = ["--dataset", write_rows(tmp_path / "data.jsonl", rows), "--solution-tokens", 8]
     printed = brief("spin.py", *short(tmp_path / "run", *flags))
     assert "questions have no human answer of at most --solution-tokens 8" in printed
     pairs = saved_of(tmp_path / "run")["pairs"]
@@ -286,15 +241,3 @@ def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path
     assert all(pair["real"] == pairs[0]["real"] for pair in pairs)
     cut = [pair["generated"] for pair in pairs if len(pair["generated"]) == 8]
     assert cut and any(end not in ids for ids in cut) and all(ids.count(end) < 2 for ids in cut)
-    assert steps_of(tmp_path / "run")[0]["opponent/completions/clipped_ratio"] > 0
-
-
-def test_an_opponent_that_writes_what_humans_write_ends_in_a_sentence(tmp_path, monkeypatch):
-    def human_answers(trainer, name, prompts, greedy=False):
-        rows = {row["question"]: row for row in trainer.train_rows}
-        questions = [prompt[-1]["content"] for prompt in prompts]
-        return [human_ids(rows[question], trainer.processing_class) for question in questions]
-
-    monkeypatch.setattr(Spin, "generate_ids", human_answers)
-    monkeypatch.setattr(Spin, "generate", lambda *args: [""] * len(args[2]))
-    assert "nothing is left to learn" in refused("spin.py", *short(tmp_path / "run"))
