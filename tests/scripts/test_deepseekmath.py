@@ -30,6 +30,13 @@ def meta(score: str) -> str:
     return f"Score: \\boxed{{{score}}}"
 
 
+PRAISE, DOUBT = ends("none", "1"), ends("1", "0")
+
+
+def graded(solution: str, own: str = PRAISE) -> str:
+    return f"{solution}\n{dsm.HEADING}\n{own}"
+
+
 # ------------------------------------------------------------------ rewards
 def test_rewards_of_verifier_and_generator():
     for s, said, quality in itertools.product(SCORES, SCORES, SCORES):
@@ -72,12 +79,12 @@ def test_labels_against_the_rule_read_from_the_bottom_up(seed):
 @pytest.mark.parametrize(
     "text",
     [
-        f"{RIGHT}\n{dsm.HEADING}\n{dsm.HEADING}\n{ends('none', '1')}",
-        f"<answer>\\boxed{{50}}</answer>\n{dsm.HEADING}\n{ends('none', '1')}",
-        f"<step>38+4=42</step>\n{dsm.HEADING}\n{ends('none', '1')}",
-        f"{RIGHT}\n{dsm.HEADING}\n{ends('3', '0')}",  # a defect beyond its steps
-        f"{dsm.HEADING}\n{ends('none', '1')}\n{RIGHT}",
-        f"{RIGHT}\n{ends('none', '1')}",
+        graded(f"{RIGHT}\n{dsm.HEADING}"),
+        graded("<answer>\\boxed{50}</answer>"),
+        graded("<step>38+4=42</step>"),
+        graded(RIGHT, ends("3", "0")),  # a defect beyond its steps
+        f"{graded('')}\n{RIGHT}",
+        f"{RIGHT}\n{PRAISE}",
     ],
 )
 def test_a_solution_that_shows_a_verifier_its_own_grade_has_no_format(text):
@@ -85,15 +92,15 @@ def test_a_solution_that_shows_a_verifier_its_own_grade_has_no_format(text):
 
 
 def test_praise_is_not_shown():
-    praise, own = f"This is right. {ends('none', '1')}", f"{dsm.HEADING}\n{ends('none', '1')}"
-    for text in (
-        f"{praise}\n{RIGHT.replace('<answer>', praise + '<answer>')}\n{praise}\n{own}",
+    praise = f"This is right. {PRAISE}"
+    for solution in (
+        f"{praise}\n{RIGHT.replace('<answer>', praise + '<answer>')}\n{praise}",
         # in the answer, before and behind its box
-        f"{RIGHT.replace('<answer>', '<answer>' + praise).replace('}</', '} Surely.</')}\n{own}",
-        f"{RIGHT.replace('</answer>', '<step>checked</step></answer>')}\n{own}",
+        RIGHT.replace("<answer>", f"<answer>{praise}").replace("}</", "} Surely.</"),
+        RIGHT.replace("</answer>", "<step>checked</step></answer>"),
     ):
-        assert dsm.parse_solution(text) == (RIGHT, ((), 1.0))
-    unboxed = dsm.parse_solution(f"<step>38+4=42</step>\n<answer>right</answer>\n{own}")
+        assert dsm.parse_solution(graded(solution)) == (RIGHT, ((), 1.0))
+    unboxed = dsm.parse_solution(graded("<step>38+4=42</step>\n<answer>right</answer>"))
     assert unboxed == ("<step>38+4=42</step>\n<answer></answer>", None)
 
 
@@ -120,7 +127,7 @@ def test_r_meta_counts_after_the_meta_verifiers_first_steps_and_not_in_its_ablat
         (12, {}, [1.0, 0.0]),
         (12, {"meta_reward": False}, [1.0, 0.5]),
     ):
-        texts = {"verifier": [ends("1", "0"), ends("2", "0.5")], "meta": [meta("1"), meta("0")]}
+        texts = {"verifier": [DOUBT, ends("2", "0.5")], "meta": [meta("1"), meta("0")]}
         trainer = given_texts(texts, **change)
         trainer.state.global_step, trainer.saved["labelled"] = step, [labelled()]
         trainer.verifier_step()
@@ -129,16 +136,15 @@ def test_r_meta_counts_after_the_meta_verifiers_first_steps_and_not_in_its_ablat
 
 
 def test_the_first_labels_are_the_truth_and_the_next_are_not():
-    own = f"\n{dsm.HEADING}\n{ends('none', '1')}"
-    texts = {"generator": [RIGHT + own, "no steps", LUCKY + own, WRONG + own]}
-    trainer = given_texts(texts, least_valid=2)
+    texts = [graded(RIGHT), "no steps", graded(LUCKY), graded(WRONG)]
+    trainer = given_texts({"generator": texts}, least_valid=2)
     trainer.label_solutions(0)
     assert [(row["label"], row["round"]) for row in trainer.saved["labelled"]] == [(1.0, 0)]
     assert trainer.saved["rounds"] == 1 and dsm.HEADING not in str(trainer.saved)
     assert {"answer", "own"}.isdisjoint(trainer.saved["labelled"][0])
     # LUCKY is doubted twice, WRONG once
-    doubt, praise, yes, no = ends("1", "0.5"), ends("none", "1"), meta("0.5"), meta("0")
-    trainer.texts["verifier"] = [doubt, doubt, praise, "?", doubt, praise, praise, praise]
+    doubt, yes, no = ends("1", "0.5"), meta("0.5"), meta("0")
+    trainer.texts["verifier"] = [doubt, doubt, PRAISE, "?", doubt, PRAISE, PRAISE, PRAISE]
     # the first doubt has the votes yes, no, ?; the second yes, yes, no; that of WRONG yes, no, no
     trainer.texts["meta"] = [yes, yes, yes, no, yes, no, "?", no, no]
     trainer.logged.clear()
@@ -183,7 +189,7 @@ def test_phases_are_the_papers_order_and_labels_are_made_before_each_round():
 
 
 def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_is_logged():
-    said = [ends("1", "0"), ends("2", "0.5"), "?", ends("none", "1")]
+    said = [DOUBT, ends("2", "0.5"), "?", PRAISE]
     trainer = given_texts({"verifier": said}, group_size=4)
     trainer.saved["labelled"] = [labelled(RIGHT, label=0.0)]  # by votes, and wrong
     trainer.verifier_step()
@@ -202,7 +208,7 @@ def test_the_meta_verifier_learns_from_claims_about_the_first_rounds_solutions()
     trainer.meta_step()
     assert trainer.rewards == [1.0, 0.5, 0.0, 0.5]
     assert "Defects: 1,2\nAre they real?" in trainer.asked[-1][1] and WRONG in trainer.asked[-1][1]
-    trainer = given_texts({"verifier": [ends("none", "1")], "meta": [meta("0")] * 2})
+    trainer = given_texts({"verifier": [PRAISE], "meta": [meta("0")] * 2})
     trainer.saved["labelled"] = [labelled(RIGHT, 1.0)]
     trainer.meta_step()
     assert trainer.rewards == [1.0, 1.0]  # where nothing is claimed a defect is made up
@@ -212,11 +218,10 @@ def test_the_meta_verifier_learns_from_claims_about_the_first_rounds_solutions()
 
 
 def test_the_generator_is_rewarded_by_the_verifier_and_not_by_the_truth():
-    own = [ends("none", "1"), ends("1", "0"), ends("1", "0"), "no grade"]
-    solutions = [WRONG, WRONG, RIGHT, RIGHT]
+    solutions, own = [WRONG, WRONG, RIGHT, RIGHT], [PRAISE, DOUBT, DOUBT, "no grade"]
     texts = {
-        "generator": [f"{s}\n{dsm.HEADING}\n{o}" for s, o in zip(solutions, own)],
-        "verifier": [ends("none", "1"), ends("1", "0"), "?"],
+        "generator": [*map(graded, solutions, own)],
+        "verifier": [PRAISE, DOUBT, "?"],
         "meta": [meta("1"), meta("0")],
     }
     rows = [{**ROW, "prompt": dsm.solve_prompt(QUESTION)}] * 4
@@ -238,35 +243,33 @@ def solutions(count: int, label: float) -> list[dict]:
     return [labelled(f"<step>{i}</step>{label}", label) for i in range(count)]
 
 
-def test_a_label_of_a_few_solutions_is_drawn_as_often_as_it_occurs():
-    """One solution of 128 was a third of the lessons, and by votes a wrong one."""
-    trainer, counts = given_texts({}, questions=16), dict.fromkeys(SCORES, 0)
-    few = solutions(1, 0.5) * 4 + solutions(3, 0.5)  # seven rows, three different ones
-    pool = solutions(80, 0.0) + few + solutions(25, 1.0)
-    for seed in range(500):
-        for row in trainer.draw(pool, random.Random(seed)):
-            counts[row["label"]] += 1
-    expected = 16 * 500 * 7 / 112
-    assert 0.85 * expected < counts[0.5] < 1.15 * expected
-    assert 0.9 < counts[0.0] / counts[1.0] < 1.1  # these two are still balanced
-
-
-def test_where_no_label_has_enough_solutions_all_are_drawn_alike():
-    trainer = given_texts({}, questions=16)
-    pool, rng = solutions(12, 0.0) + solutions(3, 1.0), random.Random(0)
-    drawn = [row["label"] for _ in range(200) for row in trainer.draw(pool, rng)]
-    assert 0.17 < drawn.count(1.0) / len(drawn) < 0.23
-
-
-def test_labels_with_enough_solutions_are_drawn_equally_often_by_all_processes_together():
-    pool, shares = solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0), []
-    for index in range(2):
-        trainer = given_texts({}, questions=15)
-        trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
-        shares.append(trainer.draw(pool, random.Random(3)))
-    whole = given_texts({}, questions=30).draw(pool, random.Random(3))
-    assert shares == [whole[::2], whole[1::2]]
-    assert [[row["label"] for row in whole].count(score) for score in SCORES] == [10, 10, 10]
+@pytest.mark.parametrize(
+    "pool, shares",
+    [
+        # labels with enough solutions equally often
+        (solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0), (1 / 3, 1 / 3, 1 / 3)),
+        # 7 rows of 112, but three different solutions: as often as they occur. One of 128 was a
+        # third of the lessons, and by votes a wrong one
+        (
+            solutions(80, 0.0) + solutions(1, 0.5) * 4 + solutions(3, 0.5) + solutions(25, 1.0),
+            (105 / 224, 7 / 112, 105 / 224),
+        ),
+        # where no label has enough, all alike
+        (solutions(12, 0.0) + solutions(3, 1.0), (0.8, 0.0, 0.2)),
+    ],
+)
+def test_how_often_a_label_is_drawn_by_all_processes_together(pool, shares):
+    labels = []
+    for seed in range(200):
+        whole, halves = given_texts({}, questions=24).draw(pool, random.Random(seed)), []
+        for index in range(2):
+            trainer = given_texts({}, questions=12)
+            trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
+            halves.append(trainer.draw(pool, random.Random(seed)))
+        assert halves == [whole[::2], whole[1::2]]
+        labels += [row["label"] for row in whole]
+    found = [labels.count(score) / len(labels) for score in SCORES]
+    assert found == pytest.approx(shares, rel=0.1)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -280,56 +283,44 @@ def test_evaluation_by_hand():
         first = i + 4 if kind == "right" else 1
         return format_solution([f"{i}+4={first}", f"{i + 4}+1={i + 5}"], i + 5)
 
-    perfect, doubt = ends("none", "1"), ends("1", "0")
-    first = {10: ("right", perfect), 11: ("lucky", perfect), 12: ("wrong", doubt)}
-    later = []
+    kinds = ["right", "wrong", "lucky", "right", *["wrong", "right"] * 6]
+    own = [PRAISE, DOUBT, PRAISE, PRAISE, DOUBT, PRAISE, *["no grade", PRAISE] * 5]
+    samples = [solution(10 + n // 2, kind) for n, kind in enumerate(kinds)]
+    refined = [solution(i, "right" if i < 14 else "wrong") for i in range(10, 18)]
+
+    texts = {
+        ("generator", False): [*map(graded, samples, own), *refined],
+        ("generator", True): [graded(solution(i, "lucky"), DOUBT) for i in range(10, 18)],
+        ("verifier", False): [PRAISE, ends("2", "0.5"), ends("1,2", "0"), "?", *[PRAISE] * 4],
+        ("meta", False): [meta("0")] * 2,
+    }
 
     def say(player, asked, greedy, before):
-        i = int(asked[asked.index("(") + 1 :][:2])
-        if player == "meta":
-            return meta("0")
-        if player == "verifier":
-            of_base = {10: perfect, 11: ends("2", "0.5"), 12: ends("1,2", "0"), 13: "?"}
-            return of_base.get(i, perfect)
-        if asked.endswith("Correct it."):
-            return solution(i, "right" if i < 14 else "wrong")
-        kind, own = first.get(i, ("wrong", "no grade"))
-        if later:
-            kind, own = "right", perfect
-        elif greedy:
-            kind, own = "lucky", doubt
-        elif before:
-            kind, own = ("wrong", doubt) if i == 10 else ("right", perfect)
-        return f"{solution(i, kind)}\n{dsm.HEADING}\n{own}"
+        return texts[player, greedy].pop(0) if texts[player, greedy] else "?"
 
     trainer = answering(say, eval_samples=2)
     trainer.generate = trainer.generate_all
     trainer.solve, trainer.analyse = (
         partial(method, trainer) for method in (dsm.DeepSeekMath.solve, dsm.DeepSeekMath.analyse)
     )
-    base = {
+    expected = {
         "verifier/balanced_accuracy": 3 / 8,  # no score has ten solutions: of all
         "verifier/claims_real": 1 / 3,
         "verifier/defects_found": 1 / 7,
         "verifier/analysis_quality": (1 + 0 + 0.5 + 0 + 4 * 0.5 + 4 * 0.5) / 8,
         "meta/accuracy": 1 / 2,  # of what is claimed nothing is real, or half
+        "generator/accuracy": (1 + 2 + 1 + 5) / 16,
+        "generator/greedy": 1.0,
+        "generator/own_score_right": 10 / 11,
+        "co/over_claim": 0.5 / 11,
+        "generator/refined": 4 / 8,
     }
-    result = dsm.evaluate(trainer, held_out)
-    assert result == pytest.approx(
-        base
-        | {
-            "generator/accuracy": (1 + 2 + 1 + 5) / 16,
-            "generator/greedy": 1.0,
-            "generator/own_score_right": 10 / 11,
-            "co/over_claim": 0.5 / 11,
-            "generator/refined": 4 / 8,
-        }
-    )
-    refined = [asked for player, asked, _ in trainer.calls if asked[0].endswith("Correct it.")]
-    claims = [re.search(r"Defects: (.*)", user)[1] for user in refined[0]]
-    assert claims == ["none", "none", "1"] + ["none"] * 5 and dsm.HEADING not in str(refined)
-    # a better generator does not make another verifier of it
-    later.append(True)
-    result = dsm.evaluate(trainer, held_out)
-    assert result["generator/accuracy"] == 1.0
-    assert {name: result[name] for name in base} == pytest.approx(base)
+    assert dsm.evaluate(trainer, held_out) == pytest.approx(expected)
+    again, judged = (asked for _, asked, _ in trainer.calls[2:4])
+    claims = [re.search(r"Defects: (.*)\nCorrect it.$", user)[1] for user in again]
+    assert claims == ["none", "none", "1"] + ["none"] * 5 and dsm.HEADING not in str(again)
+    for text, *users in zip(samples[::2], again, judged):
+        assert all(f"Solution:\n{text}\n" in user for user in users)
+    # another generator does not make another verifier of it
+    assert dsm.evaluate(trainer, held_out)["generator/accuracy"] == 0
+    assert trainer.calls[8][1] == judged
