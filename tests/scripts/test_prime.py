@@ -10,16 +10,8 @@ from prime import Args, Prime, evaluate, prime_advantages, prm_loss, solve_promp
 
 import pytest
 import torch
-from conftest import (
-    build,
-    gradient,
-    lora,
-    moved,
-    perturb,
-    relative,
-    steps_of,
-)
-from trainers import answering, close, logged
+from conftest import build, gradient, lora, moved, perturb, relative
+from trainers import answering, close, logged, without_model
 
 K = 4
 
@@ -195,52 +187,45 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
 
 
 # ------------------------------------------------------------------ the filter
-ROWS = [{"question": str(i), "prompt": [{"content": str(i)}]} for i in range(40)]
+def row_of(q: int) -> dict:
+    return {"question": f"{q}", "prompt": [{"content": f"{q}"}], "answer": "True"}
 
 
-def fill(accuracy, questions, loader, rounds=6, saved=None, size=2, rank=0, others=(), **bounds):
-    """`Prime.fill_batch` of one process.
+ROWS = [*map(row_of, range(40))]
+
+
+def fill(accuracy, loader, saved=None, rank=0, others=(), **change):
+    """`Prime.fill_batch` of one process, on the loader's questions and others of ROWS.
 
     Args:
         accuracy: question -> share of right responses.
         others: how many groups each of the other processes keeps.
     """
+    cfg = Args(**{"questions": 3, "group_size": 2} | change)
+    size = cfg.group_size
+
+    def generate(name, prompts):
+        tried = [prompt[0]["content"] for prompt in prompts[::size]]
+        trainer.tried += tried
+        right = [round(accuracy(q) * size) for q in tried]
+        return [rf"{q}: \boxed{{{i < n}}}" for q, n in zip(tried, right) for i in range(size)]
 
     def gather(mine):
         theirs = others if isinstance(mine[0], int) else [{"waiting": [], "drawn": 0}] * len(others)
         return [*theirs[:rank], *mine, *theirs[rank:]]
 
-    def rollout(_, rows):
-        trainer.tried += [row["question"] for row in rows[::size]]
-        right = [round(accuracy(row["question"]) * size) for row in rows[::size]]
-        return {
-            "player": "policy",
-            "num_items_in_batch": 0,
-            "rewards": torch.tensor([float(i < n) for n in right for i in range(size)]),
-            "completion_mask": torch.ones(len(rows), 3, dtype=torch.long),
-            "texts": [row["question"] for row in rows],
-        }
-
     def concat(groups):
-        trainer.trained = [group["texts"][0] for group in groups]
-        assert all({*group["texts"]} == {q} for group, q in zip(groups, trainer.trained))
-        return {"completion_mask": torch.cat([group["completion_mask"] for group in groups])}
+        questions = [[text.split(":")[0] for text in group["texts"]] for group in groups]
+        assert all(len({*group}) == 1 and len(group) == size for group in questions)
+        trainer.trained = [group[0] for group in questions]
+        return groups[0]
 
-    trainer = SimpleNamespace(
-        cfg=Args(questions=questions, group_size=size, max_refills=rounds, **bounds),
-        saved=json.loads(json.dumps(saved or {})),  # as after a checkpoint
-        train_dataset=ROWS,
-        accelerator=SimpleNamespace(reduce=lambda x, _: x),
-        my_share=lambda items: items[rank :: len(others) + 1],
-        report_filter=lambda *_: None,
-        gather=gather,
-        rollout=rollout,
-        concat=concat,
-        tried=[],
-    )
-    trainer.load_queue = lambda rows: Prime.load_queue(trainer, rows)
-    trainer.next_questions = lambda queue: Prime.next_questions(trainer, queue)
-    Prime.fill_batch(trainer, loader)
+    given = {"generate": generate, "gather": gather, "concat": concat, "tried": []}
+    trainer = without_model(Prime, cfg, **given, train_dataset=ROWS)
+    trainer.saved = json.loads(json.dumps(saved or {}))  # as after a checkpoint
+    trainer.accelerator = SimpleNamespace(num_processes=len(others) + 1, process_index=rank)
+    trainer.accelerator.reduce = lambda x, _: x
+    trainer.fill_batch(loader)
     trainer.waiting = [row["question"] for row in trainer.saved["filter"][rank]["waiting"]]
     return trainer
 
@@ -260,68 +245,57 @@ def fill(accuracy, questions, loader, rounds=6, saved=None, size=2, rank=0, othe
 )
 def test_the_filter_keeps_groups_with_right_and_wrong_responses(size, bounds, kept):
     """Question q has q right responses of `size`."""
-    rows = [{"question": str(q), "prompt": [{"content": str(q)}]} for q in range(size + 1)]
-    done = fill(lambda q: int(q) / size, size + 1, rows, rounds=1, size=size, **bounds)
+    change = {"questions": size + 1, "max_refills": 1, "group_size": size} | bounds
+    done = fill(lambda q: int(q) / size, [*map(row_of, range(size + 1))], **change)
     assert [int(q) for q in done.trained] == kept
 
 
 def test_further_questions_come_until_the_batch_is_full():
     """Groups that are all right or all wrong are passed over, in order of the data."""
-    first = fill(lambda q: 0.5 if q in {"1", "39", "37"} else int(q) % 2, 3, ROWS[:3])
+    first = fill(lambda q: 0.5 if q in {"1", "39", "37"} else float(q == "2"), ROWS[:3])
     assert first.tried == ["0", "1", "2", "39", "38", "37"] and first.trained == ["1", "39", "37"]
     assert first.saved["filter"] == [{"waiting": [], "drawn": 3}]
+    assert first.logged["policy/accuracy"] == [0, 0.5, 1, 0.5, 0, 0.5]
+    assert first.logged["co/groups_kept"] == [3 / 6] and first.logged["co/samples"] == [12]
+    tokens = sum(len(rf"{q}: \boxed{{False}}") for q in first.tried * 2) - 5  # True is shorter
+    assert first.logged["co/tokens_per_kept_group"] == [tokens / 3]
 
 
 def test_groups_beyond_the_batch_give_their_questions_back():
     good = lambda q: 0.5 if q != "0" else 0  # noqa: E731
-    first = fill(good, 3, ROWS[:3])
+    first = fill(good, ROWS[:3])
     assert first.trained == ["1", "2", "39"] and first.waiting == ["38", "37"]
-    second = fill(good, 3, ROWS[3:6], saved=first.saved)
+    second = fill(good, ROWS[3:6], saved=first.saved)
     assert second.tried == ["38", "37", "3"] and second.trained == second.tried
     assert second.waiting == ["4", "5"]  # the loader's, for the next step
 
 
 def test_the_process_with_the_fewest_groups_decides_how_many_are_trained():
     """The others of this one give their questions back, once it has sampled as many rounds."""
-    done = fill(lambda q: 0.5, 2, ROWS[:2], rounds=2, others=[1])
+    done = fill(lambda q: 0.5, ROWS[:2], others=[1], questions=2, max_refills=2)
     assert done.tried == ["0", "1", "38", "36"]
     assert done.trained == ["0"] and done.waiting == ["1", "38", "36"]
 
 
 def test_each_process_draws_its_own_further_questions_and_resumes_where_it_stopped():
     saved = {"filter": [{"waiting": [], "drawn": 7}, {"waiting": ROWS[5:6], "drawn": 2}]}
-    done = fill(lambda q: 0.5, 3, ROWS[1:2], saved=saved, rank=1, others=[3])
+    done = fill(lambda q: 0.5, ROWS[1:2], saved=saved, rank=1, others=[3])
     assert done.tried == ["5", "1", "35"] and done.saved["filter"][1]["drawn"] == 3
-    small_data = SimpleNamespace(train_dataset=ROWS[:5], my_share=lambda items: items[1::2])
-    small_data.cfg = Args(questions=5)  # its end is followed by its beginning
-    drawn = Prime.next_questions(small_data, {"waiting": [], "drawn": 0})
+    done.train_dataset, done.cfg.questions = ROWS[:5], 5  # its end is followed by its beginning
+    drawn = done.next_questions({"waiting": [], "drawn": 0})
     assert [row["question"] for row in drawn] == ["3", "1", "3", "1", "3"]
 
 
-# ------------------------------------------------------------------ the script
-def test_a_run_trains_both(finished):
-    folder, _, _ = finished("prime.py")
-    rows = steps_of(folder)
-    assert [abs(row["prm/loss"] - math.log(2)) > 1e-6 for row in rows] == [False, True, True]
-    samples = [row["co/samples"] for row in rows]
-    for row, now, before in zip(rows, samples, [0, *samples]):
-        assert now > before and (now - before) % 16 == 0  # rounds of 2 groups of 8
-        kept = row["co/groups_kept"] * (now - before) / 8
-        assert kept == pytest.approx(round(kept)) and 0 < row["policy/accuracy"] < 1
-        tokens = row["co/tokens_per_kept_group"] * min(2, round(kept))
-        assert tokens == pytest.approx(row["co/sampled_tokens"])
-
-
+# ------------------------------------------------------------------ evaluation
 def test_evaluation_samples_first_and_several_times():
     """In one order each time, so that an untrained policy meets the same random numbers. Of the
     samples q0 has one right, q1 both, q2 none; greedily q0 and q1 are right.
     """
     held_out = [{"question": f"q{i}", "answer": str(i)} for i in range(3)]
-    samples = {"q0": "07", "q1": "11", "q2": "77"}
+    answers = {False: [*"071177"], True: [*"017"]}
 
     def say(player, asked, greedy, before):
-        answer = {"q0": "0", "q1": "1", "q2": "7"}[asked] if greedy else samples[asked][before]
-        return rf"\boxed{{{answer}}}"
+        return rf"\boxed{{{answers[greedy].pop(0)}}}"
 
     trainer = answering(say, eval_samples=2)
     result = evaluate(trainer, held_out)
