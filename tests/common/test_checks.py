@@ -32,7 +32,7 @@ def play(trainer, step):
         (lambda batch: None, "step must return a list of at least one batch; got None"),
         (lambda batch: [], "step must return a list of at least one batch"),
         (lambda batch: [None], "must return batches.*one has no player"),
-        (lambda batch: [{k: v for k, v in batch.items() if k != "player"}], "one has no player"),
+        (lambda batch: [{"advantages": batch["advantages"]}], "one has no player"),
         (lambda batch: [batch | {"player": "eve"}], "no player 'eve'; there are ann, bob, cat"),
         (lambda batch: [batch | {"player": "bob"}], "bob cannot be trained on what the ann has"),
         (lambda batch: [batch, batch], "a batch twice, or a part beside its whole"),
@@ -49,21 +49,13 @@ def test_a_step_must_return_batches_of_players(trainer, result, says):
         play(trainer, lambda *_: result(a_batch(trainer, "ann") | {"completion_mask": MASK}))
 
 
-@pytest.mark.parametrize("shape", [(4,), (8, 1), (8, 99), (8, 8, 1), ()])
-def test_advantages_of_a_wrong_shape(trainer, shape):
-    batches = [a_batch(trainer, "ann"), a_batch(trainer, "bob") | {"advantages": torch.ones(shape)}]
-    wanted = tuple(batches[1]["completion_mask"].shape)
-    with pytest.raises(ScriptError, match=r"advantages must be \(B,\) or \(B, T\)") as error:
-        play(trainer, lambda *_: batches)
-    assert f"(8,) or {wanted}; got {shape}" in str(error.value)
-    assert "ann/loss" not in trainer._sums  # not even the batch before
-
-
 @pytest.mark.parametrize(
     "advantages, says",
     [
+        (lambda A: A[:4], r"must be \(B,\) or \(B, T\), here \(8,\) or \(8, \d+\); got \(4,\)"),
+        (lambda A: A[:, None], r"got \(8, 1\)"),
+        (lambda A: A[0], r"got \(\)"),
         (lambda A: A.tolist(), "must be a tensor of floats; got list"),
-        (lambda A: A.numpy(), "must be a tensor of floats; got ndarray"),
         (lambda A: A > 0, "must be a tensor of floats; got torch.bool"),
         (lambda A: A.masked_fill(torch.arange(8) == 5, torch.nan), "finite.*not in row 5"),
         (lambda A: A.masked_fill(torch.arange(8) == 2, -torch.inf), "finite.*not in row 2"),
@@ -71,11 +63,12 @@ def test_advantages_of_a_wrong_shape(trainer, shape):
     ],
 )
 @pytest.mark.parametrize("call", ["step", "update"])
-def test_advantages_are_finite_floats_without_a_gradient(trainer, advantages, says, call):
-    batch = a_batch(trainer, "ann")
+def test_advantages_are_finite_floats_of_rows_or_tokens(trainer, advantages, says, call):
+    first, batch = a_batch(trainer, "bob"), a_batch(trainer, "ann")
     batch["advantages"] = advantages(batch["advantages"])
-    with pytest.raises(ScriptError, match=f"the ann's advantages.*{says}"):
-        play(trainer, lambda *_: [batch]) if call == "step" else trainer.update(batch)
+    with pytest.raises(ScriptError, match=f"advantages.*{says}"):
+        play(trainer, lambda *_: [first, batch]) if call == "step" else trainer.update(batch)
+    assert "bob/loss" not in trainer._sums  # not even the batch before
 
 
 def test_a_batch_is_trained_on_once(tmp_path):
@@ -118,9 +111,8 @@ def test_a_group_has_one_prompt(trainer):
         trainer.rollout("ann", [one, other] * 4)  # [one, other] * G, the group not adjacent
     assert len(trainer.rollout("ann", [one] * 4 + [other] * 4)["texts"]) == 8
     assert len(trainer.rollout("cat", [one, one, other, other])["texts"]) == 4  # groups of two
-    for count in (1, 3, 6):
-        with pytest.raises(ScriptError, match=f"{count} rows for the ann are not a multiple.* 4"):
-            trainer.rollout("ann", some_rows(trainer, count))
+    with pytest.raises(ScriptError, match="6 rows for the ann are not a multiple.* 4"):
+        trainer.rollout("ann", some_rows(trainer, 6))
 
 
 def user(content="1+1") -> dict:
@@ -131,8 +123,8 @@ def user(content="1+1") -> dict:
 @pytest.mark.parametrize(
     "prompt, says",
     [
-        *[(p, "must be messages, as .*role.*; got") for p in ("a text", None, [], ["a text"])],
-        *[([p], "must be messages") for p in ({"role": "user"}, {"content": "1"}, user(None))],
+        *[(p, "must be messages, as .*role.*; got") for p in ("a text", [], ["a text"])],
+        *[([p], "must be messages") for p in ({"content": "1"}, user(None))],
         ([{"role": "human", "content": "1"}], "has the role 'human'.*it can be system, user"),
         ([user(), {"role": "assistant", "content": "2"}], "ends with a message of the assistant"),
         ([{"role": "system", "content": "2"}], "ends with a message of the system"),
@@ -203,7 +195,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     assert "python -m common.warm_up SCRIPT" in said
 
 
-@pytest.mark.parametrize("name", ["step", "seconds", "loss", "eval/ann/accuracy"])
+@pytest.mark.parametrize("name", ["step", "eval/ann/accuracy"])
 def test_metrics_begin_with_a_name_that_is_free(trainer, name):
     with pytest.raises(ScriptError, match=f"log_mean: '{name}' must begin with a player's name"):
         trainer.log_mean(name, 1.0)
@@ -213,11 +205,9 @@ def test_metrics_begin_with_a_name_that_is_free(trainer, name):
 @pytest.mark.parametrize(
     "rewards, groups, says",
     [
-        ([1.0] * 3, None, r"rewards must be \(4,\), one per row; got \(3,\)"),
         ([[1.0]] * 4, None, r"rewards must be \(4,\), one per row; got \(4, 1\)"),
         (1.0, None, r"rewards must be \(4,\), one per row; got \(\)"),
         ([1.0, None, 1.0, 1.0], None, "rewards must be numbers, NaN where nobody judged"),
-        (["a"] * 4, None, "rewards must be numbers"),
         ([1.0, math.inf, 1.0, 1.0], None, "a reward of the ann is infinite"),
         ([1.0] * 4, [1, 1, 2], "groups must have a key for each of the 4 rows; got 3"),
         ([1.0] * 4, [1, 2, 3, 4], "every row is a group of its own"),
@@ -250,7 +240,6 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches["new"]["rewards"] = batches["new"]["rewards"] + 1
     for names, says in (
         ("ann bob", "batches must be of one adapter; got ann: ann, bob: bob"),
-        ("bob ann cat", "batches must be of one adapter"),
         ("bob dan", r"batches must be of one temperature; got bob: 1.0, dan: 0.5"),
         ("bob bob", "one batch is among them twice"),
         ("bob more", "concat: not every batch has judgements"),
@@ -262,24 +251,20 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
 
 
 # ------------------------------------------------------------------ checkpoints, data, evaluation
-@pytest.mark.parametrize(
-    "saved, says",
-    [
-        ([], "self.saved must be a dict; got list"),
-        ({"a": torch.ones(2)}, r"self.saved\['a'\] cannot be kept.*\.tolist"),
-        ({"a": {1: 2}}, r"self.saved\['a'\] cannot be kept in a checkpoint, which is JSON"),
-        ({"a": {2, 3}}, r"self.saved\['a'\] cannot be kept"),
-    ],
-)
-def test_what_a_checkpoint_cannot_keep(tmp_path, saved, says):
+def test_what_a_checkpoint_cannot_keep(tmp_path):
     """It is said after the first step, and not when the run is resumed."""
 
     def step(trainer, rows):
-        trainer.saved = saved
+        trainer.saved = {"a": torch.ones(2)}
         return [a_batch(trainer, "ann")]
 
-    with pytest.raises(ScriptError, match=says):
+    kept = r"self.saved\['a'\] cannot be kept in a checkpoint, which is JSON.*\.tolist"
+    with pytest.raises(ScriptError, match=kept):
         play(four_players(tmp_path), step)
+    with pytest.raises(ScriptError, match=kept):
+        checks.check_saved({"a": {1: 2}})
+    with pytest.raises(ScriptError, match="self.saved must be a dict; got list"):
+        checks.check_saved([])
     checks.check_saved({"a": (1, [2.5, None]), "b": {"c": "d"}})
 
 
@@ -299,26 +284,23 @@ def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
     assert sorted(said) == [f"warning: self.{n} was set or changed" for n in ("count", "seen")]
 
 
-@pytest.mark.parametrize(
-    "result, says",
-    [
+def test_what_evaluate_returned():
+    checks.check_evaluation({"a/b": 1, "c": 0.5})
+    for result, says in (
         (None, "must return a dict, metric -> number; got None"),
         ({"a/b": "high"}, "'a/b' must be a finite number; got 'high'"),
         ({"a/b": math.nan}, "'a/b' must be a finite number; got nan.*left out"),
         ({"a/b": True}, "'a/b' must be a finite number"),
         ({3: 1.0}, "3 must be a finite number"),
-    ],
-)
-def test_what_evaluate_returned(result, says):
-    with pytest.raises(ScriptError, match=f"evaluate.* {says}"):
-        checks.check_evaluation(result)
-    checks.check_evaluation({"a/b": 1, "c": 0.5})
+    ):
+        with pytest.raises(ScriptError, match=f"evaluate.* {says}"):
+            checks.check_evaluation(result)
 
 
 def test_rows_of_a_data_set():
     checks.check_rows([{"a": 1}, {"a": 2}], "training")
     with pytest.raises(ScriptError, match="held-out row 2 differs from row 0 in its columns: b"):
         checks.check_rows([{"a": 1}, {"a": 2}, {"a": 3, "b": 4}], "held-out")
-    for rows in (({"a": 1},), ["a"], None):
+    for rows in (({"a": 1},), ["a"]):
         with pytest.raises(ScriptError, match="the training rows must be a list of dicts; got"):
             checks.check_rows(rows, "training")

@@ -68,9 +68,3 @@ def test_no_c_compiler_and_no_header_of_python(gpus, monkeypatch, tmp_path):
     schemes = {("include",): tmp_path, ("include", "posix_prefix"): tmp_path / "posix_prefix"}
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda *scheme: schemes[scheme])
     machine.check_machine(REAL)
-
-
-def test_only_real_models_run_on_a_gpu(gpus):
-    for count in (0, 1):
-        gpus(count)
-        assert [machine.on_gpu(name) for name in ("tiny", REAL)] == [False, count == 1]

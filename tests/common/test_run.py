@@ -5,7 +5,6 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 
 import json
 import shutil
-import traceback
 from types import SimpleNamespace
 
 from common.errors import ScriptError
@@ -45,8 +44,7 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "complete"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "loss"),
-        (RuntimeError("NCCL: out of memory"), "complete"),
-        (ZeroDivisionError("a mistake"), "loss"),
+        (RuntimeError("a mistake"), "loss"),
     ],
 )
 def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, phase):
@@ -57,8 +55,8 @@ def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, 
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr(where[phase], fails)
     arguments = small("tango.py", tmp_path / "run")
-    if isinstance(error, ZeroDivisionError):
-        with pytest.raises(ZeroDivisionError):
+    if "mistake" in str(error):
+        with pytest.raises(RuntimeError, match="a mistake"):
             run_here("tango.py", *arguments)
         return
     message = refused("tango.py", *arguments)
@@ -117,16 +115,10 @@ def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
 
 def test_a_mistake_of_the_script_is_shown_with_its_line(tmp_path, capsys):
     """Not the line of a library, nor of `main`."""
-    script = (
-        "def step(batch):\n    raise ScriptError('no rows')\n\ndef main():\n    step(0)\nmain()"
-    )
-    compiled = compile(script, str(tmp_path / "fork.py"), "exec")
-    (tmp_path / "fork.py").write_text(script)
+    fork = tmp_path / "fork.py"
+    fork.write_text("def main():\n    step(0)\n\ndef step(_):\n    raise ScriptError('no')\nmain()")
     with pytest.raises(SystemExit) as ended, plain_errors():
-        exec(compiled, {"ScriptError": ScriptError})
-    said = capsys.readouterr().err
+        exec(compile(fork.read_text(), fork, "exec"), {"ScriptError": ScriptError})
     assert ended.value.code == 2
-    assert said == "error: fork.py, line 2 (raise ScriptError('no rows')): no rows.\n"
-    with pytest.raises(ScriptError) as error:
-        raise ScriptError("no rows")
-    assert len(traceback.extract_tb(error.value.__traceback__)) == 1
+    said = "error: fork.py, line 5 (raise ScriptError('no')): no.\n"
+    assert capsys.readouterr().err == said

@@ -1,4 +1,4 @@
-"""spin.py: its loss against a loop, its outer loop, its traps."""
+"""spin.py: its loss against TRL's DPO trainer and a loop, its outer loop, its traps."""
 
 import json
 import math
@@ -11,11 +11,49 @@ from spin import Args, Spin, evaluate, human_ids, learning_rate_at, solve_prompt
 import pytest
 import torch
 from conftest import build, gradient, metrics_of, saved_of, small, steps_of, weights, write_rows
+from datasets import Dataset
 from trainers import answering, log_probs_by_hand, without_model
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer
 
 LN2 = math.log(2)
 IDS = ("completion_ids", "completion_mask")
+
+
+# ------------------------------------------------------------------ eq. 4.7
+def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
+    """The whole of TRL's DPOTrainer on the same pairs, opponent = reference model."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    player, opponent = (AutoModelForCausalLM.from_pretrained(TINY).eval() for _ in range(2))
+    for p in player.parameters():
+        p.data += 0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    rows = [
+        {
+            "prompt": "3+4 mod 61",
+            "chosen": "<step>3+4=7</step>",
+            "rejected": "<step>3+4=8</step>\n9",
+        },
+        {"prompt": "(1+2)*3 mod 61", "chosen": "<step>1", "rejected": "9"},
+    ]
+    config = DPOConfig(tmp_path, beta=0.1, use_cpu=True, report_to="none", bf16=False)
+    inputs = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+    trainer = DPOTrainer(player, opponent, config, **inputs)
+    batch = trainer.data_collator([*trainer.train_dataset])
+    theirs = trainer.compute_loss(player, batch).item()
+    columns = []  # y under the player and under the opponent, y' under both
+    for which in ("chosen", "rejected"):
+        for model in (player, opponent):
+            nats = []
+            for row in rows:
+                prompt = tokenizer(row["prompt"]).input_ids
+                ids = tokenizer(row[which]).input_ids + [tokenizer.eos_token_id]
+                with torch.no_grad():
+                    logits = model(input_ids=torch.tensor([prompt + ids])).logits[0]
+                logp = logits[len(prompt) - 1 : -1].log_softmax(-1)
+                nats.append(logp[range(len(ids)), ids].sum())
+            columns.append(torch.stack(nats))
+    assert spin_loss(*columns, 0.1)[0].item() == pytest.approx(theirs, abs=1e-5)
+    assert abs(theirs - LN2) > 1e-3  # the models do differ
 
 
 def test_schedule():
