@@ -158,15 +158,14 @@ def test_without_a_system_role_instructions_go_to_the_user(folder, template, end
 
 
 def test_a_template_that_knows_the_system_role_is_left_as_it_is(folder):
-    for template in (
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}",
-        (TINY / "chat_template.jinja").read_text(),  # says in so many words that it leaves it out
-    ):
+    """The embedded one says in so many words that it leaves it out."""
+    plain = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    for template in (plain, (TINY / "chat_template.jinja").read_text()):
         (folder / "chat_template.jinja").write_text(template)
         assert load_tokenizer(str(folder)).chat_template == template
 
 
-@pytest.mark.parametrize("name", ["model", "layers", "0", "q_proj", "base_model"])
+@pytest.mark.parametrize("name", ["model", "q_proj", "base_model"])
 def test_an_adapter_is_not_called_like_a_part_of_the_model(name):
     """PEFT would save another adapter's weights with it."""
     with pytest.raises(ValueError, match=f"an adapter cannot be called '{name}'"):

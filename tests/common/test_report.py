@@ -1,13 +1,11 @@
 """rollouts.jsonl is what the update saw; report.html shows it, and model output stays text."""
 
 import dataclasses
-import importlib
 import json
 import math
 import shlex
 import shutil
 from collections import Counter
-from pathlib import Path
 
 from common.errors import UserError
 from common.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
@@ -18,7 +16,7 @@ from common.report.build import read_run
 import pytest
 import torch
 import tyro
-from conftest import SCRIPTS, make_trainer, write_rows
+from conftest import SCRIPTS, make_trainer, module_of, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -133,9 +131,9 @@ def real_tokenizer(real_data):
 # ------------------------------------------------------------------ from a folder to the data
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_command_repeats_the_run(script):
-    Args = importlib.import_module(Path(script).stem).Args
+    Args = module_of(script).Args
     args = dataclasses.asdict(Args(dataset="a b'c", four_bit=True, seed=7))
-    run = {"script": Path(script).stem, "args": args, "versions": {}}
+    run = {"script": script.removesuffix(".py"), "args": args, "versions": {}}
     words = shlex.split(build.command(run))
     assert words[:2] == ["python", script]
     assert dataclasses.asdict(tyro.cli(Args, args=words[2:])) == args
