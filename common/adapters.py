@@ -158,15 +158,6 @@ class AdapterTrainer(GRPOTrainer):
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
-    def gather_metrics(self):
-        """The step's means over all processes, for `log`: one collective call for all of them."""
-        everyones = self.gather([self._sums])
-        self._sums = {}
-        for name in dict.fromkeys(name for sums in everyones for name in sums):
-            totals, counts = zip(*(sums.get(name, (0.0, 0)) for sums in everyones))
-            if sum(counts):
-                self._metrics["train"][name] = [sum(totals) / sum(counts)]
-
     def gather(self, values: list) -> list:
         """The lists of all processes, one after the other."""
         return gather_object(values)
@@ -198,11 +189,17 @@ class AdapterTrainer(GRPOTrainer):
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def log(self, logs: dict, start_time: float | None = None):
-        """Trainer's loss, norm and rate are of its own optimiser step, which has nothing to do;
-        `update` logs each player's.
+        """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
+        optimiser step, which has nothing to do; `update` logs each player's.
         """
         theirs = ("loss", "grad_norm", "learning_rate")
         ours = {key: x for key, x in logs.items() if key not in theirs}
+        everyones = self.gather([self._sums])  # one collective call for all metrics
+        self._sums = {}
+        for name in dict.fromkeys(name for sums in everyones for name in sums):
+            totals, counts = zip(*(sums.get(name, (0.0, 0)) for sums in everyones))
+            if sum(counts):
+                self._metrics["train"][name] = [sum(totals) / sum(counts)]
         super().log(ours, start_time)
 
     def create_model_card(self, *_, **__):

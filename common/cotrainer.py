@@ -85,7 +85,6 @@ class CoTrainer(AdapterTrainer):
         world = self.accelerator.num_processes
         # log_mean averages over the processes; these are the tokens of all
         self.log_mean("co/sampled_tokens", self.sampled_tokens * world)
-        self.gather_metrics()
         self._metrics["train"]["step_time"] = [time.perf_counter() - start]
         return torch.zeros((), device=self.accelerator.device)
 
@@ -123,7 +122,9 @@ class CoTrainer(AdapterTrainer):
             flag[0] = True
         self.record(batch)
         name, player = batch["player"], self.player_named(batch["player"])
-        parameters = self.parameters_of(player.adapter)
+        optimizer = self.own_optimizer()
+        [group] = [g for g in optimizer.param_groups if g["adapter"] == player.adapter]
+        parameters = group["params"]
         sharing = not self.args.gradient_checkpointing
         parts = scoring.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows, sharing)
         total = 0.0
@@ -138,9 +139,7 @@ class CoTrainer(AdapterTrainer):
         # log_mean averages over the processes; their shares add up
         self.log_mean(f"{name}/loss", total * self.accelerator.num_processes)
         self.log_mean(f"{name}/grad_norm", norm)
-        optimizer = self.own_optimizer()
-        rates = {group["adapter"]: group["lr"] for group in optimizer.param_groups}
-        self.log_mean(f"{name}/learning_rate", rates[player.adapter])  # as scheduled
+        self.log_mean(f"{name}/learning_rate", group["lr"])  # as scheduled
         if not math.isfinite(norm):
             raise UserError(
                 f"step {self.state.global_step}: the {name}'s grad_norm is {norm}. The run stops "

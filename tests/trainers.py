@@ -166,10 +166,10 @@ def a_batch(trainer, name, count=8) -> dict:
 
 def gathered(trainer) -> dict[str, float]:
     """The metrics of all processes, which are cleared."""
-    trainer.gather_metrics()
-    found = {name: values[0] for name, values in trainer._metrics["train"].items()}
-    trainer._metrics["train"].clear()
-    return found
+    trainer.model.train()
+    trainer.log({})
+    found = trainer.state.log_history.pop()
+    return {name: value for name, value in found.items() if "/" in name}
 
 
 def logged(trainer) -> dict[str, float]:
