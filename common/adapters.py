@@ -29,7 +29,6 @@ import torch
 from accelerate.utils import gather_object
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -96,6 +95,7 @@ class AdapterTrainer(GRPOTrainer):
         self.sampled_tokens = 0  # by all players, since the step began
         self.idle = {}  # player -> its latest updates in a row without a gradient
         self._sums = {}  # metric -> (sum, count) of this process and step
+        self._resumed_at = 0  # step
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
         config.beta = 0.0
         super().__init__(
@@ -104,7 +104,6 @@ class AdapterTrainer(GRPOTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
-        self.add_callback(_ContinueInTheData(self))
         self.inherited = set(vars(self)) | {"inherited"}  # all else is the script's, see checks.py
 
     # ------------------------------------------------------------------ whose turn it is
@@ -169,8 +168,14 @@ class AdapterTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ overrides of TRL
     def _get_train_sampler(self, dataset=None):
-        self.sampler = super()._get_train_sampler(dataset)
-        return self.sampler
+        """TRL's shuffles with random numbers that continue from pass to pass and are in no
+        checkpoint: a run that resumes draws those of the passes before, or the first would repeat.
+        """
+        sampler = super()._get_train_sampler(dataset)
+        rows = self._resumed_at * self.args.generation_batch_size
+        for _ in range(rows // len(sampler) if rows and sampler.shuffle else 0):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
 
     def create_optimizer(self, model=None):
         """One AdamW, one parameter group per adapter, so that each has its own learning rate."""
@@ -221,6 +226,7 @@ class AdapterTrainer(GRPOTrainer):
             state = load_file(folder / adapter / "adapter_model.safetensors")
             set_peft_model_state_dict(self.model, state, adapter_name=adapter)
         self.saved = json.loads((folder / "saved.json").read_text())
+        self._resumed_at = int(folder.name.removeprefix("checkpoint-"))
 
 
 def with_adapters(players: dict[str, Player]) -> dict[str, Player]:
@@ -235,21 +241,6 @@ def copy_adapter(model, source: str, target: str):
     """The weights of the adapter `source` become those of `target`, too."""
     state = get_peft_model_state_dict(model, adapter_name=source)
     set_peft_model_state_dict(model, state, adapter_name=target)
-
-
-class _ContinueInTheData(TrainerCallback):
-    """For a run that resumes in a later pass over the data: TRL's sampler shuffles with random
-    numbers that continue from pass to pass and are in no checkpoint, so the first pass would be
-    repeated.
-    """
-
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, train_dataloader=None, **_):
-        sampler = self.trainer.sampler
-        for _ in range(state.global_step // len(train_dataloader) if sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
 def no_reward(completions, **_) -> list[float]:

@@ -208,7 +208,9 @@ def end_of_answer(model, tokenizer) -> str:
 
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):
-    """The base with an adapter per name, as `load_model` says, all trainable and in float32."""
+    """The base with an adapter per name, as `load_model` says, all trainable; PEFT makes them
+    float32.
+    """
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     for adapter in {*adapters} & ({"base_model", "model"} | parts):
         # PEFT would take the wrong weights for its own when it saves or copies an adapter
@@ -220,10 +222,7 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     model = get_peft_model(model, lora, adapter_name=adapters[0])
     for adapter in adapters[1:]:
         model.add_adapter(adapter, lora)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.requires_grad_(True)  # add_adapter leaves only the active one trainable
-            parameter.data = parameter.data.float()  # Adam's steps of 1e-5 vanish in 16 bits
+    model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
     return model
 
 
