@@ -1,8 +1,8 @@
 """AdapterTrainer: one GRPOTrainer, several players, each a LoRA adapter on one shared base.
 
 What co-training needs of TRL and what need not be read to follow an optimiser step, which is in
-common/cotrainer.py: whose turn it is, the optimiser, metrics and checkpoints. Everything that
-overrides TRL is here, but for `training_step`:
+common/cotrainer.py: whose turn it is, the optimiser, metrics, several processes and checkpoints.
+Everything that overrides TRL is here, but for `training_step`:
 
     _get_train_sampler                       a resumed run continues in a later pass over the data
     create_optimizer                         one AdamW, a parameter group per adapter
@@ -24,6 +24,7 @@ from pathlib import Path
 from common.checks import check_players, check_saved, warn_once
 from common.errors import ScriptError
 from common.folder import seal
+from common.scoring import padded
 
 import torch
 from accelerate.utils import gather_object
@@ -157,9 +158,75 @@ class AdapterTrainer(GRPOTrainer):
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
+    def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
+        """The mean, and the share of groups whose rewards are all equal, which teach nothing."""
+        self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
+        if groups is not None and len(set(groups)) < len(groups):
+            different = {}
+            for group, reward in zip(groups, rewards.tolist()):
+                different.setdefault(group, set()).update({reward} if reward == reward else ())
+            flat = [len(values) < 2 for values in different.values()]
+            self.log_mean(f"{name}/frac_reward_zero_std", flat)
+
+    def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
+        """(B, functions) of this process, NaN where one does not judge; TRL calls them."""
+        functions = self.player_named(name).rewards
+        if not functions:
+            return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
+        self.reward_funcs, self.reward_func_names = functions, [f.__name__ for f in functions]
+        self.reward_processing_classes = [None] * len(functions)
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        everyones = self._calculate_rewards(rows, prompts, completions, ids)
+        for metric, values in self._pending_metrics.items():  # TRL's log_metric
+            self.log_mean(f"{name}/{metric}", values)
+        self._pending_metrics.clear()
+        each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
+        for k, function in enumerate(self.reward_func_names):
+            known = each[:, k][~each[:, k].isnan()]
+            if not len(known):
+                warn_once(f"{function} gave none of the {name}'s completions a reward")
+            self.log_mean(f"{name}/rewards/{function}/mean", known)
+        return each
+
+    # ------------------------------------------------------------------ several processes
     def gather(self, values: list) -> list:
         """The lists of all processes, one after the other."""
         return gather_object(values)
+
+    def over_all_processes(self, fn: Callable, *columns):
+        """This process's rows of fn(everyone's rows): for whatever must see the whole batch.
+
+        columns: lists or tensors with an entry per row, (B,) or (B, T); tensors are padded with
+        zeros to the longest T of all processes. fn takes as many columns and returns one, of the
+        same length.
+        """
+        if self.accelerator.num_processes == 1:
+            return fn(*columns)
+        counts, whole = self.gather([len(columns[0])]), []
+        for column in columns:
+            if isinstance(column, torch.Tensor):
+                whole.append(torch.cat(padded(self.gather([column.cpu()]), left=False)))
+            else:
+                whole.append(self.gather(list(column)))
+        first = sum(counts[: self.accelerator.process_index])
+        mine = fn(*whole)[first : first + len(columns[0])]
+        if isinstance(mine, torch.Tensor):
+            width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
+            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
+        return mine
+
+    def my_share(self, items: list) -> list:
+        """This process's part of a list that is the same on all processes."""
+        return items[self.accelerator.process_index :: self.accelerator.num_processes]
+
+    def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
+        """fn(items), each process doing its share; items and result are the same on all processes.
+
+        fn: a list -> a list with an entry for each item, in order.
+        """
+        shares = self.gather([fn(self.my_share(items))])
+        world = self.accelerator.num_processes
+        return [shares[i % world][i // world] for i in range(len(items))]
 
     def random_numbers(self) -> random.Random:
         """Of this process and this step only: a resumed run draws the same ones."""

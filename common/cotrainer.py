@@ -37,7 +37,6 @@ Shapes: B rows, P prompt tokens, T completion tokens.
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from common import checks, scoring
@@ -46,6 +45,7 @@ from common.advantage import group_advantage, named_group_advantage
 from common.errors import UserError
 from common.recording import record
 from common.sampling import complete, tokenize, without_checkpointing
+from common.tasks.answers import grouped
 
 import torch
 
@@ -219,36 +219,16 @@ class CoTrainer(AdapterTrainer):
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
-        temperature, n = 0.0 if greedy else player.temperature, self.cfg.rows_at_once or 256
+        temperature = 0.0 if greedy else player.temperature
         ends, pad_id = self.eos_token_ids, self.processing_class.pad_token_id
         # autocast, as in scoring: else LoRA would compute in float32 here, and only here
         with self.playing(name), self.accelerator.autocast():
-            for part in (prompt_ids[i : i + n] for i in range(0, len(prompt_ids), n)):
+            for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
                 completions += complete(
                     self.model, part, player.max_tokens, temperature, ends, pad_id
                 )
         self.sampled_tokens += sum(map(len, completions))
         return prompt_ids, completions
-
-    def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
-        """(B, functions) of this process, NaN where one does not judge; called by TRL."""
-        functions = self.player_named(name).rewards
-        if not functions:
-            return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
-        self.reward_funcs, self.reward_func_names = functions, [f.__name__ for f in functions]
-        self.reward_processing_classes = [None] * len(functions)
-        completions = [[{"role": "assistant", "content": text}] for text in texts]
-        everyones = self._calculate_rewards(rows, prompts, completions, ids)
-        for metric, values in self._pending_metrics.items():  # TRL's log_metric
-            self.log_mean(f"{name}/{metric}", values)
-        self._pending_metrics.clear()
-        each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
-        for k, function in enumerate(self.reward_func_names):
-            known = each[:, k][~each[:, k].isnan()]
-            if not len(known):
-                checks.warn_once(f"{function} gave none of the {name}'s completions a reward")
-            self.log_mean(f"{name}/rewards/{function}/mean", known)
-        return each
 
     def generate_ids(
         self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
@@ -266,6 +246,10 @@ class CoTrainer(AdapterTrainer):
         """One completion per prompt, as text; nothing is trained on them."""
         ids = self.generate_ids(name, prompts, greedy)
         return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
+
+    def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
+        """`generate` for prompts that are the same on all processes; all of them get all texts."""
+        return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
 
     # ------------------------------------------------------------------ the verbs: batches
     def set_rewards(self, batch: dict, rewards, groups: list | None = None):
@@ -293,16 +277,6 @@ class CoTrainer(AdapterTrainer):
         if self.player_named(name).rewards:  # instead of what `rollout` has logged of these alone
             self._sums.pop(f"{name}/frac_reward_zero_std", None)
         self.log_rewards(name, "total_reward", rewards, groups)
-
-    def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
-        """The mean, and the share of groups whose rewards are all equal, which teach nothing."""
-        self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
-        if groups is not None and len(set(groups)) < len(groups):
-            different = {}
-            for group, reward in zip(groups, rewards.tolist()):
-                different.setdefault(group, set()).update({reward} if reward == reward else ())
-            flat = [len(values) < 2 for values in different.values()]
-            self.log_mean(f"{name}/frac_reward_zero_std", flat)
 
     def concat(self, batches: list[dict]) -> dict:
         """Several rollouts of ONE adapter as one batch, for one update on all of them. Its player
@@ -358,43 +332,3 @@ class CoTrainer(AdapterTrainer):
                 part = self.score(scoring.take_rows(scored, rows))[0]  # (b, t)
                 logps[rows, : part.shape[1]] = part.to(logps.dtype)
         return logps
-
-    # ------------------------------------------------------------------ the verbs: processes
-    def over_all_processes(self, fn: Callable, *columns):
-        """This process's rows of fn(everyone's rows): for whatever must see the whole batch.
-
-        columns: lists or tensors with an entry per row, (B,) or (B, T); tensors are padded with
-        zeros to the longest T of all processes. fn takes as many columns and returns one, of the
-        same length.
-        """
-        if self.accelerator.num_processes == 1:
-            return fn(*columns)
-        counts, whole = self.gather([len(columns[0])]), []
-        for column in columns:
-            if isinstance(column, torch.Tensor):
-                whole.append(torch.cat(scoring.padded(self.gather([column.cpu()]), left=False)))
-            else:
-                whole.append(self.gather(list(column)))
-        first = sum(counts[: self.accelerator.process_index])
-        mine = fn(*whole)[first : first + len(columns[0])]
-        if isinstance(mine, torch.Tensor):
-            width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
-            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
-        return mine
-
-    def my_share(self, items: list) -> list:
-        """This process's part of a list that is the same on all processes."""
-        return items[self.accelerator.process_index :: self.accelerator.num_processes]
-
-    def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
-        """fn(items), each process doing its share; items and result are the same on all processes.
-
-        fn: a list -> a list with an entry for each item, in order.
-        """
-        shares = self.gather([fn(self.my_share(items))])
-        world = self.accelerator.num_processes
-        return [shares[i % world][i // world] for i in range(len(items))]
-
-    def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
-        """`generate` for prompts that are the same on all processes; all of them get all texts."""
-        return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
