@@ -105,7 +105,7 @@ class AdapterTrainer(GRPOTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
-        self.inherited = set(vars(self)) | {"inherited"}  # all else is the script's, see checks.py
+        self.inherited = set(vars(self)) | {"inherited"}  # all else is the script's, see first_step
 
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager

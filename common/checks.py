@@ -337,22 +337,15 @@ def _what_helps(batch: dict) -> str:
     return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
 
 
-def check_same_player(names: list[str]):
-    """names: whom each process is training."""
-    if len(set(names)) > 1:
-        raise ScriptError(f"all processes must train one player together; got {', '.join(names)}")
-
-
 # ------------------------------------------------------------------ what a checkpoint keeps
 @contextmanager
 def first_step(trainer):
     """Around the first `step` of a process: what it leaves behind is held against what a checkpoint
     keeps, before the first checkpoint shows it.
     """
-    if "checked_state" in vars(trainer):
+    if not trainer.inherited:
         yield
         return
-    trainer.checked_state = True
     before = _own_state(trainer)
     yield
     for name, value in _own_state(trainer).items():
@@ -362,13 +355,13 @@ def first_step(trainer):
                 f"it. What a checkpoint keeps is self.saved"
             )
     check_saved(trainer.saved)
+    trainer.inherited = None
 
 
 def _own_state(trainer) -> dict[str, str]:
     """The attributes that the script has given its trainer, as text where they are plain."""
-    names = vars(trainer).keys() - trainer.inherited - {"checked_state", "inherited"}
     plain = (int, float, str, bool, list, dict, set, tuple, type(None))
-    values = {name: vars(trainer)[name] for name in names}
+    values = {n: v for n, v in vars(trainer).items() if n not in trainer.inherited}
     return {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
 
 

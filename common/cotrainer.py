@@ -42,7 +42,7 @@ from pathlib import Path
 from common import checks, scoring
 from common.adapters import AdapterTrainer, Player  # noqa: F401  Player: for scripts
 from common.advantage import group_advantage, named_group_advantage
-from common.errors import UserError
+from common.errors import ScriptError, UserError
 from common.recording import record
 from common.sampling import complete, tokenize, without_checkpointing
 from common.tasks.answers import grouped
@@ -156,7 +156,10 @@ class CoTrainer(AdapterTrainer):
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         if self.accelerator.num_processes > 1:
-            checks.check_same_player(self.gather([name]))
+            names = self.gather([name])
+            if len(set(names)) > 1:
+                found = ", ".join(names)
+                raise ScriptError(f"all processes must train one player together; got {found}")
             flat = torch.cat([p.grad.flatten() for p in parameters])
             flat = self.accelerator.reduce(flat, "sum")
             for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):

@@ -38,16 +38,9 @@ def has_plain_attention(model) -> bool:
 
 
 @torch.no_grad()
-def complete(
-    model,
-    prompt_ids: list[list[int]],
-    max_tokens: int,
-    temperature: float,
-    eos_ids: list[int],
-    pad_id: int,
-) -> list[list[int]]:
-    """Token ids of one completion per prompt, the end token included, from softmax(logits /
-    temperature) over the whole vocabulary; temperature 0 = greedy. The active adapter plays.
+def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
+    """Token ids of one completion per prompt: by `sample`, which says what it is given, or by
+    `generate`.
     """
     base = model.get_base_model()
     with without_checkpointing(model):  # under checkpointing no layer fills a cache

@@ -71,14 +71,11 @@ class WarmUp(TrainerCallback):
 
     def look(self, model, samples: int) -> dict[str, float]:
         """With the same random numbers every time; training draws none."""
-        was_training = model.training
-        model.eval()
+        model.eval()  # Trainer's next step puts it back
         with torch.random.fork_rng():
             torch.manual_seed(self.cfg.seed)
             write = functools.partial(self.write, model)
-            found = figures(self.script, self.held_out, samples, write)
-        model.train(was_training)
-        return found
+            return figures(self.script, self.held_out, samples, write)
 
     def write(self, model, prompts: list, judging: bool) -> tuple[list[str], float]:
         limit = self.cfg.judgement_tokens if judging else self.cfg.solution_tokens
