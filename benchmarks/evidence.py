@@ -220,7 +220,10 @@ def main():
         at_once = 1 if experiment.timed else args.at_once
         if "spin_base" in experiment.arguments:
             spin_base()
-        some = {v: experiment.variants[v] for v in args.variants or experiment.variants}
+        wanted = args.variants or experiment.variants
+        some = {v: chosen for v, chosen in experiment.variants.items() if v in wanted}
+        if not some:
+            parser.error(f"--variants: {name} has {', '.join(map(repr, experiment.variants))}")
         swept = {v: chosen.rates for v, chosen in some.items() if len(chosen.rates) > 1}
         sweep = [(v, seed, rate) for seed in SWEEP_SEEDS for v in swept for rate in swept[v]]
         run_missing(f"{name}_rates", name, sweep, at_once)

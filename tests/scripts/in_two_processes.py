@@ -52,12 +52,13 @@ def rows_of_both(trainer, batch: dict) -> dict:
 
 
 def update_both_ways(trainer, batch: dict):
-    """First what one process would do, of which nothing remains but `expected`."""
+    """First what one process would do, of which nothing remains but `expected`, in one of them."""
     last["trainer"] = trainer
     whole, metrics = rows_of_both(trainer, batch), dict(trainer._sums)
-    parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
-    with trainer.playing(batch["player"]):
-        trainer.expected = torch.autograd.grad(trainer.loss(whole), parameters)
+    if trainer.accelerator.is_main_process:
+        parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
+        with trainer.playing(batch["player"]):
+            trainer.expected = torch.autograd.grad(trainer.loss(whole), parameters)
     trainer._sums = metrics
     update(trainer, batch)
 
@@ -65,6 +66,8 @@ def update_both_ways(trainer, batch: dict):
 def add_up_and_compare(trainer, name: str, parameters):
     """A line per update: the largest difference, as a share of the largest entry."""
     add_up_gradients(trainer, name, parameters)
+    if not trainer.accelerator.is_main_process:
+        return
     most = max(g.abs().max().item() for g in trainer.expected)
     difference = max((p.grad - g).abs().max().item() for p, g in zip(parameters, trainer.expected))
     if most or difference:
