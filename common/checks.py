@@ -208,21 +208,20 @@ def check_rewards(batch: dict, rewards, groups: list | None):
 
 
 # ------------------------------------------------------------------ batches
-def check_concat(batches: list[dict], players: list):
-    """players: of each batch."""
+def check_concat(batches: list[dict], players: dict):
+    """players: name -> Player, of the batches and of the whole, which is scored as they are."""
     if len({id(batch) for batch in batches}) < len(batches):
         raise ScriptError(f"concat: one batch is among them twice: {TWICE}")
-    names = [batch["player"] for batch in batches]
-    for what in ("adapter", "temperature", "max_grad_norm"):
-        if len({getattr(player, what) for player in players}) != 1:
-            found = ", ".join(f"{n}: {getattr(p, what)}" for n, p in zip(names, players))
+    for what in ("adapter", "temperature"):
+        if len({getattr(player, what) for player in players.values()}) != 1:
+            found = ", ".join(f"{name}: {getattr(p, what)}" for name, p in players.items())
             raise ScriptError(f"concat: batches must be of one {what}; got {found}")
     own = {"rewarded", "components", "rewards_of_advantages"}  # of some batches only
     keys = [batch.keys() - own for batch in batches]
     if odd := set.union(*(keys[0] ^ other for other in keys)):
         hint = ""
         if "advantages" in odd:
-            without = [n for n, k in zip(names, keys) if "advantages" not in k]
+            without = [batch["player"] for batch in batches if "advantages" not in batch]
             hint = f": {_no_advantages(without[0])}"
         raise ScriptError(f"concat: not every batch has {', '.join(sorted(odd))}{hint}")
     for batch in batches:

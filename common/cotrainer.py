@@ -289,9 +289,9 @@ class CoTrainer(AdapterTrainer):
         components, which only the report shows, are to be set on the whole. "rollout" (B,) says
         which of the batches each row comes from.
         """
-        players = [self.player_named(batch["player"]) for batch in batches]
-        checks.check_concat(batches, players)
-        joined = {"player": players[0].adapter}
+        joined = {"player": self.player_named(batches[0]["player"]).adapter}
+        names = [batch["player"] for batch in [*batches, joined]]
+        checks.check_concat(batches, {name: self.player_named(name) for name in names})
         joined["num_items_in_batch"] = sum(batch["num_items_in_batch"] for batch in batches)
         joined["trained"] = [flag for batch in batches for flag in batch["trained"]]
         for key in set.intersection(*map(set, batches)) - {*joined, "components", "rewarded"}:

@@ -236,11 +236,13 @@ def test_set_rewards_is_called_once_on_a_batch(trainer):
 def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches = {name: a_batch(trainer, name, 4) for name in ("ann", "bob", "cat", "dan")}
     batches["more"] = a_batch(trainer, "bob", 4) | {"judgements": ["fine"] * 4}
+    batches["again"] = a_batch(trainer, "dan", 4)
     batches["new"] = a_batch(trainer, "bob", 4)
     batches["new"]["rewards"] = batches["new"]["rewards"] + 1
     for names, says in (
         ("ann bob", "batches must be of one adapter; got ann: ann, bob: bob"),
         ("bob dan", r"batches must be of one temperature; got bob: 1.0, dan: 0.5"),
+        ("dan again", r"of one temperature; got dan: 0.5, bob: 1.0"),  # as whose it is scored
         ("bob bob", "one batch is among them twice"),
         ("bob more", "concat: not every batch has judgements"),
         ("more cat", "concat: not every batch has judgements"),
