@@ -164,6 +164,7 @@ QUOTES_THE_END = f"<step><final_verification>{C}</final_verification> it quotes 
         (judgement(section=f"<step>it quotes {C} but says {X}</step>"), ([False], True)),
         (judgement(section=f"<step>{C} is what it says at first</step>"), ([], True)),
         (judgement(section=QUOTES_THE_END, final=X), ([False], False)),
+        (judgement(section=QUOTES_THE_END).partition("\n<final")[0], ([False], None)),  # cut off
         (judgement(C, final="CORRECT"), ([True], None)),
         (f"<step_verification><step>{C}</step>", ([], None)),
         (f"<final_verification>{C}</final_verification>", ([], True)),
