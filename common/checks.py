@@ -228,18 +228,6 @@ def check_concat(batches: list[dict], players: dict):
         check_unchanged(batch)
 
 
-def check_step(trainer, batches):
-    """What `step` returned."""
-    if not isinstance(batches, list) or not batches:
-        raise ScriptError(f"step must return a list of at least one batch; got {batches!r:.60}")
-    flags = []
-    for batch in batches:
-        check_batch(trainer, batch)
-        flags += map(id, batch.get("trained", []))
-    if len({id(batch) for batch in batches}) < len(batches) or len(set(flags)) < len(flags):
-        raise ScriptError(f"step returned a batch twice, or a part beside its whole: {TWICE}")
-
-
 def check_batch(trainer, batch):
     """A batch that is going to be trained on."""
     if not isinstance(batch, dict) or "player" not in batch:
