@@ -253,7 +253,7 @@ def two_steps(i: int, kind: str) -> str:
 def test_evaluation_by_hand():
     """8 questions, 2 samples of each. Decoded greedily, the verifier tells the truth."""
     held_out = [{"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(10, 18)]
-    kinds = ["half", "right", "right", "half", *["right", "wrong"] * 5, "wrong", "right"]
+    kinds = ["half", "right", "right", "half", *["right", "wrong"] * 5, "wrong", "wrong"]
     samples = [two_steps(10 + n // 2, kind) for n, kind in enumerate(kinds)]
     of_half, fine, refused = judgement(C, X), judgement(C, C), judgement(C, C, final=X)
     texts = {
@@ -278,9 +278,9 @@ def test_evaluation_by_hand():
         "verifier/step_f1": 2 / (1 + 3),
         "verifier/balanced_accuracy_greedy": 1.0,
         "verifier/step_f1_greedy": 1.0,
-        "generator/accuracy": 8 / 16,
+        "generator/accuracy": 7 / 16,
         "generator/greedy": 7 / 8,
-        "generator/step_accuracy": (3 + 3 + 10 + 2) / 32,
+        "generator/step_accuracy": (3 + 3 + 10) / 32,
         "generator/step_accuracy_greedy": 15 / 16,
         "co/best_of_2": 1 / 2,  # more good steps; a right solution that is not accepted
         "co/mean_of_same": 2 / 4,
