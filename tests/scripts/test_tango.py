@@ -223,6 +223,7 @@ def test_steps_are_countable_where_the_released_format_score_is_at_least_06():
         (judgement(C, C, C), solution(3), 1.0),
         (judgement(C, C), solution(3), 0.2),  # one verdict too few
         (judgement(C, C), "no format at all", 1.0),  # whose steps cannot be counted
+        (judgement(), "no format at all", 0.2),
         (judgement(C, C, C, tail="more"), solution(3), 0.0),
         (judgement(C, C, C, final=f"{C}."), solution(3), 0.2),  # readable, but not in its form
         (judgement(section="nothing"), solution(3), 0.0),
@@ -327,8 +328,9 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
 
 
 def test_a_verifier_step_weighs_normalised_rewards_by_class():
-    """Three judgements each of a right and of a wrong solution."""
-    solutions = [two_steps(10, "right"), two_steps(10, "wrong")]
+    """Three judgements each of a right solution and of one that is right for another question."""
+    other = ROW | {"question": "(11+4)+1 mod 61", "answer": "16"}
+    solutions = [two_steps(10, "right"), two_steps(10, "right").replace("1=15", "1=15!")]
     said = [judgement(C, C), judgement(X, C, final=X), "?"]
     texts = {"generator": solutions[:], "verifier": said * 2}
     trainer = without_model(Tango, Args(group_size=3), texts)
@@ -340,7 +342,7 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
         return batch | {"advantages": torch.tensor(z)}
 
     trainer.rollout = rolled
-    batch = trainer.verifier_step([ROW] * 2)
+    batch = trainer.verifier_step([ROW, other])
     assert batch["player"] == "verifier"
     assert batch["rewards"].tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
     asked = [f"Solution:\n{y}\nVerify its 2 steps." for y in solutions for _ in range(3)]
