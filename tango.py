@@ -199,14 +199,6 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     return (1 - alpha) * A_out, alpha * A_step
 
 
-def class_weights(labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Eq. 9: labels (B,) bool and running counts (2,) of wrong and right -> (B,), mean 1. Without
-    it, the paper says, the verifier of a mostly wrong generator learns to say INCORRECT always.
-    """
-    s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of the row's class)
-    return s * len(s) / s.sum()
-
-
 # ------------------------------------------------------------------ the trainer
 class Tango(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
@@ -264,7 +256,7 @@ class Tango(CoTrainer):
             row["label"] = is_correct(solution, row["answer"])
             judged += [row] * M  # a group is M judgements of one solution
         batch = self.rollout("verifier", judged)
-        s = self.over_all_processes(self.weights_by_class, [row["label"] for row in judged])  # (B,)
+        s = self.over_all_processes(self.class_weights, [row["label"] for row in judged])  # (B,)
         # The weights come after the group normalisation, which would undo them.
         batch["advantages"] = batch["advantages"] * s.to(batch["advantages"])  # (B,)
         self.report_verifier(judged, batch)
@@ -278,13 +270,18 @@ class Tango(CoTrainer):
         done = sum(n < self.state.global_step for n in steps)
         return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
-    def weights_by_class(self, labels: list[bool]) -> torch.Tensor:
-        """labels: of all processes' rows. The running counts start with the first batch's."""
-        now = torch.bincount(torch.tensor(labels).long(), minlength=2).float()  # (2,)
+    def class_weights(self, labels: list[bool]) -> torch.Tensor:
+        """Eq. 9: labels of all processes' rows -> (B,), mean 1. The running counts start with the
+        first batch's. Without weights, the paper says, the verifier of a mostly wrong generator
+        learns to say INCORRECT always.
+        """
+        labels = torch.tensor(labels)  # (B,)
+        now = torch.bincount(labels.long(), minlength=2).float()  # (2,): of wrong and of right
         before = torch.tensor(self.saved.get("class_counts", now.tolist()))
         counts = CLASS_EMA * before + (1 - CLASS_EMA) * now
         self.saved["class_counts"] = counts.tolist()
-        return class_weights(torch.tensor(labels), counts)
+        s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of its class)
+        return s * len(s) / s.sum()
 
     # --- what is logged and shown; nothing below affects training
     def report_generator(self, rows, batch, judgements, alpha):

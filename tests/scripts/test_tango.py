@@ -104,7 +104,7 @@ def test_class_weights_equal_the_loop_over_several_batches():
         counts = {label: 0.8 * before[label] + 0.2 * now[label] for label in (True, False)}
         raw = [1 / math.sqrt(max(counts[label], 1e-6)) for label in labels]
         expected = [24 * s / sum(raw) for s in raw]
-        assert Tango.weights_by_class(trainer, labels).tolist() == pytest.approx(expected, rel=1e-5)
+        assert Tango.class_weights(trainer, labels).tolist() == pytest.approx(expected, rel=1e-5)
     assert json.loads(json.dumps(trainer.saved)) == trainer.saved  # it is saved with checkpoints
 
 
