@@ -126,6 +126,15 @@ def test_schedule():
     assert players(verifier="frozen") == players(verifier="none") == "g" * 11
 
 
+def test_the_verifiers_questions_are_different_ones():
+    """The generator's rows repeat each of them M times."""
+    trainer = at_step(0, group_size=2)
+    trainer.generator_step = trainer.verifier_step = lambda rows: rows
+    assert Tango.step(trainer, "aabbcc") == ["abc"]
+    trainer.state.global_step = 2
+    assert Tango.step(trainer, "aabbcc") == ["aabbcc"]
+
+
 def test_the_clock_of_alpha_counts_the_generators_steps_only():
     """V V G G G V G G: alpha falls from 0.1 over the five steps of the generator."""
 
