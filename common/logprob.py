@@ -138,8 +138,8 @@ def _score_and_u(h, w, targets):
         s = p.sum(1, keepdim=True)
         log_s = s.log()
         logp[i] = (z_y - top - log_s).squeeze(1)
-        # u = W[y] - sum_v p_v W_v. The one-hot goes into the product, so nothing cancels as p_y ->
-        # 1
+        # u = W[y] - sum_v p_v W_v. The one-hot goes into the product: where p_y is nearly 1, a
+        # difference of products would cancel
         p.scatter_add_(1, y, -s)
         torch.mm(p, w, out=u[i])
         u[i] /= -s
