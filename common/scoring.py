@@ -81,7 +81,7 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
         left = mask * (mask.cumsum(1) > L)
         mask = torch.cat([torch.ones_like(mask[:, :L]), left[:, L:]], 1)
         done = L
-    if P > 1 and len(prompts) <= len(ids) / 2:
+    if done < P - 1 and len(prompts) <= len(ids) / 2:
         # without a prompt's last token, which runs with every row: so no states are needed
         run(one_of_each, done, P - 1)
         done = P - 1

@@ -102,6 +102,15 @@ def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prom
     assert len(tokens) == passes and tokens[0] == 5
 
 
+def test_of_prompts_that_differ_in_their_last_token_only_nothing_is_left(model, monkeypatch):
+    """To be run once for the rows that share one."""
+    monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
+    batch = some_rows(2, 2) | {"prompt_mask": torch.ones(4, 7, dtype=torch.long)}
+    batch["prompt_ids"][:, :6] = torch.arange(7, 13)
+    batch["prompt_ids"][:, 6] = torch.tensor([13, 13, 14, 14])
+    assert len(assert_score_is_plain(model, batch, 1.0, monkeypatch)) == 2
+
+
 def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(model, monkeypatch):
     """Which changes nothing but how numbers are rounded: prime.py measures its noise by that."""
     monkeypatch.setattr(sampling, "WORTH_A_PASS", 2)
