@@ -90,6 +90,7 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     torch.manual_seed(0)
     cut, judge_often = [], trainer.judge_often
     trainer.judge_often = lambda rows, slices: cut.extend(slices) or judge_often(rows, slices)
+    trainer.over_all_processes = lambda fn, rewards: 2 * fn(rewards)
     judgements, batch = trainer.step(rows_of(trainer))
     assert (judgements["player"], batch["player"]) == ("discriminator", "reasoner")
     # the reasoner: its answer, and the mean over its slices of the share of YES
@@ -122,7 +123,7 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     rewards = [discriminator_reward(v, right[kind]) for v, kind in zip(verdicts, kinds)]
     assert judgements["rewards"].tolist() == rewards
     A = gar.discriminator_advantages(judgements["rewards"], 4)
-    assert torch.equal(judgements["advantages"], A)
+    assert torch.equal(judgements["advantages"], 2 * A)
 
 
 def test_without_references_and_frozen_the_discriminator_judges_and_stays_as_it_is(tmp_path):
@@ -150,7 +151,9 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
     labels = gar.load_labels(write_rows(tmp_path / "labels.jsonl", LABELS))
     trainer = make_gar(tmp_path, labels, sft_steps=1)
     perturb(trainer)  # so that the adapters are two models
+    trainer.gather = lambda values: 2 * values  # a second process with as many tokens
     (batch,) = trainer.step([{}] * 6)
+    del trainer.gather
     tokenizer, logps = trainer.processing_class, []
     for i, row in enumerate(LABELS * 3):  # as many NO as YES
         written = tokenizer(row["judgement"], add_special_tokens=False).input_ids
@@ -160,7 +163,7 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
         asked = gar.judge_prompt(row["question"], row["slice"])
         logps += log_probs_by_hand(trainer, "discriminator", asked, written)
     assert batch["player"] == "discriminator" and batch["advantages"].tolist() == [1.0] * 6
-    assert batch["num_items_in_batch"] == len(logps)
+    assert batch["num_items_in_batch"] == 2 * len(logps)
     assert logged(trainer)["discriminator/sft_loss"] == pytest.approx(-mean(logps), rel=1e-5)
     trainer.state.global_step = 1  # stage 2
     assert trainer.step(rows_of(trainer))[-1]["player"] == "reasoner"

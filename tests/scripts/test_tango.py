@@ -351,6 +351,7 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
         return batch | {"advantages": torch.tensor(z)}
 
     trainer.rollout = rolled
+    trainer.over_all_processes = lambda fn, labels: 2 * fn(labels)
     batch = trainer.verifier_step([ROW, other])
     assert batch["player"] == "verifier"
     assert batch["rewards"].tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
@@ -360,7 +361,7 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
     counts = [0.8 * 30 + 0.2 * 3, 0.8 * 2 + 0.2 * 3]  # of wrong and of right ones
     s = torch.tensor([counts[1]] * 3 + [counts[0]] * 3) ** -0.5
     z = whitened([(1.8, 0), (0.8, 0), (0.0, 0), (0.8, 1), (1.8, 1), (0.0, 1)])
-    close(batch["advantages"], torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
+    close(batch["advantages"], 2 * torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
     assert trainer.saved["class_counts"] == pytest.approx(counts)
 
 
