@@ -399,7 +399,8 @@ class Run(TrainerCallback):
 
     def _evaluate(self, ignore_keys=None):
         """With random numbers of its own, so that more evaluations do not change the training, and
-        the same ones each time, so that what has not changed is not measured to be different.
+        the same ones each time: a player who has not changed, and is asked first, writes the same.
+        Trap: one who is asked after a trained player draws others, and its figures vary.
 
         ignore_keys: Trainer's, for predictions, which there are none of.
         """
