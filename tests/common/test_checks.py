@@ -69,7 +69,7 @@ def test_advantages_are_finite_floats_of_rows_or_tokens(trainer, advantages, say
 
 
 def test_a_batch_is_trained_on_once(tmp_path):
-    """However it comes back: as a copy, from the step before, or from `update`, in another batch."""
+    """However it comes back: as a copy, from the step before, or in a batch that was joined."""
     kept = []
 
     def of_this_step(trainer, rows):
