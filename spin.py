@@ -336,7 +336,8 @@ CURVES = {
 
 
 def load(args: Args):
-    wanted = args.steps // args.iterations * args.questions * 2  # enough for four processes
+    # what `Spin.prompts` takes, enough for four processes
+    wanted = args.steps // args.iterations * args.questions * (2 if args.mix_previous else 4)
     train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
     check_references(train + held_out, args.dataset)
     return train, held_out

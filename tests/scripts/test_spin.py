@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from common.errors import UserError
 from common.model import TINY
-from spin import Args, Spin, evaluate, human_ids, learning_rate_at, solve_prompt, spin_loss
+from spin import Args, Spin, evaluate, human_ids, learning_rate_at, load, solve_prompt, spin_loss
 
 import pytest
 import torch
@@ -129,6 +129,15 @@ def test_an_iteration_is_one_pass_over_the_mixed_pairs(tmp_path):
     assert len(make_spin(tmp_path, mix_previous=False).prompts()) == 16
     trainer.length = trainer.pairs_per_step = 1
     assert len(trainer.prompts()) == 1  # and not half of one
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_four_processes_have_their_prompts(tmp_path, mix):
+    trainer = make_spin(tmp_path, mix_previous=mix)
+    trainer.train_rows, _ = load(trainer.cfg)
+    one = len(trainer.prompts())
+    trainer.pairs_per_step *= 4
+    assert len(trainer.prompts()) == 4 * one
 
 
 def test_the_last_iteration_has_its_own_lambda(tmp_path):
