@@ -46,6 +46,7 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import boxed, grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order
 from common.tiny.tasks import parse_question
 
 import torch
@@ -427,9 +428,7 @@ def balanced_accuracy(V: list[float | None], right: list[bool]) -> float:
 
 def rank_agreement(V: list[float | None], right: list[bool]) -> float:
     """P(V of a right answer > V of a wrong one), ties half: the area under the ROC curve."""
-    good = [neutral(v) for v, r in zip(V, right) if r]
-    bad = [neutral(v) for v, r in zip(V, right) if not r]
-    wins = [float(g > b) + 0.5 * (g == b) for g in good for b in bad]
+    wins = pairs_in_order(right, [neutral(v) for v in V])
     return mean(wins) if wins else 0.5
 
 
