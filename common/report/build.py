@@ -55,8 +55,8 @@ def read_run(folder: str | Path) -> dict:
 
 # ------------------------------------------------------------------ curves
 def axes(run: dict) -> dict[str, list[float]]:
-    """For each row of metrics.jsonl: its step, minutes, and the samples that all updates so far
-    were made of: questions * group_size per step and process, unless the script counts them itself.
+    """For each row of metrics.jsonl: its step, minutes, and samples: questions * group_size per
+    step and process, whatever else a step samples, unless the script counts them as co/samples.
     """
     args, rows = run["args"], run["metrics"]
     per_step = args.get("questions", 1) * args.get("group_size", 1)
