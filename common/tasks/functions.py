@@ -188,8 +188,8 @@ def solve_prompt(task: dict) -> list[dict]:
 
 
 def shown(task: dict) -> int:
-    """How many of an induction task's inputs the solver sees: half, but at least one is hidden."""
-    return min((len(task["inputs"]) + 1) // 2, len(task["inputs"]) - 1)
+    """How many of an induction task's inputs, two at least, the solver sees: half."""
+    return (len(task["inputs"]) + 1) // 2
 
 
 def blocks(text: str, kind: str) -> list[str]:
