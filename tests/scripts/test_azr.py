@@ -147,6 +147,18 @@ def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
     assert trainer.logged["co/rewarded_minus_true"] == [(0.5 + 0 + 1) / 3 - 1 / 3]
 
 
+def test_without_a_gate_who_agrees_with_the_model_is_rewarded_but_not_right(sandbox):
+    """Its program does not run, so the output is what the model says."""
+    texts = [proposal(FAILS["program"])] + [answer("output", "7")] * 4
+    trainer = given_texts(sandbox, texts, gate="off")
+    trainer.propose([("deduction", [RUNS[0]])])
+    (task,) = trainer.saved["buffers"]["deduction"]
+    assert trainer.solve([task])["rewards"].tolist() == [1.0]
+    logged = trainer.logged
+    assert logged["proposer/joined"] == [True] and logged["proposer/valid"] == [False]
+    assert logged["solver/accuracy"] == [False] and logged["co/rewarded_minus_true"] == [1.0]
+
+
 # ------------------------------------------------------------------ the buffers
 def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
     trainer = given_texts(sandbox, pool_size=4, seed_tasks=4)
@@ -157,6 +169,23 @@ def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
     kept = [task["program"] for task in trainer.saved["buffers"]["deduction"]]
     assert kept == ["1", "2", "3", "4"]
     assert trainer.saved["new"] == {"deduction": 2, "abduction": 1, "induction": 0}
+    trainer.join([deduction(str(i)) for i in range(6)])
+    assert trainer.saved["new"]["deduction"] == 4  # more than the buffer holds
+
+
+def test_the_first_tasks_and_the_held_out_ones(sandbox):
+    rows = [
+        {"program": f"def f(x):\n return x + {i}", "inputs": [*"0123"], "message": "m"}
+        for i in range(9)
+    ]
+    trainer = given_texts(sandbox, inputs=4)
+    trainer.train_rows, trainer.held_out = rows[:3], rows[3:]
+    buffers, held_out, never = azr.first_tasks(trainer)
+    assert [len(tasks) for tasks in buffers.values()] == [3] * 3
+    assert [task["inputs"] for task in buffers["induction"]] == [[*"0123"]] * 3
+    # of six held-out programs two tasks of each kind
+    assert [task["kind"] for task in held_out] == [kind for kind in azr.KINDS for _ in range(2)]
+    assert never == {bare(row["program"]) for row in rows[3:]}
 
 
 def filled(sandbox, size, **change):
