@@ -125,8 +125,11 @@ def test_a_pair_that_occurs_twice_is_run_once(sandbox):
 
 
 def test_what_passes(sandbox):
-    """Not an expected output that reads like an error, by a program that fails; not a flood."""
+    """Not an expected output that reads like an error, by a program that fails; not a flood; not
+    the right output of a program that fails after it.
+    """
     trainer = bare(sandbox, time_limit=0.5)
+    assert not trainer.run_tables([(["print(7)\n1/0"], [("", "7")])], {})[0].any()
     programs = ["1/0", "while True: pass", "import sys; sys.exit(1)", "print('7 ' * 10**5)"]
     expected = ["error: division by zero", "Timeout Error", "ZeroDivisionError", "7 " * 10**5]
     assert not trainer.run_tables([(programs, [("", text) for text in expected])], {})[0].any()

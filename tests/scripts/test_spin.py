@@ -140,6 +140,16 @@ def test_four_processes_have_their_prompts(tmp_path, mix):
     assert len(trainer.prompts()) == 4 * one
 
 
+def test_a_human_answer_fits_with_its_end_token(tmp_path):
+    trainer = make_spin(tmp_path)
+    rows = trainer.train_rows
+    longest = max(len(human_ids(row, trainer.processing_class)) for row in rows)
+    trainer.cfg.solution_tokens = longest
+    assert trainer.with_human_answers(rows) == rows
+    trainer.cfg.solution_tokens -= 1
+    assert 0 < len(trainer.with_human_answers(rows)) < len(rows)
+
+
 def test_the_last_iteration_has_its_own_lambda(tmp_path):
     trainer, found = make_spin(tmp_path), []
     for trainer.state.global_step in range(8):
@@ -271,6 +281,8 @@ def test_variants(tmp_path, brief, flags):
     else:
         assert first["player/spin_loss"] == pytest.approx(LN2, abs=1e-4)
         assert abs(second["player/spin_loss"] - LN2) > 1e-4
+        # step 2 opens an iteration, but its opponent is still the first model
+        assert "player/reward_human" in second and "player/reward_human" not in first
 
 
 def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path, brief):
