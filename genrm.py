@@ -242,7 +242,8 @@ class GenRM(CoTrainer):
         """One solution of each row's question, with z = its boxed answer is right."""
         prompts = [solve_prompt(row["question"]) for row in rows]
         with self.playing(None):  # the base, with all adapters off
-            texts = self.generate("generator", prompts)
+            ids = self.generate_ids("generator", prompts)
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         special = special_tokens(self.processing_class)  # spelled out they would become tokens
         return [
             {
@@ -251,9 +252,10 @@ class GenRM(CoTrainer):
                 "right": is_correct(text, row["answer"]),
                 "well_formed": boxed(text) is not None
                 and bool(split_steps(text))
+                and written[-1] in self.eos_token_ids  # not cut: it is taught with an end token
                 and not any(token in text for token in special),
             }
-            for row, text in zip(rows, texts)
+            for row, text, written in zip(rows, texts, ids)
         ]
 
     def with_rationales(self, rows: list[dict]) -> list[dict]:

@@ -265,7 +265,8 @@ class VStar(CoTrainer):
 
     def sample_solutions(self, rows: list[dict]) -> list[dict]:
         """One solution of each row's question, with z = its boxed answer is right."""
-        texts = self.generate("generator", [solve_prompt(row["question"]) for row in rows])
+        ids = self.generate_ids("generator", [solve_prompt(row["question"]) for row in rows])
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         special = special_tokens(self.processing_class)  # spelled out they would become tokens
         return [
             {
@@ -274,10 +275,11 @@ class VStar(CoTrainer):
                 "right": is_correct(text, row["answer"]),
                 "whole": boxed(text) is not None
                 and bool(split_steps(text))
+                and written[-1] in self.eos_token_ids  # not cut: it is taught with an end token
                 and not any(token in text for token in special),
                 "answer": row["answer"],
             }
-            for row, text in zip(rows, texts)
+            for row, text, written in zip(rows, texts, ids)
         ]
 
     def better_half(self, right: list[dict]) -> list[dict]:

@@ -41,9 +41,9 @@ def without_model(kind, cfg, texts=(), **attributes):
     """A trainer of a script's class without a model, in one process: what its players write is
     given.
 
-    texts: in the order in which they are written, or player -> its texts. `asked` remembers
-    (player, the prompt's last message), `begun` the beginnings of completions, `logged` all values
-    of each metric.
+    texts: in the order in which they are written, or player -> its texts; the ids of one that ends
+    with … have no end token, as if it had been cut. `asked` remembers (player, the prompt's last
+    message), `begun` the beginnings of completions, `logged` all values of each metric.
     """
 
     class WithoutModel(kind):
@@ -53,6 +53,7 @@ def without_model(kind, cfg, texts=(), **attributes):
             self.texts = texts if isinstance(texts, dict) else list(texts)
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
+            self.eos_token_ids = [Characters.eos_token_id]
             vars(self).update(attributes)
 
         def generate(self, name, prompts, greedy=False):
@@ -62,7 +63,9 @@ def without_model(kind, cfg, texts=(), **attributes):
 
         def generate_ids(self, name, prompts, greedy=False, begun=None):
             self.begun += self.processing_class.batch_decode(begun or [])
-            return [self.processing_class(x).input_ids for x in self.generate(name, prompts)]
+            encode, end = self.processing_class, [Characters.eos_token_id]
+            texts = self.generate(name, prompts)
+            return [encode(text).input_ids + end * (text[-1:] != "…") for text in texts]
 
         def rollout(self, name, rows):
             texts = self.generate(name, [row["prompt"] for row in rows])

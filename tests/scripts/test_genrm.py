@@ -108,13 +108,15 @@ def given_texts(texts=(), **change) -> genrm.GenRM:
 
 def test_what_is_sampled_once_and_what_of_it_is_taught():
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would become a token when it is encoded
-    written = [RIGHT, RIGHT, RIGHT, WRONG, spelled, "50", WRONG]
-    trainer = given_texts(written, samples=7, verifier="direct")
+    written = [RIGHT, RIGHT, RIGHT, WRONG, spelled, "\\boxed{50}", WRONG, "<step>38+4=42</step>"]
+    written += [f"{RIGHT}…"]  # cut, behind its box
+    trainer = given_texts(written, samples=9, verifier="direct")
     trainer.collect()
     assert [r["solution"] for r in trainer.saved["D_correct"]] == [RIGHT]  # once
     lessons = trainer.saved["D_verify"]
     assert sorted(r["solution"] for r in lessons) == sorted([RIGHT, RIGHT, WRONG, WRONG])
-    assert trainer.logged["generator/accuracy"] == [True] * 3 + [False, True, False, False]
+    wrong = [not right for right in trainer.logged["generator/accuracy"]]
+    assert wrong == [False] * 3 + [True, False, False, True, True, False]
 
 
 def test_rationales_are_kept_if_they_agree_and_balanced_afterwards():

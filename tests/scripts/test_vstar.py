@@ -153,7 +153,8 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
     # the solutions are those of the generator that was trained, which starts anew after them
     assert trainer.events == ["generator writes", "generator restarts", "generator learns"] * 3
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would be cut in two when it is encoded
-    trainer = given_texts([RIGHT, WRONG, spelled, "42"], restart=False)
+    unread = [spelled, "\\boxed{50}", "<step>38+4=42</step>", f"{RIGHT}…"]  # the last is cut
+    trainer = given_texts([RIGHT, WRONG, *unread], samples=6, restart=False)
     trainer.step([])
     trainer.step([])  # nothing is sampled in the same iteration
     assert trainer.events == ["generator writes", "generator learns", "generator learns"]
