@@ -234,7 +234,7 @@ class SelfTaught(CoTrainer):
         pairs = []
         for row, y, y_changed in zip(changed, better, worse):
             finals = [boxed(y), boxed(y_changed)]
-            if all(finals) and finals[0] != finals[1]:
+            if all(finals) and not is_correct(y_changed, finals[0]):
                 pair = {"question": row["question"], "better": y, "worse": y_changed}
                 # for the log alone
                 pairs.append(

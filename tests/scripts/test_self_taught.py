@@ -165,6 +165,7 @@ def test_the_judge_learns_what_prefers_the_answer_to_the_question():
         ([WORSE, "\\boxed{1}", "\\boxed{1}"], "learn the place and nothing else"),
         ([WORSE, "no idea", "no idea"], "learn the place and nothing else"),
         ([RIGHT.replace("38+4=42", "30+12=42")], "0 of 0 judgements"),  # both answers agree
+        ([RIGHT.replace("{50}", "{ 50.0 }")], "0 of 0 judgements"),  # so do these
         (["<step>1</step>"], "0 of 0 judgements"),  # one has no end
     ],
 )
