@@ -216,7 +216,7 @@ class GenRM(CoTrainer):
     def collect(self):
         """Sample by the base, once: D_correct, the right solutions; D_verify, what is judged."""
         cfg, rng = self.cfg, random.Random(self.cfg.seed)
-        questions = [row for row in self.train_rows[: cfg.pool] for _ in range(cfg.samples)]
+        questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
         # one without steps or a box would teach the verifier to look at the form
         well_formed = [row for row in solutions if row["well_formed"]]

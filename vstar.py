@@ -152,7 +152,6 @@ class VStar(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.pool = self.train_rows[: self.cfg.pool]
         self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
 
@@ -237,7 +236,7 @@ class VStar(CoTrainer):
     def start_iteration(self, t: int):
         """Sample by the generator as it is, add to D_gen and D_ver, then start it from the base."""
         cfg = self.cfg
-        questions = [row for row in self.pool for _ in range(cfg.samples)]
+        questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
         # one without steps or a box would teach the verifier to look at the form
         new = [row | {"iteration": t} for row in solutions if row["whole"]]
@@ -338,7 +337,7 @@ class VStar(CoTrainer):
         """orm: every solution and its z. prm: also every beginning of a solution, whose z needs
         completions; so only of as many solutions as there are questions.
         """
-        rows = rows[: len(self.pool)] if self.cfg.verifier == "prm" else rows
+        rows = rows[: len(self.train_rows)] if self.cfg.verifier == "prm" else rows
         lessons = [
             row | {"part": part, "z": float(row["right"])}
             for row in rows

@@ -125,7 +125,8 @@ def test_the_generators_loss_and_its_restart(tmp_path):
 def given_texts(texts=(), **change) -> vstar.VStar:
     """`events`: who wrote, restarted and learnt."""
     cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
-    trainer = without_model(vstar.VStar, cfg, texts, pool=[{"question": QUESTION, "answer": "50"}])
+    rows = [{"question": QUESTION, "answer": "50"}]
+    trainer = without_model(vstar.VStar, cfg, texts, train_rows=rows, rows_per_step=2)
     trainer.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
     trainer.events, generate = [], trainer.generate
 
@@ -207,7 +208,7 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
     lost = "\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
     wrong = rf"<step>38+4=\boxed{{50}}</step>{lost}"
     trainer = given_texts([rest, lost, lost, "", lost, lost], step_samples=3, verifier="prm")
-    trainer.cfg.step_labels, trainer.pool = how, trainer.pool * 2
+    trainer.cfg.step_labels, trainer.train_rows = how, trainer.train_rows * 2
     lessons = trainer.judged_parts([row(RIGHT, True), row(wrong, False), row("third", False)])
     first = 1.0 if how == "hard" else pytest.approx(1 / 3)
     assert [lesson["z"] for lesson in lessons] == [first, 1.0, 0.0, 0.0]
