@@ -168,7 +168,7 @@ class GenRM(CoTrainer):
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
             "verifier": Player([], args.lr, judgement, reads=solution),
-            # it samples with all adapters off, see `sample_solutions`: this name is never used
+            # it samples with all adapters off, see `sample_solutions`, and needs none of its own
             "generator": Player([], args.lr, solution, adapter="verifier"),
         }
 

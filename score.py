@@ -21,7 +21,7 @@ The loop is `Score.step`. One model plays both turns, and nobody tells it whethe
 
 Plain RL in two turns has two optima: to improve between the turns, or to answer as well as one can
 at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn;
-in stage II the bonus makes what changes between the turns count alpha times more than the answer.
+in stage II the bonus makes a change between the turns count alpha times as much as the answer.
 
 What we changed and it matters (more in docs/score.md)
     1. The second turn is a prompt of its own that quotes question and y1, not a second message
