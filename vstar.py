@@ -250,9 +250,9 @@ class VStar(CoTrainer):
                 self.saved["D_gen"].append(row)
         if not self.saved["D_gen"]:
             raise UserError(
-                f"iteration {t}: {len(new)} of {len(solutions)} solutions have steps and a box, "
-                f"and none is right; try a larger --samples (now {cfg.samples}) or --pool (now "
-                f"{cfg.pool})."
+                f"iteration {t}: {len(new)} of {len(solutions)} solutions have steps, a box and "
+                f"an end, and none is right; try a larger --samples (now {cfg.samples}) or --pool "
+                f"(now {cfg.pool})."
             )
         self.saved["D_ver"] += new
         self.saved["iteration"] = t

@@ -179,7 +179,7 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
 
 def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
     other = {"question": "1+1 mod 61"}
-    with pytest.raises(UserError, match="of 4 solutions have steps and a box, and none is right"):
+    with pytest.raises(UserError, match="of 4 solutions have steps, a box and an end, and none"):
         given_texts([WRONG] * 4).start_iteration(0)
     apart = [row(RIGHT, True), row(WRONG, False) | other]
     for D_ver, says in (
