@@ -14,8 +14,9 @@ import torch
 from conftest import build, perturb, small, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, without_model
+from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, logged, without_model
 
+EOS = 4
 THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
 
@@ -46,10 +47,11 @@ def real(folder, **change) -> genrm.GenRM:
 
 
 def mean_loss(trainer, texts: list[tuple]) -> float:
-    """Minus the mean over the tokens of all texts."""
-    logps = []
+    """Minus the mean over the tokens of all texts, end tokens included."""
+    logps, tokenizer = [], trainer.processing_class
     for prompt, text in texts:
-        logps += log_probs_by_hand(trainer, "verifier", prompt, trainer.ids(text))
+        ids = [*tokenizer(text, add_special_tokens=False).input_ids, EOS]
+        logps += log_probs_by_hand(trainer, "verifier", prompt, ids)
     return -sum(logps) / len(logps)
 
 
@@ -73,9 +75,9 @@ def test_the_loss_of_a_step_by_hand(tmp_path, verifier, solve_weight):
             (genrm.verify_prompt(QUESTION, text), f"{THOUGHTS}{verdict}</final_verification>")
             for text, verdict in zip((RIGHT, WRONG), genrm.VERDICTS)
         ]
-    wanted = mean_loss(trainer, said)
-    wanted += solve_weight * mean_loss(trainer, [(solve_prompt(QUESTION), RIGHT)])
-    assert ours == pytest.approx(wanted, rel=1e-4)
+    verify, solve = (mean_loss(trainer, x) for x in (said, [(solve_prompt(QUESTION), RIGHT)]))
+    assert ours == pytest.approx(verify + solve_weight * solve, rel=1e-4)
+    assert logged(trainer)["verifier/verify_loss"] == pytest.approx(verify, rel=1e-4)
     assert len(batch["weight"]) == (4 if solve_weight else 2)
 
 
@@ -134,6 +136,17 @@ def test_rationales_are_kept_if_they_agree_and_balanced_afterwards():
     trainer.collect()
     assert sorted(r["right"] for r in trainer.saved["D_verify"]) == [False, True]
     assert trainer.logged["verifier/rationales_kept"] == [3 / 4]
+
+
+def test_steps_take_one_row_after_the_other():
+    trainer, judged, learnt = given_texts(questions=2, verifier="direct"), [], []
+    rows = [row(str(i), True) for i in range(6)]
+    trainer.saved, trainer.batch_of = {"D_verify": rows, "D_correct": rows}, lambda *both: both
+    for trainer.state.global_step in range(3):
+        ((lessons, solutions),) = trainer.step([])
+        judged += [prompt[-1]["content"] for prompt, _ in lessons]
+        learnt += [text for _, text in solutions]
+    assert len({*judged}) == len({*learnt}) == 6
 
 
 @pytest.mark.parametrize("texts", [[WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG, *"ab"]])

@@ -12,7 +12,9 @@ from common.tasks.answers import solve_prompt
 import pytest
 import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, without_model
+from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, logged, without_model
+
+EOS = 4
 
 
 def row(solution, right, **more):
@@ -42,7 +44,8 @@ def sigmoid(x: float) -> float:
 
 
 def likelihood(trainer, adapter, text: str) -> float:
-    return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), trainer.ids(text)))
+    ids = [*trainer.processing_class(text, add_special_tokens=False).input_ids, EOS]
+    return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), ids))
 
 
 def step_loss(trainer) -> float:
@@ -60,7 +63,7 @@ def teach(trainer, lessons: list[dict]):
 
 def test_dpos_loss_by_hand(tmp_path):
     """The verifier against the base, of the right solution and of the wrong one."""
-    trainer, wanted = real(tmp_path), 0.0
+    trainer, wanted, margins = real(tmp_path), 0.0, []
     others = [WRONG, "<step>38+4=42</step>\n<answer>\\boxed{42}</answer>"]
     rows = [row(RIGHT, True, rejected=wrong, z=1.0) for wrong in others]
     teach(trainer, rows)
@@ -70,7 +73,10 @@ def test_dpos_loss_by_hand(tmp_path):
             for text in (RIGHT, wrong)
         )
         wanted -= math.log(sigmoid(right - wrong)) / 2
+        margins.append((right - wrong) / 0.3)
     assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
+    found = [logged(trainer)[f"verifier/{name}"] for name in ("margin", "pair_accuracy")]
+    assert found == pytest.approx([sum(margins) / 2, sum(m > 0 for m in margins) / 2], rel=1e-3)
     # and its score is the verifier's likelihood, end token included
     likely = likelihood(trainer, "verifier", RIGHT)
     assert trainer.scores(rows)[0] == pytest.approx(likely, rel=1e-4) and trainer.scores([]) == []
@@ -94,6 +100,8 @@ def test_the_heads_losses_and_scores_by_hand(tmp_path, kind):
     p, soft = sigmoid(logit(RIGHT)), sigmoid(logit(first))
     cross_entropy = -math.log(p) - 0.25 * math.log(soft) - 0.75 * math.log(1 - soft)
     assert step_loss(trainer) == pytest.approx(cross_entropy / 2, rel=1e-4)
+    agree = [p > 0.5, soft < 0.5]
+    assert logged(trainer)["verifier/pair_accuracy"] == sum(agree) / 2
     parts = vstar.beginnings(WRONG) if kind == "prm" else [WRONG]
     worst = min(sigmoid(logit(part)) for part in parts)
     scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
@@ -160,6 +168,19 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
     trainer.step([])  # nothing is sampled in the same iteration
     assert trainer.events == ["generator writes", "generator learns", "generator learns"]
     assert len(trainer.saved["D_ver"]) == 2
+
+
+def test_steps_take_one_row_after_the_other_and_the_loop_makes_new_lessons():
+    trainer, taken, rounds = given_texts(verifier_in_loop=True, steps=12, ver_steps=6), [], []
+    for trainer.state.global_step in range(3):
+        taken += trainer.next_rows([*"abcdef"], "G")
+    assert sorted(taken) == [*"abcdef"]
+    trainer.start_iteration = lambda t: trainer.saved.update(iteration=t)
+    trainer.start_verifier = lambda t: (rounds.append(t), trainer.saved.update(taught=t))
+    trainer.verifier_step = lambda: None
+    for trainer.state.global_step in range(12):
+        trainer.step([])
+    assert rounds == [0, 1, 2]
 
 
 def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
