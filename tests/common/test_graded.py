@@ -55,12 +55,13 @@ def test_what_is_claimed_is_judged_and_nothing_else():
 
 
 def test_metrics_of_analyses_by_hand():
-    rows = [row_of(), row_of(RIGHT), row_of(LUCKY), row_of(faulty=None)]
-    analyses = [Analysis((1, 2), 0.0), Analysis((), 1.0), Analysis((), 1.0), None]
+    """Of the first three faults claimed one is real; the last two analyses are unreadable."""
+    rows = [row_of(), row_of(RIGHT), row_of(LUCKY), row_of(faulty=None), row_of()]
+    analyses = [Analysis((1, 2, 3), 0.0), Analysis((), 1.0), Analysis((1,), 0.5), None, None]
     metrics = analysis_metrics(rows, analyses, worth)
-    assert metrics["balanced_accuracy"] == 2 / 4  # no score has ten solutions: the share of all
-    assert metrics["claims_real"] == 0.5 and metrics["defects_found"] == 0.5
-    assert metrics["analysis_quality"] == pytest.approx((0.5 + 1 + 1) / 3)
+    assert metrics["balanced_accuracy"] == 3 / 5  # no score has ten solutions: the share of all
+    assert metrics["claims_real"] == 2 / 4 and metrics["defects_found"] == 2 / 3
+    assert metrics["analysis_quality"] == pytest.approx((0.5 + 1 + 1 + 0) / 4)
 
 
 def test_a_class_of_one_does_not_count_as_much_as_all_others():

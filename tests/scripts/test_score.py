@@ -89,6 +89,7 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
         assert batch["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert not trainer.moments  # AdamW starts anew
     assert {name: mean(trainer.logged[name]) for name in SHARES} == SHARES
+    assert trainer.logged["second/accuracy"] == [True, True, False, False]
     assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
 

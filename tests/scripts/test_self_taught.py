@@ -215,7 +215,7 @@ def test_the_two_sets_are_made_once():
     drawn = []
 
     def judge(comparisons):
-        drawn.append(torch.rand(1).item())
+        drawn.append((len(comparisons), torch.rand(1).item()))
         return [c | {"choice": 1} for c in comparisons]
 
     def say(player, user, greedy, before):
@@ -242,3 +242,4 @@ def test_the_two_sets_are_made_once():
     torch.manual_seed(0)
     assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked
     assert drawn[:2] == drawn[2:]
+    assert [count for count, _ in drawn[:2]] == [6, 4]  # in both orders

@@ -43,8 +43,12 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
+def with_end(trainer, text: str) -> list[int]:
+    return [*trainer.processing_class(text, add_special_tokens=False).input_ids, EOS]
+
+
 def likelihood(trainer, adapter, text: str) -> float:
-    ids = [*trainer.processing_class(text, add_special_tokens=False).input_ids, EOS]
+    ids = with_end(trainer, text)
     return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), ids))
 
 
@@ -113,7 +117,7 @@ def test_the_generators_loss_and_its_restart(tmp_path):
     and Adam knows nothing of it, while the other one keeps everything."""
     trainer = real(tmp_path)
     trainer.saved |= {"iteration": 0, "D_gen": [row(RIGHT, True), row(WRONG, True)]}
-    tokens = len(trainer.ids(RIGHT)) + len(trainer.ids(WRONG))
+    tokens = len(with_end(trainer, RIGHT)) + len(with_end(trainer, WRONG))
     wanted = -sum(likelihood(trainer, "generator", text) for text in (RIGHT, WRONG)) / tokens
     assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
     trainer.create_optimizer()
