@@ -44,11 +44,14 @@ def sample_program(rng: random.Random, held_out: bool = False) -> list[tuple[str
 
 
 def sample_rows(seed: int, count: int, held_out: bool) -> list[dict]:
-    """`count` different programs with ten tests each, in the form of `code.load_tasks`."""
-    rng, rows = random.Random(seed), {}
-    while len(rows) < count:
+    """`count` different programs with ten tests each, in the form of `code.load_tasks`; as many as
+    there are, some sixteen thousand to train on, once 10,000 draws have given nothing new.
+    """
+    rng, rows, misses = random.Random(seed), {}, 0
+    while len(rows) < count and misses < 10_000:
         operations = sample_program(rng, held_out)
         program, inputs = format_lines(operations), rng.sample(INPUTS, 10)
+        misses = misses + 1 if program in rows else 0
         rows[program] = {
             "question": program,
             "test_input": [f"{x}\n" for x in inputs],

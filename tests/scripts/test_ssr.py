@@ -1,11 +1,13 @@
 """ssr.py: each check with a program that fails it, inverse mutation against edits made by hand,
 both rewards, hostile completions; a step with completions that are given."""
 
+import itertools
 import random
 import re
 
 import ssr
 from common.tiny import repairs
+from common.tiny.tasks import is_held_out
 from ssr import Bug, failed_check, injector_reward, parse_bug, repair_prompt, reverted, shown
 
 import pytest
@@ -63,6 +65,13 @@ def test_prompts_are_those_that_the_embedded_model_has_been_taught():
         hidden = [*range(1, len(tests) + 1)]
         assert repair_prompt(Bug({"tests": tests}, program, hidden))[1]["content"] == taught
     assert endings == {"Change a line.", "Remove a line."}
+
+
+def test_there_are_only_so_many_embedded_programs():
+    """A run that wants more gets those that there are; once it looked for others without an end."""
+    rows = repairs.sample_rows(0, 2000, held_out=True)
+    programs = map(repairs.format_lines, itertools.permutations(repairs.EVERY, repairs.LINES))
+    assert {row["question"] for row in rows} == {*filter(is_held_out, programs)}
 
 
 # ------------------------------------------------------------------ inverse mutation
