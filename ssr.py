@@ -142,7 +142,7 @@ def parse_bug(text: str, row: dict) -> Bug | None:
     ('print(2)', [1, 2])
     """
     program, (_, _, behind) = parse_program(text), text.rpartition("```")
-    named = re.search(r"Hidden tests:\**\s*([0-9]{1,3}(?:\s*,\s*[0-9]{1,3})*)(?![0-9])", behind)
+    named = re.search(r"Hidden tests:\**\s*([0-9]{1,3}(?:\s*,\s*[0-9]{1,3})*+)(?![0-9])", behind)
     hidden = sorted({int(number) for number in named[1].split(",")}) if named else []
     exist = all(1 <= k <= len(row["tests"]) for k in hidden)
     return Bug(row, program, hidden) if program and hidden and exist else None
