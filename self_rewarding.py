@@ -198,7 +198,7 @@ class SelfRewarding(CoTrainer):
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
             "solver": Player([], args.lr, solution, adapter="agent", rows=2),
-            "judge": Player([], args.lr, judgement, reads=2 * solution, adapter="agent"),
+            "judge": Player([], args.lr, judgement, reads=solution, adapter="agent"),
             "previous": Player([], 0.0, solution),  # M_t, frozen during its round
         }
 

@@ -209,9 +209,10 @@ class Ssr(CoTrainer):
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
         bug, repair, N, G = args.bug_tokens, args.repair_tokens, args.injections, args.group_size
+        read = max(bug, repair)  # a bug, or a wrong repair
         return {
             "injector": Player([], args.lr, bug, N, adapter="agent"),
-            "solver": Player([], args.lr, repair, G, adapter="agent", reads=repair),
+            "solver": Player([], args.lr, repair, G, adapter="agent", reads=read),
         }
 
     def step(self, rows):
