@@ -304,7 +304,7 @@ class CoVerRL(CoTrainer):
         kept = [i for i, one in enumerate(asked) if one.kept]
         labels = [is_correct(rf"\boxed{{{one.m}}}", one.gold) for one in asked]
         self.log_mean("co/label_accuracy", labels)
-        # of the rewards that are trained on: is a solution rewarded exactly if it is right?
+        # of kept questions: does a solution agree with the label exactly if it is right?
         true = [a == r for i in kept for a, r in zip(agrees[i], right[i])]
         self.log_mean("co/reward_accuracy", true)
         wrong = [all(its) and not label for its, label in zip(agrees, labels)]

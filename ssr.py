@@ -10,8 +10,8 @@ The loop is `Ssr.step`
               they leave the suite, so that those that stay show less of the bug
     CHECKS    five, by running programs; the last is inverse mutation: each edited line,   `check`
               put right alone, must make a failing test pass
-    SOLVER    G attempts on each bug that passes; it sees the program and, as what it     `attempt`
-              should do, the hidden tests. Right is who passes ALL tests of the original
+    SOLVER    G attempts on each bug that passes; it sees the program and, as its         `attempt`
+              specification, the hidden tests. Right is what passes ALL tests of the original
     AGAIN     some wrong attempts are bugs of second order: G more attempts on each
 
     r_injector = -1                    a check fails
