@@ -1,7 +1,8 @@
-"""coverrl.py: votes, judgements, filter, rewards and groups against loops of their own; one step by
-hand."""
+"""coverrl.py: votes, judgements, filter, rewards and groups against loops of their own; a step and
+an evaluation by hand."""
 
 import math
+import re
 
 import coverrl
 from common.run import mean
@@ -20,7 +21,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import solution, whitened, without_model
+from trainers import answering, solution, whitened, without_model
 
 C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
 an_answer = st.sampled_from(["7", "8", "9", None])
@@ -142,6 +143,35 @@ def test_a_step():
     assert logged["co/reward_accuracy"] == 1.0
 
 
+def test_corrections_agree_with_the_vote_and_are_compared_after_one_judgement():
+    """The majority is wrong here, and nothing but the log knows it. Three solutions only vote."""
+    other, rare = solution(7, "?"), solution(8)
+    said = [C, C, X, X, C, C]  # V+ of three solutions, V- of one
+    written = {
+        "solver": [solution(7), rare, solution(7, "!"), solution(7), other],
+        "verifier": [judgement(v, final=v) for v in said],
+        "corrector": [*map(solution, (7, 8, 7, 7))],
+    }
+    trainer = given_texts(written, samples=5)
+    trainer.step([row | {"answer": "8"} for row in rows()[:2]])
+    A = trainer.batches["corrector"]["advantages"].tolist()
+    assert A == pytest.approx([2**-0.5, -(2**-0.5), 0, 0], abs=1e-5)
+    asked = [text for who, text in trainer.asked if who == "corrector"]
+    assert [other in text for text in asked] == [True, True, False, False]
+    assert [rare in text for text in asked] == [False, False, True, True]
+
+
+def test_a_process_without_a_judgement_takes_part_in_vain():
+    said = {"verifier": [judgement(X, final=X)], "corrector": [solution(3)]}
+    trainer = given_texts({"solver": [solution(3)] * 8} | said)
+    trainer.gather = lambda values: [*values, 1]  # another process has one
+    trainer.step(rows())
+    assert set(trainer.batches) == {"solver", *said} and trainer.logged["co/kept"] == [True] * 2
+    for name in said:
+        batch = trainer.batches[name]
+        assert batch["rewards"].isnan().all() and not batch["advantages"].any()
+
+
 @pytest.mark.parametrize(
     "change, trains",
     [
@@ -185,3 +215,32 @@ def test_where_all_agree_nobody_is_asked():
     trainer.step(rows())
     assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
     assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
+
+
+# ------------------------------------------------------------------ evaluation
+def test_evaluation_by_hand():
+    """5 questions, 2 solutions of each: the first is verified, and corrected where rejected."""
+    samples = {"a": (1, 2), "b": (1, 1), "c": (2, 2), "d": (2, 2), "e": (2, 2)}
+    said = {"a": C, "b": X, "c": X, "d": "maybe", "e": X}
+    corrected = {"b": 2, "c": 1, "e": 1}
+
+    def say(player, user, greedy, before):
+        if player == "solver":
+            return solution(1 if greedy else samples[user][before])
+        question = re.match("Problem: (.)", user)[1]
+        if player == "verifier":
+            return judgement(X, final=said[question])
+        assert user.endswith("Defects: 1\nCorrect it.")
+        return solution(corrected[question])
+
+    trainer = answering(say, eval_samples=2, verifier="co-trained")
+    held_out = [{"question": question, "answer": "1"} for question in samples]
+    found = coverrl.evaluate(trainer, held_out)
+    base = {"verifier/balanced_accuracy": (1 / 2 + 2 / 3) / 2}  # one that cannot be read is wrong
+    expected = {"solver/accuracy": 3 / 10, "solver/greedy": 1, "solver/first": 2 / 5}
+    assert found == pytest.approx(expected | base | {"solver/final": 3 / 5})
+    samples |= {question: (1, 1) for question in samples}
+    later = coverrl.evaluate(trainer, held_out)  # the verifier still judges the base's solutions
+    assert later["solver/first"] == 1 and base.items() <= later.items()
+    trainer.cfg.verifier = "none"
+    assert set(coverrl.evaluate(trainer, held_out)) == {"solver/accuracy", "solver/greedy"}
