@@ -54,17 +54,17 @@ def test_prompts_are_those_that_the_embedded_model_has_been_taught():
         program = re.search(r"```python\n(.*)\n```", user, re.DOTALL)[1]
         return program, re.findall(r"^(?:\d: )?(\d+)->(.*)$", user, re.MULTILINE)
 
-    endings = set()
+    endings = []
     for seed in range(8):
         taught, _ = repairs.break_program(random.Random(seed), 0)
         asked = ssr.inject_prompt(shown(*parts(taught), number=True))[1]["content"]
         assert asked.rpartition("\n")[0] == taught.rpartition("\n")[0]
-        endings |= {asked.splitlines()[-1], taught.splitlines()[-1]}
+        endings.append((asked.splitlines()[-1], taught.splitlines()[-1]))
         taught, _ = repairs.repair_program(random.Random(seed), 0)
         program, tests = parts(taught)
         hidden = [*range(1, len(tests) + 1)]
         assert repair_prompt(Bug({"tests": tests}, program, hidden))[1]["content"] == taught
-    assert endings == {"Change a line.", "Remove a line."}
+    assert [*map(set, zip(*endings))] == [{"Change a line.", "Remove a line."}] * 2
 
 
 def test_there_are_only_so_many_embedded_programs():
@@ -185,8 +185,11 @@ def test_bugs_that_are_none(sandbox):
     for text in ("none", bug("x+=3", "x*=7")):
         (injector,) = given_texts(sandbox, [text] * 2, ["none"] * 4).step(ROWS)[0]
         assert injector["rewards"].tolist() == [-1] * 2
-    injector, _ = given_texts(sandbox, [bug("loop(", "x*=7")] * 2, ["none"] * 4).step(ROWS)[0]
+    trainer = given_texts(sandbox, [bug("loop(", "x*=7")] * 2, ["none"] * 4)
+    injector, _ = trainer.step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([-0.8] * 2)
+    assert trainer.logged["injector/too_hard"] == [True, True]
+    assert trainer.logged["injector/too_easy"] == [False, False]
 
 
 @pytest.mark.parametrize("train, zero", [("solver", [0]), ("injector", [1, 2]), ("both", [])])
@@ -225,3 +228,27 @@ def test_without_a_bug_there_is_no_share_of_repairs(sandbox):
     trainer = given_texts(sandbox, ["nothing readable"], eval_samples=1)
     trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), trainer.generate
     assert ssr.evaluate(trainer, [row]) == {"injector/valid": 0.0}
+
+
+def test_evaluation_by_hand(sandbox):
+    """Two held-out programs, of each one bug, two sampled repairs and a greedy one."""
+    trainer = given_texts(sandbox, eval_samples=2)
+
+    def generate_all(name, prompts, greedy=False):
+        if name == "injector":
+            return [bug("x+=4", "x*=7"), "none"]
+        tests = "Tests:\n1->28\n2->35\n0->21\nRepair it."
+        assert all(prompt[-1]["content"].endswith(tests) for prompt in prompts)
+        return [RIGHT, WRONG] if greedy else [RIGHT, WRONG, "none", WRONG]
+
+    trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), generate_all
+    expected = {"solver/accuracy": 0.25, "solver/greedy": 0.5, "injector/valid": 0.5}
+    assert ssr.evaluate(trainer, [ROW | {"question": which} for which in "ab"]) == expected
+
+
+def test_rows_have_as_many_tests_as_are_wanted():
+    train, held_out = ssr.load(ssr.Args(steps=1, questions=2, eval_questions=3, own_tests=2))
+    for row in train + held_out:
+        assert len(row["tests"]) == 2
+        assert row["question"] == shown(row["program"], row["tests"], number=True)
+    assert (len(train), len(held_out)) == (8, 3)
