@@ -142,9 +142,10 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
     assert [(row["label"], row["round"]) for row in trainer.saved["labelled"]] == [(1.0, 0)]
     assert trainer.saved["rounds"] == 1 and dsm.HEADING not in str(trainer.saved)
     assert {"answer", "own"}.isdisjoint(trainer.saved["labelled"][0])
-    # LUCKY is doubted twice, WRONG once
+    # LUCKY is doubted twice, WRONG once: two say that it is faulty or name a step, not both
     doubt, yes, no = ends("1", "0.5"), meta("0.5"), meta("0")
-    trainer.texts["verifier"] = [doubt, doubt, PRAISE, "?", doubt, PRAISE, PRAISE, PRAISE]
+    half = [ends("none", "0.5"), ends("1", "1")]
+    trainer.texts["verifier"] = [doubt, doubt, PRAISE, "?", doubt, *half, PRAISE]
     # the first doubt has the votes yes, no, ?; the second yes, yes, no; that of WRONG yes, no, no
     trainer.texts["meta"] = [yes, yes, yes, no, yes, no, "?", no, no]
     trainer.logged.clear()
@@ -197,6 +198,16 @@ def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_i
     assert trainer.logged["verifier/wrong_lessons"] == [True] * 4
     assert trainer.logged["verifier/balanced_accuracy"] == [0.25]
     assert trainer.logged["verifier/claims_real"] == [0.0]
+
+
+def test_every_step_has_other_lessons():
+    asked = []
+    for step in range(6):
+        trainer = given_texts({"verifier": [PRAISE] * 2})
+        trainer.state.global_step, trainer.saved["labelled"] = step, solutions(9, 0.0)
+        trainer.verifier_step()
+        asked += trainer.asked[:1]
+    assert len(set(asked)) > 2
 
 
 def test_the_meta_verifier_learns_from_claims_about_the_first_rounds_solutions():

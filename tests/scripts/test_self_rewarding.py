@@ -155,6 +155,7 @@ def test_every_round_has_new_questions_and_its_own_steps():
         trained.append(trainer.step([])[0])
     assert rounds == [(0, 0), (1, 2), (2, 4)]
     assert [{pair[0] for pair in pairs} for pairs in trained] == [{c} for c in "001122"]
+    assert {*trained[0], *trained[1]} == {"0 0", "0 1", "0 2"}  # pass after pass over all of them
 
 
 # ------------------------------------------------------------------ evaluation
