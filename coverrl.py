@@ -177,10 +177,7 @@ def advantages(rewards: torch.Tensor, groups: list) -> torch.Tensor:
     >>> advantages(torch.tensor([2.0, 1.0, 2.0]), ["a", "a", "b"])
     tensor([ 0.7071, -0.7071,  2.0000])
     """
-    sizes = Counter(groups)
-    alone = torch.tensor([sizes[group] == 1 for group in groups], device=rewards.device)
-    A = named_group_advantage(rewards, groups)
-    return torch.where(alone, rewards.nan_to_num(0.0), A)
+    return named_group_advantage(rewards, groups, keep_single=True)
 
 
 # ------------------------------------------------------------------ the trainer
@@ -326,7 +323,7 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
     read = judged(trainer, held_out, first)
     prompts = [correct_prompt(row["question"], text, faulty)
                for row, text, (said, faulty) in read if said is False]  # fmt: skip
-    again = iter(trainer.generate_all("corrector", prompts) if prompts else [])
+    again = iter(trainer.generate_all("corrector", prompts))
     final = [next(again) if said is False else text for _, text, (said, _) in read]
     base = trainer.saved.setdefault("base_solutions", first)  # step 0: the solver is the base
     hits = {True: [], False: []}

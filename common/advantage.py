@@ -47,12 +47,12 @@ def group_advantage(
     return A.reshape(rewards.shape)
 
 
-def named_group_advantage(rewards: torch.Tensor, groups: list) -> torch.Tensor:
+def named_group_advantage(rewards: torch.Tensor, groups: list, **options) -> torch.Tensor:
     """`group_advantage` of groups of any size and order: (B,) rewards, a key per row -> (B,)."""
     A = torch.zeros_like(rewards)
     for key in dict.fromkeys(groups):
         rows = [i for i, group in enumerate(groups) if group == key]
-        A[rows] = group_advantage(rewards[rows], len(rows))
+        A[rows] = group_advantage(rewards[rows], len(rows), **options)
     return A
 
 

@@ -96,7 +96,8 @@ def test_rewards_in_every_case():
 )
 def test_advantages_equal_the_loop(rows):
     values, keys = map(list, zip(*rows))
-    alone = [keys.count(key) == 1 and value == value for value, key in rows]
+    known = [key for value, key in rows if value == value]
+    alone = [value == value and known.count(key) == 1 for value, key in rows]
     expected = [v if one else a for v, one, a in zip(values, alone, whitened(rows, added=1e-6))]
     found = advantages(torch.tensor(values, dtype=torch.float64), keys)
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
