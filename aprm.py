@@ -93,6 +93,7 @@ CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite o
 is wrong, and a reader does not notice. Write the number of the step, a colon and the new step in
 its tags, and nothing else, like this: 2:<step>3*4 = 14</step>"""
 EDIT = re.compile(r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*")
+MARKS = ("CORRECT", "INCORRECT")
 LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*\Z)")
 
 
@@ -101,20 +102,20 @@ def corrupt_prompt(question: str, solution: str) -> list[dict]:
 
 
 def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
-    """(place of the step from 0 on, the new step), or None. An edit with a box is refused: it could
-    pass for a verdict.
+    """(place of the step from 0 on, the new step), or None. An edit with a box, or that ends in a
+    verdict in bold type, is refused: a verifier that copies the step would have marked it.
     """
     found, count = EDIT.fullmatch(text), len(split_steps(row["reference"]))
     step = found[2].strip() if found and 1 <= int(found[1]) <= count else ""
-    embedded = parse_question(row["question"])
-    if not step or "\\box" in step or (embedded and not tasks.STEP.fullmatch(step)):
+    embedded, marked = parse_question(row["question"]), "\\box" in step or read_verdict(step, MARKS)
+    if not step or marked or (embedded and not tasks.STEP.fullmatch(step)):
         return None
     return int(found[1]) - 1, step
 
 
 def parse_marks(text: str, count: int) -> list[bool] | None:
     """Whether each of a solution's steps is marked CORRECT; None unless every one has a mark."""
-    said = [read_verdict(step, ("CORRECT", "INCORRECT")) for step in split_steps(text)]
+    said = [read_verdict(step, MARKS) for step in split_steps(text)]
     return [s == "CORRECT" for s in said] if len(said) == count > 0 and all(said) else None
 
 

@@ -55,6 +55,7 @@ def test_parse_edit(text, edit):
 def test_an_edit_of_prose_may_say_what_it_likes_but_no_verdict():
     assert parse_edit("2:<step>12+2 = 15.</step>", REAL) == (1, "12+2 = 15.")
     assert parse_edit(r"2:<step>12+2 = 15 \boxed{CORRECT}</step>", REAL) is None
+    assert parse_edit("2:<step>12+2 = 15 **Correct.**</step>", REAL) is None
     assert parse_edit("2:<step>12+2\n= 15</step>", REAL) is None
     assert parse_edit("1:<step>a<step>b</step>", REAL) is None
     assert parse_edit("1:<step>" + "<step" * 50_000, REAL) is None
