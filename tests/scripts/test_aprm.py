@@ -122,6 +122,7 @@ def test_static_edits_are_wrong(kind):
     # 45 + 1 + (3 * 42 + 7 * 5) % 59 = 89, which is 28 modulo 61
     assert len(results) > 90 if kind == "random" else results == {(0, "42/5=28")}
     assert {k for k, _ in results} == ({0, 1, 2} if kind == "random" else {0})
+    assert 0.05 < sum(step.endswith("!") for _, step in edits) / 200 < 0.25  # as solvers' steps
 
 
 def test_static_edits_of_prose_change_its_last_number():
@@ -179,19 +180,20 @@ def judged(marks: str, check: str = "") -> str:
 
 
 def test_a_step():
-    """Four edits: fooled, caught, harmless, not readable. The only chains with an error are the
-    first question's; one of them is judged, since --untouched is 0, and the other as it was.
+    """Four edits: fooled, caught, harmless, not readable; the mark of the edited step alone counts.
+    The only chains with an error are the first question's; one of them is judged, since --untouched
+    is 0, and the other as it was.
     """
-    edits = ["1:<step>42/5=31!</step>", "1:<step>42/5=3</step>", "1:<step>42/5=45</step>", "hm"]
-    verdicts = [judged("+++"), judged("-++"), judged("-++"), judged("+++"), judged("++"), "?"]
+    edits = ["2:<step>45/9=3!</step>", "1:<step>42/5=3</step>", "1:<step>42/5=45</step>", "hm"]
+    verdicts = [judged("-+-"), judged("-++"), judged("-++"), judged("+++"), judged("++"), "?"]
     trainer = given_texts(edits, verdicts, untouched=0.0)
     rows = [ROW] * 2 + [row_of("(42/5)+9 mod 61")] * 2
     corruptor, verifier = trainer.step(rows)
     assert corruptor["rewards"].tolist() == [1, 0, -1, -1]
     shown = [user for name, user in trainer.asked if name == "verifier"]
     wrong, rollout = shown[:2], shown[2:]
-    assert "<step>42/5=31!</step>" in wrong[0] and "45" not in wrong[0].split("Solution:")[1]
-    assert "<step>42/5=3</step>" in wrong[1] and wrong[1].endswith("Verify its 3 steps.")
+    assert "<step>45/9=3!</step>" in wrong[0] and wrong[0].endswith("Verify its 3 steps.")
+    assert "<step>42/5=3</step>" in wrong[1] and "45" not in wrong[1].split("Solution:")[1]
     assert rollout[0] == rollout[1] and rollout[0] in wrong and rollout[2] == rollout[3]
     assert "<step>42/5=45" in rollout[2] and rollout[2].endswith("Verify its 2 steps.")
     # of the first step the one judgement is right and the other is not, of all others both are
@@ -203,6 +205,8 @@ def test_a_step():
     assert readable.unique().tolist() == [0.0, 0.5] and not_readable[:1].tolist() == [-0.5]
     assert verifier["rewards"].tolist() == pytest.approx([1, 2 / 3, 1, 0])
     assert trainer.logged["co/caught"] == [False, True]
+    assert trainer.logged["corruptor/fooled"] == [True, False, False, False]
+    assert trainer.logged["corruptor/same_operation"] == [False, True, True]
     assert trainer.logged["corruptor/harmless"] == [False, False, True]
     assert trainer.logged["corruptor/unreadable"] == [False, False, False, True]
     assert trainer.logged["corruptor/distinct"] == [0.75]
@@ -263,6 +267,19 @@ def test_optimistic_steps_are_those_by_hand_and_survive_a_checkpoint(monkeypatch
 
 
 # ------------------------------------------------------------------ evaluation, refusals, a run
+def test_figures_of_steps():
+    """Of two right steps one is accepted; of four wrong ones one is found, one accepted, and two
+    are in a judgement that is not readable.
+    """
+    marks = [[True, False, False], None, [True]]
+    labels = [[True, False, True], [False, None, False], [False]]
+    assert aprm.step_figures(marks, labels) == pytest.approx(
+        {"wrong_steps_accepted": 1 / 4, "step_balanced_accuracy": (1 / 2 + 1 / 4) / 2}
+        | {"step_f1": 2 / (2 * 1 + 1 + 3)}  # 2 TP / (2 TP + FP + FN)
+    )
+    assert aprm.step_figures([[True]], [[True]]) == {}
+
+
 def test_the_verifier_is_measured_on_what_the_solver_wrote():
     """The second solution is accepted although it goes wrong, and that where it sounds sure."""
     right, wrong = ROW["reference"], ROW["reference"].replace("45<", "31!<").replace("{12", "{1")
@@ -276,9 +293,10 @@ def test_the_verifier_is_measured_on_what_the_solver_wrote():
     assert figures == {"parsed": 1.0, "checked": 0.5} and trainer.saved["solver"] == [right, wrong]
 
 
-def test_rows_with_another_answer_or_a_step_that_does_not_hold_are_not_clean():
+def test_rows_with_another_answer_without_steps_or_with_one_that_does_not_hold_are_not_clean():
     assert aprm.is_clean(ROW) and aprm.is_clean(REAL) and not aprm.is_clean(REAL | {"answer": "15"})
     assert not aprm.is_clean(REAL | {"reference": REAL["reference"].replace("12+2", "12+3")})
+    assert not aprm.is_clean(REAL | {"reference": r"<answer>\boxed{14}</answer>"})  # no steps
 
 
 def test_static_errors_train_the_verifier_alone(tmp_path, brief):
