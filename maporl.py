@@ -121,12 +121,12 @@ def debate_prompt(question: str, own: str, other: str) -> list[dict]:
 
 
 def shown(text: str) -> str:
-    r"""A solution as others see it, without its thoughts.
+    r"""A solution as others see it and as it is judged: without its thoughts, cut or not.
 
-    >>> shown("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7</step>")
-    '<step>3+4=7</step>'
+    >>> shown("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7</step>"), shown("<think>\nIs it 8")
+    ('<step>3+4=7</step>', '')
     """
-    return text.rpartition("</think>")[2].strip()
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def about_another(rows: list[dict], texts: list[str]) -> list[str]:
@@ -195,7 +195,7 @@ class Turn(NamedTuple):
     """What both agents have written in one turn; entry i of a list belongs to debate i."""
 
     batches: list[dict]  # of each agent
-    texts: list[list[str]]  # (2, B)
+    texts: list[list[str]]  # (2, B), without thoughts
     right: list[list[bool]]  # (2, B)
 
 
@@ -254,13 +254,13 @@ class Maporl(CoTrainer):
         if self.cfg.placebo:
             other = about_another(rows, other)
         return [
-            debate_prompt(row["question"], shown(mine), shown(theirs))
+            debate_prompt(row["question"], mine, theirs)
             for row, mine, theirs in zip(rows, own, other)
         ]
 
     @staticmethod
     def turn_of(batches: list[dict], rows: list[dict]) -> Turn:
-        texts = [batch["texts"] for batch in batches]
+        texts = [[*map(shown, batch["texts"])] for batch in batches]
         right = [[is_correct(x, row["answer"]) for x, row in zip(own, rows)] for own in texts]
         return Turn(batches, texts, right)
 
@@ -269,7 +269,7 @@ class Maporl(CoTrainer):
         texts = [text for turn in turns for own in turn.texts for text in own]
         right = [hit for turn in turns for own in turn.right for hit in own]
         questions = [row["question"] for row in rows] * (2 * len(turns))
-        prompts = [verify_prompt(q, shown(text)) for q, text in zip(questions, texts)]
+        prompts = [verify_prompt(q, text) for q, text in zip(questions, texts)]
         V = [final_verdict(text) is True for text in self.generate("verifier", prompts)]
         self.log_mean("verifier/accuracy", [v == hit for v, hit in zip(V, right)])
         self.log_mean("verifier/wrong_accepted", [v for v, hit in zip(V, right) if not hit])
@@ -282,7 +282,7 @@ class Maporl(CoTrainer):
         rng, judged = random.Random(f"{self.cfg.seed} {self.state.global_step}"), []
         for i in range(0, len(rows), self.cfg.group_size):
             turn, agent = rng.choice(turns), rng.randrange(2)
-            asked = verify_prompt(rows[i]["question"], shown(turn.texts[agent][i]))
+            asked = verify_prompt(rows[i]["question"], turn.texts[agent][i])
             judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size
         return self.rollout("verifier", judged)
 
@@ -335,18 +335,18 @@ def agreements(texts: list[list[str]]) -> list[float]:
 
 def plain_steps(text: str) -> list[str]:
     """The steps of a solution, without `!`."""
-    return [step.strip().rstrip("!") for step in split_steps(shown(text))]
+    return [step.strip().rstrip("!") for step in split_steps(text)]
 
 
 def evaluate(trainer: Maporl, held_out: list[dict]) -> dict[str, float]:
     """Debates on held-out questions, with the placebo if the run has it."""
     rows = [row for row in held_out for _ in range(trainer.cfg.eval_samples)]
     prompts = [solve_prompt(row["question"]) for row in rows]
-    texts = [[trainer.generate_all(name, prompts) for name in AGENTS]]
+    texts = [[[*map(shown, trainer.generate_all(name, prompts))] for name in AGENTS]]
     for _ in range(trainer.cfg.turns - 1):
         asked = [trainer.debate_prompts(rows, texts[-1], agent) for agent in range(2)]
         again = [trainer.generate_all(f"{name}_again", x) for name, x in zip(AGENTS, asked)]
-        texts.append(again)
+        texts.append([[*map(shown, own)] for own in again])
     right = [
         [[is_correct(text, row["answer"]) for text, row in zip(own, rows)] for own in turn]
         for turn in texts

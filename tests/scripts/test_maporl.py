@@ -97,7 +97,8 @@ def test_held_out_debates(placebo):
             right = (player == "alice") == (question == "q1")
             return f"{question} " + solution(7 if right else 8)
         own, other = user.split("Solution 2:\n")
-        return solution(7 if "=7" in own or ("=7" in other and question in other) else 8)
+        right = "=7" in own or ("=7" in other and question in other)
+        return solution(7) if right else r"<think>Is it \boxed{7}, or"  # cut in its thoughts
 
     trainer = answering(say, turns=2, eval_samples=2, placebo=placebo)
     trainer.debate_prompts = lambda *args: maporl.Maporl.debate_prompts(trainer, *args)
@@ -157,6 +158,20 @@ def test_a_step(pool, groups):
     assert "x=9" in own and "x=7" in other
 
 
+def test_what_is_cut_in_its_thoughts_has_no_answer():
+    """Whatever it quotes there; and nothing of it is shown. In three turns, each after the last."""
+    texts = {name: said * 2 for name, said in written().items()}
+    texts["alice_again"][:4] = [r"<think>One says \boxed{7}, the other"] * 4
+    trainer = given_texts(texts | {"alice": texts["alice"][:4], "bob": texts["bob"][:4]}, turns=3)
+    alice, bob = trainer.step(rows("1+6", "2+5"))
+    right = [[note["answer is right"] for note in batch["notes"]] for batch in alice]
+    assert right == [[True, False] * 2, [False] * 4, [True, False] * 2]
+    last = [text for name, text in trainer.asked if name == "bob_again"][4:]
+    for asked, answer in zip(last, (7, 9, 9, 9)):
+        own, other = asked.partition("Solution 1:\n")[2].split("Solution 2:\n")
+        assert own.startswith(f"<step>x={answer}<") and other == "\nWrite your own."
+
+
 def test_the_placebo_shows_another_questions_text():
     """In the prompt that the embedded model has been taught."""
     texts = [[f"alice {i}" for i in range(4)], [f"bob {i}" for i in range(4)]]
@@ -211,4 +226,5 @@ def test_players():
     assert [*of(turns=1)] == ["alice", "bob"]
     assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
     assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co-trained")["verifier"].lr
-    assert of()["bob_again"].group_size == 1
+    again = of()["bob_again"]
+    assert (again.group_size, again.max_tokens) == (1, 144)
