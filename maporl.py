@@ -205,15 +205,16 @@ class Maporl(CoTrainer):
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
         first, again, K = args.solution_tokens, args.debate_tokens, args.group_size
+        written = [first, again, again][: args.turns]  # tokens of a text, by turn, at most
         players = {name: Player([], args.lr, first, K) for name in AGENTS}
         if args.turns > 1:  # every text of a later turn has a prompt of its own
             for name in AGENTS:
-                more = {"group_size": 1, "reads": 2 * first, "adapter": name}
+                more = {"group_size": 1, "reads": 2 * max(written[:-1]), "adapter": name}
                 players[f"{name}_again"] = Player([], args.lr, again, **more)
         if args.verifier != "answer":
             lr = args.lr if args.verifier == "co-trained" else 0.0
             judgement = args.judgement_tokens
-            players["verifier"] = Player([verdict_reward], lr, judgement, K, reads=first)
+            players["verifier"] = Player([verdict_reward], lr, judgement, K, reads=max(written))
         return players
 
     def step(self, rows):

@@ -227,4 +227,7 @@ def test_players():
     assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
     assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co-trained")["verifier"].lr
     again = of()["bob_again"]
-    assert (again.group_size, again.max_tokens) == (1, 144)
+    assert (again.group_size, again.max_tokens, again.reads) == (1, 144, 2 * 80)
+    assert of(turns=3)["bob_again"].reads == 2 * 144  # the turn before is one of these
+    reads = [of(turns=T, verifier="frozen")["verifier"].reads for T in (1, 2, 3)]
+    assert reads == [80, 144, 144]
