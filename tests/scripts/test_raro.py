@@ -3,6 +3,7 @@ by hand."""
 
 import random
 import re
+from contextlib import nullcontext
 
 import raro
 from common.run import mean
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import solution, without_model
+from trainers import answering, solution, without_model
 
 END = ord("\n") + 10  # the token that ends what the players write here
 OTHER = {"1": "2", "2": "1"}
@@ -64,8 +65,11 @@ def given_texts(policy=(), judgements=(), old=(), **change) -> raro.Raro:
 
 
 def rows(*questions: str) -> list[dict]:
-    """Each twice; the gold answer is 7, and the expert's step has a mark of its own."""
-    of = lambda q: {"question": q, "answer": "7", "reference": solution(7, "?")}  # noqa: E731
+    """Each twice; the gold answer is 7, and the expert's step has a mark of its own, behind words
+    that nobody is to see.
+    """
+    reference = "As experts say: " + solution(7, "?")
+    of = lambda q: {"question": q, "answer": "7", "reference": reference}  # noqa: E731
     return [of(q) | {"prompt": [{"content": q}]} for q in questions for _ in range(2)]
 
 
@@ -125,8 +129,9 @@ def test_the_critic_trains_on_new_and_old_pairs(share, count, known):
 
 def test_a_full_buffer_drops_the_oldest():
     buffer = [old_pair(i) for i in range(3)]
-    trainer = given_texts([solution(8)] * 2, [boxed(1)] * 6, buffer, buffer=4)
-    trainer.step(rows("1+6"))
+    trainer = given_texts([solution(8)] * 2, [boxed(1)] * 6, buffer, buffer=4, shared=False)
+    batches = trainer.step(rows("1+6"))  # of two adapters: not joined
+    assert [batch["player"] for batch in batches] == ["policy", "critic"]
     kept = [pair["question"] for pair in trainer.saved["buffer"]]
     assert kept == ["old 1", "old 2", "1+6", "1+6"]
 
@@ -140,3 +145,38 @@ def test_controls_are_never_trained_and_a_coin_is_not_asked():
     assert of()["critic"].adapter == of()["policy"].adapter == "agent"
     apart = of(shared=False, critic="frozen")
     assert apart["critic"].lr == 0 < apart["policy"].lr and not apart["critic"].adapter
+
+
+@pytest.mark.parametrize("critic, shared", [("frozen", True), ("frozen", False), ("coin", True)])
+def test_a_frozen_critic_is_the_base(critic, shared):
+    """With two adapters its own is never trained, so it need not be turned off."""
+    trainer, who = given_texts([solution(8)] * 2, [boxed(1)] * 2, critic=critic, shared=shared), []
+    trainer.playing = lambda name: who.append(name) or nullcontext()
+    trainer.step(rows("1+6"))
+    assert who == [None] * (critic == "frozen" and shared)
+
+
+# ------------------------------------------------------------------ evaluation
+def test_the_critic_is_measured_on_what_the_base_has_written():
+    """Two questions, two samples each: the base is right about the first, later about none. The
+    critic calls what is like the expert's a tie, and takes the first otherwise.
+    """
+    wrong = []
+
+    def say(player, user, greedy, nth):
+        if player == "policy":
+            return solution(8 if wrong or user == "2+5" else 7)
+        first, second = user.partition("Solution 1:\n")[2].split("\nSolution 2:\n")
+        return boxed("tie" if first == second.removesuffix("\nWhich is sounder?") else 1)
+
+    trainer = answering(say, eval_samples=2)
+    trainer.as_critic = nullcontext
+    held_out = [{"question": q, "answer": "7", "reference": solution(7)} for q in ("1+6", "2+5")]
+    found = raro.evaluate(trainer, held_out)
+    # beside the second question's the expert stands in the second place
+    critic = {"tie_where_right": 1, "expert_where_right": 0, "expert_where_wrong": 0}
+    critic = {f"critic/{key}": value for key, value in critic.items()}
+    assert found == critic | {"policy/accuracy": 0.5, "policy/greedy": 0.5}
+    assert [len(asked) for _, asked, _ in trainer.calls] == [4, 2, 2]
+    wrong.append(True)
+    assert raro.evaluate(trainer, held_out) == critic | {"policy/accuracy": 0, "policy/greedy": 0}
