@@ -116,6 +116,9 @@ def test_who_scores_when_and_who_is_trained(tmp_path, when, reference):
     assert torch.equal(batch["components"]["process reward"], batch["advantages"] - alone)
     assert [b["player"] for b in first] == (["prm"] if when == "after" else [])
     assert "advantages" not in dict(*first)  # so that no row is dropped
+    for prm_batch in first:
+        assert torch.equal(prm_batch["outcome"], batch["rewards"])
+        assert 0 < batch["rewards"].mean() < 1
 
 
 def test_without_process_reward_only_the_outcome_counts(tmp_path):
@@ -182,6 +185,9 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     expected = {name: g for (name, _), g in zip(named, grads)}
     assert relative(gradient(trainer, prm_batch), expected) < 1e-4
     assert logged(trainer)["prm/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    says_right = (d * prm_batch["completion_mask"]).sum(1) > 0
+    hits = says_right == prm_batch["outcome"].bool()
+    assert logged(trainer)["prm/accuracy"] == pytest.approx(hits.double().mean().item())
     rates = {name: (player.lr, player.max_grad_norm) for name, player in trainer.players.items()}
     assert rates == {"policy": (5e-4, 1.0), "prm": (1e-3, 10.0)}
 
@@ -265,6 +271,8 @@ def test_groups_beyond_the_batch_give_their_questions_back():
     good = lambda q: 0.5 if q != "0" else 0  # noqa: E731
     first = fill(good, ROWS[:3])
     assert first.trained == ["1", "2", "39"] and first.waiting == ["38", "37"]
+    tokens = sum(len(rf"{q}: \boxed{{False}}") for q in first.tried * 2) - 5  # of five groups
+    assert first.logged["co/tokens_per_kept_group"] == [tokens / 3]  # three are trained on
     second = fill(good, ROWS[3:6], saved=first.saved)
     assert second.tried == ["38", "37", "3"] and second.trained == second.tried
     assert second.waiting == ["4", "5"]  # the loader's, for the next step
