@@ -25,6 +25,7 @@ What we changed and it matters (more in docs/prime.md)
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
+       As released, how far a token is from its response's mean counts K / (K - 1) times.
     3. Process rewards are divided by the largest return-to-go of the batch; the released code takes
        that of each device. PRM and reference start equal, so d is rounding noise at first: process
        rewards stay 0 until d exceeds the noise measured in step 1.
