@@ -252,7 +252,9 @@ def by_truth(pairs: list[dict], choices: list[str | None]) -> dict[str, list[boo
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
-    """The policy; and the critic on what the base has written, the same in every evaluation."""
+    """The policy; and the critic on solutions of the base, the same in every evaluation. Only its
+    judgements are drawn anew.
+    """
     n = trainer.cfg.eval_samples
     texts, right = solve(trainer, "policy", held_out, n)
     _, greedy = solve(trainer, "policy", held_out, greedy=True)
