@@ -213,9 +213,10 @@ class Prime(CoTrainer):
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
         T, K = args.solution_tokens, args.group_size
+        prm_lr = args.prm_lr if args.process_reward else 0.0
         return {
             "policy": Player([outcome_reward], args.lr, T, K),
-            "prm": Player([], args.prm_lr, T, K, max_grad_norm=PRM_MAX_GRAD_NORM),  # only scores
+            "prm": Player([], prm_lr, T, K, max_grad_norm=PRM_MAX_GRAD_NORM),  # only scores
         }
 
     def step(self, rows):
