@@ -272,14 +272,14 @@ class Aprm(CoTrainer):
     # --- optimistic gradients: g_{t-1} is kept beside AdamW's moments, and so in checkpoints
     def add_up_gradients(self, name, parameters):  # called by `update` before it clips and steps
         super().add_up_gradients(name, parameters)
-        state, self.latest = self.own_optimizer().state, [(p, p.grad) for p in parameters]
+        state, self.latest = self.optimizer.state, [(p, p.grad) for p in parameters]
         for p, g in self.latest if self.cfg.optimistic else []:
             p.grad = 2 * g - state.get(p, {}).get("g", g)  # the first has none before it
 
     def update(self, batch):
         super().update(batch)
         for p, g in self.latest if self.cfg.optimistic else []:
-            if state := self.own_optimizer().state.get(p):  # empty before AdamW's first step
+            if state := self.optimizer.state.get(p):  # empty before AdamW's first step
                 state["g"] = g
 
     # --- what is logged and shown; nothing below affects training

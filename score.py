@@ -145,7 +145,7 @@ class Score(CoTrainer):
         cfg, done = self.cfg, self.state.global_step
         stage1 = cfg.turns == 2 and done < cfg.stage1_steps
         if cfg.turns == 2 and done == cfg.stage1_steps:
-            self.own_optimizer().state.clear()  # AdamW's moments are those of smaller rewards
+            self.optimizer.state.clear()  # AdamW's moments are those of smaller rewards
         # a switch, for each row has its own weight: at 0 the base's log-probs are not computed
         self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)
         first = self.rollout("first", rows)  # B tries y1

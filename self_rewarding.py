@@ -237,7 +237,7 @@ class SelfRewarding(CoTrainer):
         loss is another one from here on.
         """
         copy_adapter(self.model, "agent", "previous")
-        self.own_optimizer().state.clear()
+        self.optimizer.state.clear()
 
     def pool(self, t: int) -> list[dict]:
         """The questions of a round: new ones as long as there are any, then the first again."""

@@ -223,7 +223,7 @@ class SelfTaught(CoTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_B.judge." in name:
                 parameter.data.zero_()
-        self.own_optimizer().state.clear()
+        self.optimizer.state.clear()
 
     def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
         """y and y' for every question that can be changed, where their final answers differ."""

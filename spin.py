@@ -208,7 +208,7 @@ class Spin(CoTrainer):
                 )
         self.saved |= {"iteration": t, "pairs": pairs}
         self.saved["previous_pairs"] = previous if self.cfg.mix_previous else []
-        self.own_optimizer().state.clear()  # AdamW's moments; for the rate see learning_rate_at
+        self.optimizer.state.clear()  # AdamW's moments; for the rate see learning_rate_at
 
     def prompts(self) -> list[dict]:
         """The same in every iteration; as many as make one pass over the mixed pairs."""

@@ -293,7 +293,7 @@ class VStar(CoTrainer):
         """The adapter is the base again: its B are zero, and AdamW has no moments of it."""
         for key, p in self.model.named_parameters():
             if f".{name}." in key:
-                self.own_optimizer().state.pop(p, None)
+                self.optimizer.state.pop(p, None)
                 if "lora_B" in key:
                     p.data.zero_()
 

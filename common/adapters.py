@@ -256,10 +256,6 @@ class AdapterTrainer(GRPOTrainer):
             self.optimizer = optimizer_class(groups, **options)
         return self.optimizer
 
-    def own_optimizer(self) -> torch.optim.Optimizer:
-        """Without accelerate's wrapper, which steps once per `training_step` only."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
-
     def log(self, logs: dict, start_time: float | None = None):
         """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
         optimiser step, which has nothing to do; `update` logs each player's.

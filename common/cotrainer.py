@@ -123,8 +123,7 @@ class CoTrainer(AdapterTrainer):
             flag[0] = True
         self.record(batch)
         name, player = batch["player"], self.player_named(batch["player"])
-        optimizer = self.own_optimizer()
-        [group] = [g for g in optimizer.param_groups if g["adapter"] == player.adapter]
+        [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
         parameters = group["params"]
         sharing = not self.args.gradient_checkpointing
         parts = scoring.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows, sharing)
@@ -149,8 +148,8 @@ class CoTrainer(AdapterTrainer):
             )
         checks.check_learning(self, batch, norm)
         if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
         """Over the processes, in one collective call. One without live rows adds zeros."""

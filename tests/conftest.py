@@ -446,7 +446,7 @@ def gradient(trainer, batch: dict) -> dict[str, torch.Tensor]:
         found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.own_optimizer(), "step", step)
+        patch.setattr(trainer.optimizer, "step", step)
         patch.setattr(player, "max_grad_norm", 0.0)
         trainer.update({key: value for key, value in batch.items() if key != "trained"})
     return found

@@ -147,7 +147,7 @@ def test_a_schedule_moves_the_players_rate(tmp_path):
     used = []
 
     def step(trainer, rows):
-        used.append(trainer.own_optimizer().param_groups[0]["lr"])
+        used.append(trainer.optimizer.param_groups[0]["lr"])
         return rollouts(trainer, ["ann"])
 
     trainer = make_players(tmp_path, players(), step, steps=4, lr_scheduler_type="linear")

@@ -52,7 +52,7 @@ def given_texts(first: list[str], second: list[str], done=0, **change) -> Score:
     cfg = score.Args(**{"group_size": 2, "stage1_steps": 3} | change)
     trainer = without_model(Score, cfg, {"first": [*first], "second": [*second]}, kl=0.1)
     trainer.state.global_step, trainer.moments = done, {"of stage I": 1}
-    trainer.own_optimizer = lambda: SimpleNamespace(state=trainer.moments)
+    trainer.optimizer = SimpleNamespace(state=trainer.moments)
     return trainer
 
 

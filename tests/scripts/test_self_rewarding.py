@@ -89,7 +89,7 @@ def test_a_round_starts_from_the_model_of_the_one_before(trainer):
     """Which is the reference then, not the first model; and Adam has no moments of before."""
     trainer.create_optimizer()
     trainer.update(trainer.preference_batch(pairs_of(trainer, (RIGHT, WRONG), (WRONG, RIGHT[:9]))))
-    assert trainer.own_optimizer().state
+    assert trainer.optimizer.state
     now, before = lora(trainer, "agent"), lora(trainer, "previous")
     as_agent = {name.replace("previous", "agent"): w for name, w in before.items()}
     assert moved(now, as_agent) > 0
@@ -98,7 +98,7 @@ def test_a_round_starts_from_the_model_of_the_one_before(trainer):
     trainer.start_round(1)
     reference = {n.replace("previous", "agent"): w for n, w in lora(trainer, "previous").items()}
     assert moved(reference, now) == 0 and moved(lora(trainer, "agent"), now) == 0
-    assert not trainer.own_optimizer().state
+    assert not trainer.optimizer.state
     assert trainer.saved["round"] == 1 and len(trainer.saved["pairs"]) == 2
 
 

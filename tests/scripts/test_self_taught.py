@@ -104,7 +104,7 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
     trainer.update(trainer.lesson_batch(lessons_of(trainer, "\\boxed{1}", "\\boxed{2}")))
     trained = lora(trainer, "judge")
     assert any(w.any() for name, w in trained.items() if "lora_B" in name)
-    assert trainer.own_optimizer().state
+    assert trainer.optimizer.state
     judges = []
 
     def judge(comparisons):
@@ -116,7 +116,7 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
     trainer.start_round(1)
     assert all(torch.equal(judges[0][name], w) for name, w in trained.items())
     assert not any(w.any() for name, w in lora(trainer, "judge").items() if "lora_B" in name)
-    assert not trainer.own_optimizer().state  # nor has Adam moments of the judge that is gone
+    assert not trainer.optimizer.state  # nor has Adam moments of the judge that is gone
     assert sorted(j["choice"] for j in trainer.saved["lessons"]) == [1, 2]
 
 

@@ -165,10 +165,10 @@ def test_a_new_iteration_copies_the_player_and_forgets_the_optimisers_past(tmp_p
     assert any(not torch.equal(p, opponents[n]) for n, p in players.items())
     trainer.create_optimizer()
     for p in trainer.parameters_of("player"):
-        trainer.own_optimizer().state[p] = {"step": torch.tensor(3.0)}
+        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
     before = trainer.saved["pairs"]
     trainer.start_iteration(1)
-    assert not trainer.own_optimizer().state
+    assert not trainer.optimizer.state
     for name, p in players.items():
         assert torch.equal(p, named[name]) and torch.equal(p, opponents[name])
     assert trainer.saved["iteration"] == 1 and trainer.saved["previous_pairs"] == before
