@@ -1,5 +1,5 @@
-"""Make the embedded models: `python -m common.tiny.make arithmetic` (or programs, repairs), an hour
-each at most on one core.
+"""Make the embedded models: `python -m common.tiny.make arithmetic` (or programs, repairs), a good
+hour each at most on one core.
 
 Three Qwen3-shaped models of one million parameters with one character tokenizer, trained by plain
 supervised learning on imperfect demonstrations to play every part that the scripts need. The
