@@ -59,7 +59,7 @@ def load_questions(
     count, seen = len(held_out) + len(rows), set()
     held_out, rows = (without_copies(part, seen) for part in (held_out, rows))
     if copies := count - len(seen):
-        what = "rows repeat another one's question, in other capitals or spaces"
+        what = "rows repeat another one's question but for capitals, spaces or punctuation"
         print(f"--dataset {dataset}: {copies} {what}; left out.", flush=True)
     return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
