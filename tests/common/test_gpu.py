@@ -116,6 +116,13 @@ def test_two_players_are_estimated_to_fit_24_gb(size, micro_batch, limit):
     assert need["peak"] / GIB < limit
 
 
+def test_what_fits_a_card_fits_the_memory_that_it_has():
+    """As torch reports it for an RTX 4080, an RTX 4090 and an A100, which is less than their name."""
+    for card, found in {"16 GB": 15.69, "24 GB": 23.64, "80 GB": 79.25}.items():
+        peaks = [fit[2]["peak"] for s in gpu.SIZES if (fit := gpu.fitting(s, gpu.CARDS[card]))]
+        assert max(peaks) + gpu.CUDA_CONTEXT <= found * GIB
+
+
 # ------------------------------------------------------------------ several processes
 def test_the_configurations_are_understood_by_accelerate():
     files = sorted((ROOT / "docs" / "accelerate").glob("*.yaml"))
