@@ -8,8 +8,9 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
     rollouts/SIZE/RxT    R rows of T tokens, by transformers' generate and by common/sampling.py
     update/SIZE/M        an update on 8 rows of 1,536 + 1,024 tokens, M at a time, ours and TRL's;
                          update/SIZE/M/on and /off: ours, with --checkpointing on and off
-    step/SCRIPT/SIZE     two steps of a script in a process of its own, rows get random signs
-    two/SIZE             two steps of tango.py; and the same as two GRPOTrainers on two bases
+    step/SCRIPT/SIZE     two steps of a script in a process of its own (of tango.py four), rows get
+                         random signs
+    two/SIZE             step/tango/SIZE; and two such steps by two GRPOTrainers on two bases
     gap/SIZE             nats between the sampler's and the trainer's log-probs of the same tokens
     resume/SIZE          tango.py in four steps, in two and two, and in four again: differences
 
@@ -524,7 +525,8 @@ def measure(cells: list[str], bench: Bench, out: Path, minutes: float):
         try:
             row |= CELLS[kind](bench, *about)
         except Exception as error:  # one cell that fails must not take the others with it
-            row["error"] = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            message = " ".join(str(error).split())  # a cell of a table is one line
+            row["error"] = f"{type(error).__name__}: {message[:400]}"
         row["took"] = round(time.time() - start, 1)
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")

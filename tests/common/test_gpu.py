@@ -74,6 +74,16 @@ def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     assert all(f"| `{cell}` |" in table for cell in cells) and "largest_difference 0" in table
 
 
+def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
+    def fails(_):
+        raise RuntimeError("tango.py: Traceback\n  File ...\n\nno memory is left")
+
+    monkeypatch.setitem(gpu.CELLS, "gap", fails)
+    gpu.measure(["gap"], bench, tmp_path / "gpu.jsonl", minutes=1)
+    (row,) = gpu.measured_table(gpu.read(tmp_path / "gpu.jsonl")).splitlines()[2:]
+    assert row.endswith("| RuntimeError: tango.py: Traceback File ... no memory is left |")
+
+
 def test_every_plan_names_cells_that_there_are():
     for cells in gpu.PLANS.values():
         for cell in cells:
@@ -117,7 +127,7 @@ def test_two_players_are_estimated_to_fit_24_gb(size, micro_batch, limit):
 
 
 def test_what_fits_a_card_fits_the_memory_that_it_has():
-    """As torch reports it for an RTX 4080, an RTX 4090 and an A100, which is less than their name."""
+    """As torch reports it for an RTX 4080, an RTX 4090 and an A100: less than they are named by."""
     for card, found in {"16 GB": 15.69, "24 GB": 23.64, "80 GB": 79.25}.items():
         peaks = [fit[2]["peak"] for s in gpu.SIZES if (fit := gpu.fitting(s, gpu.CARDS[card]))]
         assert max(peaks) + gpu.CUDA_CONTEXT <= found * GIB
