@@ -383,6 +383,7 @@ STEPS = {  # everybody plays within two steps, and nothing is filtered away
     "prime": "--solution-tokens {T} --keep-low 0 --keep-high 1",
     "spin": "--iterations 1 --solution-tokens 512",  # human answers have to fit
     "cure": "--program-tokens {T} --test-tokens {T}",
+    # but noise cannot be read: of mae.py little is judged, of deepseekmath.py nothing
     "mae": f"{SHORT} --silent-share 1 --seed-questions 8",
     "deepseekmath": "--verifier-steps 0 --meta-steps 0 --solution-tokens {T} --analysis-tokens {T}",
 }
