@@ -220,12 +220,14 @@ class Bench:
     def model(self, size: str) -> str:
         """The folder of a model of this shape with random weights, made at the first call."""
         folder = self.models / size
-        if not (folder / "config.json").exists():
+        if not folder.exists():
+            part = folder.with_name(f"{size}.part")  # what is cut short is no model
             torch.manual_seed(0)
             with torch.device("cuda" if GPU else "cpu"):
                 model = AutoModelForCausalLM.from_config(SHAPES[size], dtype=torch.bfloat16)
-            model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            model.save_pretrained(part)
+            self.tokenizer.save_pretrained(part)
+            part.rename(folder)
             del model
             tidy()
         return str(folder)

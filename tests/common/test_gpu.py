@@ -5,6 +5,7 @@ docs/scale.md says can be done. That docs/one-gpu.md holds its tables is tested 
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import tango
@@ -82,6 +83,14 @@ def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
     gpu.measure(["gap"], bench, tmp_path / "gpu.jsonl", minutes=1)
     (row,) = gpu.measured_table(gpu.read(tmp_path / "gpu.jsonl")).splitlines()[2:]
     assert row.endswith("| RuntimeError: tango.py: Traceback File ... no memory is left |")
+
+
+def test_a_model_that_was_cut_short_is_made_again(bench, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "tokenizer", None)  # weights and config are there by then
+        with pytest.raises(AttributeError):
+            bench.model("tiny")
+    assert Path(bench.model("tiny"), "tokenizer.json").exists()
 
 
 def test_every_plan_names_cells_that_there_are():
