@@ -100,6 +100,7 @@ def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
     assert row["ours"] == pytest.approx(math.sqrt(8 / 5 * 20 / 5), abs=1e-3)  # 8 and 20 against 5
     words = pages.in_words(row)  # a bound, and no interval
     assert words.startswith("at least 2.53x: ") and "never there: a 1 of 2" in words
+    assert pages.figure_of(a_row(TO_HALF, B, A)) == "at most 0.40x"
     difference = a_row("last:x", A, B)
     assert difference["ours"] == pytest.approx(statistics.mean([0.20, 0.22]))
     assert difference["verdict"] == "separated" and "+21.0" in pages.in_words(difference)
@@ -281,6 +282,27 @@ def test_scores_from_elsewhere_take_the_judges_place():
         V, texts = Trainer().values(asked)
         assert texts == ["asked all the same"] * 4
         assert V == wanted[how] if how in wanted else sorted(V) == given and V != given
+
+
+def test_pairs_are_chosen_by_the_truth_or_by_chance_and_only_pairs():
+    answers = [{"question": "1+1", "text": str(i), "right": i == 2} for i in range(4)]
+    chosen = {}
+    for how in ("truth", "chance"):
+
+        class Trainer:
+            def readings(self, answers):
+                return "the judge's"
+
+            def start_round(self, t):
+                chosen[how] = self.readings(answers), self.readings(answers)
+
+        controls.read_by(how, Trainer)
+        trainer = Trainer()
+        trainer.start_round(0)
+        assert trainer.readings(answers) == "the judge's"  # in evaluations
+        assert chosen[how][0] == chosen[how][1]
+    assert chosen["truth"][0] == [[0.0], [0.0], [1.0], [0.0]]
+    assert len({score for (score,) in chosen["chance"][0]}) == 4
 
 
 # ------------------------------------------------------------------ the standing table
