@@ -1,11 +1,11 @@
 """Runs the training experiments of experiments.toml: python benchmarks/evidence.py tango gamed
 
-First every variant's learning rate is swept on seeds 11 to 13, in runs that are kept apart in
-docs/evidence/NAME_rates.json; then every variant runs at its own best rate on seeds 0, 1, ..., the
-ones that are reported, in docs/evidence/NAME.json. A run is one process with one thread. What is
-kept of it: its held-out evaluations, and of every step the metrics that the experiment compares.
-Finished runs are kept and not repeated; an interrupted one resumes. At the end pages.py makes the
-tables and figures, of these files alone.
+First a variant that has several learning rates is run with each on seeds 11 to 13, which are kept
+apart in docs/evidence/NAME_rates.json; then every variant runs at its only or best rate on seeds 0,
+1, ..., the ones that are reported, in docs/evidence/NAME.json. A run is one process with one
+thread, but for timed ones. What is kept of it: its held-out evaluations, and of every step the
+metrics that the experiment compares. Finished runs are kept and not repeated; an interrupted one
+resumes. At the end pages.py makes the tables and figures, of these files alone.
 """
 
 import json
