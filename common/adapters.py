@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.checks import check_players, check_saved, warn_once
+from common.checks import check_players, check_saved, checked, warn_once
 from common.errors import ScriptError
 from common.folder import seal
 from common.scoring import padded
@@ -173,7 +173,8 @@ class AdapterTrainer(GRPOTrainer):
         functions = self.player_named(name).rewards
         if not functions:
             return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
-        self.reward_funcs, self.reward_func_names = functions, [f.__name__ for f in functions]
+        self.reward_funcs = [*map(checked, functions)]
+        self.reward_func_names = [function.__name__ for function in functions]
         self.reward_processing_classes = [None] * len(functions)
         completions = [[{"role": "assistant", "content": text}] for text in texts]
         everyones = self._calculate_rewards(rows, prompts, completions, ids)

@@ -5,8 +5,11 @@ What is certainly wrong raises a ScriptError. What nearly certainly is prints a 
 docs/your-own-script.md lists what cannot be known, and where it shows.
 """
 
+import functools
+import inspect
 import math
 import re
+from collections.abc import Callable
 from contextlib import contextmanager
 
 from common.errors import ScriptError
@@ -110,8 +113,13 @@ def check_prompts(trainer, name: str, prompts: list):
                 f"a prompt of the {name} ends with a message of the {messages[-1]['role']}; the "
                 f"last one must be the user's, which the {name} answers"
             )
-    endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     texts = [prompt[-1]["content"].strip() for prompt in prompts]
+    if not any(texts):
+        raise ScriptError(
+            f"the {name} is asked nothing; without a `prompt` function in launch, step makes its "
+            f"own rows"
+        )
+    endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
         warn_once(
             f"the embedded model has not been taught to answer what the {name} is asked "
@@ -167,6 +175,24 @@ def check_gold(name: str, rows: list[dict]):
         warn_once(f"every prompt of the {name} shows its row's reference solution")
     elif different >= 4 and all(answers):
         warn_once(f"every prompt of the {name} shows its row's gold answer")
+
+
+def checked(function: Callable) -> Callable:
+    """The same reward function; what it returns is looked at before TRL takes it."""
+    if inspect.iscoroutinefunction(function):
+        return function
+
+    @functools.wraps(function)
+    def call(*args, completions, **columns):
+        rewards = function(*args, completions=completions, **columns)
+        if not hasattr(rewards, "__len__") or len(rewards) != len(completions):
+            raise ScriptError(
+                f"{function.__name__} must return a list of {len(completions)} rewards, one per "
+                f"completion; got {rewards!r:.60}"
+            )
+        return rewards
+
+    return call
 
 
 def check_rewards(batch: dict, rewards, groups: list | None):
@@ -251,7 +277,7 @@ def check_batch(trainer, batch):
             raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
         if A.shape not in (mask.shape, mask.shape[:1]):
             wanted = f"(B,) or (B, T), here {tuple(mask.shape[:1])} or {tuple(mask.shape)}"
-            raise ScriptError(f"advantages must be {wanted}; got {tuple(A.shape)}")
+            raise ScriptError(f"the {name}'s advantages must be {wanted}; got {tuple(A.shape)}")
         if A.requires_grad:
             raise ScriptError(f"the {name}'s advantages have a gradient: detach() them")
         if not A.isfinite().all():
@@ -386,11 +412,14 @@ def check_evaluation(result):
             )
 
 
-def check_rows(rows: list[dict], what: str):
-    """Rows of a data set: dicts with the same columns."""
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ScriptError(f"the {what} rows must be a list of dicts; got {rows!r:.60}")
-    for number, row in enumerate(rows):
-        if row.keys() != rows[0].keys():
-            odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
-            raise ScriptError(f"{what} row {number} differs from row 0 in its columns: {odd}")
+def check_loaded(loaded):
+    """What `load` returned: training rows and held-out rows, of each the same columns."""
+    if not isinstance(loaded, tuple) or len(loaded) != 2:
+        raise ScriptError(f"load must return (training rows, held-out rows); got {loaded!r:.60}")
+    for what, rows in zip(("training", "held-out"), loaded):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ScriptError(f"the {what} rows must be a list of dicts; got {rows!r:.60}")
+        for number, row in enumerate(rows):
+            if row.keys() != rows[0].keys():
+                odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+                raise ScriptError(f"{what} row {number} differs from row 0 in its columns: {odd}")

@@ -189,13 +189,18 @@ class CoTrainer(AdapterTrainer):
         prompt_ids, ids = self.sample(name, prompts)
         device, pad_id = self.accelerator.device, self.processing_class.pad_token_id
         batch = {"player": name, **scoring.padded_batch(prompt_ids, ids, pad_id, device)}
-        tokens = sum(self.gather([sum(map(len, ids))]))
-        batch["num_items_in_batch"] = torch.tensor(tokens, device=device)
+        tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
+        batch["num_items_in_batch"] = torch.tensor(sum(tokens), device=device)
         batch["texts"] = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         if self.kl:
             batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
         batch["trained"] = [[False]]  # shared: copies and concat's batches see it change
         functions = [function.__name__ for function in player.rewards]
+        if functions and len(set(counts)) > 1:
+            raise ScriptError(
+                f"the {name} has {', '.join(map(str, counts))} rows on the processes; with reward "
+                f"functions all need as many, because TRL gathers the rewards"
+            )
         each = self.call_rewards(name, rows, prompts, batch["texts"], ids)  # (B, functions)
         batch["notes"] = [
             {

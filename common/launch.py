@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from common.adapters import with_adapters
 from common.args import grpo_config
-from common.checks import check_config, check_rows
+from common.checks import check_config, check_loaded
 from common.memory import plan_memory
 from common.model import load_model
 from common.run import begin, start_run
@@ -47,9 +47,9 @@ def launch(
     args = dataclasses.replace(
         args, rows_at_once=plan.rows_at_once, checkpointing=plan.checkpointing
     )
-    train, held_out = load(args)
-    check_rows(train, "training")
-    check_rows(held_out, "held-out")
+    loaded = load(args)
+    check_loaded(loaded)
+    train, held_out = loaded
     run = start_run(args, script, train, held_out)
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
     model, tokenizer = load_model(args.model, adapters, args.lora_rank, args.four_bit, args.seed)

@@ -143,6 +143,8 @@ def test_prompts_must_be_messages(trainer, prompt, says, call):
 def test_rows_of_a_rollout(trainer, monkeypatch, capsys):
     with pytest.raises(ScriptError, match="no rows for the ann"):
         trainer.rollout("ann", [])
+    with pytest.raises(ScriptError, match="the ann is asked nothing; without a `prompt` function"):
+        trainer.rollout("ann", [{"prompt": [user("")]}] * 4)
     row = {"prompt": trainer.train_dataset[0]["prompt"]}
     with pytest.raises(ScriptError, match="rows for the ann differ in their columns: label"):
         trainer.rollout("ann", [row] * 3 + [row | {"label": 1}])
@@ -301,9 +303,22 @@ def test_what_evaluate_returned():
 
 
 def test_rows_of_a_data_set():
-    checks.check_rows([{"a": 1}, {"a": 2}], "training")
+    checks.check_loaded(([{"a": 1}, {"a": 2}], [{"b": 3}]))
     with pytest.raises(ScriptError, match="held-out row 2 differs from row 0 in its columns: b"):
-        checks.check_rows([{"a": 1}, {"a": 2}, {"a": 3, "b": 4}], "held-out")
+        checks.check_loaded(([], [{"a": 1}, {"a": 2}, {"a": 3, "b": 4}]))
     for rows in (({"a": 1},), ["a"]):
         with pytest.raises(ScriptError, match="the training rows must be a list of dicts; got"):
-            checks.check_rows(rows, "training")
+            checks.check_loaded((rows, []))
+    for loaded in (None, [{"a": 1}, {"a": 2}], ([], [], [])):
+        with pytest.raises(ScriptError, match=r"load must return \(training rows, held-out rows\)"):
+            checks.check_loaded(loaded)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, [1.0], [1.0] * 9])
+def test_a_reward_function_must_return_a_reward_for_each_completion(trainer, returned, monkeypatch):
+    def right(completions, **_):
+        return returned
+
+    monkeypatch.setattr(trainer.players["ann"], "rewards", [right])
+    with pytest.raises(ScriptError, match="right must return a list of 8 rewards.*; got"):
+        trainer.rollout("ann", some_rows(trainer))

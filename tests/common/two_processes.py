@@ -187,6 +187,16 @@ def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
     assert gathered(trainer)["ann/total_reward"] == 0.5
 
 
+def check_rows_that_differ_in_number_are_refused_where_trl_gathers_rewards(trainer):
+    rows = [trainer.train_dataset[0]] * (4 + 4 * trainer.accelerator.process_index)
+    try:
+        trainer.rollout("ann", rows)
+    except ScriptError as error:
+        assert "the ann has 4, 8 rows on the processes" in str(error)
+    else:
+        raise AssertionError
+
+
 def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
     me = trainer.accelerator.process_index
     try:
