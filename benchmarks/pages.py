@@ -288,7 +288,8 @@ def blocks() -> dict[tuple[str, str], str]:
     lines = [[linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows]
     titles = ["claim", "what", "mean [95 % interval]", "seeds"]
     apart = sum(not doubt(row) for row in rows)
-    of_all = f"\n{apart} of {len(rows)} claims are separated from no difference.\n"
+    exclude = "their intervals exclude no difference"
+    of_all = f"\n{apart} of {len(rows)} claims are separated: {exclude}.\n"
     header = ["claim", "paper", "here: mean [95 % interval]", "seeds"]
     return found | {
         ("README.md", "evidence"): markdown(titles, some) + of_all,
