@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -52,6 +52,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS}
 """Errors of a machine that is full, which a user can put right."""
+NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
 
 
 # ------------------------------------------------------------------ around everything
@@ -132,9 +133,8 @@ def say(text: str):
     if PartialState().is_main_process:
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.train
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  to the end
-            signal.raise_signal(signal.SIGPIPE)
+        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end
+            sys.stdout = NOBODY
 
 
 def mean(values: list) -> float:
@@ -268,8 +268,8 @@ class Run(TrainerCallback):
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
         trainer.evaluate = self._evaluate  # Trainer calls it after a step's line, if it is due
-        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-            if sign == signal.SIGPIPE or signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
                 signal.signal(sign, self._interrupted)
         self._check_questions(len(trainer._get_train_sampler()))
         if self.checkpoint and self.checkpoint.name == f"checkpoint-{self.args.steps}":
@@ -350,6 +350,8 @@ class Run(TrainerCallback):
         step, last = state.global_step, state.global_step == state.max_steps
         due = self.args.eval_every and step % self.args.eval_every == 0
         control.should_evaluate = bool(last or due)
+        if sys.stdout is NOBODY:  # not by SIGPIPE, which a tracker's connection may raise, too
+            self.stop = self.stop or signal.SIGPIPE
         self.stop = max(gather_object([self.stop]))  # all processes stop after the same step
         if self.stop or last:
             control.should_save = True
@@ -439,5 +441,7 @@ class Run(TrainerCallback):
         if self.stop and time.time() - self.asked > 1:  # torchrun hands on what the terminal sent
             raise KeyboardInterrupt  # the second time: at once
         self.stop, self.asked = sign, time.time()
-        if self.main and sign != signal.SIGPIPE:  # not `print`, in which the signal may have come
-            os.write(1, b"\nstopping after this step, with a checkpoint (Ctrl-C again: at once)\n")
+        said = b"\nstopping after this step, with a checkpoint (Ctrl-C again: at once)\n"
+        if self.main:
+            with suppress(BrokenPipeError):  # `| tee`, say, which the same Ctrl-C has ended
+                os.write(1, said)  # not `print`, in which the signal may have come

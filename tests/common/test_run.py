@@ -5,6 +5,7 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 
 import json
 import shutil
+import socket
 from types import SimpleNamespace
 
 from common.errors import ScriptError
@@ -73,6 +74,20 @@ def test_an_embedded_model_leaves_the_gpus_alone(tmp_path, monkeypatch, brief):
     brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 0))
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["device"].startswith("CPU")
     assert json.loads((tmp_path / "run" / "args.json").read_text())["four_bit"] is False
+
+
+def test_a_tracker_that_hangs_up_stops_nothing(tmp_path, monkeypatch, brief):
+    """What is sent to it raises SIGPIPE, as a closed pipe behind stdout does."""
+
+    def evaluate(*_):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        with pytest.raises(BrokenPipeError):
+            ours.send(b"metrics")
+        return {"generator/accuracy": 0.5}
+
+    monkeypatch.setattr("tango.evaluate", evaluate)
+    brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 0))
 
 
 def test_a_start_that_failed_may_be_put_right(tmp_path, brief):
