@@ -315,8 +315,9 @@ class Run(TrainerCallback):
             say(f"stopped at step {trainer.state.global_step}; {again}")
             sys.exit(128 + self.stop)
         if self.main:
+            # PEFT's would go where the user may have written one about this run
+            trainer.model.create_or_update_model_card = lambda _: None
             trainer.model.save_pretrained(self.folder)
-            (self.folder / "README.md").unlink(missing_ok=True)  # PEFT's form to fill in
             adapters = sorted({player.adapter for player in trainer.players.values()})
             write_cards(self.folder, self.name, adapters, self.evaluations)
             self.table()

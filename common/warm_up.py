@@ -113,9 +113,11 @@ def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrai
         report_to="none", disable_tqdm=True, logging_strategy="no", bf16=gpu, use_cpu=not gpu,
     )  # fmt: skip
     data, more = Dataset.from_list(sum(steps, [])), {"callbacks": [progress]}
-    return SFTTrainer(
+    trainer = SFTTrainer(
         model, config, train_dataset=data, processing_class=progress.tokenizer, **more
     )
+    trainer.create_model_card = lambda **_: None  # of the adapter, where the user's own may be
+    return trainer
 
 
 def main(args: Args):
@@ -154,7 +156,6 @@ def main(args: Args):
         merged = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
         merged.save_pretrained(out)
         tokenizer.save_pretrained(out)
-        (out / "README.md").unlink(missing_ok=True)  # TRL's, of the adapter
         note(after=progress.look(merged, SAMPLES))
     say(f"{out}: after {notes['steps']} steps, on {len(held_out)} held-out questions")
     for name, before in notes["before"].items():

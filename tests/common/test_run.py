@@ -20,6 +20,7 @@ from conftest import metrics_of, refused, run_here, same_weights, small
 def test_a_finished_run_is_left_as_it_is(copied):
     """And one that was cut short after its last step gets its adapters and its table."""
     folder, whole = copied
+    (folder / "README.md").write_text("my notes")
     shutil.rmtree(folder / "generator")
     shown = run_here("tango.py", *small("tango.py", folder))
     assert "this run is finished: 6 steps" in shown and "step 7" not in shown
@@ -27,6 +28,7 @@ def test_a_finished_run_is_left_as_it_is(copied):
     assert "held out:" not in shown and "generator/accuracy" in shown  # the table again
     same_weights(folder, whole)
     assert metrics_of(folder) == metrics_of(whole)
+    assert (folder / "README.md").read_text() == "my notes"
 
 
 def test_the_same_work_may_be_cut_into_other_parts(copied, brief):

@@ -256,8 +256,10 @@ def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
         patch.setattr(warm_up, "figures", interrupted)
         warm_up.main(args)
     assert (cut / "checkpoint-5").exists() and not (cut / "model.safetensors").exists()
+    (cut / "README.md").write_text("my notes")
     release()
     warm_up.main(args)
+    assert (cut / "README.md").read_text() == "my notes"
     for name in ("model.safetensors", "warm_up.json"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
     assert '"steps": 12' in (cut / "warm_up.json").read_text()
