@@ -211,13 +211,13 @@ def seal(checkpoint: Path):
 def whats_wrong(checkpoint: Path) -> str:
     """'' if every file is as `seal` found it."""
     try:
-        noted = json.loads((checkpoint / "files.json").read_text())
+        noted = json.loads((checkpoint / "files.json").read_text()).items()
         step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return CUT_SHORT
     if checkpoint.name != f"checkpoint-{step}":
         return f"it is of step {step}"
-    for name, expected in noted.items():
+    for name, expected in noted:
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
