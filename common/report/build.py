@@ -36,8 +36,8 @@ def read_run(folder: str | Path) -> dict:
     folder, run = Path(folder), {"remarks": []}
     for name in ("args", "versions", "about"):
         try:
-            run[name] = json.loads((folder / f"{name}.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            run[name] = {} | json.loads((folder / f"{name}.json").read_text())
+        except (OSError, ValueError, TypeError) as error:  # not only no JSON: no text, no object
             reason = f"{name}.json cannot be read ({error})"
             raise UserError(f"{folder}: not the folder of a run; {reason}.") from None
     for name in ("metrics", "rollouts"):

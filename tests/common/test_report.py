@@ -197,7 +197,8 @@ def test_three_hundred_steps_stay_under_three_megabytes(tmp_path):
 
 @pytest.mark.parametrize("name", ["metrics", "rollouts"])
 @pytest.mark.parametrize(
-    "line", ["null", "[1]", "12", "{}", "NaN", "\x00", '{"step": 1.5}', '{"step": 8, "cut in']
+    "line",
+    ["null", "[1]", "12", "{}", "NaN", "\x00", '{"step": 1.5}', '{"step": 8, "cut', "1" * 5000],
 )
 def test_lines_that_are_none_are_counted(tmp_path, line, name):
     folder = made_up(tmp_path, accuracy(2), [rollout(1)])
@@ -210,9 +211,10 @@ def test_lines_that_are_none_are_counted(tmp_path, line, name):
 
 
 def test_what_is_no_run(tmp_path, capsys):
-    for name in ("args.json", "versions.json", "about.json"):
+    broken = zip(("args.json", "versions.json", "about.json"), (b"{", b"\xff", b"[]"))
+    for name, content in broken:
         folder = made_up(tmp_path / name, accuracy(1))
-        (folder / name).write_text("{")
+        (folder / name).write_bytes(content)
         with pytest.raises(UserError, match=f"not the folder of a run; {name} cannot be read"):
             read_run(folder)
     empty = made_up(tmp_path / "empty", [])
