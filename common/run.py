@@ -251,7 +251,7 @@ class Run(TrainerCallback):
         self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
         rows = self._rows("metrics.jsonl")
         self.evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
-        self.started = time.time() - (rows[-1]["seconds"] if rows else 0.0)
+        self.started = time.time() - (rows[-1].get("seconds") or 0.0 if rows else 0.0)
 
     def train(self, trainer, evaluate, curves: dict[str, list[str]]):
         """Train to the end or to Ctrl-C.
@@ -275,6 +275,9 @@ class Run(TrainerCallback):
         if self.checkpoint and self.checkpoint.name == f"checkpoint-{self.args.steps}":
             say(f"this run is finished: {self.args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
+            trainer.state.global_step = self.args.steps
+            if not self.evaluations:  # metrics.jsonl is gone
+                self._evaluate()
         else:
             try:
                 with in_a_sentence(self.folder):

@@ -31,6 +31,15 @@ def test_a_finished_run_is_left_as_it_is(copied):
     assert (folder / "README.md").read_text() == "my notes"
 
 
+def test_a_finished_run_without_its_metrics_is_evaluated(copied):
+    folder, whole = copied
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    shown = run_here("tango.py", *small("tango.py", folder))
+    assert "step 6  held out" in shown and "generator/accuracy" in shown
+    without_time = lambda run: metrics_of(run)[-1] | {"seconds": 0}  # noqa: E731
+    assert without_time(folder) == without_time(whole)
+
+
 def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
