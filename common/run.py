@@ -20,6 +20,7 @@ import difflib
 import errno
 import importlib.metadata
 import inspect
+import io
 import itertools
 import json
 import os
@@ -65,6 +66,8 @@ def plain_errors():
     # a stream that the shell has closed is None
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a model may write what a terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:

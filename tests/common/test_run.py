@@ -3,13 +3,15 @@
 Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_script.py.
 """
 
+import io
 import json
 import shutil
 import socket
+import sys
 from types import SimpleNamespace
 
 from common.errors import ScriptError
-from common.run import Run, plain_errors
+from common.run import Run, plain_errors, say
 
 import pytest
 import torch
@@ -137,6 +139,13 @@ def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("step 1/4  a  b/reward 0.500  eta")
     assert metrics_of(tmp_path)[0]["a/reward"] is None
+
+
+def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with plain_errors():
+        say("\u221a2 \ud83d")
+    assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
 
 
 def test_a_mistake_of_the_script_is_shown_with_its_line(tmp_path, capsys):
