@@ -48,6 +48,7 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
     """
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
+        os.fspath(folder).encode()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--out {folder}: is a file, not a folder.")
         ours = is_ours(folder, name, given)
@@ -56,6 +57,8 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         if not ours:
             return folder, None, []
         return folder, *checkpoint_to_resume(folder, given)
+    except UnicodeEncodeError:
+        raise UserError(f"--out {out}: is not UTF-8, in which models are saved.") from None
     except OSError as error:
         place = out or "runs"
         raise UserError(f"--out {place}: cannot be written ({error.strerror}).") from None

@@ -31,6 +31,12 @@ def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path, monkeypatch
     assert str(made[0]) == "runs/tango-20260101-120000-0"
 
 
+def test_a_name_that_no_model_can_be_saved_under_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not UTF-8"):
+        claim(f"{tmp_path}/run\udcff", "tango", GIVEN)
+    assert not [*tmp_path.iterdir()]
+
+
 # ------------------------------------------------------------------ checkpoints
 def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
     """The first one, without a seal, was cut short: the run starts again."""
