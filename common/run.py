@@ -267,7 +267,8 @@ class Run(TrainerCallback):
         if self.main:  # for the report, which is first written at the evaluation before step 1
             about = inspect.getmodule(type(trainer)).__doc__ or ""
             about = {"script": self.name, "about": about, "curves": curves}
-            (self.folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+            with in_a_sentence(self.folder):
+                write_whole(self.folder / "about.json", json.dumps(about, indent=1) + "\n")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
         trainer.evaluate = self._evaluate  # Trainer calls it after a step's line, if it is due
