@@ -288,11 +288,12 @@ class Run(TrainerCallback):
                     trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
             except RuntimeError as error:
                 # cuBLAS and NCCL have words of their own for a GPU's memory that is full
-                if not re.search("ALLOC_FAILED|out of memory", str(error)):
+                if not re.search("ALLOC_FAILED|out of memory|can't allocate memory", str(error)):
                     raise
+                whose = "machine" if "CPU" in str(error) else "GPU"
                 args, step = self.args, trainer.state.global_step
                 raise UserError(
-                    f"the GPU's memory is full at step {step}. The run keeps its checkpoints: "
+                    f"the {whose}'s memory is full at step {step}. The run keeps its checkpoints: "
                     f"resume with the same command, --out {self.folder} and --checkpointing on, or "
                     f"a lower --rows-at-once {args.rows_at_once} or --micro-batch "
                     f"{args.micro_batch}."

@@ -58,10 +58,11 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "complete"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "loss"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "complete"),
         (RuntimeError("a mistake"), "loss"),
     ],
 )
-def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, phase):
+def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, phase):
     def fails(*_, **__):
         raise error
 
@@ -74,7 +75,8 @@ def test_a_full_gpu_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, 
             run_here("tango.py", *arguments)
         return
     message = refused("tango.py", *arguments)
-    assert "the GPU's memory is full" in message and "--micro-batch 4" in message
+    whose = "machine" if "CPU" in str(error) else "GPU"
+    assert f"the {whose}'s memory is full" in message and "--micro-batch 4" in message
     assert f"--out {tmp_path / 'run'}" in message
 
 
