@@ -4,7 +4,7 @@
         args.json         every argument, filled in
         tango.py          the script as it was
         about.json        its name, docstring and CURVES
-        versions.json     libraries, device, git commit
+        versions.json     libraries, device, git commit, a checksum of the questions
         metrics.jsonl     one line per step, one per evaluation
         rollouts.jsonl    a few completions of every step, each token with its advantage
         report.html       all of it to look at, made at every evaluation
@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 import traceback
+import zlib
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -160,7 +161,9 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     if this.is_main_process:
         try:
             found = claim(args.out, name, given)
-            same_processes(found[0], this.num_processes)
+            now = versions(args.model) | {"questions": checksum([train, held_out])}
+            if found[1]:
+                found[2].extend(what_differs(found[0], now, args.dataset))
         except UserError as error:
             problem = error
     found, problem = broadcast_object_list([found, problem])
@@ -175,7 +178,7 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
                 copy = folder / f"{name}-from-{checkpoint.name}.py"
                 said.append(f"note: {name}.py has changed since this run began; it is now {copy}")
             copy.write_bytes(code)
-            (folder / "versions.json").write_text(json.dumps(versions(args.model), indent=1) + "\n")
+            (folder / "versions.json").write_text(json.dumps(now, indent=1) + "\n")
     questions = f"{len(train)} training and {len(held_out)} held-out questions"
     say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
     for line in said:
@@ -185,19 +188,35 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     return Run(folder, name, checkpoint, args)
 
 
-def same_processes(folder: Path, now: int):
-    """Raises UserError if the run in this folder has not had as many processes as now: its random
-    numbers, its place in the data and what a script remembers are theirs.
+def what_differs(folder: Path, now: dict, dataset: str) -> list[str]:
+    """What the user should know of a run that resumes; now: what will be its versions.json.
+
+    Raises:
+        UserError: the run has not had as many processes as now, whose are its random numbers, its
+            place in the data and what a script remembers; or other questions, of which some that
+            it was trained on would now be held out.
     """
     try:
-        before = json.loads((folder / "versions.json").read_text())["processes"]
-    except (OSError, ValueError, KeyError, TypeError):  # a start that came no further
-        return
-    if before != now:
+        before = json.loads((folder / "versions.json").read_text())
+        other = {key: before[key] for key in now.keys() & before.keys() if before[key] != now[key]}
+    except (OSError, ValueError, AttributeError):
+        return []
+    if count := other.get("processes"):
         raise UserError(
-            f"--out {folder}: its run has {before} process{'es' * (before != 1)}, this one {now}; "
-            f"resume it with as many, or choose another folder."
+            f"--out {folder}: its run has {count} process{'es' * (count != 1)}, this one "
+            f"{now['processes']}; resume it with as many, or choose another folder."
         )
+    if "questions" in other:
+        raise UserError(
+            f"--dataset {dataset}: its questions are not those of the run in --out {folder}; bring "
+            f"them back, or choose another folder."
+        )
+    had = ", ".join(f"{key} {value}" for key, value in sorted(other.items()))
+    return [f"note: until now this run had {had}; it may not resume bit for bit"] if had else []
+
+
+def checksum(rows: list) -> int:
+    return zlib.crc32(json.dumps(rows, skipkeys=True, default=lambda x: type(x).__name__).encode())
 
 
 @contextmanager

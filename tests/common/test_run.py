@@ -45,8 +45,12 @@ def test_a_finished_run_without_its_metrics_is_evaluated(copied):
 def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     folder, whole = copied
     shutil.rmtree(folder / "checkpoint-6")
+    versions = json.loads((folder / "versions.json").read_text())
+    (folder / "versions.json").write_text(json.dumps(versions | {"torch": "1.0"}))
     more = "--micro-batch 3 --checkpointing on".split()
-    assert "resumes from checkpoint-4" in brief("tango.py", *small("tango.py", folder, *more))
+    shown = brief("tango.py", *small("tango.py", folder, *more))
+    assert "resumes from checkpoint-4" in shown and "until now this run had torch 1.0" in shown
+    assert json.loads((folder / "versions.json").read_text())["torch"] == versions["torch"]
     written = [metrics_of(run, "rollouts") for run in (folder, whole)]
     texts = [[row["tokens"] for row in rows if row["step"] == 5] for rows in written]
     assert texts[0] == texts[1] != []
