@@ -154,12 +154,12 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
     return checkpoint, said
 
 
-def read_arguments(folder: Path) -> dict:
+def read_arguments(folder: Path, file: str = "args.json") -> dict:
     try:
-        arguments = json.loads((folder / "args.json").read_text())
+        arguments = json.loads((folder / file).read_text())
         arguments.keys()
     except (ValueError, AttributeError):
-        raise UserError(f"--out {folder}: its args.json cannot be read.") from None
+        raise UserError(f"--out {folder}: its {file} cannot be read.") from None
     return arguments
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.args import Count, Tokens, Weight, check_number
 from common.errors import UserError
-from common.folder import claim, seal, write_whole
+from common.folder import claim, read_arguments, seal, write_whole
 from common.machine import check_machine, on_gpu
 from common.model import load_model
 from common.run import begin, mean, plain_errors, say
@@ -134,9 +134,13 @@ def main(args: Args):
     train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed)
     rows = demonstrations(script, train, args.steps * 8, args.seed)
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
-    out, checkpoint, _ = claim(args.out, "warm_up", given)
+    out, checkpoint, said = claim(args.out, "warm_up", given)
+    for line in said:
+        say(line)
+    # figures are of these arguments, or of others that have left no checkpoint
+    noted = (out / FIGURES).exists() and read_arguments(out) == given
+    notes = read_arguments(out, FIGURES) if noted else {}
     write_whole(out / "args.json", json.dumps(given, indent=1) + "\n")
-    notes = json.loads((out / FIGURES).read_text()) if (out / FIGURES).exists() else {}
 
     def note(**more):
         notes.update(more)
@@ -148,11 +152,11 @@ def main(args: Args):
         if "before" not in notes:
             note(before=progress.look(model, SAMPLES))
         trainer = trainer_of(args, model, rows, progress)
-        if "steps" not in notes:
+        if checkpoint and "steps" in notes:  # interrupted after training
+            trainer._load_from_checkpoint(str(checkpoint))
+        else:
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
             note(steps=trainer.state.global_step)
-        else:  # interrupted after training
-            trainer._load_from_checkpoint(str(checkpoint))
         merged = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
         merged.save_pretrained(out)
         tokenizer.save_pretrained(out)

@@ -265,6 +265,26 @@ def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
     assert '"steps": 12' in (cut / "warm_up.json").read_text()
 
 
+def test_figures_of_other_arguments_are_not_taken_over(args, monkeypatch):
+    """A warm-up that has left no checkpoint may be begun again with other arguments."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm_up, "trainer_of", interrupted)
+    file = Path(args.out) / "warm_up.json"
+    for lr, share, expected in ((1e-3, 0.25, 0.25), (1e-3, 0.5, 0.25), (2e-3, 0.5, 0.5)):
+        monkeypatch.setattr(warm_up, "figures", lambda *_, share=share: {"solutions read": share})
+        with pytest.raises(KeyboardInterrupt):
+            warm_up.main(dataclasses.replace(args, lr=lr))
+        release()
+        assert json.loads(file.read_text()) == {"before": {"solutions read": expected}}
+    file.write_text("{")
+    with pytest.raises(UserError, match="its warm_up.json cannot be read"):
+        warm_up.main(dataclasses.replace(args, lr=2e-3))
+    release()
+
+
 @pytest.mark.parametrize(
     "change, sentence",
     [
