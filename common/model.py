@@ -29,13 +29,8 @@ from transformers import (
 EMBEDDED = {name: Path(__file__).parent / "tiny" / folder for name, folder in MODELS.items()}
 TINY = EMBEDDED["tiny"]
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-UNSUPPORTED_HEADS = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier",
-)
+UNSUPPORTED_HEADS = """final_logit_softcapping logit_scale logits_scaling lm_head_multiplier
+output_multiplier""".split()
 """Settings of a config that change the logits after the head, which common/logprob.py does not."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
