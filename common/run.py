@@ -233,7 +233,9 @@ def in_a_sentence(folder: Path):
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
         # torch and safetensors say in words of their own that a file could not be written
         elif (
-            code in LIMITS or shutil.disk_usage(folder).free < 1 << 20 or "(os error " in str(error)
+            code in LIMITS
+            or shutil.disk_usage(folder).free < 1 << 20
+            or re.search(r"\(os error |inline_container\.cc", str(error))
         ):
             reason = getattr(error, "strerror", None) or str(error).removeprefix("I/O error: ")
             sentence = f"{folder}: something could not be written ({reason}). {safe}"
