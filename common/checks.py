@@ -8,7 +8,9 @@ docs/your-own-script.md lists what cannot be known, and where it shows.
 import functools
 import inspect
 import math
+import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
@@ -25,12 +27,24 @@ TWICE = (
 )
 ROLES = ("system", "user", "assistant", "tool")
 WARNED = set()  # sentences of this process
+NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
+
+
+def say(text: str):
+    """A line of the run's own, by the main process."""
+    if PartialState().is_main_process:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end
+            sys.stdout = NOBODY
+        except UnicodeEncodeError:  # a model may write what a terminal cannot show
+            print(text.encode("ascii", "backslashreplace").decode(), flush=True)
 
 
 def warn_once(sentence: str):
-    if sentence not in WARNED and PartialState().is_main_process:
+    if sentence not in WARNED:
         WARNED.add(sentence)
-        print(f"warning: {sentence}", flush=True)
+        say(f"warning: {sentence}")
 
 
 # ------------------------------------------------------------------ players

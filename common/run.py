@@ -20,7 +20,6 @@ import difflib
 import errno
 import importlib.metadata
 import inspect
-import io
 import itertools
 import json
 import os
@@ -38,7 +37,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from common.card import write_cards
-from common.checks import check_evaluation
+from common.checks import NOBODY, check_evaluation, say
 from common.errors import ScriptError, UserError
 from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
@@ -54,7 +53,6 @@ from transformers import PrinterCallback, TrainerCallback
 
 LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS}
 """Errors of a machine that is full, which a user can put right."""
-NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
 
 
 # ------------------------------------------------------------------ around everything
@@ -67,8 +65,6 @@ def plain_errors():
     # a stream that the shell has closed is None
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a model may write what a terminal cannot show
-        sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
@@ -130,15 +126,6 @@ def begin(model: str) -> PartialState:
     transformers.utils.logging.disable_progress_bar()
     # NCCL would give up after ten minutes, and evaluations of two processes may differ by more
     return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
-
-
-def say(text: str):
-    """A line of the run's own, by the main process."""
-    if PartialState().is_main_process:
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end
-            sys.stdout = NOBODY
 
 
 def mean(values: list) -> float:
