@@ -44,7 +44,7 @@ from typing import Literal
 from common.adapters import copy_adapter
 from common.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.errors import UserError, say
 from common.launch import launch
 from common.pairs import (
     as_completions,
@@ -53,7 +53,7 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors, say
+from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references

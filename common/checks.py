@@ -8,18 +8,15 @@ docs/your-own-script.md lists what cannot be known, and where it shows.
 import functools
 import inspect
 import math
-import os
 import re
-import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from common.errors import ScriptError
+from common.errors import ScriptError, say
 from common.tiny import ENDINGS
 from common.tiny.tasks import parse_question
 
 import torch
-from accelerate import PartialState
 
 TWICE = (
     "at a second update its samples are not the player's own any more, and the loss has no ratio "
@@ -27,18 +24,6 @@ TWICE = (
 )
 ROLES = ("system", "user", "assistant", "tool")
 WARNED = set()  # sentences of this process
-NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
-
-
-def say(text: str):
-    """A line of the run's own, by the main process."""
-    if PartialState().is_main_process:
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end
-            sys.stdout = NOBODY
-        except UnicodeEncodeError:  # a model may write what a terminal cannot show
-            print(text.encode("ascii", "backslashreplace").decode(), flush=True)
 
 
 def warn_once(sentence: str):

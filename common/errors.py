@@ -1,4 +1,24 @@
-"""The two errors that end in a sentence instead of a stack trace; `run.plain_errors` shows them."""
+"""What a user reads: a run's own lines, and the two errors that end in a sentence instead of a
+stack trace, which `run.plain_errors` shows.
+"""
+
+import os
+import sys
+
+from accelerate import PartialState
+
+NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
+
+
+def say(text: str):
+    """A line of the run's own, by the main process."""
+    if PartialState().is_main_process:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end
+            sys.stdout = NOBODY
+        except UnicodeEncodeError:  # a model may write what a terminal cannot show
+            print(text.encode("ascii", "backslashreplace").decode(), flush=True)
 
 
 class UserError(Exception):

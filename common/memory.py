@@ -18,11 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import UserError
+from common.errors import UserError, say
 from common.logprob import BLOCK_BYTES, rows_on_gpu
 from common.machine import check_machine, on_gpu
 from common.model import read_config
-from common.run import say
 from common.sampling import PREFILL_TOKENS
 from common.tiny import MODELS
 

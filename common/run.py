@@ -37,8 +37,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from common.card import write_cards
-from common.checks import NOBODY, check_evaluation, say
-from common.errors import ScriptError, UserError
+from common.checks import check_evaluation
+from common.errors import NOBODY, ScriptError, UserError, say
 from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
 from common.recording import read_lines

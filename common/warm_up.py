@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 from common.args import Count, Tokens, Weight, check_number
-from common.errors import UserError
+from common.errors import UserError, say
 from common.folder import claim, read_arguments, seal, write_whole
 from common.machine import check_machine, on_gpu
 from common.model import load_model
-from common.run import begin, mean, plain_errors, say
+from common.run import begin, mean, plain_errors
 from common.sampling import sample, tokenize
 from common.tasks.answers import grouped, solve_prompt
 from common.tasks.demonstrations import demonstrations, figures

@@ -10,7 +10,7 @@ import ast
 import random
 import re
 
-from common.errors import UserError
+from common.errors import UserError, say
 from common.tasks.math import QUESTION_COLUMNS, as_text, read_rows, split
 from common.tiny import programs
 
@@ -39,7 +39,7 @@ def load_tasks(
     rows, held_out = ([row for row in part if row] for part in found)
     if left_out := sum(row is None for part in found for row in part):
         reason = "take or give more than scalars and flat lists; left out."
-        print(f"--dataset {dataset}: {left_out} functions {reason}", flush=True)
+        say(f"--dataset {dataset}: {left_out} functions {reason}")
     return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 

@@ -13,7 +13,7 @@ import random
 import re
 from contextlib import suppress
 
-from common.errors import UserError
+from common.errors import UserError, say
 from common.sandbox import Sandbox, Status
 from common.tasks.answers import prompt
 from common.tasks.math import as_text, read_rows, split
@@ -327,9 +327,7 @@ def load_functions(
     few = [count for count in counts if count < inputs]
     if few:
         reason = f"fewer than {inputs} inputs, {min(few)} at least, and are tried on those alone."
-        print(
-            f"--dataset {dataset}: {len(few)} of {len(counts)} programs have {reason}", flush=True
-        )
+        say(f"--dataset {dataset}: {len(few)} of {len(counts)} programs have {reason}")
     return rows, held_out
 
 

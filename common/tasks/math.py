@@ -13,7 +13,7 @@ import re
 import reprlib
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, say
 from common.tasks.answers import boxed, is_correct
 from common.tasks.references import render, solve_equation
 from common.tiny import tasks
@@ -60,7 +60,7 @@ def load_questions(
     held_out, rows = (without_copies(part, seen) for part in (held_out, rows))
     if copies := count - len(seen):
         what = "rows repeat another one's question but for capitals, spaces or punctuation"
-        print(f"--dataset {dataset}: {copies} {what}; left out.", flush=True)
+        say(f"--dataset {dataset}: {copies} {what}; left out.")
     return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 

@@ -10,8 +10,8 @@ import socket
 import sys
 from types import SimpleNamespace
 
-from common.errors import ScriptError
-from common.run import Run, plain_errors, say
+from common.errors import ScriptError, say
+from common.run import Run, plain_errors
 
 import pytest
 import torch

@@ -18,7 +18,8 @@ from conftest import evaluated_once, small  # isort: skip  it finds the project
 
 from common import run, scoring
 from common.cotrainer import CoTrainer
-from common.run import begin, plain_errors, say
+from common.errors import say
+from common.run import begin, plain_errors
 
 import torch
 import torch.nn.functional as F
