@@ -43,15 +43,7 @@ from common.launch import launch
 from common.pairs import completion_batch, in_passes
 from common.run import mean, plain_errors
 from common.sampling import special_tokens
-from common.tasks.answers import (
-    boxed,
-    grouped,
-    is_correct,
-    prompt,
-    solve,
-    solve_prompt,
-    split_steps,
-)
+from common.tasks.answers import grouped, prompt, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
 from common.tasks.verdicts import read_verdict, verify_prompt
@@ -239,24 +231,8 @@ class GenRM(CoTrainer):
         self.log_mean("co/right_solutions", len(right))
 
     def sample_solutions(self, rows: list[dict]) -> list[dict]:
-        """One solution of each row's question, with z = its boxed answer is right."""
-        prompts = [solve_prompt(row["question"]) for row in rows]
         with self.playing(None):  # the base, with all adapters off
-            ids = self.generate_ids("generator", prompts)
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        special = special_tokens(self.processing_class)  # spelled out they would become tokens
-        return [
-            {
-                "question": row["question"],
-                "solution": text.strip(),
-                "right": is_correct(text, row["answer"]),
-                "well_formed": boxed(text) is not None
-                and bool(split_steps(text))
-                and written[-1] in self.eos_token_ids  # not cut: it is taught with an end token
-                and not any(token in text for token in special),
-            }
-            for row, text, written in zip(rows, texts, ids)
-        ]
+            return solutions_to_teach(self, "generator", rows)
 
     def with_rationales(self, rows: list[dict]) -> list[dict]:
         """One rationale of each solution, kept if its verdict agrees with the answer."""

@@ -47,8 +47,14 @@ from common.pairs import (
     pair_batch,
 )
 from common.run import mean, plain_errors
-from common.sampling import special_tokens
-from common.tasks.answers import boxed, grouped, is_correct, solve, solve_prompt, split_steps
+from common.tasks.answers import (
+    grouped,
+    is_correct,
+    solutions_to_teach,
+    solve,
+    solve_prompt,
+    split_steps,
+)
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
 
@@ -239,7 +245,7 @@ class VStar(CoTrainer):
         questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
         # one without steps or a box would teach the verifier to look at the form
-        new = [row | {"iteration": t} for row in solutions if row["whole"]]
+        new = [row | {"iteration": t} for row in solutions if row["well_formed"]]
         right = [row for row in new if row["right"]]
         if cfg.verifier_in_loop and t > 0:
             right = self.better_half(right)
@@ -263,23 +269,7 @@ class VStar(CoTrainer):
         self.log_mean("co/all_solutions", len(self.saved["D_ver"]))
 
     def sample_solutions(self, rows: list[dict]) -> list[dict]:
-        """One solution of each row's question, with z = its boxed answer is right."""
-        ids = self.generate_ids("generator", [solve_prompt(row["question"]) for row in rows])
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        special = special_tokens(self.processing_class)  # spelled out they would become tokens
-        return [
-            {
-                "question": row["question"],
-                "solution": text.strip(),
-                "right": is_correct(text, row["answer"]),
-                "whole": boxed(text) is not None
-                and bool(split_steps(text))
-                and written[-1] in self.eos_token_ids  # not cut: it is taught with an end token
-                and not any(token in text for token in special),
-                "answer": row["answer"],
-            }
-            for row, text, written in zip(rows, texts, ids)
-        ]
+        return solutions_to_teach(self, "generator", rows)
 
     def better_half(self, right: list[dict]) -> list[dict]:
         """Of each question's right solutions the half that the verifier scores best."""

@@ -10,6 +10,8 @@ import itertools
 import re
 import threading
 
+from common.sampling import special_tokens
+
 from math_verify import parse, verify
 
 SECONDS = 3  # to read one answer; what takes longer is wrong
@@ -51,6 +53,30 @@ def solve(
     several = [row for row in rows for _ in range(samples)]
     texts = trainer.generate_all(player, [solve_prompt(r["question"]) for r in several], greedy)
     return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, several)]
+
+
+def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
+    """A solution of each row's question, {question, answer, solution, right, well_formed}.
+
+    well_formed: it has steps and a box, was not cut, for it is taught with an end token, and spells
+    out no special token, which would become one.
+    """
+    ids = trainer.generate_ids(player, [solve_prompt(row["question"]) for row in rows])
+    texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    special = special_tokens(trainer.processing_class)
+    return [
+        {
+            "question": row["question"],
+            "answer": row["answer"],
+            "solution": text.strip(),
+            "right": is_correct(text, row["answer"]),
+            "well_formed": boxed(text) is not None
+            and bool(split_steps(text))
+            and written[-1] in trainer.eos_token_ids
+            and not any(token in text for token in special),
+        }
+        for row, text, written in zip(rows, texts, ids)
+    ]
 
 
 # ------------------------------------------------------------------ answers
