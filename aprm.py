@@ -324,8 +324,7 @@ def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
     """The verifier on what the solver, the base, has written: the same in every evaluation."""
     n, saved = trainer.cfg.eval_samples, trainer.saved
     if "solver" not in saved:
-        with torch.random.fork_rng():  # judgements draw the same numbers in every evaluation
-            saved["solver"] = solve(trainer, "solver", held_out, n)[0]
+        saved["solver"] = solve(trainer, "solver", held_out, n)[0]
     solutions, rows = saved["solver"], [row for row in held_out for _ in range(n)]
     asked = [verify_prompt(row["question"], text) for row, text in zip(rows, solutions)]
     texts, steps = trainer.generate_all("verifier", asked), [*map(split_steps, solutions)]

@@ -306,11 +306,9 @@ def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
     What it gains on the second set and not on the first is about changed questions alone.
     """
     if "true" not in trainer.saved:
-        # forked, so that the judgements below draw the same random numbers in every evaluation
-        with torch.random.fork_rng():
-            made = trainer.make_pairs(held_out, random.Random(0))
-            trainer.saved["true"] = true_pairs(trainer, held_out)
-            trainer.saved["made"] = [[p["question"], p["better"], p["worse"]] for p in made]
+        made = trainer.make_pairs(held_out, random.Random(0))
+        trainer.saved["true"] = true_pairs(trainer, held_out)
+        trainer.saved["made"] = [[p["question"], p["better"], p["worse"]] for p in made]
     result = {"co/true_pairs": len(trainer.saved["true"])}
     result |= evaluate_judge(trainer, trainer.saved["true"], trainer.cfg.eval_samples)
     made = evaluate_judge(trainer, trainer.saved["made"], 1)

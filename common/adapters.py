@@ -94,6 +94,7 @@ class AdapterTrainer(GRPOTrainer):
         self.saved = {}
         self.player = ""  # whose batch was trained last
         self.sampled_tokens = 0  # by all players, since the step began
+        self.asked_in_evaluation = None  # prompts -> how often, while an evaluation lasts
         self.idle = {}  # player -> its latest updates in a row without a gradient
         self._sums = {}  # metric -> (sum, count) of this process and step
         self._resumed_at = 0  # step

@@ -37,6 +37,7 @@ Shapes: B rows, P prompt tokens, T completion tokens.
 
 import math
 import time
+import zlib
 from pathlib import Path
 
 from common import checks, scoring
@@ -229,6 +230,11 @@ class CoTrainer(AdapterTrainer):
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
         temperature = 0.0 if greedy else player.temperature
         ends, pad_id = self.eos_token_ids, self.processing_class.pad_token_id
+        if self.asked_in_evaluation is not None:
+            # draws that depend neither on the step nor on what others have written before
+            key = zlib.crc32(f"{self.args.seed} {name} {prompt_ids}".encode())
+            self.asked_in_evaluation[key] += 1
+            torch.manual_seed(key + self.asked_in_evaluation[key])
         # autocast, as in scoring: else LoRA would compute in float32 here, and only here
         with self.playing(name), self.accelerator.autocast():
             for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):

@@ -32,6 +32,7 @@ import sys
 import time
 import traceback
 import zlib
+from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -418,8 +419,8 @@ class Run(TrainerCallback):
 
     def _evaluate(self, ignore_keys=None):
         """With random numbers of its own, so that more evaluations do not change the training, and
-        the same ones each time: a player who has not changed, and is asked first, writes the same.
-        Trap: one who is asked after a trained player draws others, and its figures vary.
+        the same ones each time: a player who has not changed writes the same when asked the same,
+        whatever others have written before.
 
         ignore_keys: Trainer's, for predictions, which there are none of.
         """
@@ -427,8 +428,10 @@ class Run(TrainerCallback):
         trainer.control.should_evaluate = False  # or Trainer does it again where its data end
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(1_000_003 * (self.args.seed + 1) + PartialState().process_index)
+            torch.manual_seed(self.args.seed)  # for what the script draws itself
+            trainer.asked_in_evaluation = Counter()  # for what `sample` draws
             found = self.evaluate(trainer, trainer.held_out)
+            trainer.asked_in_evaluation = None
         check_evaluation(found)
         result = {f"eval/{key}": value for key, value in found.items()}
         self.evaluations.append({"step": step, **result})

@@ -206,20 +206,17 @@ def test_a_judge_is_measured_by_hand():
 
 
 def test_the_two_sets_are_made_once():
-    """Of the second question all answers are wrong, so it gives no true pair. The judgements draw
-    the same random numbers, whether the sets are made before them or not.
-    """
+    """Of the second question all answers are wrong, so it gives no true pair."""
     questions = {"1+1 mod 61": "2", "2+2 mod 61": "4"}
     held_out = [{"question": q, "answer": gold} for q, gold in questions.items()]
 
-    drawn = []
+    judged = []
 
     def judge(comparisons):
-        drawn.append((len(comparisons), torch.rand(1).item()))
+        judged.append(len(comparisons))
         return [c | {"choice": 1} for c in comparisons]
 
     def say(player, user, greedy, before):
-        torch.rand(1)
         if user not in questions:
             return "<answer>\\boxed{77}</answer>"  # to a changed question
         right = user == "1+1 mod 61" and before != 1
@@ -229,7 +226,6 @@ def test_the_two_sets_are_made_once():
     trainer.answers = lambda asked: st.SelfTaught.answers(trainer, asked)
     trainer.make_pairs = lambda rows, rng: st.SelfTaught.make_pairs(trainer, rows, rng)
     trainer.judge = judge
-    torch.manual_seed(0)
     result = st.evaluate(trainer, held_out)
     wanted = {"co/true_pairs": 1, "judge/made_pairs": 1 / 2, "judge/accuracy": 1 / 2}
     wanted |= {"judge/vote": 1 / 2, "judge/both_orders": 0.0, "judge/unreadable": 0.0}
@@ -239,7 +235,5 @@ def test_the_two_sets_are_made_once():
     made = [(q, st.boxed(worse)) for q, _, worse in trainer.saved["made"]]
     assert made == [(q, "77") for q in questions]
     asked = len(trainer.calls)
-    torch.manual_seed(0)
     assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked
-    assert drawn[:2] == drawn[2:]
-    assert [count for count, _ in drawn[:2]] == [6, 4]  # in both orders
+    assert judged == [6, 4] * 2  # in both orders

@@ -15,7 +15,7 @@ from tango import Args, Judgement, Tango, parse_judgement, tango_advantages
 
 import pytest
 import torch
-from conftest import small, steps_of, trained_adapters
+from conftest import metrics_of, run_here, small, steps_of, trained_adapters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainers import answering, close, whitened, without_model
@@ -366,6 +366,16 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
 
 
 # ------------------------------------------------------------------ runs
+def test_a_frozen_verifiers_figures_stay_whatever_the_generator_learns(tmp_path, no_report):
+    arguments = small("tango.py", tmp_path / "run", "--verifier", "frozen", "--lr", 0.01)
+    run_here("tango.py", *arguments)
+    rows = [row for row in metrics_of(tmp_path / "run") if "eval/generator/accuracy" in row]
+    first, last = ({k: x for k, x in row.items() if "eval/verifier" in k} for row in rows)
+    assert first == last != {}
+    first, last = ({k: x for k, x in row.items() if "eval/generator" in k} for row in rows)
+    assert first != last
+
+
 def test_without_a_verifier_nothing_is_judged(tmp_path, brief):
     arguments = small("tango.py", tmp_path / "run", "--steps", 2, "--verifier", "none")
     brief("tango.py", *arguments)
