@@ -216,7 +216,7 @@ def main():
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
     names = EXPERIMENTS if "all" in args.names else args.names
-    known = [variant for name in names for variant in EXPERIMENTS[name].variants]
+    known = sorted({variant for name in names for variant in EXPERIMENTS[name].variants})
     if unknown := [variant for variant in args.variants or () if variant not in known]:
         parser.error(f"--variants {unknown[0]!r}: there are {', '.join(map(repr, known))}")
     for name in names:
