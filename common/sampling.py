@@ -135,11 +135,14 @@ def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch
     """(b, V) -> a token of each row and its log-prob, (b,) each; temperature 0 = the likeliest."""
     logp = torch.log_softmax(logits / (temperature or 1.0), dim=-1)  # (b, V)
     if temperature > 0:
-        # exponential race: argmax_v p_v / E_v with E_v ~ Exp(1) is a draw from p
-        token = (logp - torch.empty_like(logp).exponential_().log()).argmax(-1)
+        # the first token at which the sum of probabilities reaches u in (0, all of it]: one random
+        # number a row, where `multinomial` draws one for each token of the vocabulary
+        cdf = logp.exp().cumsum(-1, dtype=torch.float64)  # (b, V)
+        u = (1 - torch.rand(len(cdf), 1, device=cdf.device, dtype=cdf.dtype)) * cdf[:, -1:]
+        token = torch.searchsorted(cdf, u)  # (b, 1)
     else:
-        token = logits.argmax(-1)
-    return token, logp.gather(1, token[:, None]).squeeze(1)
+        token = logits.argmax(-1, keepdim=True)
+    return token.squeeze(1), logp.gather(1, token).squeeze(1)
 
 
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):

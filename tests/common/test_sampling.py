@@ -1,9 +1,11 @@
 """common/sampling.py against `generate` and against the distribution it claims to draw from."""
 
 import contextlib
+import math
 
 from common.model import load_model, load_tokenizer
 from common.sampling import (
+    _draw,
     _merged,
     common_beginning,
     complete,
@@ -61,6 +63,30 @@ def test_log_probs_are_those_of_the_sampled_tokens(player):
         expected = log_p.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
         torch.testing.assert_close(torch.tensor(logp), expected, rtol=0, atol=1e-4)
         assert tokenizer.eos_token_id not in completion[:-1]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_draws_follow_the_distribution(temperature):
+    """100,000 draws, within five standard deviations; what has no probability is never drawn."""
+    torch.manual_seed(0)
+    never = -math.inf
+    logits = torch.tensor([never, 1.0, never, never, 0.0, 2.0, -1.0, never])
+    tokens, logp = _draw(logits.expand(100_000, -1), temperature)
+    p = (logits.double() / temperature).softmax(-1)
+    for token, expected in enumerate(p.tolist()):
+        share = (tokens == token).double().mean().item()
+        assert abs(share - expected) <= 5 * (expected * (1 - expected) / 100_000) ** 0.5
+    torch.testing.assert_close(logp.double(), p.log()[tokens])
+
+
+@pytest.mark.parametrize("random, token", [(0.0, 5), (1 - 2**-53, 1), (0.3, 5), (0.7, 4)])
+def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
+    monkeypatch, random, token
+):
+    drawn = lambda *shape, dtype, **_: torch.full(shape, random, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(torch, "rand", drawn)
+    p = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.3, 0.5, 0.0]])
+    assert _draw(p.log(), 1.0)[0].item() == token
 
 
 def test_first_tokens_follow_the_distribution(player):
