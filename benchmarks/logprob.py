@@ -1,15 +1,17 @@
-"""linear_logprob against its peers: python benchmarks/logprob.py
+"""linear_logprob, and a layer of the base, against their peers: python benchmarks/logprob.py
 
 Forward and backward pass with a gradient for the hidden states, a frozen head, and a random
 gradient per token. Errors are the largest distance from float64. Of a GPU's peers one more runs
 there: cut-cross-entropy, exact. See side_by_side.py for what is written.
 """
 
+import copy
 import sys
 from functools import partial
 
 from side_by_side import GPU, arguments, keep, with_memory  # isort: skip
 from common.logprob import linear_logprob
+from common.model import FrozenLinear
 
 import torch
 
@@ -98,10 +100,32 @@ def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]
     return rows
 
 
+def layer(repeats: int) -> list[dict]:
+    """20 times the output, and the gradient of the input."""
+    theirs = torch.nn.Linear(576, 1536, bias=False).requires_grad_(False)
+    ours = copy.deepcopy(theirs)
+    ours.__class__ = FrozenLinear
+    x, upstream = torch.randn(768, 576, requires_grad=True), torch.randn(768, 1536)
+
+    def run(layer):
+        for _ in range(20):
+            (grad,) = torch.autograd.grad(layer(x), x, upstream)
+        return grad
+
+    methods = {"ours": partial(run, ours), "torch's Linear": partial(run, theirs)}
+    rows, last = with_memory(methods, repeats)
+    torch.testing.assert_close(*last.values())
+    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    what = f"a frozen layer, forward+backward, 768 rows, 576 x 1,536, {threads}"
+    return [row | {"what": what} for row in rows]
+
+
 def main():
     parser = arguments(__doc__, repeats=7)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if not GPU:
+        keep(layer(args.repeats), args.out)
     for size in SIZES:
         for train in (True, False):
             keep(measure(size, train, args.repeats), args.out)

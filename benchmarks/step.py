@@ -23,7 +23,7 @@ from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.adapters import with_adapters
 from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.model import TINY, load_model
+from common.model import TINY, FrozenLinear, load_model
 from common.sampling import sample
 from common.scoring import in_parts
 from common.tasks.math import load_questions
@@ -64,6 +64,9 @@ def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer,
     data = Dataset.from_list(rows)
     config = their_config(run, len(rows), args.group, max_completion_length=args.tokens)
     other = copy.deepcopy(model)
+    for module in other.modules():
+        if isinstance(module, FrozenLinear):
+            module.__class__ = torch.nn.Linear  # as it is without us
     theirs = GRPOTrainer(other, alternate, config, data, processing_class=tokenizer)
     theirs.beta = args.kl  # set now, because TRL would make a reference model of its own
     theirs.model.train()
@@ -131,17 +134,21 @@ def by_sample(model, tokenizer, prompts, tokens: int, ends=(), temperature=1.0) 
     return sample(model, ids, tokens, temperature, list(ends), tokenizer.pad_token_id)[0]
 
 
-def sampling(_, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:
+def sampling(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:
     tokenizer, prompts = ours.processing_class, [row["prompt"] for row in rows]
     limit = ours.players["player"].max_tokens
-    asked = ours.model.eval(), tokenizer, prompts, limit, ours.eos_token_ids
-    greedy = by_sample(*asked, temperature=0.0)
+    asked = tokenizer, prompts, limit, ours.eos_token_ids
+    its_model, our_model = theirs.model.eval(), ours.model.eval()
+    greedy = by_sample(our_model, *asked, temperature=0.0)
     greedy = tokenizer.pad({"input_ids": greedy}, padding_side="right", return_tensors="pt")
-    its = by_generate(*asked, do_sample=False).sequences[:, -greedy["input_ids"].shape[1] :]
-    assert torch.equal(greedy["input_ids"], its.cpu())
-    methods = {"`generate`": lambda: by_generate(*asked), "ours": lambda: by_sample(*asked)}
+    its = by_generate(its_model, *asked, do_sample=False)
+    assert torch.equal(greedy["input_ids"], its.sequences[:, -greedy["input_ids"].shape[1] :].cpu())
+    methods = {
+        "`generate`": lambda: by_generate(its_model, *asked),
+        "ours": lambda: by_sample(our_model, *asked),
+    }
     found = with_memory(methods, repeats)[0]
-    ours.model.train()
+    its_model.train(), our_model.train()
     return found
 
 

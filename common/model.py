@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 from common.errors import ScriptError, UserError
+from common.logprob import float32_product
 from common.machine import on_gpu
 from common.tasks.answers import prompt
 from common.tiny import MODELS
@@ -88,6 +89,8 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
             # first forward pass in eval mode, and the packed layer has no backward pass.
             module.support_avx512bf16_for_cpu = False
+        elif type(module) is torch.nn.Linear and not gpu:
+            module.__class__ = FrozenLinear
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
     # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
@@ -95,6 +98,27 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     ends = {name: getattr(model.generation_config, name) for name in ENDS}
     model.generation_config = GenerationConfig(**ends)
     return add_players(model, adapters, lora_rank, seed), tokenizer
+
+
+class FrozenLinear(torch.nn.Linear):
+    """A layer of the base on a CPU, by `float32_product`, which says why."""
+
+    def forward(self, x):
+        if self.weight.requires_grad or not x.dtype == self.weight.dtype == torch.float32:
+            return super().forward(x)
+        y = _FrozenProduct.apply(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class _FrozenProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(weight)
+        return float32_product(x, weight.T)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return float32_product(grad, *ctx.saved_tensors), None
 
 
 def load_tokenizer(name: str):

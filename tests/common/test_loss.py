@@ -68,7 +68,7 @@ def test_loss_and_gradient_are_trls_without_its_bias_correction(played, per_toke
     for size in (1, 3, 5, 8, 100):
         loss, found, metrics = ours(trainer, batch, kl, size)
         assert loss == pytest.approx(expected, abs=1e-6) and abs(loss) > 1e-3
-        assert relative(found, expected_gradient) <= 1e-5
+        assert relative(found, expected_gradient) <= 3e-5
         norm = sum(g.square().sum() for g in found.values()).sqrt().item()
         assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
         assert ("kl" in metrics) == (kl > 0)
