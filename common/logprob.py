@@ -20,8 +20,6 @@ A head that is trained falls back to plain autograd; one that is split over GPUs
 Measured in docs/evidence/speed_cpu.json, by benchmarks/logprob.py.
 """
 
-import math
-
 import torch
 
 try:
@@ -125,11 +123,9 @@ def _score_and_u(h, w, targets):
     # what BLOCK_BYTES hold, but at most 256, because a block should stay near the cache, and at
     # least 16, because fewer would read all of W for too little work
     rows = max(16, min(256, BLOCK_BYTES // (4 * vocab)))
-    # equal blocks: BLAS is less exact on a last one of few rows
-    rows = max(1, math.ceil(n / max(1, math.ceil(n / rows))))
     logp, u = h.new_empty(n), torch.empty_like(h)
     for start in range(0, n, rows):
-        i = slice(start, min(start + rows, n))
+        i = slice(start, start + rows)
         y = targets[i, None]  # (r, 1)
         z = float32_product(h[i], w.T)  # (r, V)
         top, z_y = z.amax(1, keepdim=True), z.gather(1, y)
