@@ -93,8 +93,8 @@ def read(file: str, timed: bool = False) -> dict:
         return json.loads(path.read_text())
     found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     cpu = found[1] if found else f"{platform.machine()} CPU"
-    threads = f"{os.cpu_count()} cores" if timed else "1 thread a run"
-    return {"machine": f"{cpu}, {threads}", "runs": []}
+    threads = os.environ.get("OMP_NUM_THREADS", os.cpu_count()) if timed else 1  # see `run`
+    return {"machine": f"{cpu}, {threads} thread{'s' * (int(threads) > 1)}", "runs": []}
 
 
 def runs_of(name: str, variant: str) -> dict[int, dict]:

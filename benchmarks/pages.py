@@ -185,7 +185,7 @@ def block(name: str) -> str:
     experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
     if not ran:
         return f"Not measured yet: `python benchmarks/evidence.py {name}`.\n"
-    text = f"{read(name)['machine']}; `python benchmarks/evidence.py {name}` runs "
+    text = f"`python benchmarks/evidence.py {name}` runs "
     command = f"{experiment.script} {experiment.arguments}".strip()
     text += f"`{command}` with\n"  # mkdocs: a list has room above
     for variant in ran:
@@ -245,7 +245,8 @@ def speed() -> str:
             continue
         times = "{:.2f}x [{:.2f}, {:.2f}]".format(r["ratio"], *r["range"])
         extra = "{:.0f} / {:.0f} MiB".format(*r["extra_mib"]) if r.get("extra_mib") else ""
-        rows.append([r["what"], r["against"], times, extra])
+        what = "" if r["what"] in [row[0] for row in rows] else r["what"]  # named once
+        rows.append([what, r["against"], times, extra])
     header = ["what, on a 2-core CPU", "against", "our time over its time [range]"]
     return markdown([*header, "extra memory, ours / its"], rows)
 
