@@ -15,7 +15,7 @@ from common.model import FrozenLinear
 
 import torch
 
-SIZES = [(2048, 256, 4096), (512, 1024, 32768), (512, 256, 32768), (512, 256, 151936)]
+SIZES = [(2048, 256, 4096), (512, 1024, 32768)]
 SIZES = [(16384, 2048, 151936), (16384, 4096, 151936)] if GPU else SIZES
 TEMPERATURE = 0.9
 
