@@ -1,7 +1,7 @@
 r"""APRM (Juneja, Nathani and Wang 2025, arXiv:2511.22888): a verifier of steps that learns from
 errors which an adversary puts into right solutions, harder ones as it gets better.
 
-    python aprm.py                                        the embedded model on a CPU, 2 minutes
+    python aprm.py                                        the embedded model on a CPU, 1 minute
     python aprm.py --corruptor random                     a control: steps are made wrong by chance
     python aprm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU, 4-bit
 

@@ -1,7 +1,7 @@
 r"""CURE: one policy writes programs and tests for them; each role is rewarded through the other's
 output (Wang et al. 2025, arXiv:2506.03136).
 
-    python cure.py                                        the embedded model on a CPU, 4 minutes
+    python cure.py                                        the embedded model on a CPU, 3 minutes
     python cure.py --tester-reward simple                 the paper's ablation
     python cure.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset mbpp.jsonl         one GPU, 4-bit
 

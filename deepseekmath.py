@@ -1,7 +1,7 @@
 r"""DeepSeekMath-V2: a verifier that is itself verified, and a generator that grades itself (Shao et
 al. 2025, arXiv:2511.22570).
 
-    python deepseekmath.py                                the embedded model on a CPU, 4 minutes
+    python deepseekmath.py                                the embedded model on a CPU, 3 minutes
     python deepseekmath.py --no-meta-reward               a verifier that may invent defects
     python deepseekmath.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k   one GPU
 

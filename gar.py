@@ -1,7 +1,7 @@
 r"""GAR: train a reasoner against a discriminator of slices of its reasoning (Liu et al. 2025,
 Generative Adversarial Reasoner, arXiv:2512.16917v2; we found no released code).
 
-    python gar.py                                         the embedded model on a CPU, 2 minutes
+    python gar.py                                         the embedded model on a CPU, 1 minute
     python gar.py --discriminator none                    baseline: plain GRPO
     python gar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
 

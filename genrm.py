@@ -1,7 +1,7 @@
 r"""GenRM, a generative verifier: a language model says whether a solution is right, and learns to
 say so by predicting the next token, as all else it learns (Zhang et al. 2024, arXiv:2408.15240).
 
-    python genrm.py                                       the embedded model on a CPU, 4 minutes
+    python genrm.py                                       the embedded model on a CPU, 2 minutes
     python genrm.py --verifier direct                     Yes or No at once, without a rationale
     python genrm.py --solve-weight 0                      ablation: without the solving loss
     python genrm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit

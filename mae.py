@@ -1,7 +1,7 @@
 r"""MAE, Multi-Agent Evolve: one model proposes questions, answers them and judges both (Chen et al.
 2025, arXiv:2510.23595).
 
-    python mae.py                                         the embedded model on a CPU, 3 minutes
+    python mae.py                                         the embedded model on a CPU, 2 minutes
     python mae.py --no-train-judge                        one of table 6's ablations
     python mae.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
 

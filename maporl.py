@@ -1,7 +1,7 @@
 r"""MAPoRL (Park et al. 2025, arXiv:2502.18439): two solvers learn to debate, each from what the
 debate comes to.
 
-    python maporl.py                                      the embedded model on a CPU, 3 minutes
+    python maporl.py                                      the embedded model on a CPU, 2 minutes
     python maporl.py --placebo                            control: another question's text is seen
     python maporl.py --turns 1                            control: no debate, plain RL of both
     python maporl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit

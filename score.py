@@ -1,7 +1,7 @@
 r"""SCoRe (Kumar et al. 2024, arXiv:2409.12917): a model learns to correct itself, by RL in two
 turns.
 
-    python score.py                                       the embedded model on a CPU, 4 minutes
+    python score.py                                       the embedded model on a CPU, 3 minutes
     python score.py --stage1-steps 0 --alpha 0            ablation: plain RL in two turns
     python score.py --turns 1                             control: RL in one turn, no second try
     python score.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit

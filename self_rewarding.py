@@ -1,7 +1,7 @@
 r"""Self-Rewarding Language Models: one model answers, scores its own answers, and is trained to
 prefer the better ones (Yuan et al. 2024, arXiv:2401.10020).
 
-    python self_rewarding.py                              the embedded model on a CPU, 4 minutes
+    python self_rewarding.py                              the embedded model on a CPU, 2 minutes
     python self_rewarding.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
                                                           one GPU, 4-bit
 

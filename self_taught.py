@@ -1,7 +1,7 @@
 r"""Self-Taught Evaluators: a judge that learns from its own judgements, where it is known which of
 two answers is better (Wang et al. 2024, arXiv:2408.02666).
 
-    python self_taught.py                                 the embedded model on a CPU, 4 minutes
+    python self_taught.py                                 the embedded model on a CPU, 2 minutes
     python self_taught.py --samples 1                     one try at each comparison
     python self_taught.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
                                                           one GPU, 4-bit

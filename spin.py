@@ -1,7 +1,7 @@
 r"""SPIN, Self-Play Fine-Tuning: a model learns to prefer human answers to those of its own previous
 iterate (Chen et al. 2024, arXiv:2401.01335).
 
-    python spin.py                                        the embedded model on a CPU, 2 minutes
+    python spin.py                                        the embedded model on a CPU, 1 minute
     python spin.py --opponent none                        control: continued SFT on the same answers
     python spin.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 

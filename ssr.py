@@ -1,7 +1,7 @@
 r"""SSR, Self-play SWE-RL (Wei et al. 2025, arXiv:2512.18552): one model puts bugs into programs,
 hides tests that would show them, and repairs them; the tests are the only ground truth.
 
-    python ssr.py                                         the embedded model on a CPU, 4 minutes
+    python ssr.py                                         the embedded model on a CPU, 3 minutes
     python ssr.py --train solver                          nobody teaches the injector
     python ssr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU, 4-bit
 

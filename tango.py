@@ -1,6 +1,6 @@
 r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its verifier in turns.
 
-    python tango.py                                       the embedded model on a CPU, 4 minutes
+    python tango.py                                       the embedded model on a CPU, 2 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
