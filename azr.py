@@ -1,7 +1,7 @@
 r"""AZR, Absolute Zero: one model writes programming tasks for itself and solves them (Zhao et al.
 2025, arXiv:2505.03335).
 
-    python azr.py                                         the embedded model on a CPU, 3 minutes
+    python azr.py                                         the embedded model on a CPU, 2 minutes
     python azr.py --gate off --solver-reward vote         what execution is worth
     python azr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU, 4-bit
 
