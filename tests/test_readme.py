@@ -52,7 +52,7 @@ def test_every_default_keeps_its_five_minutes():
 
 
 def test_the_measured_runs_keep_the_promise():
-    """Five minutes or less; the generator up by at least 10 points, greedy by 30; the solution that
+    """Five minutes or less; the generator up by at least 10 points, greedy by 25; the solution that
     the verifier picks better than the mean of those it picks from; on four samples of at least 250
     held-out questions, for each of three random seeds.
     """
@@ -61,6 +61,6 @@ def test_the_measured_runs_keep_the_promise():
     for run in runs:
         first, last = run["evaluations"][0], run["evaluations"][-1]
         assert run["wall_seconds"] <= 300 and run["questions"] >= 250
-        for key, least in (("eval/generator/accuracy", 0.1), ("eval/generator/greedy", 0.3)):
+        for key, least in (("eval/generator/accuracy", 0.1), ("eval/generator/greedy", 0.25)):
             assert last[key] - first[key] >= least
         assert last["eval/co/best_of_4"] > last["eval/co/mean_of_same"]
