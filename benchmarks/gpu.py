@@ -6,10 +6,14 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
 
     logprob/H            forward and backward pass of common/logprob.py and its peers, see there
     rollouts/SIZE/RxT    R rows of T tokens, by transformers' generate and by common/sampling.py
-    update/SIZE/M        an update on 8 rows of 1,536 + 1,024 tokens, M at a time, ours and TRL's;
-                         update/SIZE/M/on and /off: ours, with --checkpointing on and off
-    step/SCRIPT/SIZE     two steps of a script in a process of its own (of tango.py four), rows get
-                         random signs
+    update/SIZE/M        an update on 8 rows of 1,536 + 1,024 tokens, M at a time, ours and TRL's,
+                         both with checkpointing; all prompts differ
+    group/SIZE/M         the same, but the rows share a prompt, as those of a group do, and ours has
+                         no checkpointing, which a script sets where that fits; TRL's with and
+                         without it
+    peak/SIZE/RxM        memory of two players: updates, M rows at a time, and sampling of R rows to
+                         their full length
+    step/SCRIPT/SIZE     two steps of a script (of tango.py four), rows get random signs
     two/SIZE             step/tango/SIZE; and two such steps by two GRPOTrainers on two bases
     gap/SIZE             nats between the sampler's and the trainer's log-probs of the same tokens
     resume/SIZE          tango.py in four steps, in two and two, and in four again: differences
@@ -28,7 +32,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +39,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from side_by_side import GPU, ROOT, machine, now  # isort: skip
 from common.adapters import copy_adapter, with_adapters
@@ -44,7 +48,7 @@ from common.cotrainer import CoTrainer, Player
 from common.memory import GIB, estimate, halves
 from common.model import load_model
 from common.pairs import completion_batch
-from common.sampling import float32_logits
+from common.sampling import complete, float32_logits
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt
 
@@ -213,7 +217,7 @@ class Bench:
         self.data, self.models, self.tiny = data, models, tiny
         # of an update; of a whole step
         self.prompt, self.completion, self.rows = (24, 8, 4) if self.tiny else (1536, 1024, 8)
-        self.asked, self.micro, self.tokens = (2, 2, 8) if self.tiny else (8, 4, 128)
+        self.asked, self.micro, self.tokens = (2, 2, 8) if self.tiny else (8, 16, 64)
         folder = data / "qwen2.5-tokenizer"
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 
@@ -342,14 +346,14 @@ def random_signs(rows: int, device) -> torch.Tensor:
     return (torch.randint(2, (rows,), generator=draw) * 2.0 - 1).to(device)  # (B,)
 
 
-def full_batch(bench: Bench, device) -> dict:
-    """Rows without padding, all prompts different: the most work that there can be."""
+def full_batch(bench: Bench, device, alike=False) -> dict:
+    """Rows without padding; all prompts different, the most work that there can be, or `alike`."""
     draw = torch.Generator().manual_seed(0)
     B, P, T = bench.rows, bench.prompt, bench.completion
     ids = torch.randint(5, 151_000, (B, P + T), generator=draw).to(device)
     ones = torch.ones_like(ids)
     return {
-        "prompt_ids": ids[:, :P],
+        "prompt_ids": ids[:1, :P].repeat(B, 1) if alike else ids[:, :P],
         "prompt_mask": ones[:, :P],
         "completion_ids": ids[:, P:],
         "completion_mask": ones[:, P:],
@@ -358,23 +362,58 @@ def full_batch(bench: Bench, device) -> dict:
     }
 
 
-def update(bench: Bench, size: str, micro: str, checkpointing: str = "") -> dict:
-    names, args = ["player", "other"], arguments(int(micro), checkpointing or "on")
+def our_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
+    names, args = ["player", "other"], arguments(micro, checkpointing)
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
     trainer = our_trainer(model, tokenizer, names, args, bench.rows)
-    ready = full_batch(bench, model.device) | {"player": "player"}
+    ready = full_batch(bench, model.device, alike) | {"player": "player"}
     trainer.step = lambda _: [dict(ready)]
-    ours = timed(trainer, warm=2)
-    if checkpointing:
-        return {"ours": ours}
-    del model, trainer  # their memory
-    tidy()
+    return timed(trainer, warm=2)
+
+
+def their_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
     rows = [{"prompt": "What is 2+2?"}] * bench.rows
-    trainer = their_trainer(bench, size, rows, alternate, int(micro), bench.rows)
-    batch = full_batch(bench, trainer.accelerator.device)
+    more = {"gradient_checkpointing": checkpointing == "on"}
+    trainer = their_trainer(bench, size, rows, alternate, micro, bench.rows, **more)
+    batch = full_batch(bench, trainer.accelerator.device, alike)
     trainer._generate_and_score_completions = lambda _: dict(batch)
-    theirs = timed(trainer, warm=2)
+    return timed(trainer, warm=2)
+
+
+def update(bench: Bench, size: str, micro: str) -> dict:
+    ours = our_updates(bench, size, int(micro), "on")
+    tidy()
+    theirs = their_updates(bench, size, int(micro), "on")
     return {"ours": ours, "TRL": theirs, "ratio": ours["seconds"] / theirs["seconds"]}
+
+
+def group(bench: Bench, size: str, micro: str) -> dict:
+    found = {"ours": our_updates(bench, size, int(micro), "off", alike=True)}
+    for checkpointing in ("on", "off"):
+        tidy()
+        theirs = their_updates(bench, size, int(micro), checkpointing, alike=True)
+        found[f"TRL, {checkpointing}"] = theirs
+        found[f"ratio, {checkpointing}"] = found["ours"]["seconds"] / theirs["seconds"]
+    return found
+
+
+def peak(bench: Bench, size: str, what: str) -> dict:
+    """Sampling begins just below the full length, where the cache is as large as it gets."""
+    rows, micro = map(int, what.split("x"))
+    names = ["player", "other"]
+    model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
+    trainer = our_trainer(model, tokenizer, names, arguments(micro), bench.rows)
+    batch = full_batch(bench, model.device)
+    trainer.step = lambda _: [batch | {"player": name, "trained": [[False]]} for name in names]
+    found = {"training": timed(trainer, warm=2)}
+    tidy()
+    length = bench.prompt + bench.completion
+    prompts = torch.randint(5, 16_000, (rows, length - 8)).tolist()
+    with trainer.playing("player"), trainer.accelerator.autocast():
+        start = now()
+        complete(model, prompts, 8, 1.0, [], tokenizer.pad_token_id)
+        found["sampling"] = {"seconds": now() - start, **memory()}
+    return found
 
 
 # ------------------------------------------------------------------ whole steps
@@ -392,16 +431,20 @@ STEPS = {  # everybody plays within two steps, and nothing is filtered away
 """The other scripts learn from texts that can be read, which noise is not."""
 
 
-def child(script: str, options: list[str]):
-    """A script's own main(), with a random sign in every row's advantage, so that all rows count.
-    Seconds of sampling in every step, and the peak, go to measured.json in its folder.
+def run_script(bench: Bench, script: str, size: str, out: Path, steps: int, more="") -> dict:
+    """A script's own main(), with a random sign in every row's advantage, so that all rows count ->
+    seconds of sampling in every step, and the peak.
     """
+    data = bench.data / ("mbpp.jsonl" if script == "cure" else "gsm8k_train.jsonl")
+    options = f"--model {bench.model(size)} --dataset {data} --four-bit --eval-questions 2 "
+    options += f"--questions {bench.asked} --micro-batch {bench.micro} --steps {steps} --out {out} "
+    options += STEPS[script].format(T=bench.tokens) + more
     module, sampling = importlib.import_module(script), Counter()
     sample, update = CoTrainer.sample, CoTrainer.update
 
-    def measured(self, *args):
+    def measured(self, *args, **more):
         start = now()
-        found = sample(self, *args)
+        found = sample(self, *args, **more)
         sampling[self.state.global_step] += now() - start
         return found
 
@@ -411,32 +454,26 @@ def child(script: str, options: list[str]):
             batch["advantages"] = random_signs(len(mask), mask.device)
         update(self, batch)
 
-    CoTrainer.sample, CoTrainer.update = measured, with_signs
-    module.evaluate = lambda *_: {}  # not what this is about
-    args = tyro.cli(module.Args, args=options)
-    module.main(args)
-    found = {"sampling": [sampling[step] for step in range(args.steps)], **memory()}
-    (Path(args.out) / "measured.json").write_text(json.dumps(found))
-
-
-def run_child(bench: Bench, script: str, size: str, out: Path, steps: int, more: str = ""):
-    data = bench.data / ("mbpp.jsonl" if script == "cure" else "gsm8k_train.jsonl")
-    options = f"--model {bench.model(size)} --dataset {data} --four-bit --eval-questions 2 "
-    options += f"--questions {bench.asked} --micro-batch {bench.micro} --steps {steps} --out {out} "
-    options += STEPS[script].format(T=bench.tokens) + more
-    command = [sys.executable, __file__, "--child", script, *options.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{script}.py: {(done.stderr or done.stdout).strip()[-300:]}")
+    args = tyro.cli(module.Args, args=options.split())
+    tidy()
+    with (
+        patch.object(CoTrainer, "sample", measured),
+        patch.object(CoTrainer, "update", with_signs),
+        patch.object(module, "evaluate", lambda *_: {}),  # not what this is about
+        contextlib.redirect_stdout(sys.stderr),
+    ):
+        module.main(args)
+    found = {"micro_batch": bench.micro, "new_tokens": bench.tokens}
+    return found | {"sampling": [sampling[step] for step in range(steps)], **memory()}
 
 
 def step(bench: Bench, script: str, size: str) -> dict:
     """Seconds of the steps, of the sampling in them, tokens."""
     out = Path(tempfile.mkdtemp()) / "run"
-    run_child(bench, script, size, out, 4 if script == "tango" else 2)
+    found = run_script(bench, script, size, out, 4 if script == "tango" else 2)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "step_time" in row]
-    return json.loads((out / "measured.json").read_text()) | {
+    return found | {
         "seconds": [row["step_time"] for row in rows],
         "tokens": [row["co/sampled_tokens"] for row in rows],
     }
@@ -447,11 +484,11 @@ def resume(bench: Bench, size: str) -> dict:
     weight from the first. On a GPU not even the whole run again need be the same.
     """
     folder, files = Path(tempfile.mkdtemp()), "checkpoint-4/{}/adapter_model.safetensors"
-    run_child(bench, "tango", size, folder / "whole", 4, " --save-every 2")
+    run_script(bench, "tango", size, folder / "whole", 4, " --save-every 2")
     shutil.copytree(folder / "whole", folder / "parts", ignore=lambda *_: ["checkpoint-4"])
     found = {}
     for who in ("parts", "again"):
-        run_child(bench, "tango", size, folder / who, 4, " --save-every 2")
+        run_script(bench, "tango", size, folder / who, 4, " --save-every 2")
         found[who] = 0.0
         for name in ("generator", "verifier"):
             a, b = (load_file(folder / run / files.format(name)) for run in ("whole", who))
@@ -499,17 +536,16 @@ def write(trainer: GRPOTrainer, prompts: list, tokens: int) -> list[str]:
 
 
 # ------------------------------------------------------------------ cells
-CELLS = {"logprob": log_prob, "rollouts": rollouts, "update": update, "step": step, "two": two}
-CELLS |= {"gap": gap, "resume": resume}
+CELLS = {"logprob": log_prob, "rollouts": rollouts, "update": update, "group": group}
+CELLS |= {"step": step, "two": two, "gap": gap, "peak": peak, "resume": resume}
 PLANS = {
-    "a": ["logprob/2048", "logprob/4096", "step/tango/1.5b", "rollouts/1.5b/64x512"]
-    + [f"step/{script}/1.5b" for script in STEPS if script != "tango"]
-    + ["rollouts/7b/64x512"],
-    "b": [f"update/{size}/{micro}" for size in ("1.5b", "7b") for micro in (1, 2, 4, 8)],
-    "c": ["two/1.5b", "gap/1.5b", "resume/1.5b", "update/1.5b/4/on", "update/1.5b/4/off"]
-    + ["rollouts/1.5b/256x512", "rollouts/7b/64x1000", "two/7b"],
-    "tiny": ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "update/tiny/2/off", "two/tiny"]
-    + ["gap/tiny", "resume/tiny", *(f"step/{script}/tiny" for script in STEPS)],
+    "a": ["logprob/2048", "logprob/4096", "rollouts/1.5b/64x256", "gap/1.5b"]
+    + [f"step/{script}/1.5b" for script in STEPS],
+    "b": ["group/1.5b/8", *(f"update/1.5b/{micro}" for micro in (1, 4, 8)), "group/7b/8"]
+    + ["rollouts/7b/64x64", "peak/7b/64x8"],
+    "c": ["two/1.5b", "resume/1.5b", "rollouts/1.5b/256x512", "two/7b"],
+    "tiny": ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "group/tiny/2", "two/tiny"]
+    + ["gap/tiny", "peak/tiny/4x2", "resume/tiny", *(f"step/{script}/tiny" for script in STEPS)],
 }
 
 
@@ -538,8 +574,6 @@ def measure(cells: list[str], bench: Bench, out: Path, minutes: float):
 
 
 def main():
-    if sys.argv[1:2] == ["--child"]:
-        return child(sys.argv[2], sys.argv[3:])
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", help="cells, by their names")
     parser.add_argument("--data", type=Path, required=True, help="the folder, see above")
@@ -557,7 +591,6 @@ def main():
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tiny = all("tiny" in cell or cell == "logprob/32" for cell in cells)
     measure(cells, Bench(args.data, args.models, tiny), args.out, args.minutes)
-    return None
 
 
 if __name__ == "__main__":

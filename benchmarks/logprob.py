@@ -68,11 +68,10 @@ def once(method, hidden, weight, targets, upstream, train: bool) -> torch.Tensor
 def make_inputs(n: int, h: int, v: int) -> tuple:
     """Hidden states (N, H), weight (V, H), targets (N,), a gradient per log-prob (N,)."""
     device, dtype = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(n, h, generator=generator).to(device, dtype)
-    weight = (torch.randn(v, h, generator=generator) / h**0.5 * 3).to(device, dtype)
-    targets = torch.randint(v, (n,), generator=generator).to(device)
-    return hidden, weight, targets, torch.randn(n, generator=generator).to(device)
+    draw = {"generator": torch.Generator(device).manual_seed(0), "device": device}
+    hidden = torch.randn(n, h, **draw).to(dtype)
+    weight = (torch.randn(v, h, **draw) / h**0.5 * 3).to(dtype)
+    return hidden, weight, torch.randint(v, (n,), **draw), torch.randn(n, **draw)
 
 
 def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]:

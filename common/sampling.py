@@ -1,13 +1,15 @@
-"""Prompts to token ids, and their completions: by transformers' `generate`, or by `sample` for
-small models on a CPU, where most of what `generate` costs is overhead.
+"""Prompts to token ids, and their completions: by `sample`, or by transformers' `generate` for a
+model with more than plain attention.
 
-What `sample` does differently, all of it exact: a prompt that several rows share (the rows of a
-group), and what unlike prompts begin with, is run once and its cache copied; rows that have ended
-are dropped; the cache is written in place instead of being concatenated anew at every token; LoRA
-weights are merged into weights in float32 while sampling, by swapping pointers, and the old weights
-are put back untouched.
+Most of what `generate` costs is overhead: a token of 1.5B is a thousand small kernels, each started
+from Python. What `sample` does differently, all of it exact: on a GPU a token's kernels are started
+together, as a CUDA graph; a prompt that several rows share (the rows of a group), and what unlike
+prompts begin with, is run once and its cache copied; rows that have ended are dropped; the cache is
+written in place instead of being concatenated anew at every token; LoRA weights are merged into
+weights in float32 while sampling, by swapping pointers, and the old weights are put back untouched.
 """
 
+import copy
 import functools
 import re
 from contextlib import contextmanager
@@ -22,10 +24,15 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 PREFILL_TOKENS = 64
-"""Tokens per row that go through the model at once when `generate` reads prompts. Read all at once,
-they would need more memory in the MLP than the KV cache takes."""
+"""Tokens per row that go through the model at once when prompts are read on a GPU. Read all at
+once, they would need more memory in the MLP than the KV cache takes."""
+READ_AT_ONCE = {"cpu": 1 << 20, "cuda": PREFILL_TOKENS}
+SEGMENT = {"cpu": 1, "cuda": 128}
+"""Tokens between two looks at which rows have ended. On a GPU a CUDA graph lasts as long; to record
+it takes the time of about two tokens without one."""
 WORTH_A_PASS = 32
-"""So many tokens, which unlike prompts begin with, get a pass through the model of their own."""
+"""So many tokens, which unlike prompts begin with, get a pass through the model of their own, on a
+CPU."""
 
 
 def has_plain_attention(model) -> bool:
@@ -44,7 +51,7 @@ def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> lis
     """
     base = model.get_base_model()
     with without_checkpointing(model):  # under checkpointing no layer fills a cache
-        if base.device.type == "cpu" and has_plain_attention(base):
+        if has_plain_attention(base):
             return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)[0]
         ids = [torch.tensor(prompt) for prompt in prompt_ids]
         mask = [torch.ones_like(prompt) for prompt in ids]
@@ -93,37 +100,56 @@ def sample(
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     backbone, head, device = base.base_model, base.get_output_embeddings(), base.device
-    eos = torch.tensor(eos_ids, device=device)
+    eos = torch.tensor(eos_ids, dtype=torch.long, device=device)
     with _merged(model):
         hidden, cache, mask, position = _prefill(backbone, prompt_ids, max_tokens, pad_id, device)
-        width = mask.shape[1] - max_tokens
-        tokens = torch.full((len(prompt_ids), max_tokens), -1, device=device)  # (B, T)
-        logps = torch.zeros(len(prompt_ids), max_tokens, device=device)  # (B, T)
-        # rows of `tokens` that the cache still holds, and which of those have ended
-        alive = torch.arange(len(prompt_ids), device=device)
-        ended = torch.zeros(len(prompt_ids), dtype=torch.bool, device=device)
-        for t in range(max_tokens):
+        width, B = mask.shape[1] - max_tokens, len(prompt_ids)
+        tokens = torch.full((B, max_tokens), -1, device=device)  # (B, T)
+        logps = torch.zeros(B, max_tokens, device=device)  # (B, T)
+        # of each row that is still written: its place in `tokens`; whether it has ended; its last
+        # token, that token's position, and what of the cache belongs to it
+        rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
+        rows |= {"ended": torch.zeros(B, dtype=torch.bool, device=device)}
+        rows |= {"token": torch.zeros_like(position)}
+        columns = torch.arange(mask.shape[1], device=device)
+        column = cache.layers[0].column  # of a row's last token, in the cache
+
+        # all in place, for a CUDA graph reads and writes the same memory every time
+        def take(hidden):
+            """A token of each row, (b,), drawn after its last state, (b, H)."""
             token, logp = _draw(_logits(head, hidden), temperature)  # (b,), (b,)
-            live = ~ended
-            tokens[alive[live], t] = token[live]
-            logps[alive[live], t] = logp[live]
-            ended |= torch.isin(token, eos)
-            count = int((~ended).sum())
-            if count == 0 or t == max_tokens - 1:
-                break
-            if count <= 0.75 * len(ended):  # dropping copies the cache: not for every single row
-                keep = (~ended).nonzero().squeeze(1)
-                rows = (alive, token, mask, position, ended)
-                alive, token, mask, position, ended = (row[keep] for row in rows)
-                for layer in cache.layers:
-                    layer.keys, layer.values = layer.keys[keep], layer.values[keep]
-            position = position + 1
-            hidden = backbone(
-                input_ids=token[:, None],
-                attention_mask=mask[:, None, None, : width + t + 1],  # 4D: taken as it is
-                position_ids=position[:, None],
+            column.add_(1)
+            at = rows["place"], column - width
+            tokens[at] = torch.where(rows["ended"], -1, token)
+            logps[at] = torch.where(rows["ended"], 0.0, logp)
+            rows["ended"] |= (token[:, None] == eos).any(1)
+            rows["token"].copy_(token)
+            rows["position"] += 1
+
+        def step():
+            seen = (rows["mask"] & (columns <= column))[:, : cache.layers[0].end]
+            states = backbone(
+                input_ids=rows["token"][:, None],
+                attention_mask=seen[:, None, None],  # 4D: taken as it is
+                position_ids=rows["position"][:, None],
                 past_key_values=cache,
-            ).last_hidden_state[:, -1]
+            ).last_hidden_state
+            take(states[:, -1])
+
+        take(hidden)
+        segment = SEGMENT[device.type]
+        for start in range(1, max_tokens, segment):
+            alive = (~rows["ended"]).nonzero().squeeze(1)
+            if not len(alive):
+                break
+            if len(alive) <= 0.75 * len(rows["ended"]):  # it copies the cache: not for single rows
+                rows |= {name: values[alive] for name, values in rows.items()}
+                for layer in cache.layers:
+                    layer.keys, layer.values = layer.keys[alive], layer.values[alive]
+            count = min(segment, max_tokens - start)
+            for layer in cache.layers:
+                layer.end = width + start + count - 1
+            _repeat(step, count, rows["ended"])
     lengths = (tokens >= 0).sum(1).tolist()
     return (
         [row[:n] for row, n in zip(tokens.tolist(), lengths)],
@@ -145,6 +171,23 @@ def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch
     return token.squeeze(1), logp.gather(1, token).squeeze(1)
 
 
+def _repeat(step, count: int, ended: torch.Tensor):
+    """step(), `count` times, or until all have ended. On a GPU the second time is recorded instead
+    of run, and then played. The first makes what a recording must find: kernels, workspaces, and
+    what autocast has cast.
+    """
+    step()
+    if count == 1:
+        return
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for i in range(1, count):
+        if i % 16 == 0 and ended.all():  # a look waits for the GPU
+            break
+        graph.replay()
+
+
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
     """Run what all prompts begin with once, the rest of each different prompt once, left-padded,
     and copy its cache to the rows that share it.
@@ -164,50 +207,63 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
         mask[i, L : L + width - len(prompt)] = False
     ids, mask = ids.to(device), mask.to(device)
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-    shared = DynamicCache()
+    first = DynamicCache()  # of what all begin with
     if L:
-        backbone(input_ids=torch.tensor([unique[0][:L]], device=device), past_key_values=shared)
-        shared.batch_repeat_interleave(len(unique))
-    states = backbone(
-        input_ids=ids,
-        attention_mask=mask[:, :width].long(),
-        position_ids=positions[:, L:],
-        past_key_values=shared,
-    ).last_hidden_state
-    cache = DynamicCache()
-    cache.layers = [_Slots(layer, rows, width + max_tokens) for layer in shared.layers]
-    return states[rows, -1], cache, mask[rows], positions[rows, -1]
+        backbone(input_ids=torch.tensor([unique[0][:L]], device=device), past_key_values=first)
+    states, cache = [], DynamicCache()
+    at_once = max(1, READ_AT_ONCE[device.type] * len(prompt_ids) // width)
+    for some in torch.arange(len(unique), device=device).split(at_once):
+        part = copy.deepcopy(first)
+        if L:
+            part.batch_repeat_interleave(len(some))
+        hidden = backbone(
+            input_ids=ids[some],
+            attention_mask=mask[some, :width].long(),
+            position_ids=positions[some, L:],
+            past_key_values=part,
+        ).last_hidden_state
+        states.append(hidden[:, -1].clone())  # a view would keep all of them
+        if not cache.layers:
+            column = torch.tensor([width - 1], device=device)
+            cache.layers = [_Slots(x, len(rows), width + max_tokens, column) for x in part.layers]
+        mine = torch.isin(rows, some).nonzero().squeeze(1)
+        for slots, layer in zip(cache.layers, part.layers):
+            slots.keys[mine, :, :width] = layer.keys[rows[mine] - some[0]]
+            slots.values[mine, :, :width] = layer.values[rows[mine] - some[0]]
+    return torch.cat(states)[rows], cache, mask[rows], positions[rows, -1]
 
 
-def common_beginning(prompts: list) -> int:
+def common_beginning(prompts: list, least: int | None = None) -> int:
     """How many tokens all of these different prompts begin with, instructions mostly; 0 if they are
-    not worth a pass of their own. Never all of a prompt.
+    fewer than `least`, by default WORTH_A_PASS. Never all of a prompt.
     """
     length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
-    return length if len(prompts) > 1 and length >= WORTH_A_PASS else 0
+    least = WORTH_A_PASS if least is None else least
+    return length if len(prompts) > 1 and length >= least else 0
 
 
 class _Slots(DynamicLayer):
-    """A layer's keys and values, in memory for the whole completion: (B, heads, length, D)."""
+    """A layer's keys and values, in memory for the whole completion: (B, heads, length, D).
 
-    def __init__(self, prefilled: DynamicLayer, rows: torch.Tensor, length: int):
+    column: (1,), where the next token's go; `end`: how many columns attention sees. A CUDA graph
+    reads the first anew every time, while the second is fixed in it.
+    """
+
+    def __init__(self, like: DynamicLayer, rows: int, length: int, column: torch.Tensor):
         super().__init__()
-        self.filled = prefilled.keys.shape[-2]
-        shape = (len(rows), prefilled.keys.shape[1], length, prefilled.keys.shape[3])
-        self.keys, self.values = prefilled.keys.new_empty(shape), prefilled.values.new_empty(shape)
-        self.keys[:, :, : self.filled] = prefilled.keys[rows]
-        self.values[:, :, : self.filled] = prefilled.values[rows]
+        _, heads, self.end, D = like.keys.shape
+        # Trap: what is masked counts 0 times, and memory that nobody has set may hold a NaN
+        self.keys, self.values = (like.keys.new_zeros(rows, heads, length, D) for _ in range(2))
+        self.column = column
         self.is_initialized = True
 
     def update(self, key_states, value_states, *_, **__):
-        end = self.filled + key_states.shape[-2]
-        self.keys[:, :, self.filled : end] = key_states
-        self.values[:, :, self.filled : end] = value_states
-        self.filled = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        self.keys.index_copy_(2, self.column, key_states)
+        self.values.index_copy_(2, self.column, value_states)
+        return self.keys[:, :, : self.end], self.values[:, :, : self.end]
 
     def get_seq_length(self) -> int:
-        return self.filled
+        return self.end
 
 
 @contextmanager

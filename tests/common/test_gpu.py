@@ -4,12 +4,9 @@ docs/scale.md says can be done. That docs/one-gpu.md holds its tables is tested 
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import tango
-from common.cotrainer import CoTrainer
 from common.memory import GIB
 from common.model import TINY
 
@@ -36,26 +33,14 @@ def bench(tmp_path, monkeypatch):
         batch = full_batch(*args)
         return batch | {key: ids % 16_384 for key, ids in batch.items() if key.endswith("_ids")}
 
-    run = subprocess.run
-
-    def in_this_process(command, *args, **options):
-        if "--child" not in command:
-            return run(command, *args, **options)
-        gpu.child(command[3], command[4:])
-        return SimpleNamespace(returncode=0)
-
-    # what `child` replaces
-    for owner, name in ((CoTrainer, "sample"), (CoTrainer, "update"), (tango, "evaluate")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(gpu, "full_batch", within_vocabulary)
-    monkeypatch.setattr(gpu.subprocess, "run", in_this_process)
     return gpu.Bench(tmp_path, tmp_path / "models", tiny=True)
 
 
 def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     out = tmp_path / "gpu.jsonl"
-    cells = ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "update/tiny/2/off", "two/tiny"]
-    cells += ["gap/tiny", "resume/tiny"]
+    cells = ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "group/tiny/2", "two/tiny"]
+    cells += ["gap/tiny", "peak/tiny/4x2", "resume/tiny"]
     assert {cell.split("/")[0] for cell in cells} | {"step"} == gpu.CELLS.keys()
     gpu.measure(cells, bench, out, minutes=9)
     rows = gpu.read(out)

@@ -1,10 +1,13 @@
 """common/sampling.py against `generate` and against the distribution it claims to draw from."""
 
 import contextlib
+import copy
 import math
 
 from common.model import load_model, load_tokenizer
 from common.sampling import (
+    READ_AT_ONCE,
+    SEGMENT,
     _draw,
     _merged,
     common_beginning,
@@ -63,6 +66,51 @@ def test_log_probs_are_those_of_the_sampled_tokens(player):
         expected = log_p.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
         torch.testing.assert_close(torch.tensor(logp), expected, rtol=0, atol=1e-4)
         assert tokenizer.eos_token_id not in completion[:-1]
+
+
+def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch):
+    """As on a GPU, where rows are dropped now and then only."""
+    model, tokenizer, prompts = player
+    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+
+    def both():
+        torch.manual_seed(0)
+        # without an end token no row is dropped, and so as many random numbers are drawn
+        drawn = sample(model, prompts, 20, 1.0, [], pad)
+        return sample(model, prompts, 64, 0.0, [stop], pad), drawn
+
+    expected = both()
+    monkeypatch.setitem(SEGMENT, "cpu", 7)
+    monkeypatch.setitem(READ_AT_ONCE, "cpu", 4)
+    monkeypatch.setattr("common.sampling._repeat", lambda step, n, _: [step() for _ in range(n)])
+    torch.use_deterministic_algorithms(True)  # memory that nobody has set is NaN
+    try:
+        found = both()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for ours, theirs in zip(found, expected):
+        assert ours[0] == theirs[0]
+        for a, b in zip(ours[1], theirs[1]):
+            assert a == pytest.approx(b, abs=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_writes_what_its_steps_write(player, monkeypatch, dtype):
+    """Greedy in float32 as `generate`, too; sampled, with the same random numbers."""
+    model, tokenizer, prompts = player
+    model = copy.deepcopy(model).to("cuda", dtype).eval()
+    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    greedy = sample(model, prompts, 64, 0.0, [stop], pad)[0]
+    torch.manual_seed(0)
+    drawn = sample(model, prompts, 64, 1.0, [], pad)
+    monkeypatch.setattr("common.sampling._repeat", lambda step, n, _: [step() for _ in range(n)])
+    torch.manual_seed(0)
+    assert sample(model, prompts, 64, 1.0, [], pad) == drawn
+    if dtype == torch.float32:
+        monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
+        assert complete(model, prompts, 64, 0.0, [stop], pad) == greedy
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
