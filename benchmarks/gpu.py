@@ -116,7 +116,7 @@ def largest() -> list[list[str]]:
         size = [size for size in SIZES if fitting(size, gib)][-1]
         at_once, micro, needed = fitting(size, gib)
         options = f"`--rows-at-once {at_once} --micro-batch {micro}`"
-        takes = f"{needed['peak'] / GIB:.1f} GiB, estimated; not measured yet"
+        takes = f"{needed['peak'] / GIB:.1f} GiB, estimated"
         model = f"two players of Qwen2.5 {size.upper()}, 4-bit"
         rows.append([f"one GPU of {card}", model, options, takes])
     return rows
@@ -158,27 +158,57 @@ def read(out: Path) -> dict[str, dict]:
     return {row["cell"]: row for row in map(json.loads, lines)}
 
 
-def figures(value, name: str = "") -> list[str]:
-    """`ratio 0.58`, `ours seconds 1.23`, ... of whatever a cell holds; of a list its last entry."""
-    if name == " peers":  # of logprob/H: milliseconds, and what ours takes of them
-        parts = [(m["against"], m["its_ms"], m["ratio"]) for m in value]
-        return [f"{peer} {ms:.1f} ms, ours {share:.2f} of it" for peer, ms, share in parts]
-    if isinstance(value, dict):
-        return [text for key, part in value.items() for text in figures(part, f"{name} {key}")]
-    value = value[-1] if isinstance(value, list) and value else value
-    return [f"{name.strip()} {value:.4g}"] if isinstance(value, int | float) else []
+def used(part: dict) -> str:
+    """`0.58 s`, with GiB at the highest point where they were measured."""
+    seconds = f"{part['seconds']:.2f} s"
+    return f"{seconds}, {part['allocated']:.1f} GiB" if "allocated" in part else seconds
+
+
+def peers(cell: dict) -> list[tuple]:
+    """(ours, a peer, its, ours / its) of a cell that compares; else none."""
+    kind = cell["cell"].split("/")[0]
+    if kind == "logprob":
+        columns = [(m["ours_ms"], m["against"], m["its_ms"], m["ratio"]) for m in cell["peers"]]
+        return [(f"{ours:.1f} ms", name, f"{its:.1f} ms", r) for ours, name, its, r in columns]
+    if kind == "rollouts":
+        ours, its = (cell[name]["ms_per_token_step"] for name in ("sample", "generate"))
+        return [(f"{ours:.1f} ms a token", "`generate`", f"{its:.1f} ms a token", ours / its)]
+    ours, theirs = cell.get("ours"), {name: cell[name] for name in cell if name.startswith("TRL")}
+    if kind == "two":  # one step of each player
+        ours = {"seconds": sum(ours["seconds"][-2:])}
+        theirs = {"two trainers": {"seconds": sum(cell["two trainers"]["seconds"])}}
+    compared = [(name, its, ours["seconds"] / its["seconds"]) for name, its in theirs.items()]
+    return [(used(ours), name, used(its), ratio) for name, its, ratio in compared]
 
 
 def measured_table(cells: dict[str, dict]) -> str:
-    """A line per cell; a sentence where there is none."""
-    if not cells:
+    """Ours against others, a line for each; a sentence where there is none."""
+    rows = [
+        [f"`{name}`", *some, f"{ratio:.2f}"]
+        for name, cell in cells.items()
+        for *some, ratio in ([] if "error" in cell else peers(cell))
+    ]
+    if not rows:
         return "Nothing has been measured on a GPU yet.\n"
+    return markdown(["cell", "ours", "against", "its", "ours / its"], rows)
+
+
+def other_table(cells: dict[str, dict]) -> str:
+    """What compares nothing, and what failed; of several steps the last."""
     rows = []
-    for cell in cells.values():
-        about = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
-        found = cell.get("error") or "; ".join(figures(about))
-        rows.append([f"`{cell['cell']}`", cell["machine"], found])
-    return markdown(["cell", "machine", "figures"], rows)
+    for name, cell in cells.items():
+        if "error" in cell:
+            rows.append([f"`{name}`", cell["error"]])
+        elif name.startswith("step/"):
+            last = {k: v[-1] if isinstance(v, list) else v for k, v in cell.items()}
+            sampled = f"{last['sampling']:.1f} s of it sampling {last['tokens']:.0f} tokens"
+            about = f"{last['micro_batch']} rows at a time, {last['new_tokens']} new tokens a text"
+            rows.append([f"`{name}`", f"{used(last)}; {sampled}; {about}"])
+        elif not peers(cell):
+            parts = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
+            texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
+            rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
+    return markdown(["cell", "figures"], rows) if rows else ""
 
 
 # ------------------------------------------------------------------ the machine

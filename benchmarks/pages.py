@@ -303,6 +303,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/one-gpu.md", "table: cards"): gpu.cards_table(),
         ("docs/one-gpu.md", "table: parts"): gpu.parts_table(),
         ("docs/one-gpu.md", "table: measured"): gpu.measured_table(gpu.read(gpu.OUT)),
+        ("docs/one-gpu.md", "table: other"): gpu.other_table(gpu.read(gpu.OUT)),
     }
 
 

@@ -193,7 +193,7 @@ def estimate(
     longest, read = max(map(sum, turns)), min(PREFILL_TOKENS, max(prompt for prompt, _ in turns))
     need["kv_cache"] = rows * longest * 2 * layers * K * entry
     prefill = rows * read * (12 * H + 8 * I) * entry // 2
-    logits = rows * V * (entry + 3 * 4)  # and in float32: a copy, one over temperature, the softmax
+    logits = rows * V * (4 * 4 + 8)  # float32: over temperature, log p, p; and float64: its sum
     # growing the cache holds one layer's keys twice
     comes = need["kv_cache"] * (1 + 1 / (2 * layers)) + max(prefill, logits)
     need["sampling"] = need["certain"] + int(comes * FRAGMENTED)

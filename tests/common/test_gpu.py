@@ -56,8 +56,9 @@ def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     assert ours["tokens"] == [2 * 2 * 8 * 8, (2 + 16) * 8] * 2
     assert rows["gap/tiny"]["sampler_and_trainer"] < 1e-4 > rows["gap/tiny"]["two_equal_adapters"]
     assert rows["resume/tiny"]["largest_difference"] == 0.0
-    table = gpu.measured_table(rows)
+    table = gpu.measured_table(rows) + gpu.other_table(rows)
     assert all(f"| `{cell}` |" in table for cell in cells) and "largest_difference 0" in table
+    assert gpu.used(rows["group/tiny/2"]["TRL, off"]) in table
 
 
 def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
@@ -66,7 +67,7 @@ def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
 
     monkeypatch.setitem(gpu.CELLS, "gap", fails)
     gpu.measure(["gap"], bench, tmp_path / "gpu.jsonl", minutes=1)
-    (row,) = gpu.measured_table(gpu.read(tmp_path / "gpu.jsonl")).splitlines()[2:]
+    (row,) = gpu.other_table(gpu.read(tmp_path / "gpu.jsonl")).splitlines()[2:]
     assert row.endswith("| RuntimeError: tango.py: Traceback File ... no memory is left |")
 
 
