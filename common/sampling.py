@@ -6,7 +6,7 @@ from Python. What `sample` does differently, all of it exact: on a GPU a token's
 together, as a CUDA graph; a prompt that several rows share (the rows of a group), and what unlike
 prompts begin with, is run once and its cache copied; rows that have ended are dropped; the cache is
 written in place instead of being concatenated anew at every token; LoRA weights are merged into
-weights in float32 while sampling, by swapping pointers, and the old weights are put back untouched.
+small float32 weights while sampling, by swapping pointers, and the old ones are put back untouched.
 """
 
 import copy
@@ -27,6 +27,9 @@ PREFILL_TOKENS = 64
 """Tokens per row that go through the model at once when prompts are read on a GPU. Read all at
 once, they would need more memory in the MLP than the KV cache takes."""
 READ_AT_ONCE = {"cpu": 1 << 20, "cuda": PREFILL_TOKENS}
+SMALL = 1 << 18
+"""Entries of a layer that is merged. Of a larger one the own product takes so long that A and B
+hardly count, and the merged copy of a model takes as much memory as the model."""
 SEGMENT = {"cpu": 1, "cuda": 128}
 """Tokens between two looks at which rows have ended. On a GPU a CUDA graph lasts as long; to record
 it takes the time of about two tokens without one."""
@@ -270,7 +273,7 @@ class _Slots(DynamicLayer):
 def _merged(model):
     """W + scaling * B A in place of W while sampling, which saves half of a small model's products.
 
-    In float32 only. Trap: bfloat16 has 8 bits for a number, so most entries of a young adapter are
+    In float32 only, and only SMALL layers. Trap: bfloat16 has 8 bits for a number, so most entries of a young adapter are
     too small to change W at all, and the base would sample in the player's place. Quantised layers
     stay as they are, too. The old weights are put back by pointer, so nothing drifts.
     """
@@ -279,7 +282,7 @@ def _merged(model):
         if isinstance(module, LoraLinear) and not module.disable_adapters and not module.merged:
             names = [name for name in module.active_adapters if name in module.lora_A]
             weight = module.get_base_layer().weight
-            if weight.dtype == torch.float32 and names:
+            if weight.dtype == torch.float32 and weight.numel() <= SMALL and names:
                 swapped.append((module, weight.data))
                 weight.data = weight.data + sum(map(module.get_delta_weight, names))
                 module.merged_adapters = names

@@ -155,7 +155,7 @@ def test_first_tokens_follow_the_distribution(player):
         assert abs(share - expected) <= 5 * deviation + 1e-9
 
 
-def test_merging_leaves_no_trace(player):
+def test_merging_leaves_no_trace(player, monkeypatch):
     model, _, _ = player
     before = {n: (p.data_ptr(), p.detach().clone()) for n, p in model.named_parameters()}
     with pytest.raises(RuntimeError), _merged(model):
@@ -163,6 +163,10 @@ def test_merging_leaves_no_trace(player):
         raise RuntimeError
     for n, p in model.named_parameters():
         assert p.data_ptr() == before[n][0] and torch.equal(p, before[n][1])
+    monkeypatch.setattr("common.sampling.SMALL", 128 * 128)
+    with _merged(model):
+        changed = {n for n, p in model.named_parameters() if p.data_ptr() != before[n][0]}
+    assert changed == {n for n in before if "_proj.base_layer" in n and "mlp" not in n}
 
 
 @pytest.fixture(scope="module")
