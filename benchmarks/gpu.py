@@ -194,21 +194,27 @@ def measured_table(cells: dict[str, dict]) -> str:
 
 
 def other_table(cells: dict[str, dict]) -> str:
-    """What compares nothing, and what failed; of several steps the last."""
+    """What compares nothing, and what failed."""
     rows = []
     for name, cell in cells.items():
         if "error" in cell:
             rows.append([f"`{name}`", cell["error"]])
-        elif name.startswith("step/"):
-            last = {k: v[-1] if isinstance(v, list) else v for k, v in cell.items()}
-            sampled = f"{last['sampling']:.1f} s of it sampling {last['tokens']:.0f} tokens"
-            about = f"{last['micro_batch']} rows at a time, {last['new_tokens']} new tokens a text"
-            rows.append([f"`{name}`", f"{used(last)}; {sampled}; {about}"])
-        elif not peers(cell):
+        elif not name.startswith("step/") and not peers(cell):
             parts = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
             texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
             rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
     return markdown(["cell", "figures"], rows) if rows else ""
+
+
+def steps_table(cells: dict[str, dict]) -> str:
+    """The last step that each script took."""
+    titles = ["cell", "s", "of it sampling", "tokens", "GiB", "`--micro-batch`", "longest text"]
+    keys, rows = "seconds sampling tokens allocated micro_batch new_tokens".split(), []
+    for name, cell in cells.items():
+        if name.startswith("step/") and "error" not in cell:
+            last = [cell[k][-1] if isinstance(cell[k], list) else cell[k] for k in keys]
+            rows.append([f"`{name}`", *(f"{x:.1f}" if x % 1 else f"{x:.0f}" for x in last)])
+    return markdown(titles, rows) if rows else ""
 
 
 # ------------------------------------------------------------------ the machine

@@ -186,13 +186,19 @@ def block(name: str) -> str:
     if not ran:
         return f"Not measured yet: `python benchmarks/evidence.py {name}`.\n"
     text = f"`python benchmarks/evidence.py {name}` runs "
-    command = f"{experiment.script} {experiment.arguments}".strip()
-    text += f"`{command}` with\n"  # mkdocs: a list has room above
+    options = {}  # variant -> ["--lr 0.002", ...]
     for variant in ran:
         chosen = experiment.variants[variant]
         rate = f" {experiment.rate} {rate_of(name, variant):g}" if chosen.rates else ""
-        changes = [chosen.arguments + rate, "; ".join(PATCHES[p] for p in chosen.patches)]
-        words = " and ".join(f"`{change.strip()}`" for change in changes if change.strip())
+        options[variant] = re.findall(r"--[\w-]+(?: (?!--)\S+)*", chosen.arguments + rate)
+    first, *others = options.values()
+    everyones = [option for option in first if all(option in other for other in others)]
+    command = " ".join([experiment.script, experiment.arguments, *everyones])
+    text += f"`{' '.join(command.split())}` with\n"  # mkdocs: a list has room above
+    for variant in ran:
+        own = " ".join(option for option in options[variant] if option not in everyones)
+        changes = [own, "; ".join(PATCHES[p] for p in experiment.variants[variant].patches)]
+        words = " and ".join(f"`{change}`" for change in changes if change)
         seeds = len(runs_of(name, variant))
         text += f"\n- {variant}, {seeds} seed{'s' * (seeds > 1)}: {words or 'nothing else'}"
     missing = [variant for variant in experiment.variants if variant not in ran]
@@ -303,6 +309,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/one-gpu.md", "table: cards"): gpu.cards_table(),
         ("docs/one-gpu.md", "table: parts"): gpu.parts_table(),
         ("docs/one-gpu.md", "table: measured"): gpu.measured_table(gpu.read(gpu.OUT)),
+        ("docs/one-gpu.md", "table: steps"): gpu.steps_table(gpu.read(gpu.OUT)),
         ("docs/one-gpu.md", "table: other"): gpu.other_table(gpu.read(gpu.OUT)),
     }
 
