@@ -40,11 +40,13 @@ CPU."""
 
 def has_plain_attention(model) -> bool:
     """Whether `sample` supports this model: full attention in every layer, no sliding window, no
-    recurrent state.
+    recurrent state, no frequencies that are computed anew as a text grows.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "")
+    plain = kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+    return plain and "dynamic" not in rope
 
 
 @torch.no_grad()

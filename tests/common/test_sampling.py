@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+from types import SimpleNamespace
 
 from common.model import load_model, load_tokenizer
 from common.sampling import (
@@ -13,6 +14,7 @@ from common.sampling import (
     common_beginning,
     complete,
     float32_logits,
+    has_plain_attention,
     sample,
     tokenize,
 )
@@ -21,6 +23,7 @@ from tango import verify_prompt
 
 import pytest
 import torch
+from transformers import LlamaConfig, Qwen2Config
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +156,19 @@ def test_first_tokens_follow_the_distribution(player):
         expected = p[token].item()
         deviation = (expected * (1 - expected) / len(second)) ** 0.5
         assert abs(share - expected) <= 5 * deviation + 1e-9
+
+
+@pytest.mark.parametrize(
+    "config, plain",
+    [
+        (LlamaConfig(), True),
+        (LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0}), True),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), False),
+        (Qwen2Config(use_sliding_window=True, sliding_window=4, max_window_layers=0), False),
+    ],
+)
+def test_other_models_go_to_generate(config, plain):
+    assert has_plain_attention(SimpleNamespace(config=config)) == plain
 
 
 def test_merging_leaves_no_trace(player, monkeypatch):
