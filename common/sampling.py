@@ -104,62 +104,83 @@ def sample(
         (token ids of each row, the log-prob of each token under what it was drawn from).
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    backbone, head, device = base.base_model, base.get_output_embeddings(), base.device
-    eos = torch.tensor(eos_ids, dtype=torch.long, device=device)
+    segment = SEGMENT[base.device.type]
     with _merged(model):
-        hidden, cache, mask, position = _prefill(backbone, prompt_ids, max_tokens, pad_id, device)
-        width, B = mask.shape[1] - max_tokens, len(prompt_ids)
-        tokens = torch.full((B, max_tokens), -1, device=device)  # (B, T)
-        logps = torch.zeros(B, max_tokens, device=device)  # (B, T)
-        # of each row that is still written: its place in `tokens`; whether it has ended; its last
-        # token, that token's position, and what of the cache belongs to it
-        rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
-        rows |= {"ended": torch.zeros(B, dtype=torch.bool, device=device)}
-        rows |= {"token": torch.zeros_like(position)}
-        columns = torch.arange(mask.shape[1], device=device)
-        column = cache.layers[0].column  # of a row's last token, in the cache
-
-        # all in place, for a CUDA graph reads and writes the same memory every time
-        def take(hidden):
-            """A token of each row, (b,), drawn after its last state, (b, H)."""
-            token, logp = _draw(_logits(head, hidden), temperature)  # (b,), (b,)
-            column.add_(1)
-            at = rows["place"], column - width
-            tokens[at] = torch.where(rows["ended"], -1, token)
-            logps[at] = torch.where(rows["ended"], 0.0, logp)
-            rows["ended"] |= (token[:, None] == eos).any(1)
-            rows["token"].copy_(token)
-            rows["position"] += 1
-
-        def step():
-            seen = (rows["mask"] & (columns <= column))[:, : cache.layers[0].end]
-            states = backbone(
-                input_ids=rows["token"][:, None],
-                attention_mask=seen[:, None, None],  # 4D: taken as it is
-                position_ids=rows["position"][:, None],
-                past_key_values=cache,
-            ).last_hidden_state
-            take(states[:, -1])
-
-        take(hidden)
-        segment = SEGMENT[device.type]
-        for start in range(1, max_tokens, segment):
-            alive = (~rows["ended"]).nonzero().squeeze(1)
+        texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
+        for written in range(1, max_tokens, segment):
+            alive = (~texts.rows["ended"]).nonzero().squeeze(1)
             if not len(alive):
                 break
-            if len(alive) <= 0.75 * len(rows["ended"]):  # it copies the cache: not for single rows
-                rows |= {name: values[alive] for name, values in rows.items()}
-                for layer in cache.layers:
-                    layer.keys, layer.values = layer.keys[alive], layer.values[alive]
-            count = min(segment, max_tokens - start)
-            for layer in cache.layers:
-                layer.end = width + start + count - 1
-            _repeat(step, count, rows["ended"])
-    lengths = (tokens >= 0).sum(1).tolist()
-    return (
-        [row[:n] for row, n in zip(tokens.tolist(), lengths)],
-        [row[:n] for row, n in zip(logps.tolist(), lengths)],
+            if len(alive) <= 0.75 * len(
+                texts.rows["ended"]
+            ):  # it copies the cache: not for one row
+                texts.keep(alive)
+            count = min(segment, max_tokens - written)
+            texts.look_back(written + count - 1)
+            _repeat(texts.step, count, texts.rows["ended"])
+    lengths = (texts.tokens >= 0).sum(1).tolist()
+    return tuple(
+        [row[:n] for row, n in zip(values.tolist(), lengths)]
+        for values in (texts.tokens, texts.logps)
     )
+
+
+class _Texts:
+    """Completions while they are written. All that changes with a token changes in place, because a
+    CUDA graph reads and writes the same memory every time.
+
+    tokens, logps: (B, T); tokens are -1 behind the end.
+    rows: of the b rows that are still written, each (b, ...): its place in `tokens`, whether it has
+        ended, its last token, that token's position, and what of the cache belongs to it.
+    """
+
+    def __init__(self, base, prompt_ids, max_tokens: int, temperature: float, eos_ids, pad_id: int):
+        self.backbone, self.head = base.base_model, base.get_output_embeddings()
+        self.temperature, device = temperature, base.device
+        self.eos = torch.tensor(eos_ids, dtype=torch.long, device=device)
+        hidden, self.cache, mask, position = _prefill(
+            self.backbone, prompt_ids, max_tokens, pad_id, device
+        )
+        B, self.width = len(prompt_ids), mask.shape[1] - max_tokens
+        self.tokens = torch.full((B, max_tokens), -1, device=device)
+        self.logps = torch.zeros(B, max_tokens, device=device)
+        self.columns = torch.arange(mask.shape[1], device=device)  # of the cache
+        self.column = self.cache.layers[0].column  # (1,), that of the last tokens
+        self.rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
+        self.rows["ended"] = torch.zeros(B, dtype=torch.bool, device=device)
+        self.rows["token"] = torch.zeros_like(position)
+        self.take(hidden)
+
+    def take(self, hidden: torch.Tensor):
+        """A token of each row, drawn after its last state, (b, H)."""
+        token, logp = _draw(_logits(self.head, hidden), self.temperature)  # (b,), (b,)
+        ended, self.column[:] = self.rows["ended"], self.column + 1
+        at = self.rows["place"], self.column - self.width
+        self.tokens[at] = torch.where(ended, -1, token)
+        self.logps[at] = torch.where(ended, 0.0, logp)
+        ended |= (token[:, None] == self.eos).any(1)
+        self.rows["token"][:] = token
+        self.rows["position"] += 1
+
+    def step(self):
+        seen = (self.rows["mask"] & (self.columns <= self.column))[:, : self.cache.layers[0].end]
+        states = self.backbone(
+            input_ids=self.rows["token"][:, None],
+            attention_mask=seen[:, None, None],  # 4D: taken as it is
+            position_ids=self.rows["position"][:, None],
+            past_key_values=self.cache,
+        ).last_hidden_state
+        self.take(states[:, -1])
+
+    def keep(self, alive: torch.Tensor):
+        self.rows = {name: values[alive] for name, values in self.rows.items()}
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[alive], layer.values[alive]
+
+    def look_back(self, tokens: int):
+        """Attention sees the prompt, and so many tokens behind it as soon as they are written."""
+        for layer in self.cache.layers:
+            layer.end = self.width + tokens
 
 
 def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -275,9 +296,10 @@ class _Slots(DynamicLayer):
 def _merged(model):
     """W + scaling * B A in place of W while sampling, which saves half of a small model's products.
 
-    In float32 only, and only SMALL layers. Trap: bfloat16 has 8 bits for a number, so most entries of a young adapter are
-    too small to change W at all, and the base would sample in the player's place. Quantised layers
-    stay as they are, too. The old weights are put back by pointer, so nothing drifts.
+    In float32 only, and only SMALL layers. Trap: bfloat16 has 8 bits for a number, so most entries
+    of a young adapter are too small to change W at all, and the base would sample in the player's
+    place. Quantised layers stay as they are, too. The old weights are put back by pointer, so
+    nothing drifts.
     """
     swapped = []
     for module in model.modules():
