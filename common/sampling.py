@@ -108,13 +108,11 @@ def sample(
     with _merged(model):
         texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
         for written in range(1, max_tokens, segment):
-            alive = (~texts.rows["ended"]).nonzero().squeeze(1)
-            if not len(alive):
+            ended = texts.rows["ended"]  # (b,)
+            if ended.all():
                 break
-            if len(alive) <= 0.75 * len(
-                texts.rows["ended"]
-            ):  # it copies the cache: not for one row
-                texts.keep(alive)
+            if ended.sum() >= 0.25 * len(ended):  # not for every single one: it copies the cache
+                texts.drop(ended)
             count = min(segment, max_tokens - written)
             texts.look_back(written + count - 1)
             _repeat(texts.step, count, texts.rows["ended"])
@@ -172,7 +170,8 @@ class _Texts:
         ).last_hidden_state
         self.take(states[:, -1])
 
-    def keep(self, alive: torch.Tensor):
+    def drop(self, ended: torch.Tensor):
+        alive = (~ended).nonzero().squeeze(1)
         self.rows = {name: values[alive] for name, values in self.rows.items()}
         for layer in self.cache.layers:
             layer.keys, layer.values = layer.keys[alive], layer.values[alive]
