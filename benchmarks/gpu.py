@@ -123,13 +123,17 @@ def largest() -> list[list[str]]:
 
 
 def cards_table() -> str:
+    """A line where a larger card changes anything."""
     titles, rows = ["model", "card", "`--rows-at-once`", "`--micro-batch`"], []
     parts = ["certain", "sampling", "training"]
     for size in SIZES:
+        last = None
         for card, gib in CARDS.items():
-            at_once, micro, needed = fitting(size, gib) or ("does not fit", "", {})
-            gigabytes = [f"{needed[key] / GIB:.1f}" if needed else "" for key in parts]
-            rows.append([f"Qwen2.5 {size.upper()}", card, at_once, micro, *gigabytes])
+            found = fitting(size, gib)
+            if found and found[:2] != last:
+                gigabytes = [f"{found[2][key] / GIB:.1f}" for key in parts]
+                rows.append([f"Qwen2.5 {size.upper()}", card, *found[:2], *gigabytes])
+                last = found[:2]
     return markdown([*titles, *parts], rows)
 
 
