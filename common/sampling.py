@@ -34,8 +34,7 @@ SEGMENT = {"cpu": 1, "cuda": 128}
 """Tokens between two looks at which rows have ended. On a GPU a CUDA graph lasts as long; to record
 it takes the time of about two tokens without one."""
 WORTH_A_PASS = 32
-"""So many tokens, which unlike prompts begin with, get a pass through the model of their own, on a
-CPU."""
+"""So many tokens, which unlike prompts begin with, get a pass through the model of their own."""
 
 
 def has_plain_attention(model) -> bool:
@@ -258,13 +257,12 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
     return torch.cat(states)[rows], cache, mask[rows], positions[rows, -1]
 
 
-def common_beginning(prompts: list, least: int | None = None) -> int:
+def common_beginning(prompts: list, least: int = 0) -> int:
     """How many tokens all of these different prompts begin with, instructions mostly; 0 if they are
-    fewer than `least`, by default WORTH_A_PASS. Never all of a prompt.
+    fewer than `least` or WORTH_A_PASS. Never all of a prompt.
     """
     length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
-    least = WORTH_A_PASS if least is None else least
-    return length if len(prompts) > 1 and length >= least else 0
+    return length if len(prompts) > 1 and length >= max(least, WORTH_A_PASS) else 0
 
 
 class _Slots(DynamicLayer):

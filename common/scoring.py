@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-MUST_SAVE = 4096
-"""Tokens. On a GPU a pass through the model takes a tenth of a second for its kernels to be started
-alone, so a pass of its own for what rows share must save as many."""
+MUST_SAVE = {"cpu": 0, "cuda": 4096}
+"""Tokens that a pass of its own must save. On a GPU it takes a tenth of a second only to start the
+kernels of a pass."""
 
 
 # ------------------------------------------------------------------ log-probs
@@ -63,10 +63,8 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
     prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
     every = torch.arange(len(ids), device=ids.device)  # (B,)
     one_of_each = torch.zeros_like(every[: len(prompts)]).scatter(0, rows, every)  # (U,)
-    some, more = None, 1  # tokens that unlike, and that like prompts have to share
-    if ids.is_cuda:
-        some, more = MUST_SAVE // len(prompts), MUST_SAVE // len(ids)
-    L = common_beginning([row[row % 2 == 1].tolist() for row in prompts], some)
+    saved = MUST_SAVE[ids.device.type]
+    L = common_beginning([row[row % 2 == 1].tolist() for row in prompts], saved // len(prompts))
     cache, done = DynamicCache(), 0  # columns that the cache holds
 
     def run(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -88,7 +86,7 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
         left = mask * (mask.cumsum(1) > L)
         mask = torch.cat([torch.ones_like(mask[:, :L]), left[:, L:]], 1)
         done = L
-    if P - 1 - done >= more and len(prompts) <= len(ids) / 2:
+    if P - 1 - done > saved // len(ids) and len(prompts) <= len(ids) / 2:
         # without a prompt's last token, which runs with every row: so no states are needed
         run(one_of_each, done, P - 1)
         done = P - 1

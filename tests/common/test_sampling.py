@@ -71,8 +71,10 @@ def test_log_probs_are_those_of_the_sampled_tokens(player):
         assert tokenizer.eos_token_id not in completion[:-1]
 
 
-def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch):
+@pytest.mark.parametrize("worth", [32, 1])
+def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, worth):
     """As on a GPU, where rows are dropped now and then only."""
+    monkeypatch.setattr("common.sampling.WORTH_A_PASS", worth)
     model, tokenizer, prompts = player
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
 

@@ -88,6 +88,15 @@ def test_scores_and_gradient_are_those_of_plain_logits(model, monkeypatch, promp
     assert len(tokens) == passes and (passes == 1 or sum(tokens) < 16 * prompts * each)
 
 
+@pytest.mark.parametrize("saved, passes", [(8 * 6 - 1, 2), (8 * 6, 1)])
+def test_on_a_gpu_a_pass_must_save_more(model, monkeypatch, saved, passes):
+    """7 tokens of a prompt but its last, which eight rows share."""
+    monkeypatch.setitem(scoring.MUST_SAVE, "cpu", saved)
+    assert len(assert_score_is_plain(model, some_rows(1, 8), 1.0, monkeypatch)) == passes
+    monkeypatch.setattr(sampling, "WORTH_A_PASS", 1)
+    assert sampling.common_beginning([[5, 6, 7], [5, 6, 8]], least=3) == 0
+
+
 @pytest.mark.parametrize("prompts, each, passes", [(3, 2, 3), (4, 1, 2)])
 def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prompts, each, passes):
     """Instructions of 5 tokens before questions of different lengths, one of them a token long."""
