@@ -34,7 +34,8 @@ def player():
         if "lora_B" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.02
     questions = [row["question"] for row in load_questions("tiny", 6, 4, seed=0)[0]]
-    prompts = [prompt_of(tokenizer, question) for question in questions]
+    asked = [*questions[:5], "Propose a question."]  # another first token
+    prompts = [prompt_of(tokenizer, text) for text in asked]
     return model, tokenizer, [p for p in prompts for _ in range(3)]
 
 
