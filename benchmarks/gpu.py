@@ -14,12 +14,12 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
     peak/SIZE/RxM        memory of two players: updates, M rows at a time, and sampling of R rows to
                          their full length
     step/SCRIPT/SIZE     two steps of a script (of tango.py four), rows get random signs
-    two/SIZE             step/tango/SIZE; and two such steps by two GRPOTrainers on two bases
+    two/SIZE             step/tango/SIZE; and the same two steps by two GRPOTrainers on two bases
     gap/SIZE             nats between the sampler's and the trainer's log-probs of the same tokens
     resume/SIZE          tango.py in four steps, in two and two, and in four again: differences
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
-its error. A cell that is there with figures is not measured again. `--plan tiny` runs every kind
+its error. A measured cell is not measured again. `--plan tiny` runs every kind
 on a CPU in minutes. The tables of docs/one-gpu.md, by `python benchmarks/pages.py`, are made of the
 lines, and of what fits by common/memory.py.
 """
@@ -29,7 +29,6 @@ import copy
 import gc
 import importlib
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -48,7 +47,7 @@ from common.cotrainer import CoTrainer, Player
 from common.memory import GIB, estimate, halves
 from common.model import load_model
 from common.pairs import completion_batch
-from common.sampling import complete, float32_logits
+from common.sampling import complete, float32_logits, sample, tokenize
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt
 
@@ -101,7 +100,7 @@ def fitting(size: str, gib: float) -> tuple[int, int, dict] | None:
         return need(size, gpu_bytes=gpu_bytes, **change)[phase] <= gpu_bytes - CUDA_CONTEXT
 
     rows = next((n for n in halves(256) if fits("sampling", rows=n)), None)
-    # at this length, a micro-batch of more than 8 rows gains nothing
+    # 8 rows of this length are enough work for a GPU
     micro = next((n for n in halves(8) if fits("training", micro_batch=n)), None)
     if not rows or not micro:
         return None
@@ -123,7 +122,7 @@ def largest() -> list[list[str]]:
 
 
 def cards_table() -> str:
-    """A line where a larger card changes anything."""
+    """A line per model and card that changes something."""
     titles, rows = ["model", "card", "`--rows-at-once`", "`--micro-batch`"], []
     parts = ["certain", "sampling", "training"]
     for size in SIZES:
@@ -168,15 +167,21 @@ def used(part: dict) -> str:
     return f"{seconds}, {part['allocated']:.1f} GiB" if "allocated" in part else seconds
 
 
+def in_ms(measured: dict, whose: str, place: int) -> str:
+    return f"{measured[f'{whose}_ms']:.1f} ms, {measured['extra_mib'][place] / 1024:.1f} GiB"
+
+
 def peers(cell: dict) -> list[tuple]:
     """(ours, a peer, its, ours / its) of a cell that compares; else none."""
     kind = cell["cell"].split("/")[0]
     if kind == "logprob":
-        columns = [(m["ours_ms"], m["against"], m["its_ms"], m["ratio"]) for m in cell["peers"]]
-        return [(f"{ours:.1f} ms", name, f"{its:.1f} ms", r) for ours, name, its, r in columns]
+        return [
+            (in_ms(m, "ours", 0), m["against"], in_ms(m, "its", 1), m["ratio"])
+            for m in cell["peers"]
+        ]
     if kind == "rollouts":
         ours, its = (cell[name]["ms_per_token_step"] for name in ("sample", "generate"))
-        return [(f"{ours:.1f} ms a token", "`generate`", f"{its:.1f} ms a token", ours / its)]
+        return [(f"{ours:.1f} ms", "`generate`", f"{its:.1f} ms", ours / its)]
     ours, theirs = cell.get("ours"), {name: cell[name] for name in cell if name.startswith("TRL")}
     if kind == "two":  # one step of each player
         ours = {"seconds": sum(ours["seconds"][-2:])}
@@ -211,13 +216,15 @@ def other_table(cells: dict[str, dict]) -> str:
 
 
 def steps_table(cells: dict[str, dict]) -> str:
-    """The last step that each script took."""
-    titles = ["cell", "s", "of it sampling", "tokens", "GiB", "`--micro-batch`", "longest text"]
-    keys, rows = "seconds sampling tokens allocated micro_batch new_tokens".split(), []
+    """Every step that a script took; the first one compiles kernels."""
+    titles = ["cell", "seconds", "of them sampling", "tokens sampled", "GiB", "`--micro-batch`"]
+    rows = []
     for name, cell in cells.items():
         if name.startswith("step/") and "error" not in cell:
-            last = [cell[k][-1] if isinstance(cell[k], list) else cell[k] for k in keys]
-            rows.append([f"`{name}`", *(f"{x:.1f}" if x % 1 else f"{x:.0f}" for x in last)])
+            steps = [cell["seconds"], cell["sampling"], cell["tokens"]]
+            texts = [", ".join(f"{x:.1f}".removesuffix(".0") for x in part) for part in steps]
+            gib = f"{cell['allocated']:.1f} ({cell['reserved']:.1f})"
+            rows.append([f"`{name}`", *texts, gib, cell["micro_batch"]])
     return markdown(titles, rows) if rows else ""
 
 
@@ -289,7 +296,7 @@ def log_prob(bench: Bench, hidden: str) -> dict:
 # ------------------------------------------------------------------ rollouts, and their log-probs
 @contextlib.contextmanager
 def as_scripts_do(model):
-    """As common/adapters.py samples on a GPU."""
+    """As CoTrainer.sample does on a GPU."""
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=GPU)
     with autocast, float32_logits(model.eval().get_base_model()):
         yield
@@ -326,11 +333,9 @@ def gap(bench: Bench, size: str) -> dict:
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     model.set_adapter("player")
     with as_scripts_do(model):
-        found = by_generate(model, tokenizer, prompts, 64, output_logits=True)
-    logps = torch.stack(found.logits, 1).float().log_softmax(-1)  # (B, T, V)
-    texts = found.sequences[:, -64:]  # (B, T)
-    sampled = logps.gather(2, texts[..., None])[..., 0]  # (B, T)
-    batch = completion_batch(prompts, texts.tolist(), tokenizer, model.device)
+        texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [], 0)
+    sampled = torch.tensor(logps, device=model.device)  # (B, T)
+    batch = completion_batch(prompts, texts, tokenizer, model.device)
     own, equal = (trainer.log_probs(name, batch) for name in names)
     return {
         "sampler_and_trainer": (sampled - own).abs().mean().item(),
@@ -424,16 +429,15 @@ def update(bench: Bench, size: str, micro: str) -> dict:
     ours = our_updates(bench, size, int(micro), "on")
     tidy()
     theirs = their_updates(bench, size, int(micro), "on")
-    return {"ours": ours, "TRL": theirs, "ratio": ours["seconds"] / theirs["seconds"]}
+    return {"ours": ours, "TRL": theirs}
 
 
 def group(bench: Bench, size: str, micro: str) -> dict:
     found = {"ours": our_updates(bench, size, int(micro), "off", alike=True)}
     for checkpointing in ("on", "off"):
         tidy()
-        theirs = their_updates(bench, size, int(micro), checkpointing, alike=True)
-        found[f"TRL, {checkpointing}"] = theirs
-        found[f"ratio, {checkpointing}"] = found["ours"]["seconds"] / theirs["seconds"]
+        name = f"TRL, checkpointing {checkpointing}"
+        found[name] = their_updates(bench, size, int(micro), checkpointing, alike=True)
     return found
 
 
@@ -503,8 +507,11 @@ def run_script(bench: Bench, script: str, size: str, out: Path, steps: int, more
         contextlib.redirect_stdout(sys.stderr),
     ):
         module.main(args)
-    found = {"micro_batch": bench.micro, "new_tokens": bench.tokens}
-    return found | {"sampling": [sampling[step] for step in range(steps)], **memory()}
+    return {
+        "micro_batch": bench.micro,
+        "sampling": [sampling[step] for step in range(steps)],
+        **memory(),
+    }
 
 
 def step(bench: Bench, script: str, size: str) -> dict:
@@ -628,7 +635,6 @@ def main():
         parser.error(f"{wrong[0]}: no such cell" if wrong else "no cell, and no --plan")
     if not (args.data / "qwen2.5-tokenizer").is_dir():
         parser.error(f"--data {args.data}: no qwen2.5-tokenizer/ in it")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tiny = all("tiny" in cell or cell == "logprob/32" for cell in cells)
     measure(cells, Bench(args.data, args.models, tiny), args.out, args.minutes)
 

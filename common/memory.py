@@ -22,7 +22,7 @@ from common.errors import UserError, say
 from common.logprob import BLOCK_BYTES, rows_on_gpu
 from common.machine import check_machine, on_gpu
 from common.model import read_config
-from common.sampling import PREFILL_TOKENS
+from common.sampling import READ_AT_ONCE
 from common.tiny import MODELS
 
 import torch
@@ -190,9 +190,10 @@ def estimate(
     need["certain"] = sum(need.values())
 
     # Sampling: the KV cache, and a pass over a part of all prompts, bytes per token at 2 an entry
-    longest, read = max(map(sum, turns)), min(PREFILL_TOKENS, max(prompt for prompt, _ in turns))
+    longest, prompt = max(map(sum, turns)), max(prompt for prompt, _ in turns)
+    read = max(prompt, rows * min(prompt, READ_AT_ONCE["cuda" if entry == 2 else "cpu"]))  # tokens
     need["kv_cache"] = rows * longest * 2 * layers * K * entry
-    prefill = rows * read * (12 * H + 8 * I) * entry // 2
+    prefill = read * (12 * H + 8 * I) * entry // 2
     logits = rows * V * (4 * 4 + 8)  # float32: over temperature, log p, p; and float64: its sum
     # growing the cache holds one layer's keys twice
     comes = need["kv_cache"] * (1 + 1 / (2 * layers)) + max(prefill, logits)

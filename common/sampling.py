@@ -1,8 +1,8 @@
 """Prompts to token ids, and their completions: by `sample`, or by transformers' `generate` for a
 model with more than plain attention.
 
-Most of what `generate` costs is overhead: a token of 1.5B is a thousand small kernels, each started
-from Python. What `sample` does differently, all of it exact: on a GPU a token's kernels are started
+Most of what `generate` costs is overhead: a token of 1.5B is 2,700 small kernels, each started from
+Python. What `sample` does differently, all of it exact: on a GPU a token's kernels are started
 together, as a CUDA graph; a prompt that several rows share (the rows of a group), and what unlike
 prompts begin with, is run once and its cache copied; rows that have ended are dropped; the cache is
 written in place instead of being concatenated anew at every token; LoRA weights are merged into
@@ -23,23 +23,22 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-PREFILL_TOKENS = 64
-"""Tokens per row that go through the model at once when prompts are read on a GPU. Read all at
-once, they would need more memory in the MLP than the KV cache takes."""
-READ_AT_ONCE = {"cpu": 1 << 20, "cuda": PREFILL_TOKENS}
+READ_AT_ONCE = {"cpu": 512, "cuda": 64}
+"""Tokens per row that go through the model at once while prompts are read. Read all at once, long
+ones would need more memory in the MLP than the KV cache takes."""
 SMALL = 1 << 18
-"""Entries of a layer that is merged. Of a larger one the own product takes so long that A and B
-hardly count, and the merged copy of a model takes as much memory as the model."""
+"""Largest layer, in entries, that is merged: in larger ones A and B hardly count, and merged copies
+of all would take the memory of a second model."""
 SEGMENT = {"cpu": 1, "cuda": 128}
-"""Tokens between two looks at which rows have ended. On a GPU a CUDA graph lasts as long; to record
-it takes the time of about two tokens without one."""
+"""Tokens between checks for ended rows; on a GPU also the life of a CUDA graph, whose recording
+costs about as much as two tokens without one."""
 WORTH_A_PASS = 32
-"""So many tokens, which unlike prompts begin with, get a pass through the model of their own."""
+"""Shortest common beginning of unlike prompts, in tokens, that gets a pass of its own."""
 
 
 def has_plain_attention(model) -> bool:
     """Whether `sample` supports this model: full attention in every layer, no sliding window, no
-    recurrent state, no frequencies that are computed anew as a text grows.
+    recurrent state, no dynamic rope, which looks at positions from Python.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -50,7 +49,7 @@ def has_plain_attention(model) -> bool:
 
 @torch.no_grad()
 def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
-    """Token ids of one completion per prompt: by `sample`, which says what it is given, or by
+    """Token ids of one completion per prompt, by `sample`, which explains the arguments, or by
     `generate`.
     """
     base = model.get_base_model()
@@ -66,7 +65,7 @@ def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> lis
             top_k=0,  # its default of 50 is another distribution than the one that is scored
             eos_token_id=eos_ids,
             pad_token_id=pad_id,
-            prefill_chunk_size=PREFILL_TOKENS,
+            prefill_chunk_size=READ_AT_ONCE[base.device.type],
             disable_compile=True,
         )
         with float32_logits(base):
@@ -100,7 +99,7 @@ def sample(
         pad_id: padding for prompts of unlike length.
 
     Returns:
-        (token ids of each row, the log-prob of each token under what it was drawn from).
+        (token ids of each row, the log-prob of each token at this temperature, greedy: at 1).
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     segment = SEGMENT[base.device.type]
@@ -113,7 +112,7 @@ def sample(
             if ended.sum() >= 0.25 * len(ended):  # not for every single one: it copies the cache
                 texts.drop(ended)
             count = min(segment, max_tokens - written)
-            texts.look_back(written + count - 1)
+            texts.see(written + count - 1)
             _repeat(texts.step, count, texts.rows["ended"])
     lengths = (texts.tokens >= 0).sum(1).tolist()
     return tuple(
@@ -126,7 +125,7 @@ class _Texts:
     """Completions while they are written. All that changes with a token changes in place, because a
     CUDA graph reads and writes the same memory every time.
 
-    tokens, logps: (B, T); tokens are -1 behind the end.
+    tokens, logps: (B, T); tokens are -1 after the end.
     rows: of the b rows that are still written, each (b, ...): its place in `tokens`, whether it has
         ended, its last token, that token's position, and what of the cache belongs to it.
     """
@@ -141,8 +140,8 @@ class _Texts:
         B, self.width = len(prompt_ids), mask.shape[1] - max_tokens
         self.tokens = torch.full((B, max_tokens), -1, device=device)
         self.logps = torch.zeros(B, max_tokens, device=device)
-        self.columns = torch.arange(mask.shape[1], device=device)  # of the cache
-        self.column = self.cache.layers[0].column  # (1,), that of the last tokens
+        self.columns = torch.arange(mask.shape[1], device=device)  # all of the cache
+        self.column = self.cache.layers[0].column  # (1,), that of the newest tokens
         self.rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
         self.rows["ended"] = torch.zeros(B, dtype=torch.bool, device=device)
         self.rows["token"] = torch.zeros_like(position)
@@ -151,7 +150,8 @@ class _Texts:
     def take(self, hidden: torch.Tensor):
         """A token of each row, drawn after its last state, (b, H)."""
         token, logp = _draw(_logits(self.head, hidden), self.temperature)  # (b,), (b,)
-        ended, self.column[:] = self.rows["ended"], self.column + 1
+        ended = self.rows["ended"]
+        self.column += 1
         at = self.rows["place"], self.column - self.width
         self.tokens[at] = torch.where(ended, -1, token)
         self.logps[at] = torch.where(ended, 0.0, logp)
@@ -172,11 +172,10 @@ class _Texts:
     def drop(self, ended: torch.Tensor):
         alive = (~ended).nonzero().squeeze(1)
         self.rows = {name: values[alive] for name, values in self.rows.items()}
-        for layer in self.cache.layers:
-            layer.keys, layer.values = layer.keys[alive], layer.values[alive]
+        self.cache.batch_select_indices(alive)
 
-    def look_back(self, tokens: int):
-        """Attention sees the prompt, and so many tokens behind it as soon as they are written."""
+    def see(self, tokens: int):
+        """Attention sees the prompt and up to this many tokens after it."""
         for layer in self.cache.layers:
             layer.end = self.width + tokens
 
@@ -196,9 +195,8 @@ def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch
 
 
 def _repeat(step, count: int, ended: torch.Tensor):
-    """step(), `count` times, or until all have ended. On a GPU the second time is recorded instead
-    of run, and then played. The first makes what a recording must find: kernels, workspaces, and
-    what autocast has cast.
+    """step(), `count` times, or until all have ended. On a GPU the second is recorded, then
+    replayed; the first makes what a recording must find: kernels, workspaces, autocast's copies.
     """
     step()
     if count == 1:
@@ -213,8 +211,8 @@ def _repeat(step, count: int, ended: torch.Tensor):
 
 
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
-    """Run what all prompts begin with once, the rest of each different prompt once, left-padded,
-    and copy its cache to the rows that share it.
+    """Run the common beginning once and the rest of each different prompt once, left-padded; copy
+    the cache to the rows that share it.
 
     Returns:
         The last states (B, H); the cache; the mask (B, width + max_tokens) over everything that
@@ -231,7 +229,7 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
         mask[i, L : L + width - len(prompt)] = False
     ids, mask = ids.to(device), mask.to(device)
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-    first = DynamicCache()  # of what all begin with
+    first = DynamicCache()  # of the common beginning
     if L:
         backbone(input_ids=torch.tensor([unique[0][:L]], device=device), past_key_values=first)
     states, cache = [], DynamicCache()
@@ -258,8 +256,8 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
 
 
 def common_beginning(prompts: list, least: int = 0) -> int:
-    """How many tokens all of these different prompts begin with, instructions mostly; 0 if they are
-    fewer than `least` or WORTH_A_PASS. Never all of a prompt.
+    """Length of the common beginning of these different prompts, instructions mostly; 0 below
+    `least` or WORTH_A_PASS. Never a whole prompt.
     """
     length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
     return length if len(prompts) > 1 and length >= max(least, WORTH_A_PASS) else 0
@@ -293,7 +291,7 @@ class _Slots(DynamicLayer):
 def _merged(model):
     """W + scaling * B A in place of W while sampling, which saves half of a small model's products.
 
-    In float32 only, and only SMALL layers. Trap: bfloat16 has 8 bits for a number, so most entries
+    In float32 only, and only SMALL layers. Trap: bfloat16 has 8 significant bits, so most entries
     of a young adapter are too small to change W at all, and the base would sample in the player's
     place. Quantised layers stay as they are, too. The old weights are put back by pointer, so
     nothing drifts.
@@ -318,9 +316,8 @@ def _merged(model):
 # ------------------------------------------------------------------ around it
 @contextmanager
 def float32_logits(base):
-    """Inside of this block the head gives float32 logits, as those are that training scores.
-
-    Rounded to bfloat16 they would be 0.02 to 0.03 nats off, unseen: the ratio is set to 1.
+    """Inside, the head gives float32 logits, as in training. What rounding does would not be seen,
+    because the ratio is set to 1.
     """
     head = base.get_output_embeddings()
     original, head.forward = head.forward, functools.partial(_logits, head)
@@ -339,7 +336,7 @@ def _logits(head, hidden: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def without_checkpointing(model):
-    """Inside of this block no activation is recomputed: without a gradient none is kept.
+    """Inside, no activation is recomputed: none is kept without a gradient.
 
     TRL's own switch adds one more hook to the embedding every time it is turned on again.
     """

@@ -14,15 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 MUST_SAVE = {"cpu": 0, "cuda": 4096}
-"""Tokens that a pass of its own must save. On a GPU it takes a tenth of a second only to start the
-kernels of a pass."""
+"""Tokens that a pass of its own must save. On a GPU, starting a pass's kernels alone takes a tenth
+of a second."""
 
 
 # ------------------------------------------------------------------ log-probs
 def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
 
-    What prompts share runs once, see `states_with_shared_prompts`.
+    What prompts share runs once where that saves time, see `states_with_shared_prompts`.
 
     Args:
         base: the causal LM inside of the PeftModel; its active adapter is scored.
@@ -64,7 +64,8 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
     every = torch.arange(len(ids), device=ids.device)  # (B,)
     one_of_each = torch.zeros_like(every[: len(prompts)]).scatter(0, rows, every)  # (U,)
     saved = MUST_SAVE[ids.device.type]
-    L = common_beginning([row[row % 2 == 1].tolist() for row in prompts], saved // len(prompts))
+    least = saved // max(1, len(prompts) - 1)
+    L = common_beginning([row[row % 2 == 1].tolist() for row in prompts], least)
     cache, done = DynamicCache(), 0  # columns that the cache holds
 
     def run(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -73,24 +74,21 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
         given |= {"position_ids": places[rows, start:end]} if L else {}
         return backbone(**given, past_key_values=cache).last_hidden_state
 
-    def copy(rows: torch.Tensor):
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-
     if L:
         first = mask[:1, :P].bool()
         begun = {"input_ids": ids[:1, :P][first][None, :L], "past_key_values": cache}
         backbone(**begun, position_ids=places[:1, :P][first][None, :L])
-        copy(torch.zeros_like(one_of_each))
-        # it is in the first L columns of every row now, and no longer where the row has it
+        cache.batch_select_indices(torch.zeros_like(one_of_each))
+        # it now fills every row's first L columns; its old place is masked
         left = mask * (mask.cumsum(1) > L)
         mask = torch.cat([torch.ones_like(mask[:, :L]), left[:, L:]], 1)
         done = L
-    if P - 1 - done > saved // len(ids) and len(prompts) <= len(ids) / 2:
-        # without a prompt's last token, which runs with every row: so no states are needed
+    spared = (P - 1 - done) * (len(ids) - len(prompts))
+    if spared > saved and len(prompts) <= len(ids) / 2:
+        # without a prompt's last token, which runs with every row: so its states are not needed
         run(one_of_each, done, P - 1)
         done = P - 1
-    copy(rows)
+    cache.batch_select_indices(rows)
     return run(every, done, ids.shape[1] - 1)[:, P - 1 - done :]
 
 

@@ -7,6 +7,7 @@ import functools
 from common.checks import WITHOUT_EFFECT, check_config
 from common.cotrainer import Player
 from common.errors import ScriptError, UserError
+from common.sampling import READ_AT_ONCE
 
 import pytest
 import torch
@@ -216,7 +217,7 @@ def test_transformers_generate_gives_the_same_texts_in_parts_and_chunks(
         return original(**inputs)
 
     monkeypatch.setattr(base, "generate", counted)
-    monkeypatch.setattr("common.sampling.PREFILL_TOKENS", 8)
+    monkeypatch.setitem(READ_AT_ONCE, "cpu", 8)
     monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
     if checkpointing:
         trainer.model.gradient_checkpointing_enable()

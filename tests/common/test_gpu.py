@@ -58,7 +58,7 @@ def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     assert rows["resume/tiny"]["largest_difference"] == 0.0
     table = gpu.measured_table(rows) + gpu.other_table(rows)
     assert all(f"| `{cell}` |" in table for cell in cells) and "largest_difference 0" in table
-    assert gpu.used(rows["group/tiny/2"]["TRL, off"]) in table
+    assert gpu.used(rows["group/tiny/2"]["TRL, checkpointing off"]) in table
 
 
 def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
