@@ -33,6 +33,7 @@ ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 UNSUPPORTED_HEADS = """final_logit_softcapping logit_scale logits_scaling lm_head_multiplier
 output_multiplier""".split()
 """Settings of a config that change the logits after the head, which common/logprob.py does not."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -264,6 +265,9 @@ def read_config(name: str):
         # "all-linear" would put adapters on what sees, too, and these never have a gradient
         kind = f"{config.model_type} reads more than text"
         raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
+    if any(getattr(config, count, None) for count in EXPERTS):
+        # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
+        raise UserError(f"--model {name}: its {config.model_type} has experts; take a dense model.")
     for setting in UNSUPPORTED_HEADS:
         if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
             raise UserError(f"--model {name}: heads with {setting} are not supported.")

@@ -297,7 +297,8 @@ class Run(TrainerCallback):
                     trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
             except RuntimeError as error:
                 # cuBLAS and NCCL have words of their own for a GPU's memory that is full
-                if not re.search("ALLOC_FAILED|out of memory|can't allocate memory", str(error)):
+                said = f"{error} {error.__context__}"  # within a CUDA graph the first is about it
+                if not re.search("ALLOC_FAILED|out of memory|can't allocate memory", said):
                     raise
                 whose = "machine" if "CPU" in str(error) else "GPU"
                 args, step = self.args, trainer.state.global_step

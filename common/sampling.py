@@ -37,14 +37,16 @@ WORTH_A_PASS = 32
 
 
 def has_plain_attention(model) -> bool:
-    """Whether `sample` supports this model: full attention in every layer, no sliding window, no
-    recurrent state, no dynamic rope, which looks at positions from Python.
+    """Whether `sample` supports this model: full attention in every layer, by the function that
+    takes a mask of booleans; no sliding window, no recurrent state, no dynamic rope, which looks at
+    positions from Python.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "")
-    plain = kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
-    return plain and "dynamic" not in rope
+    full = kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+    sdpa = getattr(config, "_attn_implementation", None) in (None, "sdpa")
+    return full and sdpa and "dynamic" not in rope
 
 
 @torch.no_grad()
@@ -188,7 +190,7 @@ def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch
         # number a row, where `multinomial` draws one for each token of the vocabulary
         cdf = logp.exp().cumsum(-1, dtype=torch.float64)  # (b, V)
         u = (1 - torch.rand(len(cdf), 1, device=cdf.device, dtype=cdf.dtype)) * cdf[:, -1:]
-        token = torch.searchsorted(cdf, u)  # (b, 1)
+        token = torch.searchsorted(cdf, u).clamp(max=cdf.shape[1] - 1)  # (b, 1); of NaNs V
     else:
         token = logits.argmax(-1, keepdim=True)
     return token.squeeze(1), logp.gather(1, token).squeeze(1)
@@ -196,13 +198,14 @@ def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch
 
 def _repeat(step, count: int, ended: torch.Tensor):
     """step(), `count` times, or until all have ended. On a GPU the second is recorded, then
-    replayed; the first makes what a recording must find: kernels, workspaces, autocast's copies.
+    replayed; the first makes what a recording must find: kernels, and the copies of autocast.
     """
     step()
     if count == 1:
         return
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # what another thread does on the GPU meanwhile is not ours, and no reason to fail
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     for i in range(1, count):
         if i % 16 == 0 and ended.all():  # a look waits for the GPU
@@ -272,9 +275,11 @@ class _Slots(DynamicLayer):
 
     def __init__(self, like: DynamicLayer, rows: int, length: int, column: torch.Tensor):
         super().__init__()
-        _, heads, self.end, D = like.keys.shape
+        _, heads, self.end, _ = like.keys.shape
         # Trap: what is masked counts 0 times, and memory that nobody has set may hold a NaN
-        self.keys, self.values = (like.keys.new_zeros(rows, heads, length, D) for _ in range(2))
+        self.keys, self.values = (
+            x.new_zeros(rows, heads, length, x.shape[-1]) for x in (like.keys, like.values)
+        )
         self.column = column
         self.is_initialized = True
 

@@ -61,6 +61,8 @@ SEES = {"model_type": "gemma3", "text_config": GEMMA_TEXT, "vision_config": SIZE
         # adapters on its vision tower would never have a gradient
         (SEES, "its gemma3 reads more than text; take a model of"),
         (SIZES | {"model_type": "phi"}, "heads with a bias are not supported"),
+        (SIZES | {"model_type": "olmoe"}, "its olmoe has experts; take a dense model"),
+        (SIZES | {"model_type": "mixtral"}, "its mixtral has experts; take a dense model"),
     ],
 )
 def test_a_model_of_another_kind_is_refused(tmp_path, values, says):

@@ -57,10 +57,15 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     assert metrics_of(folder)[-1]["step"] == 6
 
 
+IN_A_GRAPH = RuntimeError("previous error during capture")
+IN_A_GRAPH.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+
+
 @pytest.mark.parametrize(
     "error, phase",
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "complete"),
+        (IN_A_GRAPH, "complete"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "loss"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "complete"),
         (RuntimeError("a mistake"), "loss"),

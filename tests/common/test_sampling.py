@@ -143,6 +143,12 @@ def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
     assert _draw(p.log(), 1.0)[0].item() == token
 
 
+def test_what_is_no_number_draws_a_token_that_exists():
+    """On a GPU one that does not would end the process; `update` names the step instead."""
+    token, logp = _draw(torch.full((2, 5), math.nan), 1.0)
+    assert (token < 5).all() and logp.isnan().all()
+
+
 def test_first_tokens_follow_the_distribution(player):
     """2,000 draws from one prompt: within five standard deviations of its probabilities."""
     model, tokenizer, prompts = player
@@ -168,6 +174,7 @@ def test_first_tokens_follow_the_distribution(player):
         (LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0}), True),
         (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), False),
         (Qwen2Config(use_sliding_window=True, sliding_window=4, max_window_layers=0), False),
+        (LlamaConfig(attn_implementation="eager"), False),
     ],
 )
 def test_other_models_go_to_generate(config, plain):
