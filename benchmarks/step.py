@@ -16,14 +16,16 @@ See side_by_side.py for what is written.
 """
 
 import copy
+import os
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.adapters import with_adapters
 from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.model import TINY, FrozenLinear, load_model
+from common.model import SHARED_KEYS, TINY, FrozenLinear, load_model
 from common.sampling import sample
 from common.scoring import in_parts
 from common.tasks.math import load_questions
@@ -76,6 +78,16 @@ def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer,
     return theirs, CoTrainer(model, players, run, config, data, tokenizer)
 
 
+def without_us(method):
+    """What `load_model` sets for our runs is not set in theirs."""
+
+    def run():
+        with patch.dict(os.environ, {SHARED_KEYS: "0"}):
+            return method()
+
+    return run
+
+
 # ------------------------------------------------------------------ update
 def their_gradient(trainer: GRPOTrainer, batch: dict) -> dict:
     trainer.model.zero_grad(set_to_none=True)
@@ -105,7 +117,7 @@ def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int)
     if theirs.beta:
         tensors["ref_per_token_logps"] = batch["base_logps"]
     methods = {
-        "TRL's": lambda: their_gradient(theirs, tensors),
+        "TRL's": without_us(lambda: their_gradient(theirs, tensors)),
         "ours": lambda: our_gradient(ours, batch),
     }
     found, last = with_memory(methods, repeats)
@@ -144,7 +156,7 @@ def sampling(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: in
     its = by_generate(its_model, *asked, do_sample=False)
     assert torch.equal(greedy["input_ids"], its.sequences[:, -greedy["input_ids"].shape[1] :].cpu())
     methods = {
-        "`generate`": lambda: by_generate(its_model, *asked),
+        "`generate`": without_us(lambda: by_generate(its_model, *asked)),
         "ours": lambda: by_sample(our_model, *asked),
     }
     found = with_memory(methods, repeats)[0]
@@ -160,7 +172,7 @@ def whole(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) 
     def our_step():
         our_gradient(ours, ours.rollout("player", rows))
 
-    return with_memory({"TRL's": their_step, "ours": our_step}, repeats)[0]
+    return with_memory({"TRL's": without_us(their_step), "ours": our_step}, repeats)[0]
 
 
 def main():

@@ -33,6 +33,7 @@ ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 UNSUPPORTED_HEADS = """final_logit_softcapping logit_scale logits_scaling lm_head_multiplier
 output_multiplier""".split()
 """Settings of a config that change the logits after the head, which common/logprob.py does not."""
+SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
@@ -60,6 +61,10 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     gpu = on_gpu(name)
     if gpu:
         check_gpu(four_bit)
+    else:
+        # several query heads share keys and values, which torch's attention takes as they are on a
+        # CPU; else transformers copies them for each head, and the backward pass keeps the copies
+        os.environ[SHARED_KEYS] = "1"
     compute_dtype = torch.bfloat16 if gpu else torch.float32
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,

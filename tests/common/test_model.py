@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.model import (
     INSTRUCTIONS,
     QUESTION,
+    SHARED_KEYS,
     TINY,
     UNSUPPORTED_HEADS,
     FrozenLinear,
@@ -205,3 +206,19 @@ def test_every_layer_of_the_base_and_its_head_are_computed_so():
     found = [module for module in model.modules() if isinstance(module, FrozenLinear)]
     assert len(found) == 7 * model.config.num_hidden_layers + 1
     assert not any(module.weight.requires_grad for module in found)
+
+
+def test_no_head_gets_a_copy_of_the_keys_it_shares(monkeypatch):
+    """By a switch of transformers; with a mask, as rows of unlike length have one."""
+    model, _ = load_model("tiny", ["player"], 4, False, 0)
+    given = {"input_ids": torch.arange(5, 15).view(2, 5), "attention_mask": torch.ones(2, 5)}
+    given["attention_mask"][0, :2] = 0
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
+        ours = model(**given).logits
+        patch.setenv(SHARED_KEYS, "0")
+        with pytest.raises(TypeError):  # the copy
+            model(**given)
+        patch.undo()
+        patch.setenv(SHARED_KEYS, "0")
+        torch.testing.assert_close(ours[:, 2:], model(**given).logits[:, 2:], rtol=0, atol=1e-4)
