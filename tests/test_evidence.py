@@ -180,7 +180,8 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     made_up("made_up_rates", swept())
     made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
     text = pages.block("made_up")
-    assert "\n- a, 2 seeds: `--lr 0.001`" in text and "\n- not run yet: b" in text
+    assert "runs `tango.py --lr 0.001` with\n\n- a, 2 seeds: nothing else" in text  # all have it
+    assert "\n- not run yet: b" in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert lines[-3] + lines[-1] == "| variant | 0.001 | 0.002 || a | **36.7** | 20.0 |"
     before, after = pages.table("made_up").splitlines()[2:]
