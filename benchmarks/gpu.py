@@ -108,19 +108,6 @@ def fitting(size: str, gib: float) -> tuple[int, int, dict] | None:
 
 
 # ------------------------------------------------------------------ tables
-def largest() -> list[list[str]]:
-    """For each card, a line about the largest model that fits."""
-    rows = []
-    for card, gib in CARDS.items():
-        size = [size for size in SIZES if fitting(size, gib)][-1]
-        at_once, micro, needed = fitting(size, gib)
-        options = f"`--rows-at-once {at_once} --micro-batch {micro}`"
-        takes = f"{needed['peak'] / GIB:.1f} GiB, estimated"
-        model = f"two players of Qwen2.5 {size.upper()}, 4-bit"
-        rows.append([f"one GPU of {card}", model, options, takes])
-    return rows
-
-
 def cards_table() -> str:
     """A line per model and card that changes something."""
     titles, rows = ["model", "card", "`--rows-at-once`", "`--micro-batch`"], []
