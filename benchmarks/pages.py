@@ -236,10 +236,8 @@ def minutes() -> str:
     least, most = (
         f"{r['wall_seconds'] / 60:.1f} (`{r['variant']}.py`)" for r in runs[:: len(runs) - 1]
     )
-    where = f"on the embedded default and {measured['machine']}"
-    return (
-        f"Without arguments a script takes {least} to {most} minutes {where}, with evaluations.\n"
-    )
+    takes = f"Without arguments a script takes {least} to {most} minutes, evaluations included"
+    return f"{takes} ({measured['machine']}).\n"
 
 
 def speed() -> str:

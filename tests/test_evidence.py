@@ -191,7 +191,7 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
 
 @pytest.mark.parametrize("name", pages.TRAINED)
 def test_all_variants_but_patched_ones_start_from_the_same_figures(name):
-    """Or their table would show the start of one as that of all, see `pages.table`; within three
+    """Or their table would show the start of one as that of all, see `pages.table`; within four
     points, because some runs drew other random numbers than others.
     """
     usual = {
@@ -205,7 +205,7 @@ def test_all_variants_but_patched_ones_start_from_the_same_figures(name):
             for seed, run in evidence.runs_of(name, variant).items():
                 found = measure(text.replace("last", "first"), run)
                 measured.setdefault(seed, set()).update({found} if found == found else {})
-        assert all(max(found) - min(found) <= 0.03 for found in measured.values() if found), text
+        assert all(max(found) - min(found) <= 0.04 for found in measured.values() if found), text
 
 
 def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
