@@ -61,10 +61,9 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     gpu = on_gpu(name)
     if gpu:
         check_gpu(four_bit)
-    else:
-        # several query heads share keys and values, which torch's attention takes as they are on a
-        # CPU; else transformers copies them for each head, and the backward pass keeps the copies
-        os.environ[SHARED_KEYS] = "1"
+    # several query heads share keys and values, which torch's attention takes as they are on a CPU;
+    # else transformers copies them for each head, and the backward pass keeps the copies
+    os.environ[SHARED_KEYS] = "0" if gpu else "1"
     compute_dtype = torch.bfloat16 if gpu else torch.float32
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,

@@ -9,7 +9,7 @@ from common import launch
 from common.adapters import Player, with_adapters
 from common.errors import UserError
 from common.memory import GIB, TABLE, available, estimate, plan_memory, shapes
-from common.model import TINY, load_model, read_config
+from common.model import SHARED_KEYS, TINY, load_model, read_config
 from common.run import Run
 
 import bitsandbytes as bnb
@@ -142,7 +142,9 @@ def bf16_model(kind: str):
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("completion", [96, 608])  # long: attention's masks are a third of it
-def test_activations_of_training(kind, checkpointing, completion):
+def test_activations_of_training(monkeypatch, kind, checkpointing, completion):
+    """On a GPU, where every head gets a copy of the keys that it shares."""
+    monkeypatch.setenv(SHARED_KEYS, "0")
     config, model = bf16_model(kind)
     base = model.get_base_model()
     if checkpointing:
