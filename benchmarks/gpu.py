@@ -19,9 +19,9 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
     resume/SIZE          tango.py in four steps, in two and two, and in four again: differences
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
-its error. A measured cell is not measured again. `--plan tiny` runs every kind
-on a CPU in minutes. The tables of docs/one-gpu.md, by `python benchmarks/pages.py`, are made of the
-lines, and of what fits by common/memory.py.
+its error, and where CUDA itself has failed, the run ends. A measured cell is not measured again.
+`--plan tiny` runs every kind on a CPU in minutes. benchmarks/pages.py makes the tables of
+docs/one-gpu.md of the lines, and of what fits by common/memory.py.
 """
 
 import contextlib

@@ -194,8 +194,8 @@ def estimate(
     read = max(prompt, rows * min(prompt, READ_AT_ONCE["cuda" if entry == 2 else "cpu"]))  # tokens
     need["kv_cache"] = rows * longest * 2 * layers * K * entry
     prefill = read * (12 * H + 8 * I) * entry // 2
-    logits = rows * V * (4 * 4 + 8)  # float32: over temperature, log p, p; and float64: its sum
-    # growing the cache holds one layer's keys twice
+    logits = rows * V * (4 * 4 + 8)  # float32: as they are, over T, log p, p; float64: sums
+    # to grow the cache, or to drop rows of it, holds one layer's keys twice
     comes = need["kv_cache"] * (1 + 1 / (2 * layers)) + max(prefill, logits)
     need["sampling"] = need["certain"] + int(comes * FRAGMENTED)
 

@@ -34,6 +34,7 @@ UNSUPPORTED_HEADS = """final_logit_softcapping logit_scale logits_scaling lm_hea
 output_multiplier""".split()
 """Settings of a config that change the logits after the head, which common/logprob.py does not."""
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
+"""A switch that transformers reads at every call of attention."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\

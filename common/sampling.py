@@ -30,8 +30,8 @@ SMALL = 1 << 18
 """Largest layer, in entries, that is merged: in larger ones A and B hardly count, and merged copies
 of all would take the memory of a second model."""
 SEGMENT = {"cpu": 1, "cuda": 128}
-"""Tokens between checks for ended rows; on a GPU also the life of a CUDA graph, whose recording
-costs about as much as two tokens without one."""
+"""Tokens between checks for ended rows; on a GPU also the life of a CUDA graph, which
+takes all of a token's Python once more to record."""
 WORTH_A_PASS = 32
 """Shortest common beginning of unlike prompts, in tokens, that gets a pass of its own."""
 
@@ -101,7 +101,7 @@ def sample(
         pad_id: padding for prompts of unlike length.
 
     Returns:
-        (token ids of each row, the log-prob of each token at this temperature, greedy: at 1).
+        (token ids of each row, the log-prob of each token at this temperature, or at 1 if it is 0).
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     segment = SEGMENT[base.device.type]
@@ -162,6 +162,7 @@ class _Texts:
         self.rows["position"] += 1
 
     def step(self):
+        """Runs the newest tokens through the model and takes the next ones."""
         seen = (self.rows["mask"] & (self.columns <= self.column))[:, : self.cache.layers[0].end]
         states = self.backbone(
             input_ids=self.rows["token"][:, None],

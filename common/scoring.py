@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 MUST_SAVE = {"cpu": 0, "cuda": 4096}
-"""Tokens that a pass of its own must save. On a GPU, starting a pass's kernels alone takes a tenth
-of a second."""
+"""Tokens that a pass of its own must save. On a GPU, to start a pass's kernels takes as long as to
+compute thousands of tokens: a tenth of a second in docs/one-gpu.md."""
 
 
 # ------------------------------------------------------------------ log-probs
