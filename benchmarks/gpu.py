@@ -44,6 +44,7 @@ from side_by_side import GPU, ROOT, machine, now  # isort: skip
 from common.adapters import copy_adapter, with_adapters
 from common.args import grpo_config
 from common.cotrainer import CoTrainer, Player
+from common.linear import FusedNorm
 from common.memory import GIB, estimate, halves
 from common.model import load_model
 from common.pairs import completion_batch
@@ -355,7 +356,8 @@ def their_trainer(
     """TRL's, on a 4-bit base of its own; its adapter is bfloat16, as TRL makes it."""
     more |= {"max_grad_norm": 1.0, "learning_rate": 2e-5}
     config = their_config(arguments(micro), rows, group, **more)
-    base = load_model(bench.model(size), ["none"], 16, True, 0)[0].unload()
+    with patch.object(FusedNorm, "replaces", lambda _: False):  # norms as they are without us
+        base = load_model(bench.model(size), ["none"], 16, True, 0)[0].unload()
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     tokenizer, data = copy.deepcopy(bench.tokenizer), Dataset.from_list(data)
     return GRPOTrainer(base, reward, config, data, processing_class=tokenizer, peft_config=lora)

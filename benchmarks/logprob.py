@@ -10,8 +10,8 @@ import sys
 from functools import partial
 
 from side_by_side import GPU, arguments, keep, with_memory  # isort: skip
+from common.linear import FrozenLinear
 from common.logprob import linear_logprob
-from common.model import FrozenLinear
 
 import torch
 

@@ -25,7 +25,8 @@ from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.adapters import with_adapters
 from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.model import SHARED_KEYS, TINY, FrozenLinear, load_model
+from common.linear import FrozenLinear
+from common.model import SHARED_KEYS, TINY, load_model
 from common.sampling import sample
 from common.scoring import in_parts
 from common.tasks.math import load_questions

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 from common.errors import ScriptError, UserError
-from common.logprob import float32_product
+from common.linear import FrozenLinear, FusedLora, FusedNorm
 from common.machine import on_gpu
 from common.tasks.answers import prompt
 from common.tiny import MODELS
@@ -19,6 +19,7 @@ import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -97,6 +98,8 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             module.support_avx512bf16_for_cpu = False
         elif type(module) is torch.nn.Linear and not gpu:
             module.__class__ = FrozenLinear
+        elif gpu and FusedNorm.replaces(module):
+            module.__class__ = FusedNorm
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
     # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
@@ -104,27 +107,6 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     ends = {name: getattr(model.generation_config, name) for name in ENDS}
     model.generation_config = GenerationConfig(**ends)
     return add_players(model, adapters, lora_rank, seed), tokenizer
-
-
-class FrozenLinear(torch.nn.Linear):
-    """A layer of the base on a CPU, by `float32_product`, which says why."""
-
-    def forward(self, x):
-        if self.weight.requires_grad or not x.dtype == self.weight.dtype == torch.float32:
-            return super().forward(x)
-        y = _FrozenProduct.apply(x, self.weight)
-        return y if self.bias is None else y + self.bias
-
-
-class _FrozenProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(weight)
-        return float32_product(x, weight.T)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return float32_product(grad, *ctx.saved_tensors), None
 
 
 def load_tokenizer(name: str):
@@ -248,6 +230,9 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     for adapter in adapters[1:]:
         model.add_adapter(adapter, lora)
     model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
+    for module in model.modules():
+        if type(module) is Lora4bit:
+            module.__class__ = FusedLora
     return model
 
 

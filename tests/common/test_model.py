@@ -1,6 +1,5 @@
 """Models that are broken, or whose parts do not fit each other, end in a sentence at load."""
 
-import copy
 import json
 import shutil
 
@@ -11,7 +10,6 @@ from common.model import (
     SHARED_KEYS,
     TINY,
     UNSUPPORTED_HEADS,
-    FrozenLinear,
     load_model,
     load_tokenizer,
     read_config,
@@ -175,37 +173,6 @@ def test_an_adapter_is_not_called_like_a_part_of_the_model(name):
     """PEFT would save another adapter's weights with it."""
     with pytest.raises(ValueError, match=f"an adapter cannot be called '{name}'"):
         load_model("tiny", ["player", name], 4, False, seed=0)
-
-
-# ------------------------------------------------------------------ the base's layers
-@pytest.mark.parametrize("bias, trained", [(False, False), (True, False), (True, True)])
-def test_a_layers_output_and_gradient_by_float64(bias, trained):
-    """Also of rows that lie apart in memory; one that a fork trains has its own gradient."""
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(48, 32, bias=bias)
-    layer.__class__ = FrozenLinear
-    layer.requires_grad_(trained)
-    x = torch.randn(5, 48, 3).transpose(1, 2).requires_grad_()  # (5, 3, 48)
-    upstream = torch.randn(3, 5, 32).transpose(0, 1)
-    wanted = [x, layer.weight] if trained else [x]
-    y = layer(x)
-    found = torch.autograd.grad(y, wanted, upstream)
-    exact = copy.deepcopy(layer).double()
-    exact.__class__ = torch.nn.Linear
-    wide = x.detach().double().requires_grad_()
-    y_exact = exact(wide)
-    expected = torch.autograd.grad(
-        y_exact, [wide, exact.weight] if trained else [wide], upstream.double()
-    )
-    for one, other in zip([y, *found], [y_exact, *expected]):
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)
-
-
-def test_every_layer_of_the_base_and_its_head_are_computed_so():
-    model, _ = load_model("tiny", ["player"], 4, False, 0)
-    found = [module for module in model.modules() if isinstance(module, FrozenLinear)]
-    assert len(found) == 7 * model.config.num_hidden_layers + 1
-    assert not any(module.weight.requires_grad for module in found)
 
 
 def test_no_head_gets_a_copy_of_the_keys_it_shares(monkeypatch):

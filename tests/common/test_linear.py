@@ -1,0 +1,137 @@
+"""Layers that replace those of transformers and PEFT, against float64 and against these."""
+
+import copy
+
+from common.linear import FrozenLinear, FusedLora, FusedNorm
+from common.model import load_model
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from peft.tuners.lora.bnb import Linear4bit
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    Gemma2Config,
+    LlamaConfig,
+    Qwen3Config,
+)
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+
+@pytest.mark.parametrize("bias, trained", [(False, False), (True, False), (True, True)])
+def test_a_layers_output_and_gradient_by_float64(bias, trained):
+    """Also of rows that lie apart in memory; one that a fork trains has its own gradient."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(48, 32, bias=bias)
+    layer.__class__ = FrozenLinear
+    layer.requires_grad_(trained)
+    x = torch.randn(5, 48, 3).transpose(1, 2).requires_grad_()  # (5, 3, 48)
+    upstream = torch.randn(3, 5, 32).transpose(0, 1)
+    wanted = [x, layer.weight] if trained else [x]
+    y = layer(x)
+    found = torch.autograd.grad(y, wanted, upstream)
+    exact = copy.deepcopy(layer).double()
+    exact.__class__ = torch.nn.Linear
+    wide = x.detach().double().requires_grad_()
+    y_exact = exact(wide)
+    expected = torch.autograd.grad(
+        y_exact, [wide, exact.weight] if trained else [wide], upstream.double()
+    )
+    for one, other in zip([y, *found], [y_exact, *expected]):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)
+
+
+def test_every_layer_of_the_base_and_its_head_are_computed_so():
+    model, _ = load_model("tiny", ["player"], 4, False, 0)
+    found = [module for module in model.modules() if isinstance(module, FrozenLinear)]
+    assert len(found) == 7 * model.config.num_hidden_layers + 1
+    assert not any(module.weight.requires_grad for module in found)
+
+
+# ------------------------------------------------------------------ norms
+@pytest.mark.parametrize("config, norms", [(LlamaConfig, 5), (Qwen3Config, 9)])
+def test_norms_of_one_kernel_are_those_of_transformers(config, norms):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(**SHAPE))
+    replaced = [module for module in model.modules() if FusedNorm.replaces(module)]
+    assert len(replaced) == norms
+    for module in replaced:
+        torch.nn.init.normal_(module.weight)
+    ids = torch.randint(40, (3, 7))
+    wide = copy.deepcopy(model).double()
+    for module in replaced:
+        module.__class__ = FusedNorm
+    found, exact = (m(ids).logits for m in (model, wide))
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+    heads = [m.get_input_embeddings().weight for m in (model, wide)]
+    one, other = (torch.autograd.grad(y[:, -1].sum(), w) for y, w in zip((found, exact), heads))
+    torch.testing.assert_close(one[0].double(), other[0], rtol=0, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):  # which would make it float32
+        assert replaced[-1](torch.ones(2, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("config", [Gemma2Config, Cohere2Config])
+def test_norms_of_another_formula_are_left_alone(config):
+    model = AutoModelForCausalLM.from_config(config(**SHAPE))
+    assert not any(FusedNorm.replaces(module) for module in model.modules())
+
+
+# ------------------------------------------------------------------ adapters
+def four_bit_layer() -> tuple:
+    """(a layer with two adapters that are not zero, its weight (out, in))"""
+    model, _ = load_model("tiny", ["player", "other"], 4, True, 0)
+    layers = [module for module in model.modules() if isinstance(module, Linear4bit)]
+    assert {type(layer) for layer in layers} == {FusedLora}
+    layer = layers[3]
+    for B in layer.lora_B.values():
+        torch.nn.init.normal_(B.weight)
+    base = layer.base_layer.weight
+    return layer, dequantize_4bit(base.data, base.quant_state)
+
+
+@pytest.mark.parametrize("who", ["player", "other"])
+def test_a_layer_with_its_adapter_by_float64(who):
+    """Output, and gradients of input, A and B; the other adapter has none."""
+    layer, W = four_bit_layer()
+    layer.set_adapter(who)
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, W.shape[1]).transpose(0, 1).requires_grad_()  # (3, 5, in), lies apart
+    A, B = layer.lora_A[who].weight, layer.lora_B[who].weight
+    upstream = torch.randn(3, 5, W.shape[0])
+    y = layer(x)
+    found = torch.autograd.grad(y, [x, A, B], upstream)
+    x, A, B = (t.detach().double().requires_grad_() for t in (x, A, B))
+    expected = x @ W.double().T + 2 * (x @ A.T) @ B.T  # alpha is twice the rank
+    exact = torch.autograd.grad(expected, [x, A, B], upstream.double())
+    for one, other in zip([y, *found], [expected, *exact]):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+
+
+def test_in_bfloat16_gradients_are_float32_and_as_near_as_pefts():
+    layer, W = four_bit_layer()
+    layer.base_layer.compute_dtype = torch.bfloat16
+    torch.manual_seed(0)
+    x = torch.randn(64, W.shape[1]).bfloat16().requires_grad_()
+    inputs = [x, layer.lora_A["player"].weight, layer.lora_B["player"].weight]
+    upstream, errors = torch.randn(64, W.shape[0]).bfloat16(), []
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    exact = wide[0] @ W.double().T + 2 * (wide[0] @ wide[1].T) @ wide[2].T
+    exact = [exact, *torch.autograd.grad(exact, wide, upstream.double())]
+    for kind in (Linear4bit, FusedLora):
+        layer.__class__ = kind
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        found = [y, *torch.autograd.grad(y, inputs, upstream)]
+        assert [t.dtype for t in found] == 2 * [torch.bfloat16] + 2 * [torch.float32]
+        errors.append([((a - b).norm() / b.norm()).item() for a, b in zip(found, exact)])
+    assert all(ours < 1.1 * pefts and ours < 0.01 for pefts, ours in zip(*errors)), errors
+
+
+def test_without_an_adapter_the_layer_is_the_base():
+    layer, W = four_bit_layer()
+    x = torch.randn(2, W.shape[1])
+    layer.enable_adapters(False)
+    torch.testing.assert_close(layer(x), x @ W.T)
