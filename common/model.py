@@ -63,6 +63,9 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     gpu = on_gpu(name)
     if gpu:
         check_gpu(four_bit)
+        # Trap: cuDNN's attention, the default on an H100, gives NaN gradients where a text is
+        # padded and 64 tokens longer than a multiple of 128 (pytorch issue 196678)
+        torch.backends.cuda.enable_cudnn_sdp(False)
     # several query heads share keys and values, which torch's attention takes as they are on a CPU;
     # else transformers copies them for each head, and the backward pass keeps the copies
     os.environ[SHARED_KEYS] = "0" if gpu else "1"
