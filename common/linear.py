@@ -52,12 +52,12 @@ class FusedLora(Linear4bit):
     where PEFT's modules, one after the other, take more kernels and more of Python.
     """
 
-    def forward(self, x, *args, **kwargs):
-        names = [name for name in self.active_adapters if name in self.lora_A]
-        if self.disable_adapters or self.merged or len(names) != 1 or args or kwargs:
-            return super().forward(x, *args, **kwargs)
-        A, B = self.lora_A[names[0]].weight, self.lora_B[names[0]].weight
-        return _LoraProduct.apply(x, A, B, self.base_layer, self.scaling[names[0]])
+    def forward(self, x):
+        name, *more = self.active_adapters
+        if self.disable_adapters or self.merged or more:
+            return super().forward(x)
+        A, B = self.lora_A[name].weight, self.lora_B[name].weight
+        return _LoraProduct.apply(x, A, B, self.base_layer, self.scaling[name])
 
 
 class _LoraProduct(torch.autograd.Function):
@@ -80,5 +80,5 @@ class _LoraProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             W = dequantize_4bit(ctx.weight.data, ctx.weight.quant_state).to(grad.dtype)  # (out, in)
             grad_x = (grad @ W).addmm_(grad_h, A, alpha=ctx.scaling).view(ctx.shape)
-        grad_A, grad_B = ctx.scaling * (grad_h.T @ rows), ctx.scaling * (grad.T @ h)
-        return grad_x, grad_A.float(), grad_B.float(), None, None
+        # autograd makes them float32, as A and B are
+        return grad_x, ctx.scaling * (grad_h.T @ rows), ctx.scaling * (grad.T @ h), None, None

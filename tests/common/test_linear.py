@@ -130,8 +130,14 @@ def test_in_bfloat16_gradients_are_float32_and_as_near_as_pefts():
     assert all(ours < 1.1 * pefts and ours < 0.01 for pefts, ours in zip(*errors)), errors
 
 
-def test_without_an_adapter_the_layer_is_the_base():
+def test_with_two_adapters_it_is_pefts_and_without_any_the_base():
     layer, W = four_bit_layer()
     x = torch.randn(2, W.shape[1])
+    layer.set_adapter(["player", "other"])
+    both = layer(x)
+    layer.__class__ = Linear4bit
+    assert torch.equal(both, layer(x))
+    layer.__class__ = FusedLora
+    layer.set_adapter("player")
     layer.enable_adapters(False)
     torch.testing.assert_close(layer(x), x @ W.T)
