@@ -42,11 +42,8 @@ def launch(
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = with_adapters(Trainer.players(args))
-    plan = plan_memory(args, players)
-    plan.show(args)  # with --dry-run the end
-    args = dataclasses.replace(
-        args, rows_at_once=plan.rows_at_once, checkpointing=plan.checkpointing
-    )
+    rows, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
+    args = dataclasses.replace(args, rows_at_once=rows, checkpointing=checkpointing)
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded

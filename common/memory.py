@@ -15,8 +15,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from common.errors import UserError, say
 from common.logprob import BLOCK_BYTES, rows_on_gpu
@@ -45,56 +43,18 @@ TABLE = {
 }
 
 
-@dataclass
-class Plan:
-    """What a run will need, and what follows from it. Nothing is decided in `show`."""
-
-    rows_at_once: int
-    """--rows-at-once, or as many as fit, at most MOST_ROWS"""
-    checkpointing: Literal["on", "off"]
-    """--checkpointing, or for "auto" off where the activations fit without"""
-    need: dict[str, int]
-    """bytes by purpose, from `estimate`"""
-    free: int
-    where: str
-    """whose bytes are free"""
-    adapters: int
-    warnings: list[str]
-    fitting: str
-    """what would fit instead, "" where everything does"""
-
-    def show(self, args):
-        """Says what does not fit; with --dry-run prints the table, and the run ends.
-
-        Raises:
-            UserError: weights, adapters and Adam's moments alone do not fit; or, in a dry run, the
-                peak does not. Otherwise the latter is a warning, because activations are an
-                estimate.
-            SystemExit: at the end of a dry run.
-        """
-        if args.dry_run:
-            base = "base in 4-bit, " if args.four_bit else ""
-            say(f"{args.model}, {base}{self.adapters} adapter{'s' * (self.adapters > 1)}")
-            say("\n".join(f"{text:<58}{_size(self.need[key])}" for key, text in TABLE.items()))
-            say(f"{self.where:<58}{_size(self.free)}")
-        for warning in self.warnings:
-            say(f"warning: --model {args.model} {warning}")
-        if self.fitting:
-            peak, free = self.need["peak"] / GIB, self.free / GIB
-            sentence = f"about {peak:.1f} GiB are needed, and there are {free:.1f} GiB."
-            sentence = f"--model {args.model}: {sentence} {self.fitting}"
-            if args.dry_run or self.need["certain"] > self.free:
-                raise UserError(sentence)
-            say(f"warning: {sentence}")
-        if args.dry_run:
-            sys.exit(0)
-
-
-def plan_memory(args, players: dict) -> Plan:
-    """Does this run fit? Reads the model's config only.
+def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
+    """(--rows-at-once, or as many as fit, at most MOST_ROWS; --checkpointing, or for "auto" off
+    where the activations fit without; bytes by purpose, from `estimate`). Reads the model's config
+    only, and says what does not fit. With --dry-run it prints the table, and the run ends.
 
     players: name -> Player, from `with_adapters`. A player's prompt holds instructions and question
         (QUESTION_TOKENS), and what it reads of others' texts.
+
+    Raises:
+        UserError: weights, adapters and Adam's moments alone do not fit; or, in a dry run, the peak
+            does not. Otherwise the latter is a warning, because activations are an estimate.
+        SystemExit: at the end of a dry run.
     """
     config, gpu = read_config(args.model), on_gpu(args.model)
     check_machine(args.model)
@@ -120,15 +80,25 @@ def plan_memory(args, players: dict) -> Plan:
         fits = need(1, args.micro_batch, checkpointing=False)["training"] <= free
         checkpointing = "off" if fits else "on"
     now = need(rows, args.micro_batch, checkpointing == "on")
+    if args.dry_run:
+        base = "base in 4-bit, " if args.four_bit else ""
+        say(f"{args.model}, {base}{len(trained)} adapter{'s' * (len(trained) > 1)}")
+        say("\n".join(f"{text:<58}{_size(now[key])}" for key, text in TABLE.items()))
+        say(f"{where:<58}{_size(free)}")
     positions = getattr(config.get_text_config(), "max_position_embeddings", math.inf)
-    longest, warnings = max(map(sum, turns)), []
-    if longest > positions and args.model not in MODELS:
-        more = f"a prompt with its completion may have {longest:,} here"
-        warnings.append(f"has seen at most {positions:,} tokens, and {more}")
-    fitting = ""
+    if (longest := max(map(sum, turns))) > positions and args.model not in MODELS:
+        here = f"a prompt with its completion may have {longest:,} here"
+        say(f"warning: --model {args.model} has seen at most {positions:,} tokens, and {here}")
     if now["peak"] > free:
+        least = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
         fitting = advice(need, free, rows, args.micro_batch, args.four_bit)
-    return Plan(rows, checkpointing, now, free, where, len(trained), warnings, fitting)
+        sentence = f"--model {args.model}: {least} {fitting}"
+        if args.dry_run or now["certain"] > free:
+            raise UserError(sentence)
+        say(f"warning: {sentence}")
+    if args.dry_run:
+        sys.exit(0)
+    return rows, checkpointing, now
 
 
 def advice(need: Callable, free: int, rows: int, micro_batch: int, four_bit: bool) -> str:

@@ -203,13 +203,6 @@ def arguments(model, **change):
     return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
 
 
-def plan(args, players=PLAYERS):
-    """As `launch` does: what does not fit is said, and a dry run ends."""
-    found = plan_memory(args, players)
-    found.show(args)
-    return found
-
-
 @pytest.fixture
 def card(monkeypatch):
     """card(24): a GPU with 24 GiB free, as far as plan_memory can tell."""
@@ -232,7 +225,7 @@ def folder(tmp_path):
 def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
     card(100)
     with pytest.raises(SystemExit) as end:
-        plan(arguments(folder))
+        plan_memory(arguments(folder), PLAYERS)
     assert end.value.code == 0
     sizes = {"rows": 256, "micro_batch": 32, "gpu_bytes": 100 * GIB}
     printed, need = capsys.readouterr().out, estimate(qwen("7B"), TURNS, **RUN | sizes)
@@ -248,35 +241,37 @@ def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
 def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
     card(23)
     with pytest.raises(UserError, match=r"are needed, and there are 23\.0 GiB\. --rows") as no:
-        plan(arguments(folder))
+        plan_memory(arguments(folder), PLAYERS)
     advice = re.search(r" --rows-at-once (\d+) and --micro-batch (\d+) would fit\.$", str(no.value))
     rows, micro = map(int, advice.groups())
     assert 32 % micro == 0
     for n, size in ((rows, micro), (2 * rows, micro), (rows, 2 * micro)):
-        found = plan_memory(arguments(folder, rows_at_once=n, micro_batch=size), PLAYERS)
-        assert (found.fitting == "") == ((n, size) == (rows, micro))
+        ends = SystemExit if (n, size) == (rows, micro) else UserError
+        with pytest.raises(ends):
+            plan_memory(arguments(folder, rows_at_once=n, micro_batch=size), PLAYERS)
 
 
 def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
     card(23)
-    plan(arguments(folder, dry_run=False))  # activations are estimated: a warning
+    # activations are estimated: a warning
+    plan_memory(arguments(folder, dry_run=False), PLAYERS)
     assert "warning" in capsys.readouterr().out
     refusals = {5: (True, "Not even one row"), 12: (False, "take --four-bit, a sm")}
     for gib, (four_bit, says) in refusals.items():
         card(gib)
         with pytest.raises(UserError, match=says):
-            plan(arguments(folder, four_bit=four_bit, dry_run=False))
+            plan_memory(arguments(folder, four_bit=four_bit, dry_run=False), PLAYERS)
 
 
 def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
     card(23)
-    args = arguments(folder, rows_at_once=16, micro_batch=8)
+    args = arguments(folder, rows_at_once=16, micro_batch=8, dry_run=False)
     pairs = with_adapters({"a": Player([], 1e-3, 1024, rows=2), "b": Player([], 0.0, 1024)})
     rows = with_adapters({"a": Player([], 1e-3, 1024), "b": Player([], 1e-3, 1024)})
-    found, expected = plan_memory(args, pairs), plan_memory(args, rows)
-    assert found.need["kept"] == 2 * expected.need["kept"]
-    assert found.need["adapters"] == expected.need["adapters"]
-    assert 2 * found.need["adam"] == expected.need["adam"]
+    found, expected = (plan_memory(args, players)[2] for players in (pairs, rows))
+    assert found["kept"] == 2 * expected["kept"]
+    assert found["adapters"] == expected["adapters"]
+    assert 2 * found["adam"] == expected["adam"]
 
 
 @pytest.mark.parametrize(
@@ -285,8 +280,7 @@ def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
 def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
     card(gib)
     args = arguments(folder, rows_at_once=None, checkpointing="auto", micro_batch=4, dry_run=False)
-    found = plan(args)
-    assert (found.rows_at_once, found.checkpointing) == (rows, checkpointing)
+    assert plan_memory(args, PLAYERS)[:2] == (rows, checkpointing)
     assert args.rows_at_once is None  # it is not written into the arguments
     assert gib < 100 or capsys.readouterr().out == ""  # where everything fits nothing is said
     need = lambda **k: estimate(qwen("7B"), TURNS, **RUN | k)  # noqa: E731
@@ -299,7 +293,8 @@ def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, c
 def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
     card(100)
     long = {"a": Player([], 1e-3, 40_000)}
-    plan(arguments(folder, dry_run=False, rows_at_once=1, micro_batch=1), with_adapters(long))
+    args = arguments(folder, dry_run=False, rows_at_once=1, micro_batch=1)
+    plan_memory(args, with_adapters(long))
     assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
 
 
@@ -352,9 +347,7 @@ def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
 
     def plan(args, players):
         planned.append(players)
-        found = plan_memory(args, players)
-        found.rows_at_once, found.checkpointing = 7, "on"
-        return found
+        return 7, "on", {}
 
     monkeypatch.setattr(launch, "plan_memory", plan)
     monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
