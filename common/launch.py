@@ -32,7 +32,8 @@ def launch(
         load: args -> (training rows, held-out rows).
         evaluate: (trainer, held-out rows) -> metrics; at step 0, every --eval-every steps, at the
             end.
-        curves: title of a panel of the report -> its metrics.
+        curves: title of a panel of the report -> its metrics; the first one of each is on the
+            step's line.
         prompt: a training row's question -> its messages; `step` then gets --questions rows, each
             group_size times in a row. Without it `step` gets no rows that it could use.
         config: fields of GRPOConfig in which the paper differs.

@@ -29,9 +29,8 @@ def check_machine(model: str):
     """
     if model in MODELS:
         return
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if not on_gpu(model):
-        if DRIVER.exists() and not hidden:
+        if DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
             cuda = torch.version.cuda
             built = f"was built for CUDA {cuda}, for which the driver may be too old"
             reason = built if cuda else "is a build for CPUs"
@@ -41,8 +40,8 @@ def check_machine(model: str):
                 f"purpose, put CUDA_VISIBLE_DEVICES= in front of the command."
             )
         return
-    gpus, launched = torch.cuda.device_count(), "WORLD_SIZE" in os.environ
-    if gpus > 1 and not launched:
+    gpus = torch.cuda.device_count()
+    if gpus > 1 and "WORLD_SIZE" not in os.environ:
         raise UserError(
             f"{gpus} GPUs are visible, and this is one process. CUDA_VISIBLE_DEVICES=0 in front of "
             f"the command takes one of them; accelerate launch --multi_gpu --num_processes {gpus} "

@@ -1,11 +1,5 @@
 """Batches of pairs, a chosen and a rejected completion for every prompt.
 
-    in_passes(items, first, count, key)       what a step trains on: shuffled pass after pass
-    pair_batch(player, prompts, pairs, ...)   -> batch of B pairs, for `step` to return
-    as_completions(batch)                     -> the same as 2B completions, for `log_probs`
-    chosen_and_rejected(values)               (2B,) -> (B,), (B,): what belongs to each
-    completion_batch(prompts, ids, ...)       -> given completions as a batch, for `log_probs`
-
 A loss on pairs overrides `CoTrainer.loss`, for a batch of pairs has no advantages. With summed
 log-ratios to the base, say:
 
@@ -32,8 +26,8 @@ import torch
 
 
 def in_passes(items: list, first: int, count: int, key: str) -> list:
-    """`count` items, from number `first` on, of an endless sequence: pass after pass over all of
-    them, each in an order of its own.
+    """What a step trains on: `count` items, from number `first` on, of an endless sequence: pass
+    after pass over all of them, each in an order of its own.
 
     key: decides the orders; equal keys, equal sequences.
 
@@ -50,7 +44,7 @@ def in_passes(items: list, first: int, count: int, key: str) -> list:
 
 
 def pair_batch(player: str, prompts: list, pairs: list[tuple], tokenizer, device) -> dict:
-    """B pairs as a batch that trains `player`.
+    """B pairs as a batch that trains `player`, for `step` to return.
 
     Args:
         player: whose `loss` will see it.
@@ -58,14 +52,9 @@ def pair_batch(player: str, prompts: list, pairs: list[tuple], tokenizer, device
         pairs: B times (chosen, rejected), token ids as sampled: one cut at the length limit has no
             end token, and gets none here.
     """
-    B = len(pairs)
-    both = completion_batch(
-        [prompt for prompt in prompts for _ in range(2)],
-        [ids for pair in pairs for ids in pair],
-        tokenizer,
-        device,
-    )
-    two = {key: rows.reshape(B, 2, -1) for key, rows in both.items()}
+    twice = [prompt for prompt in prompts for _ in range(2)]
+    both = completion_batch(twice, [ids for pair in pairs for ids in pair], tokenizer, device)
+    two = {key: rows.reshape(len(pairs), 2, -1) for key, rows in both.items()}
     return {
         "player": player,
         "prompt_ids": two["prompt_ids"][:, 0],  # (B, P)
@@ -73,12 +62,12 @@ def pair_batch(player: str, prompts: list, pairs: list[tuple], tokenizer, device
         "pair_ids": two["completion_ids"],  # (B, 2, T)
         "pair_mask": two["completion_mask"],
         "completion_mask": two["completion_mask"].amax(1),  # (B, T)
-        "row": torch.arange(B, device=device),
+        "row": torch.arange(len(pairs), device=device),
     }
 
 
 def as_completions(batch: dict) -> dict:
-    """B pairs, or a micro-batch of them -> 2B completions: chosen, rejected, chosen, ...
+    """B pairs, or a micro-batch of them -> 2B completions for `log_probs`: chosen, rejected, ...
 
     Prompts are repeated; that costs little, because a prompt that rows share is run once.
     """

@@ -44,6 +44,7 @@ from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
 from common.recording import read_lines
 from common.report.build import write_report
+from common.report.health import is_evaluation
 
 import torch
 import transformers
@@ -234,18 +235,16 @@ def in_a_sentence(folder: Path):
         raise UserError(sentence) from None
 
 
-LIBRARIES = "torch transformers trl peft accelerate bitsandbytes datasets math-verify"
-
-
 def versions(model: str) -> dict:
     # the commit; "-dirty" behind it where files have changed since
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    libraries = "torch transformers trl peft accelerate bitsandbytes datasets math-verify".split()
     threads = torch.get_num_threads()
     cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
     return {
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in LIBRARIES.split()},
+        **{name: importlib.metadata.version(name) for name in libraries},
         "processes": PartialState().num_processes,
         "device": torch.cuda.get_device_name() if on_gpu(model) else cpu,
         "commit": commit.stdout.strip() or None,
@@ -262,16 +261,11 @@ class Run(TrainerCallback):
         self.stop, self.asked = 0, 0.0  # the signal that asked for it, and when
         self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
         rows = self._rows("metrics.jsonl")
-        self.evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
+        self.evaluations = [row for row in rows if is_evaluation(row)]
         self.started = time.time() - (rows[-1].get("seconds") or 0.0 if rows else 0.0)
 
     def train(self, trainer, evaluate, curves: dict[str, list[str]]):
-        """Train to the end or to Ctrl-C.
-
-        Args:
-            evaluate: (trainer, held-out rows) -> metrics.
-            curves: title of a panel -> its metrics; the first one of each is on the step's line.
-        """
+        """Train to the end or to Ctrl-C; the arguments are those of `launch`."""
         self.trainer, self.evaluate, self.curves = trainer, evaluate, curves
         if self.main:  # for the report, which is first written at the evaluation before step 1
             about = inspect.getmodule(type(trainer)).__doc__ or ""
@@ -375,7 +369,6 @@ class Run(TrainerCallback):
         if self.stop or last:
             control.should_save = True
             control.should_training_stop = True
-        return control
 
     def on_save(self, args, state, control, **_):
         if self.main:

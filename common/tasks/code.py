@@ -11,7 +11,7 @@ import random
 import re
 
 from common.errors import UserError, say
-from common.tasks.math import QUESTION_COLUMNS, as_text, read_rows, split
+from common.tasks.math import QUESTION_COLUMNS, UNPARSABLE, as_text, read_rows, split
 from common.tiny import programs
 
 READ_AND_PRINT = (
@@ -97,13 +97,10 @@ def _from_function(row: dict, where: str) -> dict | None:
             name = compared.left.func.id
             arguments = [ast.literal_eval(argument) for argument in compared.left.args]
             expected = ast.literal_eval(compared.comparators[0])
-        except (AttributeError, SyntaxError, ValueError, TypeError, IndexError):
+        except (AttributeError, IndexError, TypeError, *UNPARSABLE):
             return None
-        except (RecursionError, MemoryError):  # signs or brackets by the thousand
-            return None
-        if not isinstance(compared.ops[0], ast.Eq) or compared.left.keywords:
-            return None
-        if not all(_on_one_line(value) for value in (*arguments, expected)):
+        plain = isinstance(compared.ops[0], ast.Eq) and not compared.left.keywords
+        if not plain or not all(_on_one_line(value) for value in (*arguments, expected)):
             return None
         inputs.append("".join(_line(value) for value in arguments))
         outputs.append(_line(expected))

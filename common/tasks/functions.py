@@ -16,7 +16,7 @@ from contextlib import suppress
 from common.errors import UserError, say
 from common.sandbox import Sandbox, Status
 from common.tasks.answers import prompt
-from common.tasks.math import as_text, read_rows, split
+from common.tasks.math import UNPARSABLE, as_text, read_rows, split
 from common.tiny import programs
 
 LONGEST = 1000
@@ -26,7 +26,6 @@ BANNED = set(
     "threading time".split()
 )
 """modules that a proposed program may not import: with them a result depends on more than inputs"""
-UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 # What stands in `program` cannot reach past its own quotes, and what it prints is not its result.
 HARNESS = """import ast, io, sys
@@ -51,7 +50,7 @@ def read_value(text: str):
     try:
         value = ast.literal_eval(text.strip())
         ast.literal_eval(repr(value))  # 1e999 is a literal, but inf is none
-    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (TypeError, *UNPARSABLE) as error:
         raise ValueError(str(error)) from None
     return value
 
@@ -73,7 +72,7 @@ def read_arguments(text: str) -> tuple:
         if not whole or call.keywords or not call.args:
             raise ValueError("not the arguments of one call")
         return tuple(read_value(ast.unparse(argument)) for argument in call.args)
-    except (SyntaxError, RecursionError, MemoryError) as error:
+    except UNPARSABLE as error:
         raise ValueError(str(error)) from None
 
 
@@ -368,7 +367,7 @@ def _from_mbpp(program: str, tests, message: str, where: str) -> dict | None:
             names.add(call.func.id)
             inputs.append(", ".join(ast.unparse(part) for part in [*call.args, *call.keywords]))
             read_arguments(inputs[-1])
-        except (AttributeError, IndexError, SyntaxError, ValueError, RecursionError, MemoryError):
+        except (AttributeError, IndexError, *UNPARSABLE):
             return None
     if len(names) != 1:
         return None

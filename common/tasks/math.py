@@ -22,6 +22,8 @@ from datasets import load_dataset
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""what `ast` raises for a text that is no Python, or signs and brackets by the thousand"""
 MOST_TINY = 100_000  # embedded questions in a run
 
 
@@ -206,14 +208,9 @@ def _read_row(row: dict, where: str) -> dict:
         raise UserError(f"--dataset {where} has no answer (one of the columns {columns}).")
     if type(answer) is int or type(answer) is float and math.isfinite(answer):
         answer = str(answer)
-    answer, solution, reference = (
-        as_text(value, where, what)
-        for value, what in (
-            (answer, "answer"),
-            (row.get("solution"), "solution"),
-            (row.get("reference"), "reference"),
-        )
-    )
+    answer = as_text(answer, where, "answer")
+    solution = as_text(row.get("solution"), where, "solution")
+    reference = as_text(row.get("reference"), where, "reference")
     if "####" in answer:  # GSM8K: reasoning, then "#### 1,234"
         solution = solution or answer
         answer = answer.rsplit("####", 1)[1].replace(",", "")
