@@ -129,14 +129,15 @@ def check_number(name: str, value, kind):
     options = [kind, *getattr(kind, "__args__", ())]  # Count | None
     found = [b for k in options for b in getattr(k, "__metadata__", ()) if isinstance(b, Bounds)]
     least, most = found[0] if found else Bounds()
-    if least <= value <= most and math.isfinite(value):  # NaN is in no bounds
+    if not math.isfinite(value):
+        wanted = "finite"
+    elif value < least:
+        wanted = f"at least {least:g}"
+    elif value > most:
+        wanted = f"at most {most:,}"
+    else:
         return
-    wanted = [] if math.isfinite(value) else ["finite"]
-    if not value > most and math.isfinite(least):
-        wanted.append(f"at least {least:g}")
-    if not value < least and math.isfinite(most):
-        wanted.append(f"at most {most:g}" if most < 1e6 else f"at most {most:,}")
-    raise UserError(f"--{name.replace('_', '-')} {value} must be {' and '.join(wanted)}.")
+    raise UserError(f"--{name.replace('_', '-')} {value} must be {wanted}.")
 
 
 # ------------------------------------------------------------------ for TRL
