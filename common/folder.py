@@ -92,10 +92,9 @@ def is_ours(folder: Path, name: str, given: dict) -> bool:
     if f"{name}.py" in found:
         return True
     others = ", ".join(sorted(file for file in found if file.endswith(".py")))
-    if others:
+    if others or read_arguments(folder).keys() != given.keys():  # else a start that came no further
+        others = others or "another script"
         raise UserError(f"--out {folder}: holds a run of {others}, not of {name}.py.")
-    if read_arguments(folder).keys() != given.keys():  # else a start that came no further
-        raise UserError(f"--out {folder}: its args.json is not of {name}.py; choose another one.")
     return True
 
 
@@ -222,9 +221,7 @@ def whats_wrong(checkpoint: Path) -> str:
         return f"it is of step {step}"
     for name, expected in noted:
         path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if signature(path) != expected:
+        if not path.is_file() or signature(path) != expected:
             return f"{name} is not as it was written"
     return ""
 

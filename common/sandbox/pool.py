@@ -89,12 +89,10 @@ class Sandbox:
     def __init__(self, workers: int | None = None, unsafe: bool = False):
         if workers is None:
             beside = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
-            workers = max(1, (os.cpu_count() or 1) // int(beside))
+            workers = (os.cpu_count() or 1) // int(beside)
         if sys.platform != "linux":
             raise UserError("model-written programs need Linux; a Linux container would do.")
-        if workers < 1:
-            raise UserError(f"{workers} sandbox workers: at least 1 is needed.")
-        self.count, self.workers = workers, []
+        self.count, self.workers = max(1, workers), []
         try:
             self._fill()
             # what keeps programs from running, hard limits for example, says so here
