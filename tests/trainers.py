@@ -180,6 +180,12 @@ def logged(trainer) -> dict[str, float]:
     return {name: total / count for name, (total, count) in trainer._sums.items() if count}
 
 
+def encoded(trainer, text: str) -> list[int]:
+    """Its tokens and the end token."""
+    tokenizer = trainer.processing_class
+    return [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+
+
 def log_probs_by_hand(trainer, player, prompt: list[dict], ids: list[int]) -> list[float]:
     """Of each token of one completion, by a softmax in float64. player: None for the base."""
     tokenizer = trainer.processing_class

@@ -16,7 +16,7 @@ import torch
 from conftest import build, perturb, write_rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trainers import answering, log_probs_by_hand, logged
+from trainers import answering, encoded, log_probs_by_hand, logged
 
 
 # ------------------------------------------------------------------ slices
@@ -154,11 +154,9 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
     trainer.gather = lambda values: 2 * values  # a second process with as many tokens
     (batch,) = trainer.step([{}] * 6)
     del trainer.gather
-    tokenizer, logps = trainer.processing_class, []
+    logps = []
     for i, row in enumerate(LABELS * 3):  # as many NO as YES
-        written = tokenizer(row["judgement"], add_special_tokens=False).input_ids
-        written = [*written, tokenizer.eos_token_id]
-        mask = batch["completion_mask"][i].bool()
+        written, mask = encoded(trainer, row["judgement"]), batch["completion_mask"][i].bool()
         assert batch["completion_ids"][i][mask].tolist() == written
         asked = gar.judge_prompt(row["question"], row["slice"])
         logps += log_probs_by_hand(trainer, "discriminator", asked, written)

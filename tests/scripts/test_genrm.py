@@ -14,9 +14,8 @@ import torch
 from conftest import build, perturb, small, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, logged, without_model
+from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
 
-EOS = 4
 THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
 
@@ -48,10 +47,9 @@ def real(folder, **change) -> genrm.GenRM:
 
 def mean_loss(trainer, texts: list[tuple]) -> float:
     """Minus the mean over the tokens of all texts, end tokens included."""
-    logps, tokenizer = [], trainer.processing_class
+    logps = []
     for prompt, text in texts:
-        ids = [*tokenizer(text, add_special_tokens=False).input_ids, EOS]
-        logps += log_probs_by_hand(trainer, "verifier", prompt, ids)
+        logps += log_probs_by_hand(trainer, "verifier", prompt, encoded(trainer, text))
     return -sum(logps) / len(logps)
 
 

@@ -11,9 +11,7 @@ from common.errors import UserError
 
 import pytest
 from conftest import build, lora, moved, perturb
-from trainers import QUESTION, RIGHT, WRONG, answering, log_probs_by_hand, without_model
-
-EOS = 4
+from trainers import QUESTION, RIGHT, WRONG, answering, encoded, log_probs_by_hand, without_model
 
 
 # ------------------------------------------------------------------ scores and pairs
@@ -36,7 +34,7 @@ def test_best_and_worst_are_the_first_of_equal_ones(seed):
 
 
 def answer(text, right=None):
-    return {"question": QUESTION, "text": text, "ids": [5, EOS], "right": right}
+    return {"question": QUESTION, "text": text, "ids": [5, 4], "right": right}
 
 
 def test_answers_with_the_same_text_are_one_with_all_their_readings():
@@ -57,12 +55,11 @@ def trainer(tmp_path):
 
 
 def pairs_of(trainer, *pairs):
-    def answered(text: str, right: bool) -> dict:
-        ids = trainer.processing_class(text, add_special_tokens=False).input_ids
-        return {"ids": [*ids, EOS], "right": right}
-
-    sides = [{"chosen": answered(y, True), "rejected": answered(z, False)} for y, z in pairs]
-    return [{"question": QUESTION, "scores": [1.0, 0.0], **both} for both in sides]
+    sides = [[answer(y) | {"ids": encoded(trainer, y)} for y in both] for both in pairs]
+    return [
+        {"question": QUESTION, "scores": [1.0, 0.0], "chosen": chosen, "rejected": rejected}
+        for chosen, rejected in sides
+    ]
 
 
 def test_the_loss_by_hand(trainer):

@@ -13,10 +13,9 @@ import pytest
 import torch
 from conftest import build, lora, perturb
 from hypothesis import given, strategies
-from trainers import QUESTION, RIGHT, answering, log_probs_by_hand, without_model
+from trainers import QUESTION, RIGHT, answering, encoded, log_probs_by_hand, without_model
 
 WORSE = "<step>38+7=45</step>\n<step>45*7=10</step>\n<answer>\\boxed{10}</answer>"
-EOS = 4
 
 
 # ------------------------------------------------------------------ what is kept
@@ -78,8 +77,7 @@ def trainer(tmp_path):
 
 def lessons_of(trainer, *texts):
     prompt = st.compare_prompt(QUESTION, RIGHT, WORSE)
-    tokens = [trainer.processing_class(text, add_special_tokens=False).input_ids for text in texts]
-    return [{"prompt": prompt, "ids": [*ids, EOS]} for ids in tokens]
+    return [{"prompt": prompt, "ids": encoded(trainer, text)} for text in texts]
 
 
 def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
@@ -109,7 +107,7 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
 
     def judge(comparisons):
         judges.append(lora(trainer, "judge"))
-        return [c | {"ids": [5, EOS], "choice": c["better"]} for c in comparisons]
+        return [c | {"ids": [5, 4], "choice": c["better"]} for c in comparisons]
 
     trainer.judge = judge
     trainer.saved |= {"round": 0, "comparisons": st.comparisons_of(QUESTION, RIGHT, WORSE)}

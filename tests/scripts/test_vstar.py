@@ -12,9 +12,7 @@ from common.tasks.answers import solve_prompt
 import pytest
 import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, log_probs_by_hand, logged, without_model
-
-EOS = 4
+from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
 
 
 def row(solution, right, **more):
@@ -43,13 +41,9 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def with_end(trainer, text: str) -> list[int]:
-    return [*trainer.processing_class(text, add_special_tokens=False).input_ids, EOS]
-
-
 def likelihood(trainer, adapter, text: str) -> float:
-    ids = with_end(trainer, text)
-    return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), ids))
+    prompt = solve_prompt(QUESTION)
+    return sum(log_probs_by_hand(trainer, adapter, prompt, encoded(trainer, text)))
 
 
 def step_loss(trainer) -> float:
@@ -117,7 +111,7 @@ def test_the_generators_loss_and_its_restart(tmp_path):
     and Adam knows nothing of it, while the other one keeps everything."""
     trainer = real(tmp_path)
     trainer.saved |= {"iteration": 0, "D_gen": [row(RIGHT, True), row(WRONG, True)]}
-    tokens = len(with_end(trainer, RIGHT)) + len(with_end(trainer, WRONG))
+    tokens = len(encoded(trainer, RIGHT)) + len(encoded(trainer, WRONG))
     wanted = -sum(likelihood(trainer, "generator", text) for text in (RIGHT, WRONG)) / tokens
     assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
     trainer.create_optimizer()
