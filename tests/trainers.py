@@ -22,6 +22,23 @@ def solution(answer, step="") -> str:
     return rf"<step>x={answer}{step}</step><answer>\boxed{{{answer}}}</answer>"
 
 
+C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
+
+
+def judgement(*verdicts, final=C, section=None) -> str:
+    """section: what stands there instead of a step for each verdict."""
+    if section is None:
+        section = "\n".join(f"<step>so it is {v}</step>" for v in verdicts)
+    end = f"<final_verification>{final}</final_verification>"
+    return f"<step_verification>\n{section}\n</step_verification>\n{end}"
+
+
+def twice(*questions: str, **more) -> list[dict]:
+    """Rows of a step; the gold answer is 7."""
+    rows = [{"question": q, "answer": "7", "prompt": [{"content": q}]} | more for q in questions]
+    return [row for row in rows for _ in range(2)]
+
+
 class Characters:
     """A tokenizer with a token per character, and 4 at the end."""
 

@@ -21,16 +21,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, solution, whitened, without_model
+from trainers import C, X, answering, judgement, solution, twice, whitened, without_model
 
-C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
 an_answer = st.sampled_from(["7", "8", "9", None])
-
-
-def judgement(*verdicts, final=C) -> str:
-    steps = "".join(f"<step>it is {v}</step>\n" for v in verdicts)
-    end = f"<final_verification>{final}</final_verification>"
-    return f"<step_verification>\n{steps}</step_verification>\n{end}"
 
 
 # ------------------------------------------------------------------ parsing
@@ -89,11 +82,10 @@ def test_rewards_in_every_case():
     assert {key: judgement_reward(*key) for key in table} == table
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 1.0, 2.0, math.nan]), st.sampled_from("abc")), min_size=1
-    )
-)
+VALUE = st.sampled_from([0.0, 1.0, 2.0, math.nan])
+
+
+@given(st.lists(st.tuples(VALUE, st.sampled_from("abc")), min_size=1))
 def test_advantages_equal_the_loop(rows):
     values, keys = map(list, zip(*rows))
     known = [key for value, key in rows if value == value]
@@ -109,12 +101,7 @@ def given_texts(texts: dict[str, list[str]], **change) -> coverrl.CoVerRL:
     return without_model(coverrl.CoVerRL, cfg, {name: [*its] for name, its in texts.items()})
 
 
-def rows():
-    """Two questions, each twice: 1 has the gold answer 7, 2 has 5."""
-    given = [("1", "7"), ("1", "7"), ("2", "5"), ("2", "5")]
-    return [{"prompt": [{"content": q}], "question": q, "answer": a} for q, a in given]
-
-
+ROWS = [*twice("1"), *twice("2", answer="5")]
 WRITTEN = {
     # the trained solutions of both, then those that only vote: 7 7 8 7 wins 3 to 1; 4 6 4 none
     "solver": [*map(solution, (7, 8, 4, 6)), solution(7) + " ", solution(7), solution(4), "none"],
@@ -126,7 +113,7 @@ WRITTEN = {
 
 def test_a_step():
     trainer = given_texts(WRITTEN)
-    trainer.step(rows())
+    trainer.step(ROWS)
     asked = {name: [text for who, text in trainer.asked if who == name] for name in WRITTEN}
     assert [user.count("Verify its 1 steps.") for user in asked["verifier"]] == [1] * 6
     # the judgements that say INCORRECT: of 8, and of 4, whose question is dropped with it
@@ -154,7 +141,7 @@ def test_corrections_agree_with_the_vote_and_are_compared_after_one_judgement():
         "corrector": [*map(solution, (7, 8, 7, 7))],
     }
     trainer = given_texts(written, samples=5)
-    trainer.step([row | {"answer": "8"} for row in rows()[:2]])
+    trainer.step(twice("1", answer="8"))
     A = trainer.batches["corrector"]["advantages"].tolist()
     assert A == pytest.approx([2**-0.5, -(2**-0.5), 0, 0], abs=1e-5)
     asked = [text for who, text in trainer.asked if who == "corrector"]
@@ -166,7 +153,7 @@ def test_a_process_without_a_judgement_takes_part_in_vain():
     said = {"verifier": [judgement(X, final=X)], "corrector": [solution(3)]}
     trainer = given_texts({"solver": [solution(3)] * 8} | said)
     trainer.gather = lambda values: [*values, 1]  # another process has one
-    trainer.step(rows())
+    trainer.step(ROWS)
     assert set(trainer.batches) == {"solver", *said} and trainer.logged["co/kept"] == [True] * 2
     for name in said:
         batch = trainer.batches[name]
@@ -177,10 +164,7 @@ def test_a_process_without_a_judgement_takes_part_in_vain():
     "change, trains",
     [
         ({"verifier": "none"}, {"solver": [True, True]}),
-        (
-            {"verifier": "untrained"},
-            {"solver": [True, False], "verifier": [False, False], "corrector": [True]},
-        ),
+        ({"verifier": "untrained"}, {"verifier": [False, False], "corrector": [True]}),
         ({"corrections": 0}, {"solver": [True, False], "verifier": [True, False]}),
         ({"filter": "none"}, {"solver": [True, True], "verifier": [True, True]}),
     ],
@@ -189,7 +173,7 @@ def test_ablations(change, trains):
     """Who is trained on, for each of the two questions."""
     written = WRITTEN | {"corrector": [solution(7), "hm", solution(4), "hm"]}
     trainer = given_texts(written, **change)
-    trainer.step(rows())
+    trainer.step(ROWS)
     found = {name: batch["advantages"] != 0 for name, batch in trainer.batches.items()}
     for name, expected in trains.items():
         first = {"solver": 2, "verifier": 4}.get(name, len(found[name]))  # rows of question 1
@@ -213,7 +197,7 @@ def test_a_coin_keeps_as_many_without_a_reason():
 
 def test_where_all_agree_nobody_is_asked():
     trainer = given_texts({"solver": [solution(3)] * 8})
-    trainer.step(rows())
+    trainer.step(ROWS)
     assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
     assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
 

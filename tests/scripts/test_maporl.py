@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, solution, whitened, without_model
+from trainers import C, X, answering, judgement, solution, twice, whitened, without_model
 
 
 # ------------------------------------------------------------------ score
@@ -118,12 +118,6 @@ def given_texts(texts: dict[str, list[str]], **change) -> maporl.Maporl:
     return without_model(maporl.Maporl, cfg, texts)
 
 
-def rows(*questions: str) -> list[dict]:
-    """Each twice; the gold answer is 7."""
-    of = lambda q: {"question": q, "answer": "7", "prompt": [{"content": q}]}  # noqa: E731
-    return [of(q) for q in questions for _ in range(2)]
-
-
 def written() -> dict[str, list[str]]:
     """Alice is right in the first debate of either question, Bob never, until he follows her."""
     thoughts = "<think>\nhm\n</think>\n"
@@ -139,7 +133,7 @@ def written() -> dict[str, list[str]]:
 def test_a_step(pool, groups):
     """Rewards of a role are compared within a question, or across questions."""
     trainer = given_texts(written(), pool=pool)
-    alice, bob = trainer.step(rows("1+6", "2+5"))
+    alice, bob = trainer.step(twice("1+6", "2+5"))
     got = {batch["player"]: batch["rewards"].tolist() for batch in alice + bob}
     assert [*got] == ["alice", "alice_again", "bob", "bob_again"]
     # alice, turn 1: (1 + .3 * 1) / 1.3 and alpha3 for what Bob made of it; without: .3 * .5
@@ -163,7 +157,7 @@ def test_what_is_cut_in_its_thoughts_has_no_answer():
     texts = {name: said * 2 for name, said in written().items()}
     texts["alice_again"][:4] = [r"<think>One says \boxed{7}, the other"] * 4
     trainer = given_texts(texts | {"alice": texts["alice"][:4], "bob": texts["bob"][:4]}, turns=3)
-    alice, bob = trainer.step(rows("1+6", "2+5"))
+    alice, bob = trainer.step(twice("1+6", "2+5"))
     right = [[note["answer is right"] for note in batch["notes"]] for batch in alice]
     assert right == [[True, False] * 2, [False] * 4, [True, False] * 2]
     last = [text for name, text in trainer.asked if name == "bob_again"][4:]
@@ -176,7 +170,7 @@ def test_the_placebo_shows_another_questions_text():
     """In the prompt that the embedded model has been taught."""
     texts = [[f"alice {i}" for i in range(4)], [f"bob {i}" for i in range(4)]]
     trainer = given_texts({}, placebo=True)
-    for i, asked in enumerate(trainer.debate_prompts(rows("q1", "q2"), texts, agent=0)):
+    for i, asked in enumerate(trainer.debate_prompts(twice("q1", "q2"), texts, agent=0)):
         both = f"Solution 1:\nalice {i}\nSolution 2:\nbob {(i + 2) % 4}"
         wanted = f"Problem: q{1 + i // 2}\n{both}\nWrite your own."
         assert asked[-1]["content"] == wanted
@@ -190,7 +184,7 @@ def test_the_placebo_is_never_about_the_own_question(questions):
 
 def test_without_another_question_there_is_no_placebo():
     with pytest.raises(UserError, match="all of a step are the same"):
-        maporl.about_another(rows("q1"), ["x", "y"])
+        maporl.about_another(twice("q1"), ["x", "y"])
 
 
 @pytest.mark.parametrize("verifier", ["frozen", "co-trained"])
@@ -198,13 +192,10 @@ def test_a_verifier_in_the_answers_place(verifier):
     """It accepts everything but what it says nothing readable of, Bob's last solution: all other
     scores are 1, and only bonuses, which ask for gold, differ.
     """
-    yes, no = (
-        rf"<final_verification>\boxed{{{it}}}</final_verification>"
-        for it in ("CORRECT", "INCORRECT")
-    )
+    yes, no = judgement(final=C), judgement(final=X)
     said = [yes] * 15 + ["so it is"] + [yes, no, "so it is", no]
     trainer = given_texts(written() | {"verifier": said}, verifier=verifier)
-    alice, bob, *trained = trainer.step(rows("1+6", "2+5"))
+    alice, bob, *trained = trainer.step(twice("1+6", "2+5"))
     got = {batch["player"]: batch["rewards"].tolist() for batch in alice + bob}
     before = (1 + 0.3 * 0.5) / 1.3
     assert got["bob"] == pytest.approx([1, 1, 1, before])

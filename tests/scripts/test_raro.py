@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, solution, without_model
+from trainers import answering, solution, twice, without_model
 
 END = ord("\n") + 10  # the token that ends what the players write here
 OTHER = {"1": "2", "2": "1"}
@@ -64,13 +64,8 @@ def given_texts(policy=(), judgements=(), old=(), **change) -> raro.Raro:
     return trainer
 
 
-def rows(*questions: str) -> list[dict]:
-    """Each twice; the gold answer is 7, and the expert's step has a mark of its own, behind words
-    that nobody is to see.
-    """
-    reference = "As experts say: " + solution(7, "?")
-    of = lambda q: {"question": q, "answer": "7", "reference": reference}  # noqa: E731
-    return [of(q) | {"prompt": [{"content": q}]} for q in questions for _ in range(2)]
+# the expert's step has a mark of its own, behind words that nobody is to see
+ROWS = twice("1+6", "2+5", reference="As experts say: " + solution(7, "?"))
 
 
 def test_a_step():
@@ -83,7 +78,7 @@ def test_a_step():
     said += [*map(boxed, ("1", "2", "tie")), "hm"]
     weights = {"weight_pol": 0.25, "weight_crit": 2.0}
     trainer = given_texts([solution(n) for n in (7, 8, 7, 9)], said, **weights)
-    (policy, critic) = trainer.step(rows("1+6", "2+5"))[0]
+    (policy, critic) = trainer.step(ROWS)[0]
     assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0])
     # without a deviation
     assert policy["advantages"].tolist() == pytest.approx([0.125, -0.125, 0.075, -0.075])
@@ -130,7 +125,7 @@ def test_the_critic_trains_on_new_and_old_pairs(share, count, known):
 def test_a_full_buffer_drops_the_oldest():
     buffer = [old_pair(i) for i in range(3)]
     trainer = given_texts([solution(8)] * 2, [boxed(1)] * 6, buffer, buffer=4, shared=False)
-    batches = trainer.step(rows("1+6"))  # of two adapters: not joined
+    batches = trainer.step(ROWS[:2])  # of two adapters: not joined
     assert [batch["player"] for batch in batches] == ["policy", "critic"]
     kept = [pair["question"] for pair in trainer.saved["buffer"]]
     assert kept == ["old 1", "old 2", "1+6", "1+6"]
@@ -138,7 +133,7 @@ def test_a_full_buffer_drops_the_oldest():
 
 def test_controls_are_never_trained_and_a_coin_is_not_asked():
     trainer = given_texts([solution(8)] * 4, [], critic="coin")
-    batches = trainer.step(rows("1+6", "2+5"))
+    batches = trainer.step(ROWS)
     assert [batch["player"] for batch in batches] == ["policy"] and len(trainer.asked) == 4
     assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
     of = lambda **change: raro.Raro.players(raro.Args(**change))  # noqa: E731
@@ -152,7 +147,7 @@ def test_a_frozen_critic_is_the_base(critic, shared):
     """With two adapters its own is never trained, so it need not be turned off."""
     trainer, who = given_texts([solution(8)] * 2, [boxed(1)] * 2, critic=critic, shared=shared), []
     trainer.playing = lambda name: who.append(name) or nullcontext()
-    trainer.step(rows("1+6"))
+    trainer.step(ROWS[:2])
     assert who == [None] * (critic == "frozen" and shared)
 
 

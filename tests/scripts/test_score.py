@@ -15,7 +15,7 @@ import torch
 from conftest import steps_of
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, solution, without_model
+from trainers import answering, solution, twice, without_model
 
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -56,7 +56,7 @@ def given_texts(first: list[str], second: list[str], done=0, **change) -> Score:
     return trainer
 
 
-ROWS = [{"question": q, "answer": "7", "prompt": [{"content": q}]} for q in "aabb"]
+ROWS = twice("a", "b")
 FIRST = [solution(7), solution(8), solution(7), solution(9)]  # right, wrong; right, wrong
 SHARES = {"first/accuracy": 0.5, "second/accuracy": 0.5, "co/delta": 0.0, "co/same": 0.5}
 SHARES |= {"co/wrong_to_right": 0.25, "co/right_to_wrong": 0.25, "co/corrected": 0.5}

@@ -15,10 +15,10 @@ from tango import Args, Judgement, Tango, parse_judgement, tango_advantages
 
 import pytest
 import torch
-from conftest import metrics_of, run_here, small, steps_of, trained_adapters
+from conftest import small, steps_of, trained_adapters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers import answering, close, whitened, without_model
+from trainers import C, X, answering, close, judgement, whitened, without_model
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")
@@ -40,27 +40,17 @@ def test_golden_numbers():
 
 def loop_tango(outcome, steps, ends, mask, group_size, alpha):
     """Section 3 of the method, one token at a time."""
-
-    def normalise(values):
-        if len(values) < 2:
-            return lambda v: v
-        mean = sum(values) / len(values)
-        std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-        return lambda v: (v - mean) / (std + 1e-6)
-
+    groups = [i // group_size for i in range(len(mask))]
+    A_out = whitened([*zip(outcome.tolist(), groups)], added=1e-6)
+    rows, columns = torch.nonzero((ends >= 0) & ~steps.isnan(), as_tuple=True)
+    rewards = [(steps[i, k].item(), groups[i]) for i, k in zip(rows, columns)]
+    z = whitened(rewards, added=1e-6)
+    alone = [[group for _, group in rewards].count(group) == 1 for _, group in rewards]
+    z = [r if one else a for (r, _), one, a in zip(rewards, alone, z)]
     A = torch.zeros(mask.shape, dtype=torch.float64)
-    for first in range(0, len(mask), group_size):
-        rows = range(first, first + group_size)
-        steps_of = {
-            i: [(end, r.item()) for end, r in zip(ends[i], steps[i]) if end >= 0 and r == r]
-            for i in rows
-        }
-        out = normalise([outcome[i].item() for i in rows])
-        step = normalise([r for i in rows for _, r in steps_of[i]])
-        for i in rows:
-            for t in mask[i].nonzero().flatten():
-                to_go = sum(step(r) for end, r in steps_of[i] if end >= t)
-                A[i, t] = (1 - alpha) * out(outcome[i].item()) + alpha * to_go
+    for i, t in mask.nonzero().tolist():
+        to_go = sum(a for a, row, k in zip(z, rows, columns) if row == i and ends[i, k] >= t)
+        A[i, t] = (1 - alpha) * A_out[i] + alpha * to_go
     return A
 
 
@@ -152,16 +142,6 @@ def test_the_clock_of_alpha_counts_the_generators_steps_only():
 
 
 # ------------------------------------------------------------------ parsing and formats
-C, X = r"\boxed{CORRECT}", r"\boxed{INCORRECT}"
-
-
-def judgement(*verdicts, final=C, section=None, tail=""):
-    if section is None:
-        section = "\n".join(f"<step>so it is {v}</step>" for v in verdicts)
-    end = f"<final_verification>{final}</final_verification>{tail}"
-    return f"<step_verification>\n{section}\n</step_verification>\n{end}"
-
-
 QUOTES_THE_END = f"<step><final_verification>{C}</final_verification> it quotes {X}</step>"
 
 
@@ -233,7 +213,7 @@ def test_steps_are_countable_where_the_released_format_score_is_at_least_06():
         (judgement(C, C), solution(3), 0.2),  # one verdict too few
         (judgement(C, C), "no format at all", 1.0),  # whose steps cannot be counted
         (judgement(), "no format at all", 0.2),
-        (judgement(C, C, C, tail="more"), solution(3), 0.0),
+        (judgement(C, C, C) + "more", solution(3), 0.0),
         (judgement(C, C, C, final=f"{C}."), solution(3), 0.2),  # readable, but not in its form
         (judgement(section="nothing"), solution(3), 0.0),
         (judgement(section=f"words <step>{C}</step>" * 3), solution(3), 0.6),
@@ -366,18 +346,9 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
 
 
 # ------------------------------------------------------------------ runs
-def test_a_frozen_verifiers_figures_stay_whatever_the_generator_learns(tmp_path, no_report):
-    arguments = small("tango.py", tmp_path / "run", "--verifier", "frozen", "--lr", 0.01)
-    run_here("tango.py", *arguments)
-    rows = [row for row in metrics_of(tmp_path / "run") if "eval/generator/accuracy" in row]
-    first, last = ({k: x for k, x in row.items() if "eval/verifier" in k} for row in rows)
-    assert first == last != {}
-    first, last = ({k: x for k, x in row.items() if "eval/generator" in k} for row in rows)
-    assert first != last
-
-
-def test_without_a_verifier_nothing_is_judged(tmp_path, brief):
-    arguments = small("tango.py", tmp_path / "run", "--steps", 2, "--verifier", "none")
-    brief("tango.py", *arguments)
-    assert trained_adapters(tmp_path / "run") == {"generator"}
-    assert not any("co/verdict_minus_gold" in row for row in steps_of(tmp_path / "run"))
+@pytest.mark.parametrize("verifier", ["none", "frozen"])
+def test_a_verifier_that_is_not_trained_judges_if_there_is_one(tmp_path, brief, verifier):
+    brief("tango.py", *small("tango.py", tmp_path, "--steps", 2, "--verifier", verifier))
+    assert trained_adapters(tmp_path) == {"generator"}
+    judged = ["co/verdict_minus_gold" in row for row in steps_of(tmp_path)]
+    assert judged == [verifier == "frozen"] * 2
