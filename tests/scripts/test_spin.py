@@ -10,9 +10,21 @@ from spin import Args, Spin, evaluate, human_ids, learning_rate_at, load, solve_
 
 import pytest
 import torch
-from conftest import build, gradient, metrics_of, saved_of, small, steps_of, weights, write_rows
+from conftest import (
+    build,
+    gradient,
+    lora,
+    metrics_of,
+    moved,
+    perturb,
+    saved_of,
+    small,
+    steps_of,
+    trained_adapters,
+    write_rows,
+)
 from datasets import Dataset
-from trainers import answering, log_probs_by_hand, without_model
+from trainers import answering, encoded, log_probs_by_hand, without_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -27,14 +39,9 @@ def test_equal_to_trls_dpo_sigmoid_loss(tmp_path):
     player, opponent = (AutoModelForCausalLM.from_pretrained(TINY).eval() for _ in range(2))
     for p in player.parameters():
         p.data += 0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
-    rows = [
-        {
-            "prompt": "3+4 mod 61",
-            "chosen": "<step>3+4=7</step>",
-            "rejected": "<step>3+4=8</step>\n9",
-        },
-        {"prompt": "(1+2)*3 mod 61", "chosen": "<step>1", "rejected": "9"},
-    ]
+    texts = [("3+4 mod 61", "<step>3+4=7</step>", "<step>3+4=8</step>\n9")]
+    texts += [("(1+2)*3 mod 61", "<step>1", "9")]
+    rows = [dict(zip(("prompt", "chosen", "rejected"), row)) for row in texts]
     config = DPOConfig(tmp_path, beta=0.1, use_cpu=True, report_to="none", bf16=False)
     inputs = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
     trainer = DPOTrainer(player, opponent, config, **inputs)
@@ -71,10 +78,7 @@ def make_spin(folder, **change) -> Spin:
     args = Args(**{"steps": 8, "questions": 8, "micro_batch": 8} | change)
     kind = lambda *inputs: Spin(*inputs, inputs[-1][-8:])  # noqa: E731  the last are held out
     trainer = build(kind, folder, args, Spin.players(args), solve_prompt, rows=args.questions)
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in sorted(trainer.model.named_parameters()):
-        if "lora_B" in name:
-            parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    perturb(trainer, 0.05)
     human = [human_ids(row, trainer.processing_class) for row in trainer.train_rows]
     pairs = [
         {"question": row["question"], "real": y, "generated": other[: 30 + i]}
@@ -158,19 +162,20 @@ def test_the_last_iteration_has_its_own_lambda(tmp_path):
 
 
 def test_a_new_iteration_copies_the_player_and_forgets_the_optimisers_past(tmp_path):
+    def weights_of(adapter: str) -> dict:
+        named = lora(trainer, adapter).items()
+        return {name.replace(f".{adapter}.", ".player."): p for name, p in named}
+
     trainer = make_spin(tmp_path)
-    named = dict(trainer.model.named_parameters())
-    players = {n: p.clone() for n, p in named.items() if ".player." in n}
-    opponents = {n: named[n.replace(".player.", ".ref.")] for n in players}
-    assert any(not torch.equal(p, opponents[n]) for n, p in players.items())
+    players = weights_of("player")
+    assert moved(players, weights_of("ref")) > 0
     trainer.create_optimizer()
     for p in trainer.parameters_of("player"):
         trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
     before = trainer.saved["pairs"]
     trainer.start_iteration(1)
     assert not trainer.optimizer.state
-    for name, p in players.items():
-        assert torch.equal(p, named[name]) and torch.equal(p, opponents[name])
+    assert moved(players, weights_of("player")) == moved(players, weights_of("ref")) == 0
     assert trainer.saved["iteration"] == 1 and trainer.saved["previous_pairs"] == before
     made = [pair["question"] for pair in trainer.saved["pairs"]]
     assert made == [row["question"] for row in trainer.prompts()]
@@ -218,14 +223,15 @@ def test_the_opponents_figures():
 
 def test_both_completions_of_a_pair_are_recorded_with_their_share_of_the_reward(finished):
     rows = metrics_of(finished("spin.py")[0], "rollouts")
-    for step in range(1, 9):
-        shown = [row for row in rows if row["step"] == step]
-        for row in shown:
-            total = sum(row["advantages"])
-            assert total == pytest.approx(row["rewards"]["reward"], abs=1e-2)
-            assert step % 2 == 0 or abs(total) < 1e-3
-        of = lambda name: sorted(r["prompt"] for r in shown if r["player"] == name)  # noqa: B023, E731
-        assert of("human") == of("opponent") != []
+    for row in rows:
+        total = sum(row["advantages"])
+        assert total == pytest.approx(row["rewards"]["reward"], abs=1e-2)
+        assert row["step"] % 2 == 0 or abs(total) < 1e-3
+    human, opponent = (
+        sorted((row["step"], row["prompt"]) for row in rows if row["player"] == name)
+        for name in ("human", "opponent")
+    )
+    assert human == opponent and {step for step, _ in human} == {*range(1, 9)}
     assert any(abs(row["rewards"]["reward"]) > 1e-2 for row in rows)
 
 
@@ -234,11 +240,10 @@ def test_evaluation_by_hand():
     """Of 3 questions with 2 samples each; the log-likelihood of a human answer is the sum over its
     tokens and its end.
     """
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
     references = ["<step>3+4=7</step>", "7", "12"]
     held_out = [
-        {"question": q, "answer": str(i), "reference": reference}
-        for i, (q, reference) in enumerate(zip("abc", references))
+        {"question": q, "answer": answer, "reference": reference}
+        for q, answer, reference in zip("abc", "012", references)
     ]
     samples, seen = {"a": "07", "b": "11", "c": "77"}, []  # greedily all are 1
 
@@ -251,11 +256,10 @@ def test_evaluation_by_hand():
         return -0.5 * batch["completion_mask"]
 
     trainer = answering(say, eval_samples=2)
-    trainer.processing_class, trainer.log_probs = tokenizer, log_probs
+    trainer.processing_class, trainer.log_probs = AutoTokenizer.from_pretrained(TINY), log_probs
     trainer.accelerator = SimpleNamespace(device="cpu")
     result = evaluate(trainer, held_out)
-    ids = [tokenizer(text, add_special_tokens=False).input_ids for text in references]
-    human = [[*row, tokenizer.eos_token_id] for row in ids]
+    human = [encoded(trainer, text) for text in references]
     assert seen == human and len({*map(len, human)}) > 1
     nats = -0.5 * sum(map(len, human)) / 3
     expected = {"player/accuracy": 3 / 6, "player/greedy": 1 / 3, "player/logp_human": nats}
@@ -272,9 +276,7 @@ def short(out, *more):
 )
 def test_variants(tmp_path, brief, flags):
     brief("spin.py", *short(tmp_path / "run", *flags.split()))
-    trained = weights(tmp_path / "run")
-    assert any(t.any() for n, t in trained.items() if "player/" in n and "lora_B" in n)
-    assert not any(t.any() for n, t in trained.items() if "ref/" in n and "lora_B" in n)
+    assert trained_adapters(tmp_path / "run") == {"player"}
     first, second = steps_of(tmp_path / "run")
     if "none" in flags:
         assert "player/spin_loss" not in first and 0 < first["player/loss"] < 1
@@ -287,10 +289,10 @@ def test_variants(tmp_path, brief, flags):
 
 def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path, brief):
     """A completion of the opponent's keeps its cut, without an end; a human answer is left out."""
-    answers = [*[r"\boxed{1}"] * 4, "", "1" * 70 + r"\boxed{1}"]
+    answers = [*[r"\boxed{1}"] * 4, "", "1" * 70 + r"\boxed{1}"] * 50
     rows = [
-        {"question": f"({i}+4)*3 mod 61", "answer": "1", "reference": answers[i % 6]}
-        for i in range(300)
+        {"question": f"({i}+4)*3 mod 61", "answer": "1", "reference": text}
+        for i, text in enumerate(answers)
     ]
     flags = ["--dataset", write_rows(tmp_path / "data.jsonl", rows), "--solution-tokens", 8]
     printed = brief("spin.py", *short(tmp_path / "run", *flags))
