@@ -11,7 +11,7 @@ from common.tasks.answers import solve_prompt
 
 import pytest
 import torch
-from conftest import build, perturb, small, steps_of
+from conftest import build, perturb
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
@@ -33,7 +33,7 @@ def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
         rest = text.removeprefix(thoughts)
         assert thoughts.endswith(genrm.OPENING) and genrm.OPENING not in rest
         said = rest.partition(genrm.CLOSING)[0].strip()
-        assert said.endswith(genrm.VERDICTS[0] if verdict else genrm.VERDICTS[1])
+        assert said.endswith(genrm.VERDICTS[0 if verdict else 1])
 
 
 # ------------------------------------------------------------------ on the embedded model
@@ -65,18 +65,16 @@ def test_the_loss_of_a_step_by_hand(tmp_path, verifier, solve_weight):
     with trainer.playing("verifier"):
         parts = in_parts(batch, 2, all_rows=True)
         ours = sum(trainer.loss(part).item() for part in parts)
-    if verifier == "direct":
-        pairs = ((RIGHT, "Yes"), (WRONG, "No"))
-        said = [(genrm.ask_prompt(QUESTION, text), word) for text, word in pairs]
-    else:
-        said = [
-            (genrm.verify_prompt(QUESTION, text), f"{THOUGHTS}{verdict}</final_verification>")
-            for text, verdict in zip((RIGHT, WRONG), genrm.VERDICTS)
-        ]
+    prompt, words = genrm.ask_prompt, ["Yes", "No"]
+    if verifier == "cot":
+        prompt = genrm.verify_prompt
+        words = [f"{THOUGHTS}{verdict}</final_verification>" for verdict in genrm.VERDICTS]
+    said = [(prompt(QUESTION, text), word) for text, word in zip((RIGHT, WRONG), words)]
     verify, solve = (mean_loss(trainer, x) for x in (said, [(solve_prompt(QUESTION), RIGHT)]))
     assert ours == pytest.approx(verify + solve_weight * solve, rel=1e-4)
     assert logged(trainer)["verifier/verify_loss"] == pytest.approx(verify, rel=1e-4)
     assert len(batch["weight"]) == (4 if solve_weight else 2)
+    assert ("verifier/solve_loss" in logged(trainer)) == (solve_weight > 0)
 
 
 def test_the_generator_stays_the_base(tmp_path):
@@ -84,26 +82,26 @@ def test_the_generator_stays_the_base(tmp_path):
     trainer, question = real(tmp_path), "((42/7)/9)/8 mod 61"  # quotients are believed, not known
     rows = [{"question": question, "answer": "50"}] * 8
 
-    def texts(write):
+    def written() -> list[str]:
         torch.manual_seed(0)
-        return write()
+        return trainer.generate("generator", [solve_prompt(question)] * 8)
 
-    solutions = texts(lambda: [r["solution"] for r in trainer.sample_solutions(rows)])
-    own = texts(lambda: trainer.generate("generator", [solve_prompt(question)] * 8))
+    own = written()
+    torch.manual_seed(0)
+    solutions = [row["solution"] for row in trainer.sample_solutions(rows)]
     for name, p in trainer.model.named_parameters():
         if "lora_B" in name:
             p.data.zero_()  # the adapter is the base, too
-    base = texts(lambda: trainer.generate("generator", [solve_prompt(question)] * 8))
+    base = written()
     assert solutions == [text.strip() for text in base] and base != own
 
 
 # ------------------------------------------------------------------ with given completions
 def given_texts(texts=(), **change) -> genrm.GenRM:
     cfg = genrm.Args(**{"pool": 1, "samples": 4, "rationales": 2} | change)
-    trainer = without_model(genrm.GenRM, cfg, texts)
-    trainer.train_rows = [{"question": QUESTION, "answer": "50"}]
-    trainer.playing = lambda name: torch.no_grad()
-    return trainer
+    rows = [{"question": QUESTION, "answer": "50"}]
+    more = {"train_rows": rows, "playing": lambda name: torch.no_grad()}
+    return without_model(genrm.GenRM, cfg, texts, **more)
 
 
 def test_what_is_sampled_once_and_what_of_it_is_taught():
@@ -208,11 +206,3 @@ def test_evaluation_by_hand(monkeypatch):
         "verifier/rank_agreement": 0.5, "verifier/p_of_right": 0.6, "verifier/p_of_wrong": 0.5,
         "verifier/greedy": 0.5,
     })  # fmt: skip
-
-
-# ------------------------------------------------------------------ runs
-def test_ablations_run(tmp_path, brief):
-    more = "--steps 2 --verifier direct --solve-weight 0".split()
-    brief("genrm.py", *small("genrm.py", tmp_path / "run", *more))
-    for row in steps_of(tmp_path / "run"):
-        assert "verifier/verify_loss" in row and "verifier/solve_loss" not in row

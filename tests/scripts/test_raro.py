@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import raro
 from common.run import mean
-from raro import by_truth, critic_reward, parse_choice, policy_reward, shown
+from raro import by_truth, shown
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from trainers import answering, solution, twice, without_model
 
 END = ord("\n") + 10  # the token that ends what the players write here
-OTHER = {"1": "2", "2": "1"}
 
 
 def boxed(choice) -> str:
@@ -30,18 +29,13 @@ def test_both_sides_are_shown_in_one_form(text):
     assert re.fullmatch(form, shown(text))
 
 
-# ------------------------------------------------------------------ rewards, as the sheet's table
-TAU_POL, TAU_CRIT = 0.6, 0.55
-
-
-@pytest.mark.parametrize("expert", ["1", "2"])
-def test_rewards_in_every_case(expert):
-    cases = {expert: (1.0, 0.0), OTHER[expert]: (0.0, 1.0)}
-    cases |= {"tie": (TAU_CRIT, TAU_POL), "?": (0.0, 0.0)}
-    for said, (of_critic, of_policy) in cases.items():
-        text = [[{"role": "assistant", "content": boxed(said)}]]
-        assert critic_reward(text, expert=[expert], tau_crit=[TAU_CRIT]) == [of_critic]
-        assert policy_reward(parse_choice(boxed(said)), expert, TAU_POL) == of_policy
+# ------------------------------------------------------------------ rewards, and a step by hand
+@pytest.mark.parametrize("expert, other", ["12", "21"])
+def test_rewards_in_every_case(expert, other):
+    said = [expert, other, "tie", None]
+    assert [raro.policy_reward(choice, expert, tau_pol=0.6) for choice in said] == [0, 1, 0.6, 0]
+    texts = [[{"content": boxed(choice)}] for choice in said]
+    assert raro.critic_reward(texts, [expert] * 4, tau_crit=[0.55] * 4) == [1, 0, 0.55, 0]
 
 
 def test_what_is_said_of_right_and_of_wrong_solutions():
@@ -54,7 +48,6 @@ def test_what_is_said_of_right_and_of_wrong_solutions():
     }
 
 
-# ------------------------------------------------------------------ a step by hand
 def given_texts(policy=(), judgements=(), old=(), **change) -> raro.Raro:
     cfg = raro.Args(**{"group_size": 2, "pairs": 2} | change)
     texts = {"policy": [f"{text}\n" for text in policy]}
@@ -74,7 +67,8 @@ def test_a_step():
     """
     rng = random.Random("0 0 1+6")  # the first step's
     expert = [rng.choice("12") for _ in range(4)]
-    said = [boxed(c) for c in (OTHER[expert[0]], expert[1], "tie", expert[3])]
+    other = {"1": "2", "2": "1"}[expert[0]]
+    said = [*map(boxed, (other, expert[1], "tie", expert[3]))]
     said += [*map(boxed, ("1", "2", "tie")), "hm"]
     weights = {"weight_pol": 0.25, "weight_crit": 2.0}
     trainer = given_texts([solution(n) for n in (7, 8, 7, 9)], said, **weights)
@@ -136,9 +130,9 @@ def test_controls_are_never_trained_and_a_coin_is_not_asked():
     batches = trainer.step(ROWS)
     assert [batch["player"] for batch in batches] == ["policy"] and len(trainer.asked) == 4
     assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
-    of = lambda **change: raro.Raro.players(raro.Args(**change))  # noqa: E731
-    assert of()["critic"].adapter == of()["policy"].adapter == "agent"
-    apart = of(shared=False, critic="frozen")
+    players = raro.Raro.players
+    assert {player.adapter for player in players(raro.Args()).values()} == {"agent"}
+    apart = players(raro.Args(shared=False, critic="frozen"))
     assert apart["critic"].lr == 0 < apart["policy"].lr and not apart["critic"].adapter
 
 
