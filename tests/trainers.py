@@ -121,13 +121,17 @@ def answering(say, **cfg) -> SimpleNamespace:
     """A trainer without a model, to call a script's `evaluate` with.
 
     say: (player, the prompt's last message, greedy, how often it was asked before in the same
-    call) -> what the player writes. `calls` remembers (player, last messages, greedy).
+    call) -> what the player writes; or (player, greedy) -> its texts in order, behind which it
+    writes ?. `calls` remembers (player, last messages, greedy).
     """
     calls = []
 
     def generate_all(player, prompts, greedy=False):
         asked = [prompt[-1]["content"] for prompt in prompts]
         calls.append((player, asked, greedy))
+        if isinstance(say, dict):
+            texts = say[player, greedy]
+            return [texts.pop(0) if texts else "?" for _ in asked]
         return [say(player, user, greedy, asked[:i].count(user)) for i, user in enumerate(asked)]
 
     return SimpleNamespace(

@@ -283,8 +283,9 @@ def test_figures_of_steps():
 def test_the_verifier_is_measured_on_what_the_solver_wrote():
     """The second solution is accepted although it goes wrong, and that where it sounds sure."""
     right, wrong = ROW["reference"], ROW["reference"].replace("45<", "31!<").replace("{12", "{1")
-    written = {"solver": [right, wrong], "verifier": [judged("++-", check=":2"), judged("+++")]}
-    trainer = answering(lambda player, *_: written[player].pop(0), eval_samples=1)
+    texts = {("solver", False): [right, wrong]}
+    texts["verifier", False] = [judged("++-", check=":2"), judged("+++")]
+    trainer = answering(texts, eval_samples=1)
     figures = {k.split("/")[1]: x for k, x in aprm.evaluate(trainer, [ROW, ROW]).items()}
     # wrong are 42/5=31! and 45+9=54 behind it; of the other four steps one is refused
     assert figures.pop("step_balanced_accuracy") == pytest.approx((3 / 4 + 0 / 2) / 2)

@@ -53,7 +53,6 @@ def test_advantages_are_normalised_with_the_population_std_and_no_epsilon():
         r = rng.integers(0, 4, size=rng.integers(1, 9)) / 3
         expected = by_hand(r) if len(set(r)) > 1 else [0.0] * len(r)
         assert cure.normalised(torch.tensor(r)).tolist() == expected
-    assert cure.normalised(torch.full((3,), math.nan)).tolist() == [0.0] * 3
     assert cure.normalised(torch.tensor([-0.0, 0.0])).tolist() == [0.0] * 2
 
 
@@ -63,7 +62,7 @@ def test_shorter_is_better_against_the_printed_formula():
         M = rng.integers(2, 12)
         r, length = rng.normal(size=M), rng.integers(5, longest, size=M)
         r -= r.mean()
-        good = sorted(length[j] for j in range(M) if r[j] > 0)
+        good = sorted(length[r > 0])
         T = (good[(len(good) - 1) // 2] + good[len(good) // 2]) / 2
         rhat = [T - length[i] if r[i] > 0 else T - good[-1] for i in range(M)]
         gains, losses = sum(x for x in rhat if x > 0), -sum(x for x in rhat if x < 0)
@@ -140,7 +139,7 @@ def play(sandbox, programs: list[str], tests: list[str], **change):
     """`step` on the task x + 2, own tests 1 -> 3 and 2 -> 4, with these completions."""
     trainer = bare(sandbox, {"coder": [*programs], "tester": [*tests]}, **change)
     row = {"question": "x+2", "test_input": ["1\n", "2\n"], "test_output": ["3\n", "4"]}
-    coder, tester = trainer.step([{**row, "prompt": cure.code_prompt("x+2")}] * 3)
+    coder, tester = trainer.step([row | {"prompt": cure.code_prompt("x+2")}] * 3)
     assert (coder["player"], tester["player"]) == ("coder", "tester")
     asked = [("coder", "Task: x+2\nWrite a program.")] * 3
     assert trainer.asked == asked + [("tester", "Task: x+2\nWrite a test.")] * 3
@@ -171,20 +170,11 @@ def test_a_step_on_real_runs(sandbox):
         assert tables == [{"passes": passes, "own": 2}, None, None]
         assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
     # of what can be read: x*2 fails 5 -> 7 and passes 2 -> 4
-    assert logged(trainer) == pytest.approx(
-        {
-            "coder/accuracy": 1 / 3,
-            "coder/parsed": 2 / 3,
-            "coder/total_reward": 0.5,
-            "coder/frac_reward_zero_std": 0,
-            "tester/accuracy": 2 / 3,
-            "tester/parsed": 2 / 3,
-            "tester/total_reward": 0.5 / 3,
-            "tester/frac_reward_zero_std": 0,
-            "tester/p01": 0.5,
-            "co/tasks_with_a_right_program": 1,
-        }
-    )
+    expected = {"coder/accuracy": 1 / 3, "coder/parsed": 2 / 3, "coder/total_reward": 0.5}
+    expected |= {"tester/accuracy": 2 / 3, "tester/parsed": 2 / 3, "tester/total_reward": 0.5 / 3}
+    expected |= {"coder/frac_reward_zero_std": 0, "tester/frac_reward_zero_std": 0}
+    expected |= {"tester/p01": 0.5, "co/tasks_with_a_right_program": 1}
+    assert logged(trainer) == pytest.approx(expected)
 
 
 def test_flat_groups_and_a_task_without_a_correct_program_teach_nothing(sandbox):
@@ -227,11 +217,8 @@ def figures_by_loops(found, row, now, base, tests, passes):
     def score(program, size: int) -> int:
         return sum(passes(program, test) for test in tests[:size])
 
-    n, right, wrong = (
-        len(now),
-        [p for p in base if is_right(p)],
-        [p for p in base if not is_right(p)],
-    )
+    n, right = len(now), [p for p in base if is_right(p)]
+    wrong = [p for p in base if not is_right(p)]
     found["co/precision"] += [score(p, n) > score(q, n) for p in right for q in wrong]
     for size in {min(4, n), n}:
         best = max(now[:size], key=lambda program: score(program, size))
@@ -281,15 +268,10 @@ def test_figures_equal_the_loops(seed):
         form = "```python\n%s\n```" if player == "coder" else "**Test Input:**%s**Test Output:**1"
         return form % item if item else "?"
 
-    rows = [
-        {
-            "question": f"q{i}",
-            "reference": rng.choice(["", f"reference {i}"]),
-            "test_input": [f"own {i} {k}" for k in range(3)],
-            "test_output": ["1"] * 3,
-        }
-        for i in range(3)
-    ]
+    rows = [{"question": f"q{i}", "test_output": ["1"] * 3} for i in range(3)]
+    for i, row in enumerate(rows):
+        row["reference"] = rng.choice(["", f"reference {i}"])
+        row["test_input"] = [f"own {i} {k}" for k in range(3)]
     trainer = answering(say, eval_samples=n, own_tests=2)
     trainer.run_tables, base, tests = run_tables, written("base"), written("test")
     for now in (base, written("now")):

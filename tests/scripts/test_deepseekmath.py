@@ -65,13 +65,10 @@ def test_labels_against_the_rule_read_from_the_bottom_up(seed):
     votes = [[rng.random() < 0.6 for _ in range(m)] if s < 1 else [] for s in scores]
     # two votes of three, or of two: half is no majority
     valid = [score for score, vote in zip(scores, votes) if vote.count(True) >= 2]
+    enough = [score for score in (0.0, 0.5) if valid.count(score) >= k]
     wanted = None
-    if n >= k and not valid:
-        wanted = 1.0
-    elif n >= k and valid.count(0.0) >= k:
-        wanted = 0.0
-    elif n >= k and valid.count(0.5) >= k:
-        wanted = 0.5
+    if n >= k and (enough or not valid):
+        wanted = enough[0] if enough else 1.0
     assert dsm.auto_label([*zip(scores, votes)], k) == wanted
 
 
@@ -172,9 +169,8 @@ def test_every_round_labels_solutions_of_other_questions():
 def test_phases_are_the_papers_order_and_labels_are_made_before_each_round():
     """And the meta-verifier is not forgotten."""
     trainer, calls = given_texts({}, verifier_steps=4, meta_steps=1, generator_steps=2), []
-    trainer.verifier_step = lambda: calls.append("verifier")
-    trainer.meta_step = lambda: calls.append("meta")
-    trainer.generator_step = lambda rows: calls.append("generator")
+    for name in ("verifier", "meta", "generator"):
+        setattr(trainer, f"{name}_step", lambda *_, name=name: calls.append(name))
 
     def label(current):
         calls.append(current)
@@ -305,15 +301,10 @@ def test_evaluation_by_hand():
         ("verifier", False): [PRAISE, ends("2", "0.5"), ends("1,2", "0"), "?", *[PRAISE] * 4],
         ("meta", False): [meta("0")] * 2,
     }
-
-    def say(player, asked, greedy, before):
-        return texts[player, greedy].pop(0) if texts[player, greedy] else "?"
-
-    trainer = answering(say, eval_samples=2)
+    trainer = answering(texts, eval_samples=2)
     trainer.generate = trainer.generate_all
-    trainer.solve, trainer.analyse = (
-        partial(method, trainer) for method in (dsm.DeepSeekMath.solve, dsm.DeepSeekMath.analyse)
-    )
+    trainer.solve = partial(dsm.DeepSeekMath.solve, trainer)
+    trainer.analyse = partial(dsm.DeepSeekMath.analyse, trainer)
     expected = {
         "verifier/balanced_accuracy": 3 / 8,  # no score has ten solutions: of all
         "verifier/claims_real": 1 / 3,

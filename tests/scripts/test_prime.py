@@ -300,12 +300,9 @@ def test_evaluation_samples_first_and_several_times():
     samples q0 has one right, q1 both, q2 none; greedily q0 and q1 are right.
     """
     held_out = [{"question": f"q{i}", "answer": str(i)} for i in range(3)]
-    answers = {False: [*"071177"], True: [*"017"]}
-
-    def say(player, asked, greedy, before):
-        return rf"\boxed{{{answers[greedy].pop(0)}}}"
-
-    trainer = answering(say, eval_samples=2)
+    answers = {("policy", False): "071177", ("policy", True): "017"}
+    texts = {key: [rf"\boxed{{{x}}}" for x in its] for key, its in answers.items()}
+    trainer = answering(texts, eval_samples=2)
     result = evaluate(trainer, held_out)
     assert result == {"policy/accuracy": 0.5, "policy/greedy": pytest.approx(2 / 3)}
     twice = ["q0", "q0", "q1", "q1", "q2", "q2"]

@@ -252,11 +252,7 @@ def test_evaluation_by_hand():
         ("verifier", False): [of_half, refused, *[fine] * 5, "?", of_half, fine, refused, of_half],
         ("verifier", True): [judgement(C, X, final=X), *[fine] * 6, judgement(X, X, final=X)],
     }
-
-    def say(player, asked, greedy, before):
-        return texts[player, greedy].pop(0) if texts[player, greedy] else "?"
-
-    trainer = answering(say, eval_samples=2, verifier="co-trained")
+    trainer = answering(texts, eval_samples=2, verifier="co-trained")
     expected = {
         # of the first samples, six of which are right
         "verifier/balanced_accuracy": (5 / 6 + 0) / 2,
@@ -285,7 +281,7 @@ def test_evaluation_by_hand():
     # another generator does not make another verifier of it
     assert tango.evaluate(trainer, held_out)["generator/accuracy"] == 0
     assert trainer.calls[7][1] == trainer.calls[8][1] == of_first
-    alone = answering(say, eval_samples=2, verifier="none")
+    alone = answering(texts, eval_samples=2, verifier="none")
     assert {name.split("/")[0] for name in tango.evaluate(alone, held_out)} == {"generator"}
 
 
