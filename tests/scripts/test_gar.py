@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import gar
 from common.run import mean
-from common.tiny.tasks import format_solution
+from common.tiny.tasks import format_solution, gold_solution
 from gar import Args, Gar, discriminator_reward, parse_verdict, slice_reasoning
 
 import pytest
@@ -18,13 +18,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainers import answering, encoded, log_probs_by_hand, logged
 
-
 # ------------------------------------------------------------------ slices
-@given(
-    st.lists(
-        st.sampled_from(list("ab .\n\t!?é漢🙂") + ["Wait, ", "So ", "Therefore "]), max_size=200
-    ).map("".join)
-)
+PIECES = [*"ab .\n\t!?é漢🙂", "Wait, ", "So ", "Therefore "]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=200).map("".join))
 @example("x" * 10_000)
 @example("word " * 3000)
 @example("a\r\nb\u2028\n")
@@ -113,10 +111,9 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     kinds = [note["slice"] for note in judgements["notes"]]
     assert all("generated" in kind for kind in kinds[:8]) and kinds[8:] == ["reference"] * 8
     assert [len(set(prompts[i : i + 4])) for i in range(0, 16, 4)] == [1] * 4
-    references = [row["reference"] for row in rows_of(trainer)]
+    references = "".join(row["reference"] for row in rows_of(trainer))
     for prompt in prompts[8:]:
-        part = prompt.split("Reasoning:\n")[1].split("\nIs it sound?")[0]
-        assert any(part in reference for reference in references)
+        assert prompt.split("Reasoning:\n")[1].split("\nIs it sound?")[0] in references
     # each reward is that of the verdict and of the slice's kind, and advantages are of the rewards
     right = {kind: right for right, kind in gar.KINDS.items()}
     verdicts = [parse_verdict(text) for text in judgements["texts"]]
@@ -171,9 +168,7 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
 def test_evaluation_by_hand():
     """4 questions, 2 samples of each, of which the first are judged: right, wrong, right for the
     wrong reason, and without a step."""
-    right = {
-        i: format_solution([f"{i}+4={i + 4}", f"{i + 4}+1={i + 5}"], i + 5) for i in range(10, 14)
-    }
+    right = {i: gold_solution(f"({i}+4)+1 mod 61") for i in range(10, 14)}
     wrong = {i: format_solution([f"{i}+4=1", "7+7=0"], answer) for i, answer in ((11, 0), (12, 17))}
     judged = right | wrong | {13: "<answer>\\boxed{0}</answer>"}
     held_out = [
@@ -196,18 +191,12 @@ def test_evaluation_by_hand():
     trainer.count_tokens = lambda text: text.count("\n")
     trainer.cut = functools.partial(Gar.cut, trainer)
     result = gar.evaluate(trainer, held_out)
+    says_yes = {"generated_right": 1 / 2, "generated_wrong": 1.0, "reference": 2 / 4}
+    # of what the reasoner wrote; a NO to a right reference is not in it
+    says_yes |= {"sound": 1.0, "unsound": 1 / 2}
     assert result == pytest.approx(
-        {
-            "reasoner/accuracy": 6 / 8,
-            "reasoner/greedy": 0.0,
-            "discriminator/yes_generated_right": 1 / 2,
-            "discriminator/yes_generated_wrong": 1.0,
-            "discriminator/yes_reference": 2 / 4,
-            # of what the reasoner wrote; a NO to a right reference is not in it
-            "discriminator/yes_sound": 1.0,
-            "discriminator/yes_unsound": 1 / 2,
-            "discriminator/says_yes": 4 / 7,
-        }
+        {f"discriminator/yes_{kind}": share for kind, share in says_yes.items()}
+        | {"discriminator/says_yes": 4 / 7, "reasoner/accuracy": 6 / 8, "reasoner/greedy": 0.0}
     )
     assert gar.evaluate(trainer, held_out) == result
     one, two = (asked for player, asked, _ in trainer.calls if player == "discriminator")

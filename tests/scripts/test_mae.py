@@ -2,7 +2,7 @@
 that are given; one real step; the evaluation by hand.
 """
 
-import json
+import copy
 import random
 from collections import deque
 from types import SimpleNamespace
@@ -52,11 +52,7 @@ def test_a_full_pool_drops_its_oldest_self_generated_question(seeds, room, batch
     pool = [f"seed {i}" for i in range(seeds)]
     oracle = deque(maxlen=room)  # of self-generated ones
     for batch in batches:
-        fresh = []
-        for q in batch:
-            if q not in oracle and q not in fresh and q != "c":
-                fresh.append(q)
-        oracle.extend(fresh)
+        oracle.extend([q for q in dict.fromkeys(batch) if q not in {*oracle, "c"}])
         add_questions(pool, [*batch, *pool[:seeds]], seeds, seeds + room, {"c"})
         assert pool == [f"seed {i}" for i in range(seeds)] + list(oracle)
 
@@ -80,9 +76,8 @@ def test_draw_references():
 # ------------------------------------------------------------------ the roles, one by one
 def given_texts(texts=(), gate=0.7, **change) -> mae.Mae:
     """A trainer without a model; there is a question in its pool."""
-    cfg = mae.Args(questions=4, **change)
-    more = {"held_out_questions": set()}
-    trainer = without_model(mae.Mae, cfg, texts, gate=gate, unread=[], trouble="", **more)
+    cfg, more = mae.Args(questions=4, **change), {"unread": [], "held_out_questions": set()}
+    trainer = without_model(mae.Mae, cfg, texts, gate=gate, trouble="", **more)
     trainer.saved = {"questions": ["seed"], "seeds": 1, "pairs": [], "silent_steps": 0}
     trainer.args = SimpleNamespace(output_dir="run")
     return trainer
@@ -138,7 +133,7 @@ def test_the_solvers_reward_by_hand_and_its_pairs():
     two = "<answer>x</answer>" * 2
     texts = [r"<answer>\boxed{1}</answer>", r"<answer>\boxed{2}</answer>", r"\boxed{3}", two]
     said = [score(10), "?", score(10), score(4)]
-    trainer = given_texts({"solver": texts * 3, "judge": said * 3})
+    trainer = given_texts({"solver": texts * 2, "judge": said * 2})
     batch = trainer.solve(["q1", "q2", "q3", "q4"])
     assert [note["rewards"]["judged"] for note in batch["notes"]][:2] == [1.0, 0.5]
     expected = [1.0, (0.5 + 1) / 2, (1 + 0) / 2, (3 / 9 + 0.5) / 2]
@@ -148,10 +143,9 @@ def test_the_solvers_reward_by_hand_and_its_pairs():
     shown = [f"Question: {q}\nAnswer: {a}\nScore the answer." for q, a in answers.items()]
     assert [user for name, user in trainer.asked if name == "judge"] == shown
     trainer.cfg.format_reward = False
-    rewards = trainer.solve(["q1", "q2", "q3", "q4"])["rewards"]
-    assert rewards.tolist() == pytest.approx([0.5, 0.25, 0.5, 1 / 6])
     trainer.cfg.pool_size = 6
-    trainer.solve(["q5", "q6", "q7", "q8"])
+    rewards = trainer.solve(["q5", "q6", "q7", "q8"])["rewards"]
+    assert rewards.tolist() == pytest.approx([0.5, 0.25, 0.5, 1 / 6])
     kept = [pair["question"] for pair in trainer.saved["pairs"]]
     assert kept == ["q3", "q4", "q5", "q6", "q7", "q8"]
 
@@ -185,8 +179,7 @@ def test_two_processes_share_what_seed_and_step_draw():
 # ------------------------------------------------------------------ one real step
 def make_mae(folder, **change):
     """A trainer on the embedded model, 4 rows of each role, 12 seeds."""
-    sizes = {"questions": 4, "micro_batch": 4, "seed_questions": 12}
-    args = mae.Args(**sizes, lr=1e-3, steps=4, **change)
+    args = mae.Args(questions=4, micro_batch=4, seed_questions=12, lr=1e-3, steps=4, **change)
     trainer = build(mae.Mae, folder, args, mae.Mae.players(args), mae.solve_prompt)
     seeds = [row["question"] for row in trainer.train_rows[:12]]
     trainer.saved |= {"questions": seeds, "seeds": 12, "pairs": list(PAIRS)}
@@ -196,8 +189,7 @@ def make_mae(folder, **change):
 def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on(tmp_path):
     trainer = make_mae(tmp_path, difficulty_samples=2)
     assert trainer.gate == 0.7
-    before = json.loads(json.dumps(trainer.saved))
-    rollout, rollouts = trainer.rollout, {}
+    before, rollout, rollouts = copy.deepcopy(trainer.saved), trainer.rollout, {}
 
     def spy(name, rows):
         prompts = [row["prompt"][-1]["content"] for row in rows]
@@ -209,10 +201,8 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
     (batch,) = trainer.step([])
     proposed, solved, judged = (rollouts[name][0] for name in ("proposer", "solver", "judge"))
     assert set(solved) <= set(before["questions"]) and len(set(solved)) == 4
-    assert sorted(judged) == sorted(
-        f"Question: {pair['question']}\nAnswer: {pair['answer']}\nScore the answer."
-        for pair in before["pairs"]
-    )
+    shown = "Question: {question}\nAnswer: {answer}\nScore the answer."
+    assert sorted(judged) == sorted(shown.format(**pair) for pair in before["pairs"])
     references = {text.split("\n")[0].removeprefix("Reference: ") for text in proposed}
     assert references <= {*before["questions"], "Propose a question."}
     assert together == [part_whiten]
