@@ -106,7 +106,7 @@ def test_a_gate_lets_in(sandbox, gate, said, tasks, joined):
 
 
 def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
-    tasks = [{**FAILS, "message": str(i)} for i in range(400)]
+    tasks = [FAILS | {"message": str(i)} for i in range(400)]
     assert [*given_texts(sandbox, gate="leak", leak=0.0).admitted([*tasks[:9], RUNS[0]])] == [9]
     trainer = given_texts(sandbox, [answer("output", "7")] * 400, gate="leak", leak=0.2)
     assert 50 < len(trainer.admitted(tasks)) < 110
@@ -116,8 +116,7 @@ def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
 def test_all_three_kinds_are_judged_by_value(sandbox):
     returns = deduction() | {"outputs": ["{1, 2}"]}
     finds = deduction() | {"kind": "abduction", "outputs": ["8"]}
-    writes = {"kind": "induction", "inputs": [*"012345"], "outputs": [*"345678"]}
-    writes = deduction() | writes
+    writes = deduction() | {"kind": "induction", "inputs": [*"012345"], "outputs": [*"345678"]}
     by_heart = "def f(x):\n return {0: 3, 1: 4, 2: 5}.get(x, 0)"  # the examples
     cases = [
         (returns, "{2,1}", True),
@@ -140,7 +139,7 @@ def test_all_three_kinds_are_judged_by_value(sandbox):
 
 def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
     one, two = answer("output", "8"), answer("output", "9")
-    tasks = [{**deduction(), "outputs": ["8"], "runs": True} for _ in range(3)]
+    tasks = [deduction() | {"outputs": ["8"], "runs": True}] * 3
     written, others = [one, "nothing", two], [two, one, "?", "?", two, two]
     trainer = given_texts(sandbox, written + others, solver_reward="vote")
     assert trainer.solve(tasks)["rewards"].tolist() == [0.25, -1.0, 1.0]
@@ -174,11 +173,8 @@ def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
 
 
 def test_the_first_tasks_and_the_held_out_ones(sandbox):
-    rows = [
-        {"program": f"def f(x):\n return x + {i}", "inputs": [*"0123"], "message": "m"}
-        for i in range(9)
-    ]
-    trainer = given_texts(sandbox, inputs=4)
+    row, trainer = {"inputs": [*"0123"], "message": "m"}, given_texts(sandbox, inputs=4)
+    rows = [row | {"program": f"def f(x):\n return x + {i}"} for i in range(9)]
     trainer.train_rows, trainer.held_out = rows[:3], rows[3:]
     buffers, held_out, never = azr.first_tasks(trainer)
     assert [len(tasks) for tasks in buffers.values()] == [3] * 3
@@ -204,8 +200,7 @@ def test_the_newest_tasks_are_solved_first(sandbox):
     assert programs["deduction"][:2] == ["deduction 3", "deduction 4"]
     assert programs["induction"] == ["induction 2", "induction 3", "induction 4"]
     assert [len(of_kind) for of_kind in programs.values()] == [3, 3, 3]
-    for kind, shown in references:
-        assert len(shown) == (1 if kind == "induction" else 2)
+    assert all(len(shown) == 1 + (kind != "induction") for kind, shown in references)
     assert trainer.draw() == (references, tasks)  # the same on all processes, and after a resume
 
 
@@ -213,13 +208,11 @@ def test_references_come_from_the_whole_buffer_and_of_their_kind(sandbox):
     """Evenly: of 40 rows with 2 of 30 programs, most programs are shown."""
     trainer = filled(sandbox, 30, questions=40, references=2)
     references, tasks = trainer.draw()
-    shown = {kind: {t["program"] for k, several in references for t in several if k == kind}
-             for kind in azr.KINDS}  # fmt: skip
-    for kind in azr.KINDS[:2]:
-        assert len(shown[kind]) > 20 and all(p.startswith(kind) for p in shown[kind])
     # induction is about a program of the other two kinds
-    assert len(shown["induction"]) > 20
-    assert {p.split()[0] for p in shown["induction"]} == {"deduction", "abduction"}
+    both = {"deduction", "abduction"}
+    for kind, of in zip(azr.KINDS, ({"deduction"}, {"abduction"}, both), strict=True):
+        shown = {task["program"] for k, several in references for task in several if k == kind}
+        assert len(shown) > 20 and {program.split()[0] for program in shown} == of
     assert all(len({t["program"] for t in tasks if t["kind"] == kind}) > 10 for kind in azr.KINDS)
     trainer.state.global_step = 1
     assert trainer.draw()[0] != references
@@ -285,8 +278,6 @@ def test_evaluation_by_hand(sandbox):
     proposals += [f"<answer>\n{inputs}```message\nadd ?\n```\n</answer>", "nothing"]
     trainer = given_texts(sandbox, [*samples, *likeliest, *proposals], eval_samples=2)
     trainer.saved["buffers"]["abduction"] = [one | {"program": in_a_buffer}]
-    trainer.generate_all = trainer.generate
-    trainer.in_parallel = lambda fn, items: fn(items)
     assert azr.evaluate(trainer, held_out) == pytest.approx(
         {f"solver/{name}": 1 / 2 for name in ("accuracy", *azr.KINDS)}
         | {"solver/accuracy_greedy": 1 / 2, "solver/deduction_greedy": 1.0}

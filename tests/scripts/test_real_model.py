@@ -31,6 +31,7 @@ from conftest import (
     same_weights,
     trained_adapters,
 )
+from trainers import judgement
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 LAYERS = 3
@@ -146,14 +147,11 @@ class Writer:
         last = user.rsplit("\n", 1)[-1]
         box = rf"\boxed{{{'CORRECT' if good else 'INCORRECT'}}}"
         score = f"Defects: {'none' if good else 1}\nScore: \\boxed{{{int(good)}}}"
+        score_of_ten = f"<think>So.</think><score>{9 if good else 2}</score>"
         program = f"def f(x):\n    return x + {len(self.prompts)}" if good else "def f(x): return"
         solution = self.solution(user, good)
-        sum_of = re.search(r"return x \+ (\d+)", user)
-        given = re.search(r"^(?:Input|Output): (\d+)", user, re.MULTILINE)
         if count := re.fullmatch(r"Verify its (\d+) steps\.", last):
-            steps = f"<step>{box}</step>\n" * int(count[1])
-            end = f"<final_verification>{box}</final_verification>"
-            return f"<step_verification>\n{steps}</step_verification>\n{end}"
+            return judgement(*[box] * int(count[1]), final=box)
         if last in ("Write a program.", "Write a test."):
             row = self.row(user)
             if last == "Write a program.":
@@ -168,6 +166,8 @@ class Writer:
             self.whole[shorter] = program
             return f"```python\n{shorter}\n```\n**Hidden tests:** {1 if good else 99}"
         if last in ("What is the output?", "What is the input?"):
+            sum_of = re.search(r"return x \+ (\d+)", user)
+            given = re.search(r"^(?:Input|Output): (\d+)", user, re.MULTILINE)
             kind, sign = ("output", 1) if "output" in last else ("input", -1)
             value = int(given[1]) + sign * int(sum_of[1]) if sum_of and given and good else 0
             return f"<answer>\n```{kind}\n{value}\n```\n</answer>"
@@ -179,8 +179,8 @@ class Writer:
             "Are they real?": f"<step>{box}</step>\nScore: \\boxed{{{int(good)}}}",
             "Which is right?": f"<step>{box}</step>\n\\boxed{{{1 if good else 2}}}",
             "Which is sounder?": f"<step>{box}</step>\n\\boxed{{{1 if good else 'tie'}}}",
-            "Score the answer.": f"<think>So.</think><score>{9 if good else 2}</score>",
-            "Score the question.": f"<think>So.</think><score>{9 if good else 2}</score>",
+            "Score the answer.": score_of_ten,
+            "Score the question.": score_of_ten,
             "Propose a question.": f"<question>What is 3 plus {len(self.prompts)}?</question>",
             "Solve and grade yourself.": f"{solution}\n## Self Evaluation\n{score}",
             "Write the program.": f"<answer>\n```python\n{program}\n```\n</answer>",
@@ -248,10 +248,8 @@ def test_resumed_is_the_same_run_bit_for_bit(shallow, tmp_path, brief):
     short = ["--solution-tokens", 8, "--judgement-tokens", 8, "--save-every", 1]
     brief("tango.py", *arguments("tango.py", shallow, tmp_path / "whole"), *short)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
-    for file in (tmp_path / "cut").glob("*/adapter_model.safetensors"):
-        if "checkpoint" not in str(file):
-            file.unlink()
+    for folder in ("checkpoint-2", "generator", "verifier"):
+        shutil.rmtree(tmp_path / "cut" / folder)
     shown = brief("tango.py", *arguments("tango.py", shallow, tmp_path / "cut"), *short)
     assert "resumes from checkpoint-1" in shown
     same_weights(tmp_path / "cut", tmp_path / "whole")

@@ -12,7 +12,7 @@ from score import Score, again_prompt, content, shaped
 
 import pytest
 import torch
-from conftest import steps_of
+from conftest import small, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import answering, solution, twice, without_model
@@ -96,14 +96,13 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
 def test_later_steps_and_ablations():
     trainer = given_texts(FIRST, SECOND, done=4)
     assert trainer.step(ROWS)[0][1]["rewards"][1] == 11.0 and trainer.moments
-    _, second = given_texts(FIRST, SECOND, stage1_steps=0, alpha=0.0).step(ROWS)[0]
+    second = given_texts(FIRST, SECOND, stage1_steps=0, alpha=0.0).step(ROWS)[0][1]
     assert second["rewards"].tolist() == [1.0, 1.0, 0.0, 0.0]
     trainer = given_texts(FIRST, [], done=3, turns=1)
     (first,) = trainer.step(ROWS)
     assert len(trainer.asked) == 4 and first["player"] == "first"
-    assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]  # there is no stage I either
     assert first["kl_weight"].tolist() == pytest.approx([0.01] * 4) and trainer.moments
-    (first,) = given_texts(FIRST, [], done=0, turns=1).step(ROWS)
+    (first,) = given_texts(FIRST, [], turns=1).step(ROWS)  # there is no stage I either
     assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
@@ -163,8 +162,8 @@ def test_evaluate():
 @pytest.mark.parametrize("change, wanted", [("--turns 1 --kl 0 --first-kl 0", 0), ("--kl 0", 2)])
 def test_turns_and_kl_terms_are_those_asked_for(tmp_path, brief, change, wanted):
     """Held at the base in stage I, also where there is no other KL term; and the control."""
-    small = "--steps 2 --stage1-steps 2 --questions 2 --group-size 4 --eval-questions 4"
-    brief("score.py", *small.split(), *change.split(), "--out", tmp_path / "run")
-    for step in steps_of(tmp_path / "run"):
+    more = ["--steps", 2, "--stage1-steps", 2, *change.split()]
+    brief("score.py", *small("score.py", tmp_path, *more))
+    for step in steps_of(tmp_path):
         assert sum(key.endswith("/kl") for key in step) == wanted
         assert ("second/accuracy" in step) == (wanted == 2)

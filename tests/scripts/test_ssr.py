@@ -81,10 +81,9 @@ def test_each_edited_line_is_put_right_alone(kinds):
     neighbours are edited."""
     parts = []  # (as it was, as it is): lines
     for i, kind in enumerate(kinds):
-        parts.append(([f"stay {i}"], [f"stay {i}"]))
-        was, now = [f"old {i}"], [f"new {i}"]
+        stay, was, now = [f"stay {i}"], [f"old {i}"], [f"new {i}"]
         edits = {"keep": (was, was), "change": (was, now), "drop": (was, []), "add": ([], now)}
-        parts.append(edits[kind])
+        parts += [(stay, stay), edits[kind]]
     text = lambda lines: "\n".join(line for part in lines for line in part)  # noqa: E731
     expected = []
     for k, (was, now) in enumerate(parts):
@@ -137,7 +136,7 @@ def test_the_injectors_reward_is_absolute_zeros_scaled():
 # ------------------------------------------------------------------ a step by hand
 def given_texts(sandbox, injector=(), solver=(), **change) -> ssr.Ssr:
     cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
-    texts = {"injector": [*injector], "solver": [*solver]}
+    texts = {"injector": list(injector), "solver": list(solver)}
     return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, train_rows=[ROW])
 
 
@@ -211,11 +210,9 @@ def test_held_out_bugs_fail_and_their_originals_do_not(sandbox):
     rows = [ROW | {"question": f"{i}"} for i in range(8)]
     rows += [ROW | {"question": "broken", "program": "print(1)"}]  # fails its own tests
     rows += [ROW | {"question": "one", "program": "print((int(input())+3)*7)"}]
-    trainer = given_texts(sandbox)
-    trainer.in_parallel = lambda fn, items: fn(items)
-    found = {b.row["question"]: b for b in ssr.removals(trainer, rows)}
+    found = {b.row["question"]: b for b in ssr.removals(given_texts(sandbox), rows)}
     assert "broken" not in found and "one" not in found  # a line in all, which is not removed
-    assert {b.program.count("\n") for b in found.values()} == {2} and len(found) == 8
+    assert len(found) == 8
     assert {b.program for b in found.values()} == {
         "x=int(input())\nx*=7\nprint(x%100)",
         "x=int(input())\nx+=3\nprint(x%100)",
@@ -226,7 +223,6 @@ def test_without_a_bug_there_is_no_share_of_repairs(sandbox):
     """A program of two lines that no removal breaks: 0 would be a solver that repairs nothing."""
     row = {"program": "print(1)\n\n1", "tests": [("", "1\n")], "question": "it"}
     trainer = given_texts(sandbox, ["nothing readable"], eval_samples=1)
-    trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), trainer.generate
     assert ssr.evaluate(trainer, [row]) == {"injector/valid": 0.0}
 
 
@@ -241,7 +237,7 @@ def test_evaluation_by_hand(sandbox):
         assert all(prompt[-1]["content"].endswith(tests) for prompt in prompts)
         return [RIGHT, WRONG] if greedy else [RIGHT, WRONG, "none", WRONG]
 
-    trainer.in_parallel, trainer.generate_all = lambda fn, items: fn(items), generate_all
+    trainer.generate_all = generate_all
     expected = {"solver/accuracy": 0.25, "solver/greedy": 0.5, "injector/valid": 0.5}
     assert ssr.evaluate(trainer, [ROW | {"question": which} for which in "ab"]) == expected
 
