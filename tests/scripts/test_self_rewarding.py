@@ -54,12 +54,10 @@ def trainer(tmp_path):
     return build(sr.SelfRewarding, tmp_path, args, players, sr.solve_prompt, rows=4)
 
 
-def pairs_of(trainer, *pairs):
-    sides = [[answer(y) | {"ids": encoded(trainer, y)} for y in both] for both in pairs]
-    return [
-        {"question": QUESTION, "scores": [1.0, 0.0], "chosen": chosen, "rejected": rejected}
-        for chosen, rejected in sides
-    ]
+def pair_of(trainer, *texts):
+    pair = {"question": QUESTION, "scores": [1.0, 0.0]}
+    sides = [answer(text) | {"ids": encoded(trainer, text)} for text in texts]
+    return pair | dict(zip(("chosen", "rejected"), sides, strict=True))
 
 
 def test_the_loss_by_hand(trainer):
@@ -67,8 +65,9 @@ def test_the_loss_by_hand(trainer):
     against TRL's trainer.
     """
     perturb(trainer, 0.05)
-    texts = [(RIGHT, WRONG), (RIGHT, "<step>38+4=40</step>\n<answer>\\boxed{40}</answer>")]
-    pairs, prompt, wanted = pairs_of(trainer, *texts), sr.solve_prompt(QUESTION), 0.0
+    other = "<step>38+4=40</step>\n<answer>\\boxed{40}</answer>"
+    pairs = [pair_of(trainer, RIGHT, WRONG), pair_of(trainer, RIGHT, other)]
+    prompt, wanted = sr.solve_prompt(QUESTION), 0.0
     with trainer.playing("solver"):
         ours = trainer.loss(trainer.preference_batch(pairs)).item()
     for pair in pairs:
@@ -84,17 +83,19 @@ def test_the_loss_by_hand(trainer):
 # ------------------------------------------------------------------ rounds
 def test_a_round_starts_from_the_model_of_the_one_before(trainer):
     """Which is the reference then, not the first model; and Adam has no moments of before."""
+
+    def weights_of(adapter: str) -> dict:
+        return dict(enumerate(lora(trainer, adapter).values()))
+
     trainer.create_optimizer()
-    trainer.update(trainer.preference_batch(pairs_of(trainer, (RIGHT, WRONG), (WRONG, RIGHT[:9]))))
+    trainer.update(trainer.preference_batch([pair_of(trainer, RIGHT, WRONG)] * 2))
     assert trainer.optimizer.state
-    now, before = lora(trainer, "agent"), lora(trainer, "previous")
-    as_agent = {name.replace("previous", "agent"): w for name, w in before.items()}
-    assert moved(now, as_agent) > 0
+    now = weights_of("agent")
+    assert moved(now, weights_of("previous")) > 0
     trainer.answers = lambda rows: [answer(str(i), False) for i, _ in enumerate(rows)]
     trainer.readings = lambda answers: [[1.0] if a["text"] in "02" else [0.0] for a in answers]
     trainer.start_round(1)
-    reference = {n.replace("previous", "agent"): w for n, w in lora(trainer, "previous").items()}
-    assert moved(reference, now) == 0 and moved(lora(trainer, "agent"), now) == 0
+    assert moved(now, weights_of("agent")) == moved(now, weights_of("previous")) == 0
     assert not trainer.optimizer.state
     assert trainer.saved["round"] == 1 and len(trainer.saved["pairs"]) == 2
 

@@ -163,15 +163,13 @@ def test_the_last_iteration_has_its_own_lambda(tmp_path):
 
 def test_a_new_iteration_copies_the_player_and_forgets_the_optimisers_past(tmp_path):
     def weights_of(adapter: str) -> dict:
-        named = lora(trainer, adapter).items()
-        return {name.replace(f".{adapter}.", ".player."): p for name, p in named}
+        return dict(enumerate(lora(trainer, adapter).values()))
 
     trainer = make_spin(tmp_path)
     players = weights_of("player")
     assert moved(players, weights_of("ref")) > 0
     trainer.create_optimizer()
-    for p in trainer.parameters_of("player"):
-        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
+    trainer.optimizer.state[trainer.parameters_of("player")[0]] = {"step": torch.tensor(3.0)}
     before = trainer.saved["pairs"]
     trainer.start_iteration(1)
     assert not trainer.optimizer.state
