@@ -54,9 +54,8 @@ def test_parse_edit(text, edit):
 
 def test_an_edit_of_prose_may_say_what_it_likes_but_no_verdict():
     assert parse_edit("2:<step>12+2 = 15.</step>", REAL) == (1, "12+2 = 15.")
-    assert parse_edit(r"2:<step>12+2 = 15 \boxed{CORRECT}</step>", REAL) is None
-    assert parse_edit("2:<step>12+2 = 15 **Correct.**</step>", REAL) is None
-    assert parse_edit("2:<step>12+2\n= 15</step>", REAL) is None
+    for step in (r"12+2 = 15 \boxed{CORRECT}", "12+2 = 15 **Correct.**", "12+2\n= 15"):
+        assert parse_edit(f"2:<step>{step}</step>", REAL) is None
     assert parse_edit("1:<step>a<step>b</step>", REAL) is None
     assert parse_edit("1:<step>" + "<step" * 50_000, REAL) is None
 
@@ -229,22 +228,6 @@ def test_a_frozen_corruptor_writes_and_is_not_trained():
 
 
 # ------------------------------------------------------------------ optimistic gradients
-def walk(gradients: list[float], resumed_after: int) -> list[float]:
-    """The parameter after each update, with a checkpoint of the optimiser in between."""
-    p = torch.nn.Parameter(torch.tensor([1.0]))
-    trainer, walked, kept = None, [], None
-    for t, g in enumerate(gradients):
-        if t in (0, resumed_after):
-            kept = trainer and trainer.optimizer.state_dict()
-            trainer = given_texts()
-            trainer.optimizer = torch.optim.AdamW([p], lr=0.1, weight_decay=0.0)
-            trainer.optimizer.load_state_dict(kept or trainer.optimizer.state_dict())
-        p.grad = torch.tensor([g])
-        trainer.update({"parameters": [p]})
-        walked.append(p.item())
-    return walked
-
-
 def test_optimistic_steps_are_those_by_hand_and_survive_a_checkpoint(monkeypatch):
     def update(self, batch):  # as CoTrainer's
         self.add_up_gradients("verifier", batch["parameters"])
@@ -254,16 +237,21 @@ def test_optimistic_steps_are_those_by_hand_and_survive_a_checkpoint(monkeypatch
 
     monkeypatch.setattr(CoTrainer, "update", update)
     monkeypatch.setattr(CoTrainer, "add_up_gradients", lambda *_: None)
-    gradients = [0.0, 1.0, -0.5, 0.25, 0.0, -2.0]
-    p, m, v, before, n, expected = 1.0, 0.0, 0.0, None, 0, []
-    for g in gradients:
+    parameter, trainer = torch.nn.Parameter(torch.tensor([1.0])), None
+    p, m, v, before, n = 1.0, 0.0, 0.0, None, 0
+    for t, g in enumerate([0.0, 1.0, -0.5, 0.25, 0.0, -2.0]):
+        if t in (0, 3):  # the second time from a checkpoint
+            kept = trainer and trainer.optimizer.state_dict()
+            trainer = given_texts()
+            trainer.optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0)
+            trainer.optimizer.load_state_dict(kept or trainer.optimizer.state_dict())
+        parameter.grad = torch.tensor([g])
+        trainer.update({"parameters": [parameter]})
         d = 2 * g - (g if before is None else before)
         if d:  # nothing is remembered before the first step
             n, m, v, before = n + 1, 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d, g
             p -= 0.1 * (m / (1 - 0.9**n)) / ((v / (1 - 0.999**n)) ** 0.5 + 1e-8)
-        expected.append(p)
-    assert walk(gradients, resumed_after=99) == pytest.approx(expected, rel=1e-5)
-    assert walk(gradients, resumed_after=3) == walk(gradients, resumed_after=99)
+        assert parameter.item() == pytest.approx(p, rel=1e-5)
 
 
 # ------------------------------------------------------------------ evaluation, refusals, a run

@@ -121,13 +121,6 @@ def test_who_scores_when_and_who_is_trained(tmp_path, when, reference):
         assert 0 < batch["rewards"].mean() < 1
 
 
-def test_without_process_reward_only_the_outcome_counts(tmp_path):
-    trainer = make_prime(tmp_path, process_reward=False)
-    perturb(trainer)
-    (batch,) = take_step(trainer)
-    assert torch.equal(batch["advantages"], expected_advantages(trainer, batch)[1])
-
-
 def test_an_offline_prm_learns_first_and_is_frozen_then(tmp_path):
     trainer = make_prime(tmp_path, prm_update="none", prm_warmup=1)
     (first,) = take_step(trainer)
@@ -139,6 +132,9 @@ def test_an_offline_prm_learns_first_and_is_frozen_then(tmp_path):
     A, alone = expected_advantages(trainer, batch)
     close(batch["advantages"], A, atol=1e-4)
     assert (A - alone).abs().max() > 1e-2
+    trainer.cfg.process_reward = False  # only the outcome counts
+    (batch,) = take_step(trainer)
+    assert torch.equal(batch["advantages"], expected_advantages(trainer, batch)[1])
 
 
 def test_the_noise_floor_is_measured_once_in_the_bases_precision(tmp_path):
@@ -180,13 +176,11 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     with trainer.playing("prm"):
         d = trainer.score(prm_batch)[0] - prm_batch["reference_logps"]
         loss = prm_loss(d, prm_batch["outcome"], prm_batch["completion_mask"], 0.05)
-        named = [(n, p) for n, p in trainer.model.named_parameters() if ".prm." in n]
-        grads = torch.autograd.grad(loss, [p for _, p in named])
-    expected = {name: g for (name, _), g in zip(named, grads)}
+        named = {n: p for n, p in trainer.model.named_parameters() if ".prm." in n}
+        expected = dict(zip(named, torch.autograd.grad(loss, [*named.values()])))
     assert relative(gradient(trainer, prm_batch), expected) < 1e-4
     assert logged(trainer)["prm/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    says_right = (d * prm_batch["completion_mask"]).sum(1) > 0
-    hits = says_right == prm_batch["outcome"].bool()
+    hits = ((d * prm_batch["completion_mask"]).sum(1) > 0) == prm_batch["outcome"].bool()
     assert logged(trainer)["prm/accuracy"] == pytest.approx(hits.double().mean().item())
     rates = {name: (player.lr, player.max_grad_norm) for name, player in trainer.players.items()}
     assert rates == {"policy": (5e-4, 1.0), "prm": (1e-3, 10.0)}
