@@ -60,8 +60,7 @@ def test_thoughts_are_not_shown(thoughts, text):
 # ------------------------------------------------------------------ what is logged
 def test_metrics_of_a_debate():
     """Four debates of two turns: kept, copied, came to another result, went wrong."""
-    first = [[solution(7), solution(8), solution(8), solution(7)],
-             [solution(8), solution(7), solution(9), solution(7)]]  # fmt: skip
+    first = [[solution(n) for n in own] for own in ((7, 8, 8, 7), (8, 7, 9, 7))]
     last = [[solution(7), solution("7!"), solution(7), solution(6)],
             ["<think></think>" + solution(7), solution(7), solution(9), solution(7)]]  # fmt: skip
     right = [[[x.count("=7") for x in own] for own in turn] for turn in (first, last)]
@@ -114,8 +113,7 @@ def test_held_out_debates(placebo):
 
 # ------------------------------------------------------------------ a step by hand
 def given_texts(texts: dict[str, list[str]], **change) -> maporl.Maporl:
-    cfg = maporl.Args(**{"group_size": 2, "questions": 2} | change)
-    return without_model(maporl.Maporl, cfg, texts)
+    return without_model(maporl.Maporl, maporl.Args(group_size=2, questions=2, **change), texts)
 
 
 def written() -> dict[str, list[str]]:

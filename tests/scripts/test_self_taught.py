@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import self_taught as st
 from common.errors import UserError
+from common.scoring import in_parts
 from common.tiny.tasks import parse_question
 
 import pytest
@@ -84,17 +85,14 @@ def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
     """Judgements of different lengths, in one micro-batch or in two, against the model's logits."""
     perturb(trainer, 0.05)
     lessons = lessons_of(trainer, "The first. \\boxed{1}", "\\boxed{2}")
-    batch = trainer.lesson_batch(lessons)
-    halves = [trainer.lesson_batch(lessons[i : i + 1]) for i in range(2)]
-    for half in halves:
-        half["num_items_in_batch"] = batch["num_items_in_batch"]
+    batch, logps = trainer.lesson_batch(lessons), []
     with trainer.playing("judge"), torch.no_grad():
-        ours, parts = trainer.loss(batch).item(), [trainer.loss(half).item() for half in halves]
-    logps = []
+        ours = trainer.loss(batch).item()
+        parts = [trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True)]
     for lesson in lessons:
         logps += log_probs_by_hand(trainer, "judge", lesson["prompt"], lesson["ids"])
     assert ours == pytest.approx(-sum(logps) / len(logps), rel=1e-4)
-    assert ours == pytest.approx(sum(parts), rel=1e-5)
+    assert len(parts) == 2 and ours == pytest.approx(sum(parts), rel=1e-5)
 
 
 def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer):
@@ -205,10 +203,8 @@ def test_a_judge_is_measured_by_hand():
 
 def test_the_two_sets_are_made_once():
     """Of the second question all answers are wrong, so it gives no true pair."""
-    questions = {"1+1 mod 61": "2", "2+2 mod 61": "4"}
+    questions, judged = {"1+1 mod 61": "2", "2+2 mod 61": "4"}, []
     held_out = [{"question": q, "answer": gold} for q, gold in questions.items()]
-
-    judged = []
 
     def judge(comparisons):
         judged.append(len(comparisons))

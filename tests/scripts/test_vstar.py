@@ -115,9 +115,8 @@ def test_the_generators_loss_and_its_restart(tmp_path):
     wanted = -sum(likelihood(trainer, "generator", text) for text in (RIGHT, WRONG)) / tokens
     assert step_loss(trainer) == pytest.approx(wanted, rel=1e-4)
     trainer.create_optimizer()
-    for group in trainer.optimizer.param_groups:
-        for p in group["params"]:
-            trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
+    for p in trainer.parameters_of("generator") + trainer.parameters_of("verifier"):
+        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
     other = lora(trainer, "verifier")
     trainer.restart("generator")
     own = lora(trainer, "generator")
@@ -200,24 +199,17 @@ def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
     other = {"question": "1+1 mod 61"}
     with pytest.raises(UserError, match="of 4 solutions have steps, a box and an end, and none"):
         given_texts([WRONG] * 4).start_iteration(0)
-    apart = [row(RIGHT, True), row(WRONG, False) | other]
-    for D_ver, says in (
-        ([row(RIGHT, True)], "all solutions are right"),
-        ([row(WRONG, False)], "all solutions are wrong"),
-        (apart, "no question has a right and a wrong solution"),
+    trainer, right, wrong = given_texts(), row(RIGHT, True), row(WRONG, False)
+    for trainer.saved["D_ver"], says in (
+        ([right], "all solutions are right"),
+        ([wrong], "all solutions are wrong"),
+        ([right, wrong | other], "no question has a right and a wrong solution"),
     ):
-        trainer = given_texts()
-        trainer.saved["D_ver"] = D_ver
         with pytest.raises(UserError, match=says):
             trainer.start_verifier(0)
-
-
-def test_pairs_are_of_one_question():
-    trainer, other = given_texts(), {"question": "1+1 mod 61"}
-    trainer.saved["D_ver"] = [row(RIGHT, True), row(WRONG, False), row(RIGHT, True) | other]
-    pairs = trainer.preferences(random.Random(0))
-    found = [(p["question"], p["solution"], p["rejected"]) for p in pairs]
-    assert found == [(QUESTION, RIGHT, WRONG)]
+    trainer.saved["D_ver"] = [right, wrong, right | other]  # pairs are of one question
+    (pair,) = trainer.preferences(random.Random(0))
+    assert (pair["question"], pair["solution"], pair["rejected"]) == (QUESTION, RIGHT, WRONG)
 
 
 @pytest.mark.parametrize("how", ["hard", "soft"])
@@ -239,7 +231,7 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
 
 def test_orm_is_taught_as_many_right_as_wrong_ones():
     trainer = given_texts(verifier="orm")
-    trainer.saved["D_ver"] = [row(RIGHT, True), *[row(f"{i}{WRONG}", False) for i in range(9)]]
+    trainer.saved["D_ver"] = [row(RIGHT, True)] + [row(WRONG, False)] * 9
     trainer.start_verifier(0)
     assert sorted(lesson["z"] for lesson in trainer.saved["lessons"]) == [0.0, 1.0]
 
