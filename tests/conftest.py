@@ -460,7 +460,7 @@ def relative(one: dict, other: dict) -> float:
 
 def perturb(trainer, size: float = 0.02):
     """Adapters start as the base itself. Here each one becomes another model, so that mixing them
-    up shows.
+    up shows. Of a trainer, or of the model that `load_model` returns.
     """
     generator = torch.Generator().manual_seed(1)
     for name, p in trainer.model.named_parameters():

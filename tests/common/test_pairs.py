@@ -17,7 +17,8 @@ from common.scoring import in_parts, take_rows
 import pytest
 import torch
 from conftest import make_trainer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from trainers import log_probs_by_hand
+from transformers import AutoTokenizer
 
 QUESTIONS = ["3+4 mod 61", "(1+2)*3 mod 61", "9*9 mod 61", "2+2 mod 61", "((7+8)*2)+1 mod 61"]
 COMPLETIONS = [  # chosen, rejected; the longest is rejected, the shortest is cut, one is empty
@@ -89,25 +90,15 @@ def test_prompts_are_those_of_a_rollout(tokenizer):
 
 
 # ------------------------------------------------------------------ log-probs of pairs
-@pytest.fixture(scope="module")
-def oracle(tokenizer):
-    """(5, 2): summed log-probs, one forward pass per completion, without any padding."""
-    model = AutoModelForCausalLM.from_pretrained(TINY)
+@pytest.mark.parametrize("parts", [[[3], [2, 1], [4, 0]], [[0, 1, 2, 3, 4]]])
+def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, tmp_path, parts):
+    trainer, batch = make_trainer(tmp_path), make_batch(tokenizer)
 
     def logp(question, text):
-        prompt = tokenizer(f"<|user|>{question}<|assistant|>").input_ids
         ids = tokenizer(text).input_ids
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + ids])).logits[0]
-        logp = logits[len(prompt) - 1 : -1].log_softmax(-1) if ids else torch.zeros(0, 1)
-        return logp.gather(1, torch.tensor(ids, dtype=torch.long)[:, None]).sum()
+        return sum(log_probs_by_hand(trainer, "generator", messages(question), ids))
 
-    return torch.tensor([[logp(q, t) for t in texts] for q, texts in zip(QUESTIONS, COMPLETIONS)])
-
-
-@pytest.mark.parametrize("parts", [[[3], [2, 1], [4, 0]], [[0, 1, 2, 3, 4]]])
-def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, oracle, tmp_path, parts):
-    trainer, batch = make_trainer(tmp_path), make_batch(tokenizer)
+    expected = [[logp(q, text) for text in texts] for q, texts in zip(QUESTIONS, COMPLETIONS)]
     found = torch.full((5, 2), torch.nan)
     for rows in parts:
         part = take_rows(batch, torch.tensor(rows))
@@ -117,7 +108,7 @@ def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, oracle, tmp_pat
         logp = trainer.log_probs("generator", both)
         assert logp.shape == both["completion_ids"].shape and both["player"] == "generator"
         found[part["row"]] = torch.stack(chosen_and_rejected(logp.sum(1)), 1)
-    torch.testing.assert_close(found, oracle, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
 
 
 def test_parts_of_a_batch_of_pairs_hold_every_pair_once(tokenizer):

@@ -10,7 +10,7 @@ import socket
 import sys
 from types import SimpleNamespace
 
-from common.errors import ScriptError, say
+from common.errors import say
 from common.run import Run, plain_errors
 
 import pytest
@@ -157,14 +157,3 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     with plain_errors():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
-
-
-def test_a_mistake_of_the_script_is_shown_with_its_line(tmp_path, capsys):
-    """Not the line of a library, nor of `main`."""
-    fork = tmp_path / "fork.py"
-    fork.write_text("def main():\n    step(0)\n\ndef step(_):\n    raise ScriptError('no')\nmain()")
-    with pytest.raises(SystemExit) as ended, plain_errors():
-        exec(compile(fork.read_text(), fork, "exec"), {"ScriptError": ScriptError})
-    assert ended.value.code == 2
-    said = "error: fork.py, line 5 (raise ScriptError('no')): no.\n"
-    assert capsys.readouterr().err == said

@@ -23,16 +23,14 @@ from tango import verify_prompt
 
 import pytest
 import torch
+from conftest import perturb
 from transformers import LlamaConfig, Qwen2Config
 
 
 @pytest.fixture(scope="module")
 def player():
     model, tokenizer = load_model("tiny", ["a", "b"], 4, False, seed=0)
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.02
+    perturb(model)
     questions = [row["question"] for row in load_questions("tiny", 6, 4, seed=0)[0]]
     asked = [*questions[:5], "Propose a question."]  # another first token
     prompts = [prompt_of(tokenizer, text) for text in asked]

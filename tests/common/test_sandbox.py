@@ -232,25 +232,17 @@ def test_solutions_of_mbpp(sandbox, real_data):
 
 
 # ------------------------------------------------------------------ the pool
-def test_many_pairs_in_order(sandbox):
-    programs = ["print(int(input()) * 2)", "1 / 0"]
-    programs += ["import sys; sys.exit(int(input()) % 9 + 1)", "print(input(), end='')"]
-    results = sandbox.run(programs * 100, [str(number) for number in range(400)])
-    for n in range(0, 400, 4):
-        doubled, echoed = Result(OK, b"%d\n" % (2 * n)), Result(OK, b"%d" % (n + 3))
-        failed = [Result(ERROR, b""), Result(WRONG_EXIT, b"")]
-        assert results[n : n + 4] == [doubled, *failed, echoed]
-
-
 def test_inputs_of_any_kind(sandbox):
     echo = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"
-    inputs = ["", b"", "\u2603", b"\xff\x00", "\ud800", b"x" * 10**6]
-    outputs = [b"", b"", "\u2603".encode(), b"\xff\x00", b"\xed\xa0\x80", b"x" * 10**6]
-    assert sandbox.run([echo] * 6, inputs) == [Result(OK, output) for output in outputs]
+    inputs = ["", "\u2603", b"\xff\x00", "\ud800", b"x" * 10**6]
+    outputs = [b"", "\u2603".encode(), b"\xff\x00", b"\xed\xa0\x80", b"x" * 10**6]
+    assert sandbox.run([echo] * 5, inputs) == [Result(OK, output) for output in outputs]
 
 
 def test_killed_workers_are_replaced(monkeypatch):
-    """Killed with SIGKILL while they work, and one of them stopped: every result is still right."""
+    """Killed with SIGKILL while they work, and one of them stopped: every result is still right,
+    and in the order of the programs.
+    """
     monkeypatch.setattr(pool, "PATIENCE", 0.0)
     program = "import time; time.sleep(0.02); print(input())"
     inputs = [str(number) for number in range(120)]
@@ -392,8 +384,7 @@ def test_workers_killed_while_idle_cost_no_attempt():
     thread.start()
     thread.join()
     with made[0] as sandbox:
-        for one in sandbox.workers:
-            one.process.wait(timeout=60)
+        assert all(one.process.wait(timeout=60) for one in sandbox.workers)
         assert sandbox.run(["print(1)"], [""]) == [Result(OK, b"1\n")]
 
 

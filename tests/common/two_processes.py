@@ -16,6 +16,7 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import ScriptError
 from common.model import load_model
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -189,22 +190,14 @@ def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
 
 def check_rows_that_differ_in_number_are_refused_where_trl_gathers_rewards(trainer):
     rows = [trainer.train_dataset[0]] * (4 + 4 * trainer.accelerator.process_index)
-    try:
+    with pytest.raises(ScriptError, match="the ann has 4, 8 rows on the processes"):
         trainer.rollout("ann", rows)
-    except ScriptError as error:
-        assert "the ann has 4, 8 rows on the processes" in str(error)
-    else:
-        raise AssertionError
 
 
 def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
-    me = trainer.accelerator.process_index
-    try:
-        trainer.update(my_rows(trainer, whole_batch(trainer, ("ann", "bob")[me], 0)))
-    except ScriptError as error:
-        assert "must train one player together; got ann, bob" in str(error)
-    else:
-        raise AssertionError
+    mine = my_rows(trainer, whole_batch(trainer, NAMES[trainer.accelerator.process_index], 0))
+    with pytest.raises(ScriptError, match="must train one player together; got ann, bob"):
+        trainer.update(mine)
 
 
 # ------------------------------------------------------------------ a sharded base
@@ -217,8 +210,7 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
             model, _ = load_model("tiny", ["generator", "verifier"], 4, True, seed=0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
-            if "lora_B" in name:
-                parameter.data.normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
+        perturb(model)
         return model
 
     ids = torch.randint(5, 40, (2, 12), generator=torch.Generator().manual_seed(0))
