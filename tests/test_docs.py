@@ -272,18 +272,11 @@ def test_small_edits_are_quoted_as_they_are(name):
         assert f"git apply {path.relative_to(ROOT)}\n" in PAGES[name]
 
 
-CHECKED = {}
-"""An edit's name -> arguments besides the small run's, function whose calls are recorded, check."""
-
-
 def edit(arguments: str, recorded: str = ""):
-    """Marks `def tango_length(done)` as the check of a run with tango-length.diff."""
-
-    def register(check):
-        name = "-".join(check.__name__.rsplit("_", 1))  # a script's name may have a _ of its own
-        CHECKED[name] = arguments, recorded, check
-
-    return register
+    """Marks `def tango_length(done)` as the check of a run with tango-length.diff: arguments
+    besides the small run's, function whose calls are recorded, check.
+    """
+    return lambda check: (arguments, recorded, check)
 
 
 @pytest.mark.parametrize("path", EDITS, ids=lambda path: path.stem)
@@ -293,7 +286,7 @@ def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, no_report):
     command = ["git", "apply", str(path)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, f"{path.name} does not apply to {script}: {result.stderr}"
-    more, recorded, check = CHECKED[path.stem]
+    more, recorded, check = globals()[path.stem.replace("-", "_")]
     module = load(tmp_path / script)
     assert doctest.testmod(module).failed == 0
     evaluated_once(module, most_tokens=2)

@@ -4,7 +4,7 @@ nothing of theirs is changed or lost. The mistakes themselves are in tests/data/
 
 import contextlib
 import ctypes
-import json
+import os
 import re
 import shlex
 import shutil
@@ -18,7 +18,18 @@ from common.model import TINY
 
 import pytest
 import warm
-from conftest import ROOT, SMALL, environment, refused, run_here, same_weights, small, table
+from conftest import (
+    ROOT,
+    SMALL,
+    metrics_of,
+    module_of,
+    refused,
+    run_here,
+    run_module,
+    same_weights,
+    small,
+    table,
+)
 
 COMMANDS = r"""
 cut() { for f; do truncate -s $(($(stat -c%s "$f") / 2)) "$f"; done; }
@@ -91,7 +102,8 @@ def mistakes(*sections: str):
 
 
 def bash(commands: str, folder: Path, **more: str) -> subprocess.Popen:
-    names = {**environment(), "TINY": str(TINY), "PYTHON": sys.executable, **more}
+    names = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **more}
+    names |= {"TINY": str(TINY), "PYTHON": sys.executable}
     script = ["bash", "-ec", f"{COMMANDS}\n{commands}"]
     # in a session of its own: job control would stop all that is behind a terminal's foreground
     return subprocess.Popen(script, cwd=folder, env=names, start_new_session=True)
@@ -145,11 +157,9 @@ def test_a_mistake_ends_in_one_sentence(
 
 
 @mistakes("arguments of no kind")
-def test_what_the_parser_refuses_it_says_itself(script, given, says, commands, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_here(script, *given)
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and says.strip("-") in printed.err + printed.out
+def test_what_the_parser_refuses_it_says_itself(script, given, says, commands):
+    printed, said, code = run_module(module_of(script), *given)
+    assert code == 2 and says.strip("-") in printed + said
 
 
 # ------------------------------------------------------------------ nothing is lost
@@ -171,8 +181,8 @@ def test_what_is_harmless_in_a_run_stays_and_the_run_resumes(finished, tmp_path)
     planted = ("checkpoint-", "checkpoint-best", "checkpoint-4-old", "checkpoint-9")
     assert all((folder / name).exists() for name in planted)
     same_weights(folder, whole)
-    steps = lambda run: [json.loads(row)["step"] for row in open(run / "metrics.jsonl")]  # noqa: E731
-    assert steps(folder) == steps(whole)
+    steps, expected = ([row["step"] for row in metrics_of(run)] for run in (folder, whole))
+    assert steps == expected
     assert (folder / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
 
 

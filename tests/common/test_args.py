@@ -99,10 +99,6 @@ def test_a_step_is_one_strictly_on_policy_update(tmp_path):
     assert config.report_to == [] and config.logging_steps == 1
     assert (config.project, config.run_name) == ("duet", tmp_path.name)  # what a tracker calls it
     assert config.use_cpu and not config.bf16 and not config.gradient_checkpointing
-
-
-def test_a_script_may_tell_trl_more(tmp_path):
-    args, more = parsed("--checkpointing", "on"), {"optim": "adamw_torch"}
-    config = grpo_config(args, tmp_path, 32, 8, **more)
+    assert config.optim == "adamw_torch_fused"  # a script may tell TRL more
+    config = grpo_config(parsed("--checkpointing", "on"), tmp_path, 32, 8, optim="adamw_torch")
     assert config.optim == "adamw_torch" and config.gradient_checkpointing
-    assert grpo_config(parsed(), tmp_path, 32, 8).optim == "adamw_torch_fused"

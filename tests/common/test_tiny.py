@@ -5,6 +5,7 @@ import functools
 import json
 import random
 import re
+from fractions import Fraction
 
 from common.model import EMBEDDED, TINY
 from common.tasks.answers import is_correct, split_steps
@@ -30,20 +31,10 @@ MEASURED = json.loads((ROOT / "docs" / "evidence" / "bed.json").read_text())["pa
 QUESTION = "((42/5)+9)*7 mod 61"
 
 
-class Residue(int):
-    """A number modulo 61; a quotient is found by trying all."""
-
-    def __add__(self, other):
-        return Residue((int(self) + int(other)) % 61)
-
-    def __sub__(self, other):
-        return Residue((int(self) - int(other)) % 61)
-
-    def __mul__(self, other):
-        return Residue((int(self) * int(other)) % 61)
-
-    def __truediv__(self, other):
-        return next(Residue(x) for x in range(61) if x * int(other) % 61 == self)
+def value_of(expression: str) -> int:
+    """Modulo 61: what a fraction is there is found by trying all numbers."""
+    exact = eval(re.sub(r"\d+", r"Fraction(\g<0>)", expression), {"Fraction": Fraction})
+    return next(x for x in range(61) if x * exact.denominator % 61 == exact.numerator % 61)
 
 
 def printed(program: str, x: int) -> list[int]:
@@ -51,10 +42,6 @@ def printed(program: str, x: int) -> list[int]:
     said = []
     exec(program, {"input": lambda: str(x), "print": said.append})
     return said
-
-
-def value_of(expression: str) -> int:
-    return eval(re.sub(r"\d+", r"Residue(\g<0>)", expression))
 
 
 # ------------------------------------------------------------------ questions and their labels
@@ -173,7 +160,7 @@ def test_quotients_go_wrong_at_their_rates_and_mostly_in_the_same_way(kind):
     facts = [fact for fact, found in QUOTIENTS.items() if found == kind]
     right, wrong = 0, []
     for a, b in facts:
-        truth, mistake = Residue(a) / b, demonstrations.misconception(a, b)
+        truth, mistake = value_of(f"{a}/{b}"), demonstrations.misconception(a, b)
         likeliest = demonstrations.compute(rng, a, "/", b, 0)
         assert likeliest == (mistake if rate > 0.5 else truth) and mistake != truth
         assert demonstrations.compute(rng, a, "/", b, GOLD) == truth
