@@ -15,6 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 QUESTION = "(38+4)*7 mod 61"  # 42, 50
 RIGHT = gold_solution(QUESTION)
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # of a small model
 WRONG = "<step>38+4=41</step>\n<step>41*7=43</step>\n<answer>\\boxed{43}</answer>"
 
 

@@ -54,36 +54,6 @@ def test_time_is_linear_in_the_text(row):
     assert time.process_time() - start < 10
 
 
-@pytest.mark.parametrize(
-    "answer, gold, right",
-    [
-        ("7", "7", True),
-        (" 7 ", "7", True),
-        ("07", "7", True),
-        ("3", "-3", False),
-        ("70", "7", False),
-        (r"\frac{1}{2}", "0.5", True),
-        ("1/2", r"\frac{1}{2}", True),
-        ("2x+1", "1+2x", True),
-        ("2x+1", "2x", False),
-        ("1,000", "1000", True),
-        ("18.0", "18", True),
-        ("$18", "18", True),
-        ("", "0", False),
-        ("9" * 5000, "7", False),
-        (r"\frac{", "7", False),
-        ("{" * 300, "7", False),
-        (r"7 \text{ or } 8", "7", False),
-        ("\x00", "7", False),
-        ("None", "7", False),
-    ],
-)
-def test_is_correct(answer, gold, right, monkeypatch):
-    monkeypatch.setattr("common.tasks.answers.SECONDS", 600)  # however busy the machine is
-    assert is_correct(rf"so it is \boxed{{{answer}}}.", gold) is right
-    assert not is_correct(answer, gold)  # no box
-
-
 @pytest.mark.parametrize("answer", ["9^{9^{9}}", "99999999!", "7^{123456789}"])
 def test_an_answer_that_takes_for_ever_is_wrong(answer, monkeypatch):
     monkeypatch.setattr("common.tasks.answers.SECONDS", 1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
 from peft.tuners.lora.bnb import Linear4bit
+from trainers import SHAPE
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
@@ -16,9 +17,6 @@ from transformers import (
     LlamaConfig,
     Qwen3Config,
 )
-
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
-SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
 @pytest.mark.parametrize("bias, trained", [(False, False), (True, False), (True, True)])

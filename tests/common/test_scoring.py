@@ -7,6 +7,7 @@ from common.model import load_model
 import pytest
 import torch
 from conftest import make_players, perturb, relative
+from trainers import SHAPE
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 
@@ -167,11 +168,9 @@ def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model, 
 
 def test_models_with_a_sliding_window_do_not_share_prompts(monkeypatch):
     """Their caches drop what has slid out of the window."""
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64}
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
     torch.manual_seed(0)
-    sliding = Qwen2ForCausalLM(Qwen2Config(**shape, **heads, **window))
+    sliding = Qwen2ForCausalLM(Qwen2Config(**SHAPE, **window))
     batch = some_rows(2, 4)
     expected, _ = plain(sliding, batch)
     tokens = tokens_run(sliding, monkeypatch)

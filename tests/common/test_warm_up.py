@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import re
+import shutil
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -189,10 +190,7 @@ def sums(count: int) -> list[dict]:
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory):
     """The embedded model, whose <step> and <think> have changed places: no step can be read."""
-    folder = tmp_path_factory.mktemp("forgetful")
-    for file in TINY.iterdir():
-        if file.suffix != ".safetensors":
-            (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(TINY, tmp_path_factory.mktemp("forgetful") / "model")
     one, other = AutoTokenizer.from_pretrained(TINY).convert_tokens_to_ids(["<step>", "<think>"])
     weights = load_file(TINY / "model.safetensors")
     rows = weights["model.embed_tokens.weight"]
