@@ -28,17 +28,12 @@ def test_a_layers_output_and_gradient_by_float64(bias, trained):
     layer.requires_grad_(trained)
     x = torch.randn(5, 48, 3).transpose(1, 2).requires_grad_()  # (5, 3, 48)
     upstream = torch.randn(3, 5, 32).transpose(0, 1)
-    wanted = [x, layer.weight] if trained else [x]
     y = layer(x)
-    found = torch.autograd.grad(y, wanted, upstream)
-    exact = copy.deepcopy(layer).double()
-    exact.__class__ = torch.nn.Linear
-    wide = x.detach().double().requires_grad_()
-    y_exact = exact(wide)
-    expected = torch.autograd.grad(
-        y_exact, [wide, exact.weight] if trained else [wide], upstream.double()
-    )
-    for one, other in zip([y, *found], [y_exact, *expected]):
+    found = torch.autograd.grad(y, [x, layer.weight] if trained else [x], upstream)
+    wide, W = (t.detach().double().requires_grad_() for t in (x, layer.weight))
+    exact = wide @ W.T + (layer.bias.detach().double() if bias else 0)
+    expected = torch.autograd.grad(exact, [wide, W], upstream.double())
+    for one, other in zip([y, *found], [exact, *expected]):
         torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)
 
 

@@ -28,12 +28,10 @@ WEIGHTS = "model.safetensors"
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A tiny Qwen2 with random weights and the embedded model's tokenizer."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = shutil.copytree(TINY, tmp_path_factory.mktemp("whole") / "model")
     torch.manual_seed(0)
     config = Qwen2Config(tie_word_embeddings=True, **SHAPE | {"vocab_size": 267})
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(TINY / name, folder)
     return folder
 
 

@@ -335,18 +335,12 @@ if child == 0:
 print('ready', child, flush=True)
 time.sleep(60)
 """
+ENDS = {"interrupted": (signal.SIGINT, AT_WORK), "killed": (signal.SIGKILL, AT_WORK)}
+ENDS["answers unread"] = signal.SIGKILL, ANSWERS_UNREAD
+ENDS["sockets in a child"] = signal.SIGKILL, SOCKETS_IN_A_CHILD
 
 
-@pytest.mark.parametrize(
-    "number, body",
-    [
-        (signal.SIGINT, AT_WORK),
-        (signal.SIGKILL, AT_WORK),
-        (signal.SIGKILL, ANSWERS_UNREAD),
-        (signal.SIGKILL, SOCKETS_IN_A_CHILD),
-    ],
-    ids="interrupted killed answers-unread sockets-in-a-child".split(),
-)
+@pytest.mark.parametrize("number, body", ENDS.values(), ids=ENDS)
 def test_nothing_outlives_the_trainer(number, body, tmp_path):
     command = [sys.executable, "-c", TRAINER + textwrap.indent(body, "    ")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -47,10 +47,8 @@ def test_columns_of_common_datasets(tmp_path):
 def test_a_question_never_changes_sides(tmp_path):
     rows = [{"question": f"q{i}", "answer": "1"} for i in range(300)]
     train, held_out = load_questions(write_rows(tmp_path / "data.jsonl", rows), 1000, 1000, seed=0)
-    changed = write_rows(
-        tmp_path / "data.jsonl", rows[::-1] + [{"question": "new", "answer": "1"}] * 5
-    )
-    more = load_questions(changed, 1000, 1000, seed=3)
+    rows = rows[::-1] + [{"question": "new", "answer": "1"}] * 5
+    more = load_questions(write_rows(tmp_path / "data.jsonl", rows), 1000, 1000, seed=3)
     assert {r["question"] for r in train} <= {r["question"] for r in more[0]}
     assert {r["question"] for r in held_out} <= {r["question"] for r in more[1]}
     assert 10 < len(held_out) < 60
@@ -83,11 +81,9 @@ def test_any_valid_json_lines_are_read(tmp_path):
 def test_rows_are_drawn_from_the_whole_file_by_the_seed(tmp_path):
     rows = [{"question": f"{i:03}", "answer": "1"} for i in range(500)]
     path = write_rows(tmp_path / "data.jsonl", rows)
-    found = [load_questions(path, 50, 10, seed)[0] for seed in (0, 0, 1)]
-    drawn = [[row["question"] for row in rows] for rows in found]
-    assert drawn[0] == drawn[1] != drawn[2] and max(drawn[0]) > "300"  # files are often sorted
-    held_out = [load_questions(path, 50, 10, seed)[1] for seed in (0, 1)]
-    assert held_out[0] == held_out[1]
+    drawn, held_out = zip(*[load_questions(path, 50, 10, seed) for seed in (0, 0, 1)])
+    assert drawn[0] == drawn[1] != drawn[2] and held_out[0] == held_out[2]
+    assert max(row["question"] for row in drawn[0]) > "300"  # files are often sorted
 
 
 def test_gsm8k_rows(real_data):
