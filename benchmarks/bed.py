@@ -10,22 +10,21 @@ import random
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 from unittest.mock import patch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-import mae  # noqa: E402
-import tango  # noqa: E402
-from common.model import load_model  # noqa: E402
-from common.run import mean  # noqa: E402
-from common.sampling import sample  # noqa: E402
-from common.tasks.answers import grouped, is_correct, solve_prompt, split_steps  # noqa: E402
-from common.tasks.graded import meta_truth, truth_of  # noqa: E402
-from common.tiny import demonstrations, tasks  # noqa: E402
+from side_by_side import ROOT  # isort: skip
+import mae
+import tango
+from common.model import load_model
+from common.run import mean
+from common.tasks.answers import grouped, is_correct, solve_prompt, split_steps
+from common.tasks.graded import meta_truth, truth_of
+from common.tiny import demonstrations, tasks
 
-import torch  # noqa: E402
+import torch
+from step import by_sample
 
-RESULT = Path(__file__).parent.parent / "docs" / "evidence" / "bed.json"
+RESULT = ROOT / "docs" / "evidence" / "bed.json"
 TEMPERATURES = {"sampled": 1.0, "T = 0.5": 0.5, "greedy": 0.0}
 TASKS = 256  # of each part
 SAMPLES = 4  # completions of a task at temperatures above 0
@@ -37,11 +36,10 @@ def player(name: str):
     model, tokenizer = load_model(name, ["unused"], 1, False, seed=0)
 
     def play(prompts: list, temperature: float) -> list[str]:
-        written, end, pad = [], [tokenizer.eos_token_id], tokenizer.pad_token_id
+        written, ends = [], [tokenizer.eos_token_id]
         with model.disable_adapter():
             for part in grouped(prompts, 256):
-                ids = tokenizer.apply_chat_template(part, add_generation_prompt=True)["input_ids"]
-                written += sample(model, ids, 224, temperature, end, pad)[0]
+                written += by_sample(model, tokenizer, part, 224, ends, temperature)
         return tokenizer.batch_decode(written, skip_special_tokens=True)
 
     return play
@@ -236,8 +234,8 @@ def main():
         cells = [f"{100 * found[column]['value']:6.1f}" for column in TEMPERATURES]
         best = found["constant"]
         print(f"{name:55}", *cells, "" if best is None else f"  best constant {100 * best:.0f}")
-    known = json.loads(RESULT.read_text()) if RESULT.exists() else {"parts": {}}
-    kept = {name: found for name, found in known["parts"].items() if re.search("cure|azr", name)}
+    known = json.loads(RESULT.read_text())["parts"]
+    kept = {name: found for name, found in known.items() if re.search("cure|azr", name)}
     result = {"tasks": TASKS, "samples": SAMPLES, "parts": parts | kept}
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
 

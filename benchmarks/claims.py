@@ -187,7 +187,8 @@ def _read_claims() -> tuple[list[str], list[Claim]]:
     )
     headlines, claims = read.pop("headlines"), []
     for experiment, found in read.items():
-        default = {"measure": experiments[experiment]["columns"][0][1]}
+        of = experiments[experiment]
+        default = {"measure": of["columns"][0][1], "variants": [*of["variants"]][:2]}
         claims += [Claim(name, experiment, **(default | given)) for name, given in found.items()]
     return headlines, claims
 

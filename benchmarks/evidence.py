@@ -212,25 +212,19 @@ def spin_base():
 def main():
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"])
-    parser.add_argument("--variants", nargs="+", help="only these")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
     names = EXPERIMENTS if "all" in args.names else args.names
-    known = sorted({variant for name in names for variant in EXPERIMENTS[name].variants})
-    if unknown := [variant for variant in args.variants or () if variant not in known]:
-        parser.error(f"--variants {unknown[0]!r}: there are {', '.join(map(repr, known))}")
     for name in names:
-        experiment = EXPERIMENTS[name]
+        experiment, variants = EXPERIMENTS[name], EXPERIMENTS[name].variants
         at_once = 1 if experiment.timed else args.at_once
         if "spin_base" in experiment.arguments:
             spin_base()
-        wanted = args.variants or experiment.variants
-        some = {v: chosen for v, chosen in experiment.variants.items() if v in wanted}
-        swept = {v: chosen.rates for v, chosen in some.items() if len(chosen.rates) > 1}
+        swept = {v: chosen.rates for v, chosen in variants.items() if len(chosen.rates) > 1}
         sweep = [(v, seed, rate) for seed in SWEEP_SEEDS for v in swept for rate in swept[v]]
         run_missing(f"{name}_rates", name, sweep, at_once)
-        count = max([variant.seeds for variant in some.values()], default=0)
-        jobs = [(v, s, rate_of(name, v)) for s in range(count) for v in some if s < some[v].seeds]
+        jobs = [(v, s, rate_of(name, v)) for v in variants for s in range(variants[v].seeds)]
+        jobs.sort(key=lambda job: job[1])  # of all variants the first seed, the second, ...
         run_missing(name, name, jobs, at_once)
     import pages  # it imports what stands above
 

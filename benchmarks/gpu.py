@@ -179,14 +179,12 @@ def peers(cell: dict) -> list[tuple]:
 
 
 def measured_table(cells: dict[str, dict]) -> str:
-    """Ours against others, a line for each; a sentence where there is none."""
+    """Ours against others, a line for each."""
     rows = [
         [f"`{name}`", *some, f"{ratio:.2f}"]
         for name, cell in cells.items()
         for *some, ratio in ([] if "error" in cell else peers(cell))
     ]
-    if not rows:
-        return "Nothing has been measured on a GPU yet.\n"
     return markdown(["cell", "ours", "against", "its", "ours / its"], rows)
 
 
@@ -200,7 +198,7 @@ def other_table(cells: dict[str, dict]) -> str:
             parts = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
             texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
             rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
-    return markdown(["cell", "figures"], rows) if rows else ""
+    return markdown(["cell", "figures"], rows)
 
 
 def steps_table(cells: dict[str, dict]) -> str:
@@ -213,7 +211,7 @@ def steps_table(cells: dict[str, dict]) -> str:
             texts = [", ".join(f"{x:.1f}".removesuffix(".0") for x in part) for part in steps]
             gib = f"{cell['allocated']:.1f} ({cell['reserved']:.1f})"
             rows.append([f"`{name}`", *texts, gib, cell["micro_batch"]])
-    return markdown(titles, rows) if rows else ""
+    return markdown(titles, rows)
 
 
 # ------------------------------------------------------------------ the machine
@@ -311,9 +309,7 @@ def rollouts(bench: Bench, size: str, what: str) -> dict:
 
 
 def gap(bench: Bench, size: str) -> dict:
-    """Mean distances in nats: of sampler and trainer, the same adapter; and of two adapters with
-    the same weights: what prime.py's log-ratio can mean at least.
-    """
+    """Of sampler and trainer; of two equal adapters: what prime.py's log-ratio means at least."""
     names = ["player", "equal"]
     model, tokenizer = player(bench.model(size), names, True)
     copy_adapter(model, *names)
@@ -340,14 +336,10 @@ def arguments(micro: int, checkpointing="on") -> Args:
 
 
 def our_trainer(model, tokenizer, names: list[str], args: Args, rows: int) -> CoTrainer:
-    return CoTrainer(
-        model,
-        with_adapters({name: Player([], 2e-5, 8) for name in names}),
-        args,
-        grpo_config(args, Path(tempfile.mkdtemp()), rows, save_strategy="no"),
-        Dataset.from_list([{"prompt": solve_prompt("")}] * rows),
-        tokenizer,
-    )
+    players = with_adapters({name: Player([], 2e-5, 8) for name in names})
+    config = grpo_config(args, Path(tempfile.mkdtemp()), rows, save_strategy="no")
+    data = Dataset.from_list([{"prompt": solve_prompt("")}] * rows)
+    return CoTrainer(model, players, args, config, data, tokenizer)
 
 
 def their_trainer(
@@ -397,6 +389,7 @@ def full_batch(bench: Bench, device, alike=False) -> dict:
 
 
 def our_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
+    tidy()
     names, args = ["player", "other"], arguments(micro, checkpointing)
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
     trainer = our_trainer(model, tokenizer, names, args, bench.rows)
@@ -406,6 +399,7 @@ def our_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=F
 
 
 def their_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
+    tidy()
     rows = [{"prompt": "What is 2+2?"}] * bench.rows
     more = {"gradient_checkpointing": checkpointing == "on"}
     trainer = their_trainer(bench, size, rows, alternate, micro, bench.rows, **more)
@@ -415,18 +409,15 @@ def their_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike
 
 
 def update(bench: Bench, size: str, micro: str) -> dict:
-    ours = our_updates(bench, size, int(micro), "on")
-    tidy()
-    theirs = their_updates(bench, size, int(micro), "on")
-    return {"ours": ours, "TRL": theirs}
+    how = bench, size, int(micro), "on"
+    return {"ours": our_updates(*how), "TRL": their_updates(*how)}
 
 
 def group(bench: Bench, size: str, micro: str) -> dict:
     found = {"ours": our_updates(bench, size, int(micro), "off", alike=True)}
-    for checkpointing in ("on", "off"):
-        tidy()
-        name = f"TRL, checkpointing {checkpointing}"
-        found[name] = their_updates(bench, size, int(micro), checkpointing, alike=True)
+    for how in ("on", "off"):
+        theirs = their_updates(bench, size, int(micro), how, alike=True)
+        found[f"TRL, checkpointing {how}"] = theirs
     return found
 
 
@@ -496,11 +487,8 @@ def run_script(bench: Bench, script: str, size: str, out: Path, steps: int, more
         contextlib.redirect_stdout(sys.stderr),
     ):
         module.main(args)
-    return {
-        "micro_batch": bench.micro,
-        "sampling": [sampling[step] for step in range(steps)],
-        **memory(),
-    }
+    seconds = [sampling[step] for step in range(steps)]
+    return {"micro_batch": bench.micro, "sampling": seconds, **memory()}
 
 
 def step(bench: Bench, script: str, size: str) -> dict:
@@ -508,17 +496,13 @@ def step(bench: Bench, script: str, size: str) -> dict:
     out = Path(tempfile.mkdtemp()) / "run"
     found = run_script(bench, script, size, out, 4 if script == "tango" else 2)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "step_time" in row]
-    return found | {
-        "seconds": [row["step_time"] for row in rows],
-        "tokens": [row["co/sampled_tokens"] for row in rows],
-    }
+    for name, key in {"seconds": "step_time", "tokens": "co/sampled_tokens"}.items():
+        found[name] = [row[key] for row in rows if "step_time" in row]
+    return found
 
 
 def resume(bench: Bench, size: str) -> dict:
-    """Tango whole, from the checkpoint in its middle, and whole again: the largest differences of a
-    weight from the first. On a GPU not even the whole run again need be the same.
-    """
+    """Largest differences of a weight; on a GPU not even the whole run again need be the same."""
     folder, files = Path(tempfile.mkdtemp()), "checkpoint-4/{}/adapter_model.safetensors"
     run_script(bench, "tango", size, folder / "whole", 4, " --save-every 2")
     shutil.copytree(folder / "whole", folder / "parts", ignore=lambda *_: ["checkpoint-4"])

@@ -3,7 +3,7 @@
 Runs a script, one of ours or your own, on the embedded questions of one level with several seeds,
 and prints its row below those of our scripts, with what it is better or worse by, seed by seed:
 
-    python benchmarks/standing.py my_script.py --level tiny-hard -- --lr 1e-3 --steps 48
+    python benchmarks/standing.py my_script.py --level tiny-hard --lr 1e-3 --steps 48
 
 Our rows are the runs in docs/evidence/, with the arguments that differ from the defaults; they have
 as many steps as these say. Held-out questions are the same for all scripts and seeds. The accuracy
@@ -21,6 +21,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from claims import interval
@@ -29,7 +30,7 @@ from evidence import EXPERIMENTS, ROOT, read
 OF_MEASURING = r"--(dataset|eval-questions|eval-every|show-every|save-every) \S+ ?"
 
 
-def one_run(script: Path, level: str, seed: int, more: list[str]) -> dict:
+def one_run(script: Path, level: str, more: list[str], seed: int) -> dict:
     """Runs it if it has not ended yet -> its figures."""
     words = [re.sub(r"\W+", "_", word) for word in more]
     folder = ROOT / "runs" / "standing" / "-".join([script.stem, level, *words]) / str(seed)
@@ -50,15 +51,12 @@ def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
     first, last = evaluations[0], evaluations[-1]
     named = re.compile(r"(?!judge|verifier|critic)\w+/accuracy")
     names = [f"eval/{key}" for keys in curves.values() for key in keys if named.fullmatch(key)]
-    accuracy = next((name for name in names if name in last), None)
-    verifier = next((n for n in last if re.search("(balanced_accuracy|rank_agreement)$", n)), None)
-    both = lambda name: [first[name], last[name]] if name and name in first else None  # noqa: E731
-    return {
-        "accuracy": both(accuracy),
-        "verifier": both(verifier),
-        "tokens": sum(row.get("co/sampled_tokens", 0) for row in rows),
-        "seconds": rows[-1]["seconds"],
-    }
+    accuracy = next((name for name in names if name in last), "")
+    verifier = next((n for n in last if re.search("(balanced_accuracy|rank_agreement)$", n)), "")
+    found = {"accuracy": accuracy, "verifier": verifier}
+    found = {what: [first[n], last[n]] if n in first else None for what, n in found.items()}
+    tokens = sum(row.get("co/sampled_tokens", 0) for row in rows)
+    return found | {"tokens": tokens, "seconds": rows[-1]["seconds"]}
 
 
 def known(level: str) -> dict[str, dict[str, dict]]:
@@ -111,19 +109,17 @@ def compared(mine: dict[str, dict], theirs: dict[str, dict]) -> str:
 
 
 def main():
-    own, more = sys.argv[1:], []
-    if "--" in own:
-        own, more = own[: own.index("--")], own[own.index("--") + 1 :]
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    shown = {"description": __doc__, "formatter_class": RawDescriptionHelpFormatter}
+    parser = ArgumentParser(**shown, allow_abbrev=False)
     parser.add_argument("script", type=Path)
     parser.add_argument("--level", default="tiny", choices=("tiny", "tiny-hard", "tiny-long"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
-    args = parser.parse_args(own)
+    args, more = parser.parse_known_args()  # what it does not know is the script's
     if not args.script.exists():
         raise SystemExit(f"{args.script}: there is no such script.")
+    run = partial(one_run, args.script.resolve(), args.level, more)
     with ThreadPoolExecutor(args.at_once) as pool:
-        run = lambda seed: one_run(args.script.resolve(), args.level, seed, more)  # noqa: E731
         mine = {str(seed): found for seed, found in enumerate(pool.map(run, range(args.seeds)))}
     table = [["script", "seeds", "accuracy", "verifier", "tokens", "seconds", "mine minus this"]]
     for other, runs in known(args.level).items():

@@ -6,11 +6,9 @@
 Two copies of one model with the same LoRA adapter, in TRL's GRPOTrainer and in ours, and the same
 rows: half of a group is rewarded. Compared are
     sampling     against `generate`; greedy tokens must be equal
-    update       loss and backward pass of one batch of rollouts; the gradients must agree. Both
-                 compute one update per batch, so a ratio of 1, and a mean over the tokens of the
-                 batch. Entropy is computed by both, because both log it. Half of the groups are
-                 constant, and with --kl there is the k3 penalty, for which TRL's
-                 use_bias_correction_kl has to be off; the base's log-probs are given to both.
+    update       loss and backward pass of one batch of rollouts, half of whose groups are constant;
+                 the gradients must agree. Both make one update per batch, so the ratio is 1, take a
+                 mean over the tokens of the batch, and compute the entropy, which both log
     whole step   sampling, rewards, advantages, loss and backward pass; all groups count
 See side_by_side.py for what is written.
 """
@@ -37,6 +35,9 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
+# what `load_model` sets for our runs is not set in theirs
+without_us = patch.dict(os.environ, {SHARED_KEYS: "0"})
+
 
 # ------------------------------------------------------------------ two trainers
 def player(model: str, names: list[str], four_bit: bool):
@@ -52,7 +53,7 @@ def their_config(run: RunArgs, rows: int, group: int = 2, **more) -> GRPOConfig:
     """The same loss as ours, and as many rows to an optimiser step."""
     parts, folder = max(1, rows // run.micro_batch), Path(tempfile.mkdtemp())
     more |= {"gradient_accumulation_steps": parts, "steps_per_generation": parts}
-    more |= {"loss_type": "dapo", "beta": 0.0, "use_bias_correction_kl": False}
+    more |= {"loss_type": "dapo", "beta": 0.0}
     return grpo_config(run, folder, run.micro_batch, group, save_strategy="no", **more)
 
 
@@ -63,7 +64,7 @@ def alternate(completions, **_) -> list[float]:
 
 def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer, CoTrainer]:
     run = RunArgs(args.model, micro_batch=args.micro_batch, checkpointing="off")
-    run.steps, run.kl = 1, args.kl
+    run.steps, run.kl = 1, 0.0
     data = Dataset.from_list(rows)
     config = their_config(run, len(rows), args.group, max_completion_length=args.tokens)
     other = copy.deepcopy(model)
@@ -71,22 +72,11 @@ def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer,
         if isinstance(module, FrozenLinear):
             module.__class__ = torch.nn.Linear  # as it is without us
     theirs = GRPOTrainer(other, alternate, config, data, processing_class=tokenizer)
-    theirs.beta = args.kl  # set now, because TRL would make a reference model of its own
     theirs.model.train()
     theirs.current_gradient_accumulation_steps = config.gradient_accumulation_steps
     players = with_adapters({"player": Player([alternate], 1e-3, args.tokens, args.group)})
     config = grpo_config(run, Path(tempfile.mkdtemp()), len(rows), args.group)
     return theirs, CoTrainer(model, players, run, config, data, tokenizer)
-
-
-def without_us(method):
-    """What `load_model` sets for our runs is not set in theirs."""
-
-    def run():
-        with patch.dict(os.environ, {SHARED_KEYS: "0"}):
-            return method()
-
-    return run
 
 
 # ------------------------------------------------------------------ update
@@ -115,8 +105,6 @@ def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int)
     batch = ours.rollout("player", rows)
     batch["advantages"][: len(rows) // 2] = 0.0  # half of the groups constant
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
-    if theirs.beta:
-        tensors["ref_per_token_logps"] = batch["base_logps"]
     methods = {
         "TRL's": without_us(lambda: their_gradient(theirs, tensors)),
         "ours": lambda: our_gradient(ours, batch),
@@ -184,7 +172,6 @@ def main():
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=80, help="length limit of a solution")
-    parser.add_argument("--kl", type=float, default=0.0, help="weight of the KL penalty")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model, tokenizer = player(args.model, ["player"], False)
@@ -193,7 +180,7 @@ def main():
     theirs, ours = two_trainers(args, model, tokenizer, rows)
     name = "embedded" if args.model == str(TINY) else Path(args.model).name
     about = f"{name}, {len(rows)} rows of at most {args.tokens} tokens, {args.threads} thread"
-    about += "s" * (args.threads > 1) + ", with a KL term" * (args.kl > 0)
+    about += "s" * (args.threads > 1)
     parts = {"sampling": sampling, "loss and backward": update, "whole step": whole}
     for part, measure in parts.items():
         found = measure(theirs, ours, rows, args.repeats)
