@@ -198,17 +198,13 @@ SHORT = """--steps 3 --save-every 1 --group-size 4 --solution-tokens 24 --judgem
     --eval-questions 4 --eval-samples 1 --eval-every 0 --show-every 0""".split()
 
 
-@pytest.fixture
-def whole(finished):
-    """The uninterrupted run."""
-    return finished("tango.py", *SHORT)[0]
-
-
 @mistakes("in a process of its own")
-def test_what_a_process_meets_loses_nothing(script, given, says, commands, tmp_path, brief, whole):
+def test_what_a_process_meets_loses_nothing(
+    script, given, says, commands, tmp_path, brief, finished
+):
     """It ends with this exit code, and afterwards the same command finishes the run bit for bit."""
     out, process, (code, _, says) = tmp_path / "out", None, says.partition(" ")
-    command = small(script, tmp_path / "run", *SHORT)
+    command, whole = small(script, tmp_path / "run", *SHORT), finished(script, *SHORT)[0]
     words = shlex.join(map(str, [sys.executable, ROOT / script, *command, *given]))
     end = "wait $PID" if "fresh" in commands else ""
     story = bash(f"{commands}\n{end}", tmp_path, COMMAND=words)
@@ -233,7 +229,7 @@ def test_what_a_process_meets_loses_nothing(script, given, says, commands, tmp_p
         bash("! mountpoint -q run || umount -l run", tmp_path).wait()
 
 
-def test_the_same_folder_twice_at_a_time(tmp_path, whole):
+def test_the_same_folder_twice_at_a_time(tmp_path, finished):
     command, out = small("tango.py", tmp_path / "run", *SHORT), tmp_path / "out"
     process = warm.start("tango.py", command, out, out)
     while process.is_alive() and "step 1/" not in (out.read_text() if out.exists() else ""):
@@ -241,7 +237,7 @@ def test_the_same_folder_twice_at_a_time(tmp_path, whole):
     assert "another run" in refused("tango.py", *command)
     process.join(timeout=600)
     assert process.exitcode == 0, out.read_text()
-    same_weights(tmp_path / "run", whole)
+    same_weights(tmp_path / "run", finished("tango.py", *SHORT)[0])
 
 
 def test_the_page_counts_these_mistakes_and_the_hostile_programs():

@@ -10,13 +10,7 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from peft.tuners.lora.bnb import Linear4bit
 from trainers import SHAPE
-from transformers import (
-    AutoModelForCausalLM,
-    Cohere2Config,
-    Gemma2Config,
-    LlamaConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, LlamaConfig, Qwen3Config
 
 
 @pytest.mark.parametrize("bias, trained", [(False, False), (True, False), (True, True)])

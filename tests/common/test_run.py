@@ -15,7 +15,7 @@ from common.run import Run, plain_errors
 
 import pytest
 import torch
-from conftest import metrics_of, refused, run_here, same_weights, small
+from conftest import metrics_of, refused, run_here, same_weights, small, steps_of
 
 
 # ------------------------------------------------------------------ resumed
@@ -112,6 +112,26 @@ def test_a_tracker_that_hangs_up_stops_nothing(tmp_path, monkeypatch, brief):
 
     monkeypatch.setattr("tango.evaluate", evaluate)
     brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 0))
+
+
+def test_tensorboard_has_every_steps_metrics_and_the_held_out_figures(tmp_path, brief):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    more = "--steps 2 --eval-every 1 --eval-samples 1 --report-to tensorboard".split()
+    brief("tango.py", *small("tango.py", tmp_path / "run", *more))
+    steps = steps_of(tmp_path / "run")
+    evaluations = [row for row in metrics_of(tmp_path / "run") if "eval/generator/greedy" in row]
+    assert [[row["step"] for row in rows] for rows in (steps, evaluations)] == [[1, 2], [0, 1, 2]]
+    (folder,) = (tmp_path / "run" / "runs").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    for rows, key, name in (
+        (steps, "generator/accuracy", "train/generator/accuracy"),
+        (evaluations, "eval/generator/greedy", "eval/generator/greedy"),
+    ):
+        found = {event.step: event.value for event in events.Scalars(name)}
+        assert found == pytest.approx({row["step"]: row[key] for row in rows})
 
 
 def test_a_start_that_failed_may_be_put_right(tmp_path, brief):

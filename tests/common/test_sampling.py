@@ -5,19 +5,9 @@ import copy
 import math
 from types import SimpleNamespace
 
+from common import sampling
 from common.model import load_model, load_tokenizer
-from common.sampling import (
-    READ_AT_ONCE,
-    SEGMENT,
-    _draw,
-    _merged,
-    common_beginning,
-    complete,
-    float32_logits,
-    has_plain_attention,
-    sample,
-    tokenize,
-)
+from common.sampling import complete, sample, tokenize
 from common.tasks.math import load_questions
 from tango import verify_prompt
 
@@ -47,7 +37,7 @@ def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth
     """worth 1: what the prompts begin with alike, the marks of a message, runs once."""
     model, tokenizer, prompts = player
     monkeypatch.setattr("common.sampling.WORTH_A_PASS", worth)
-    assert worth == 32 or common_beginning([*map(tuple, prompts[::3])]) > 0
+    assert worth == 32 or sampling.common_beginning([*map(tuple, prompts[::3])]) > 0
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.set_adapter(adapter or "a")
     with contextlib.nullcontext() if adapter else model.disable_adapter():
@@ -84,8 +74,8 @@ def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, 
         return sample(model, prompts, 64, 0.0, [stop], pad), drawn
 
     expected = both()
-    monkeypatch.setitem(SEGMENT, "cpu", 7)
-    monkeypatch.setitem(READ_AT_ONCE, "cpu", 4)
+    monkeypatch.setitem(sampling.SEGMENT, "cpu", 7)
+    monkeypatch.setitem(sampling.READ_AT_ONCE, "cpu", 4)
     monkeypatch.setattr("common.sampling._repeat", lambda step, n, _: [step() for _ in range(n)])
     torch.use_deterministic_algorithms(True)  # memory that nobody has set is NaN
     try:
@@ -123,7 +113,7 @@ def test_draws_follow_the_distribution(temperature):
     torch.manual_seed(0)
     never = -math.inf
     logits = torch.tensor([never, 1.0, never, never, 0.0, 2.0, -1.0, never])
-    tokens, logp = _draw(logits.expand(100_000, -1), temperature)
+    tokens, logp = sampling._draw(logits.expand(100_000, -1), temperature)
     p = (logits.double() / temperature).softmax(-1)
     for token, expected in enumerate(p.tolist()):
         share = (tokens == token).double().mean().item()
@@ -138,12 +128,12 @@ def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
     drawn = lambda *shape, dtype, **_: torch.full(shape, random, dtype=dtype)  # noqa: E731
     monkeypatch.setattr(torch, "rand", drawn)
     p = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.3, 0.5, 0.0]])
-    assert _draw(p.log(), 1.0)[0].item() == token
+    assert sampling._draw(p.log(), 1.0)[0].item() == token
 
 
 def test_what_is_no_number_draws_a_token_that_exists():
     """On a GPU one that does not would end the process; `update` names the step instead."""
-    token, logp = _draw(torch.full((2, 5), math.nan), 1.0)
+    token, logp = sampling._draw(torch.full((2, 5), math.nan), 1.0)
     assert (token < 5).all() and logp.isnan().all()
 
 
@@ -176,19 +166,19 @@ def test_first_tokens_follow_the_distribution(player):
     ],
 )
 def test_other_models_go_to_generate(config, plain):
-    assert has_plain_attention(SimpleNamespace(config=config)) == plain
+    assert sampling.has_plain_attention(SimpleNamespace(config=config)) == plain
 
 
 def test_merging_leaves_no_trace(player, monkeypatch):
     model, _, _ = player
     before = {n: (p.data_ptr(), p.detach().clone()) for n, p in model.named_parameters()}
-    with pytest.raises(RuntimeError), _merged(model):
+    with pytest.raises(RuntimeError), sampling._merged(model):
         assert any(not torch.equal(p, before[n][1]) for n, p in model.named_parameters())
         raise RuntimeError
     for n, p in model.named_parameters():
         assert p.data_ptr() == before[n][0] and torch.equal(p, before[n][1])
     monkeypatch.setattr("common.sampling.SMALL", 128 * 128)
-    with _merged(model):
+    with sampling._merged(model):
         changed = {n for n, p in model.named_parameters() if p.data_ptr() != before[n][0]}
     assert changed == {n for n in before if "_proj.base_layer" in n and "mlp" not in n}
 
@@ -209,7 +199,7 @@ def in_bfloat16():
 def test_adapters_are_never_merged_into_16_bit_weights(in_bfloat16):
     model, prompt, tokenizer = in_bfloat16
     before = {n: p.data_ptr() for n, p in model.named_parameters()}
-    with _merged(model):
+    with sampling._merged(model):
         assert before == {n: p.data_ptr() for n, p in model.named_parameters()}
     with torch.autocast("cpu", torch.bfloat16):
         ids, logps = sample(model, [prompt], 12, 1.0, [tokenizer.eos_token_id], 0)
@@ -223,7 +213,7 @@ def test_logits_of_a_16_bit_head_are_not_rounded(in_bfloat16):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         hidden = base.base_model(input_ids=ids).last_hidden_state
         rounded = base(input_ids=ids).logits
-        with float32_logits(base):
+        with sampling.float32_logits(base):
             logits = base(input_ids=ids).logits
         assert torch.equal(base(input_ids=ids).logits, rounded)  # and it is as it was
     weight = base.get_output_embeddings().weight

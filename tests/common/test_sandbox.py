@@ -3,6 +3,7 @@
 Right programs find stdin and stdout as in a shell.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.sandbox import LAYERS, Result, Sandbox, Status, pool, same_output, worker
 
+import psutil
 import pytest
 from conftest import ROOT, table
 from hypothesis import given
@@ -40,16 +42,9 @@ def sandbox():
 
 def processes() -> int:
     """Children of this process, and forks of the sandbox's workers, whoever their parent is now."""
-    count = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            command = (folder / "cmdline").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        workers = command.split("\0")[4:7:2] == [worker.__file__, str(os.getpid())]
-        count += parent == os.getpid() or workers
-    return count
+    me, found = os.getpid(), psutil.process_iter(["ppid", "cmdline"])
+    commands = [(one.info["ppid"], (one.info["cmdline"] or [])[4:7:2]) for one in found]
+    return sum(parent == me or part == [worker.__file__, str(me)] for parent, part in commands)
 
 
 def footprint(sandbox: Sandbox) -> tuple[int, ...]:
@@ -301,10 +296,8 @@ def test_interrupted_run_leaves_no_answers_behind(sandbox):
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 TRAINER = """
@@ -354,8 +347,7 @@ def test_nothing_outlives_the_trainer(number, body, tmp_path):
         while body is AT_WORK and len(children) < 4:  # and their programs
             assert time.monotonic() < deadline
             for pid in workers:
-                forks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-                children |= {*map(int, forks)}
+                children |= {one.pid for one in psutil.Process(pid).children()}
         trainer.send_signal(number)
         trainer.wait(timeout=60)
         while any(map(alive, children)):

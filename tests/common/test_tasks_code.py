@@ -1,8 +1,6 @@
 """Programming tasks from every source, on standard input and output."""
 
 import random
-import subprocess
-import sys
 
 from common.tasks.code import load_tasks
 from common.tiny.tasks import is_held_out
@@ -11,14 +9,11 @@ import pytest
 from conftest import write_rows
 
 
-def runs(row) -> bool:
+def runs(sandbox, row) -> bool:
     """The reference program gives every expected output, word for word."""
-    for given, expected in zip(row["test_input"], row["test_output"]):
-        command = [sys.executable, "-I", "-c", row["reference"]]
-        done = subprocess.run(command, input=given, capture_output=True, text=True)
-        if done.stdout.split() != expected.split():
-            return False
-    return True
+    results = sandbox.run([row["reference"]] * len(row["test_input"]), row["test_input"])
+    outputs = [result.output.decode().split() for result in results]
+    return outputs == [expected.split() for expected in row["test_output"]]
 
 
 FILLER = [
@@ -26,7 +21,7 @@ FILLER = [
 ]
 
 
-def test_embedded_tasks():
+def test_embedded_tasks(sandbox):
     train, held_out = load_tasks("tiny", 60, 20, seed=0)
     assert len(train) == 60 and len(held_out) == 20
     assert all(is_held_out(row["question"]) for row in held_out)
@@ -35,7 +30,7 @@ def test_embedded_tasks():
         inputs = [int(line) for line in row["test_input"]]
         assert len(set(inputs)) == 10 and all(0 <= x < 100 for x in inputs)
     assert load_tasks("tiny", 60, 20, seed=1)[1] == held_out
-    assert all(runs(row) for row in train[:2] + held_out[:2])
+    assert all(runs(sandbox, row) for row in train[:2] + held_out[:2])
 
 
 def test_columns_as_codecontests_is_published(tmp_path):
@@ -55,12 +50,12 @@ MBPP = {
 }
 
 
-def test_functions_become_programs(tmp_path):
+def test_functions_become_programs(tmp_path, sandbox):
     rows = [{**MBPP, "text": f"{MBPP['text']} {i}"} for i in range(60)]
     train, held_out = load_tasks(write_rows(tmp_path / "tasks.jsonl", rows), 100, 100, 0)
     row = (train + held_out)[0]
     assert row["test_input"] == ["2\n1 3\n", "-1\n5\n"]
-    assert row["test_output"] == ["2 6\n", "-5\n"] and runs(row)
+    assert row["test_output"] == ["2 6\n", "-5\n"] and runs(sandbox, row)
     assert "standard input" in row["question"]
 
 
@@ -100,10 +95,10 @@ def test_functions_that_cannot_be_programs_are_left_out_and_counted(tmp_path, ca
     assert sentence in capsys.readouterr().out
 
 
-def test_published_mbpp(real_data):
+def test_published_mbpp(real_data, sandbox):
     """737 of 974 rows can be converted, and their published solutions pass the converted tests."""
     train, held_out = load_tasks(str(real_data / "mbpp.jsonl"), 1000, 1000, 0)
     assert len(train) + len(held_out) == 737
     sample = random.Random(0).sample(train + held_out, 12)
     # `7.0 == 7` is true in Python, but not word for word
-    assert sum(runs(row) for row in sample) >= 11
+    assert sum(runs(sandbox, row) for row in sample) >= 11

@@ -52,14 +52,6 @@ def my_rows(trainer, batch: dict) -> dict:
     return {k: v if k in whole else v[first : first + 4] for k, v in batch.items()}
 
 
-def of_one_process(trainer, batch: dict):
-    """(loss, gradient) of the whole batch; test_loss.py holds `loss` against plain autograd."""
-    with trainer.playing(batch["player"]):
-        loss = trainer.loss(batch)
-        gradient = torch.autograd.grad(loss, trainer.parameters_of(batch["player"]))
-    return loss.item(), dict(enumerate(gradient))
-
-
 def step(trainer, rows):
     """All rows; one live row, of one process, and no KL term; none. `cat` is idle."""
     now = trainer.state.global_step
@@ -70,7 +62,11 @@ def step(trainer, rows):
             batch["advantages"][1 if now == 1 else 0 :] = 0
     trainer.weights.append({name: lora(trainer, name) for name in NAMES})
     metrics = dict(trainer._sums)
-    trainer.expected += [of_one_process(trainer, batch) for batch in batches]
+    for batch in batches:  # test_loss.py holds `loss` against plain autograd
+        with trainer.playing(batch["player"]):
+            loss = trainer.loss(batch)
+            gradient = torch.autograd.grad(loss, trainer.parameters_of(batch["player"]))
+        trainer.expected.append((loss.item(), dict(enumerate(gradient))))
     trainer._sums = metrics
     return [my_rows(trainer, batch) for batch in batches]
 
