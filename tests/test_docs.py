@@ -51,10 +51,9 @@ DOCS = ROOT / "docs"
 HEADINGS = ["The idea", "The loop", "Equations", "Metrics", "Paper, released code, ours", "Results"]
 HEADINGS += ["What goes wrong", "Make it yours"]
 NAMES = [script.removesuffix(".py") for script in SCRIPTS]
-PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
-TRAINER = (DOCS / "how-grpotrainer-works.md").read_text()
-YOUR_OWN = (DOCS / "your-own-script.md").read_text()
 ALL_PAGES = {f"docs/{path.name}": path.read_text() for path in sorted(DOCS.glob("*.md"))}
+PAGES = {name: ALL_PAGES[f"docs/{name}.md"] for name in NAMES}
+YOUR_OWN = ALL_PAGES["docs/your-own-script.md"]
 WITH_README = ALL_PAGES | {n: (ROOT / n).read_text() for n in ("README.md", "CONTRIBUTING.md")}
 EDITS = sorted(DOCS.glob("edits/*.diff"))
 
@@ -426,7 +425,8 @@ def test_every_method_named_exists_and_every_override_is_named():
     sets.
     """
     sources = "".join(inspect.getsource(cls) for cls in (*OURS, GRPOTrainer, Trainer))
-    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TRAINER, flags=re.DOTALL))
+    page = ALL_PAGES["docs/how-grpotrainer-works.md"]
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
     dotted = [span.split(".") for span in spans if re.fullmatch(r"[A-Z]\w+\.\w+", span)]
     assert len(dotted) > 20
     for owner, name in dotted:

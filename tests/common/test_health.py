@@ -24,7 +24,7 @@ solver/kl 1.5 0.5 The solver is 1.5 nats per token away from the base.
 a/completions/clipped_ratio 0.3 0.1 30% of the a's completions are cut at the length limit.
 """
 TRUTH = "Verdicts or rewards are 0.40 above the truth on average"
-for name in ("verdict_minus_gold", "flattery", "rewarded_minus_true", "rewarded_minus_true"):
+for name in ("verdict_minus_gold", "flattery", "rewarded_minus_true"):
     STAND_OUT += f"co/{name} 0.4 0.2 {TRUTH} (co/{name}).\n"
 
 
