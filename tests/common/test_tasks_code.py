@@ -5,7 +5,6 @@ import random
 from common.tasks.code import load_tasks
 from common.tiny.tasks import is_held_out
 
-import pytest
 from conftest import write_rows
 
 
@@ -59,39 +58,35 @@ def test_functions_become_programs(tmp_path, sandbox):
     assert "standard input" in row["question"]
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        ["assert f([[1]]) == 1"],  # nested
-        ["assert f({1: 2}) == 1"],
-        ["assert f([]) == 1"],  # an empty line is no list
-        ["assert f(1) == 1", "assert f('a') == 1"],  # no one way to read it
-        ["assert f(['a b']) == 1"],
-        ["assert f('a\\nb') == 1"],
-        ["assert f(1) > 2"],
-        ["assert f(x=1) == 2"],
-        ["assert set(f(1)) == {1}"],
-        ["assert f(1) == ''"],  # expects nothing
-        ["import os"],
-        ["assert f(1"],
-        ["assert f('\\ud83d') == 1"],  # half a character cannot be written to a program
-        ["assert f(1) == ['\\ud83d']"],
-        ["assert f('a\\rb') == 1"],  # which a program reads as two lines
-        ["assert f(0x" + "f" * 5000 + ") == 1"],  # more digits than Python prints
-        ["assert f(" + "-" * 100_000 + "1) == 1"],
-        ["assert f(" + "(" * 5000 + "1" + ")" * 5000 + ") == 1"],
-        ["assert f(" + "1 + " * 20_000 + "1) == 1"],
-        [""],
-    ],
-)
-def test_functions_that_cannot_be_programs_are_left_out_and_counted(tmp_path, capsys, tests):
-    path = write_rows(
-        tmp_path / "tasks.jsonl", [{**MBPP, "text": "the odd one", "test_list": tests}, *FILLER]
-    )
-    train, held_out = load_tasks(path, 100, 100, 0)
-    assert "the odd one" not in {row["question"] for row in train + held_out}
-    assert len(train + held_out) == 60
-    sentence = "1 functions take or give more than scalars and flat lists; left out"
+ODD = [
+    ["assert f([[1]]) == 1"],  # nested
+    ["assert f({1: 2}) == 1"],
+    ["assert f([]) == 1"],  # an empty line is no list
+    ["assert f(1) == 1", "assert f('a') == 1"],  # no one way to read it
+    ["assert f(['a b']) == 1"],
+    ["assert f('a\\nb') == 1"],
+    ["assert f(1) > 2"],
+    ["assert f(x=1) == 2"],
+    ["assert set(f(1)) == {1}"],
+    ["assert f(1) == ''"],  # expects nothing
+    ["import os"],
+    ["assert f(1"],
+    ["assert f('\\ud83d') == 1"],  # half a character cannot be written to a program
+    ["assert f(1) == ['\\ud83d']"],
+    ["assert f('a\\rb') == 1"],  # which a program reads as two lines
+    ["assert f(0x" + "f" * 5000 + ") == 1"],  # more digits than Python prints
+    ["assert f(" + "-" * 100_000 + "1) == 1"],
+    ["assert f(" + "(" * 5000 + "1" + ")" * 5000 + ") == 1"],
+    ["assert f(" + "1 + " * 20_000 + "1) == 1"],
+    [""],
+]
+
+
+def test_functions_that_cannot_be_programs_are_left_out_and_counted(tmp_path, capsys):
+    rows = [{**MBPP, "text": f"odd {i}", "test_list": tests} for i, tests in enumerate(ODD)]
+    train, held_out = load_tasks(write_rows(tmp_path / "t.jsonl", rows + FILLER), 100, 100, 0)
+    assert len(train + held_out) == 60 and "odd" not in str(train + held_out)
+    sentence = f"{len(ODD)} functions take or give more than scalars and flat lists; left out"
     assert sentence in capsys.readouterr().out
 
 
