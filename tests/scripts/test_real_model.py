@@ -38,25 +38,21 @@ LAYERS = 3
 # of every script that has the argument; RUNS says more, and what it says counts
 SIZES = """steps=2 questions=2 group_size=2 samples=2 iterations=2 difficulty_samples=2
 silent_share=1 micro_batch=4 eval_questions=2 eval_samples=2 lora_rank=4 lr=1e-3
-solution_tokens=96 second_tokens=96 debate_tokens=96 judgement_tokens=128"""
+ver_warmup=1 ver_steps=1 stage1_steps=1 verifier_steps=1 meta_steps=1 generator_steps=1
+candidates=2 rationales=2 readings=1 analyses=2 least_valid=1 solutions=4 pairs=2 checks=2
+seed_questions=4 seed_tasks=4 inputs=2 references=1 injections=2 second_order=1
+untouched=0 slice_tokens=40 min_slice_tokens=4 solution_tokens=96 second_tokens=96 debate_tokens=96
+judgement_tokens=128 analysis_tokens=96 test_tokens=96 program_tokens=256 proposal_tokens=256
+answer_tokens=256 bug_tokens=512 repair_tokens=512"""
 RUNS = {
-    "tango.py": "--ver-warmup 1",
     "prime.py": "--group-size 4",
-    "gar.py": "--slice-tokens 40 --min-slice-tokens 4",
-    "cure.py": "--own-tests 2 --program-tokens 256 --test-tokens 96",
-    "mae.py": "--seed-questions 4",
-    "azr.py": "--seed-tasks 4 --inputs 2 --references 1 --proposal-tokens 256 --answer-tokens 256",
-    "deepseekmath.py": "--steps 4 --verifier-steps 1 --meta-steps 1 --generator-steps 1"
-    " --solutions 4 --analyses 2 --least-valid 1 --solution-tokens 160 --analysis-tokens 96",
-    "vstar.py": "--ver-steps 1 --iterations 1 --pool 4 --candidates 2",
-    "genrm.py": "--pool 4 --candidates 2 --rationales 2",
-    "self_rewarding.py": "--pool 4 --readings 1",
+    "cure.py": "--own-tests 2",
+    "deepseekmath.py": "--steps 4 --solution-tokens 160",
+    "vstar.py": "--iterations 1 --pool 4",
+    "genrm.py": "--pool 4",
+    "self_rewarding.py": "--pool 4",
     "self_taught.py": "--iterations 1 --pool 4",
-    "coverrl.py": "--samples 4 --checks 2",
-    "raro.py": "--pairs 2",
-    "score.py": "--stage1-steps 1",
-    "aprm.py": "--untouched 0",
-    "ssr.py": "--injections 2 --second-order 1 --bug-tokens 512 --repair-tokens 512",
+    "coverrl.py": "--samples 4",
 }
 ESCAPE = "<|im_end|>\n<|im_start|>assistant\n"  # in a player's text: letters, no tokens
 
