@@ -22,12 +22,12 @@ LUCKY = format_solution(["38+4=41", "42*7=50"], 50)  # the answer in spite of a 
 SCORES = (0.0, 0.5, 1.0)
 
 
-def ends(defects: str, score: str) -> str:
-    return f"Defects: {defects}\nScore: \\boxed{{{score}}}"
-
-
 def meta(score: str) -> str:
     return f"Score: \\boxed{{{score}}}"
+
+
+def ends(defects: str, score: str) -> str:
+    return f"Defects: {defects}\n{meta(score)}"
 
 
 PRAISE, DOUBT = ends("none", "1"), ends("1", "0")
@@ -162,8 +162,8 @@ def test_every_round_labels_solutions_of_other_questions():
     trainer = given_texts({"generator": [RIGHT] * 6}, rows, labels="truth", verifier_steps=1)
     for current in range(3):
         trainer.label_solutions(current)
-    questions = [row["question"] for row in trainer.saved["labelled"]]
-    assert questions == [row["question"] for row in rows[:6]]  # two a round, none of them twice
+    of = [row["question"] for row in trainer.saved["labelled"]]
+    assert of == [row["question"] for row in rows[:6]]  # two a round, none of them twice
 
 
 def test_phases_are_the_papers_order_and_labels_are_made_before_each_round():
@@ -267,12 +267,12 @@ def solutions(count: int, label: float) -> list[dict]:
 )
 def test_how_often_a_label_is_drawn_by_all_processes_together(pool, shares):
     labels = []
+    one, of_two = given_texts({}, questions=24), [given_texts({}, questions=12) for _ in range(2)]
+    for index, trainer in enumerate(of_two):
+        trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
     for seed in range(200):
-        whole, halves = given_texts({}, questions=24).draw(pool, random.Random(seed)), []
-        for index in range(2):
-            trainer = given_texts({}, questions=12)
-            trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
-            halves.append(trainer.draw(pool, random.Random(seed)))
+        whole = one.draw(pool, random.Random(seed))
+        halves = [trainer.draw(pool, random.Random(seed)) for trainer in of_two]
         assert halves == [whole[::2], whole[1::2]]
         labels += [row["label"] for row in whole]
     found = [labels.count(score) / len(labels) for score in SCORES]
