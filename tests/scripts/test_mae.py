@@ -87,13 +87,13 @@ def score(s: int) -> str:
     return f"<score>{s}</score>"
 
 
-GOOD, POOR, NONE = "1+2 mod 61", "1+ mod 61", "no tags"
-TWO = "<question>x</question><question>2+2 mod 61</question>"
-EMPTY = "<question>x</question><question> </question>"  # its last one is none
+GOOD, POOR = "1+2 mod 61", "1+ mod 61"
 
 
 def test_the_proposers_reward_by_hand():
-    written = [*(f"<question>{text}</question>" for text in (GOOD, POOR)), EMPTY, TWO]
+    written = [f"<question>{text}</question>" for text in (GOOD, POOR)]
+    written += ["<question>x</question><question> </question>"]  # its last one is none
+    written += ["<question>x</question><question>2+2 mod 61</question>"]
     said = [score(8), score(7), "no score"] + [score(4)] * 5
     solved = [r"<answer>\boxed{3}</answer>"] * 5
     trainer = given_texts({"proposer": written, "solver": solved, "judge": said})
@@ -262,7 +262,7 @@ def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_
     """2 questions, 3 samples each. The judge, greedily, is always right; sampled, it says 10."""
     held_out = [{"question": f"{i}+1 mod 61", "answer": str(i + 1)} for i in range(2)]
     written = {"0+1 mod 61": ["1", "1", "7"], "1+1 mod 61": ["7", "2", "7"]}
-    proposals = ["<question>3+3 mod 61</question>", NONE, "<question>poem</question>" * 2]
+    proposals = ["<question>3+3 mod 61</question>", "no tags", "<question>poem</question>" * 2]
 
     def say(player, user, greedy, before):
         if player == "proposer":

@@ -73,12 +73,6 @@ def shallow(smollm2, tmp_path_factory):
     return folder
 
 
-def data_of(script: str) -> Path:
-    if script in ("cure.py", "azr.py", "ssr.py"):
-        return DATA / "mbpp.jsonl"
-    return DATA / ("gsm8k_train.jsonl" if script in ("gar.py", "mae.py") else "mawps.jsonl")
-
-
 @pytest.fixture(scope="session")
 def known():
     """Question -> its row, of all that the scripts may ask; programs -> their row."""
@@ -197,7 +191,10 @@ def writer(shallow, known, monkeypatch):
 def arguments(script: str, model: Path, out: Path) -> list:
     own = module_of(script).Args
     sizes = [f"--{size}" for size in SIZES.split() if hasattr(own, size.partition("=")[0])]
-    where = ["--model", model, "--dataset", data_of(script), "--out", out]
+    files = {"gar.py": "gsm8k_train", "mae.py": "gsm8k_train"}
+    files |= dict.fromkeys(("cure.py", "azr.py", "ssr.py"), "mbpp")
+    data = DATA / f"{files.get(script, 'mawps')}.jsonl"
+    where = ["--model", model, "--dataset", data, "--out", out]
     return [*where, *sizes, *RUNS.get(script, "").split()]
 
 

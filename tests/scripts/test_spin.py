@@ -29,7 +29,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 LN2 = math.log(2)
-IDS = ("completion_ids", "completion_mask")
 
 
 # ------------------------------------------------------------------ eq. 4.7
@@ -246,7 +245,8 @@ def test_evaluation_by_hand():
         return rf"\boxed{{{1 if greedy else samples[asked][before]}}}"
 
     def log_probs(player, batch):
-        seen.extend(i[m.bool()].tolist() for i, m in zip(*map(batch.get, IDS)))
+        for ids, mask in zip(batch["completion_ids"], batch["completion_mask"]):
+            seen.append(ids[mask.bool()].tolist())
         return -0.5 * batch["completion_mask"]
 
     trainer = answering(say, eval_samples=2)
