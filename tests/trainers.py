@@ -69,7 +69,8 @@ def without_model(kind, cfg, texts=(), **attributes):
         def __init__(self):
             self.cfg, self.asked, self.begun, self.logged, self.saved = cfg, [], [], {}, {}
             self.players, self._sums = with_adapters(kind.players(cfg)), {}
-            self.texts = texts if isinstance(texts, dict) else list(texts)
+            of_each = isinstance(texts, dict)
+            self.texts = {n: [*its] for n, its in texts.items()} if of_each else [*texts]
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
             self.eos_token_ids = [Characters.eos_token_id]

@@ -98,7 +98,7 @@ def test_advantages_equal_the_loop(rows):
 # ------------------------------------------------------------------ a step by hand
 def given_texts(texts: dict[str, list[str]], **change) -> coverrl.CoVerRL:
     cfg = coverrl.Args(**{"group_size": 2, "samples": 4, "corrections": 2} | change)
-    return without_model(coverrl.CoVerRL, cfg, {name: [*its] for name, its in texts.items()})
+    return without_model(coverrl.CoVerRL, cfg, texts)
 
 
 ROWS = [*twice("1"), *twice("2", answer="5")]

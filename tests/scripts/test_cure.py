@@ -137,7 +137,7 @@ def test_what_passes(sandbox):
 # ------------------------------------------------------------------ the step
 def play(sandbox, programs: list[str], tests: list[str], **change):
     """`step` on the task x + 2, own tests 1 -> 3 and 2 -> 4, with these completions."""
-    trainer = bare(sandbox, {"coder": [*programs], "tester": [*tests]}, **change)
+    trainer = bare(sandbox, {"coder": programs, "tester": tests}, **change)
     row = {"question": "x+2", "test_input": ["1\n", "2\n"], "test_output": ["3\n", "4"]}
     coder, tester = trainer.step([row | {"prompt": cure.code_prompt("x+2")}] * 3)
     assert (coder["player"], tester["player"]) == ("coder", "tester")

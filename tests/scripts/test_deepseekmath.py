@@ -111,7 +111,6 @@ def labelled(solution=WRONG, label=0.0, **more):
 def given_texts(texts: dict, rows=(ROW,), **change) -> dsm.DeepSeekMath:
     """texts: player -> what it writes. `rewards`: those of the step."""
     cfg = dsm.Args(**{"questions": 1, "group_size": 2, "solutions": 2} | change)
-    texts = {name: list(some) for name, some in texts.items()}
     trainer = without_model(dsm.DeepSeekMath, cfg, texts, train_rows=list(rows))
     trainer.saved = {"labelled": [], "rounds": 0}
     trainer.set_rewards = lambda batch, rewards: setattr(trainer, "rewards", rewards)

@@ -50,7 +50,7 @@ def test_given_the_first_try_the_bonus_only_weighs_the_second_turn(seed, alpha):
 # ------------------------------------------------------------------ a step by hand
 def given_texts(first: list[str], second: list[str], done=0, **change) -> Score:
     cfg = score.Args(**{"group_size": 2, "stage1_steps": 3} | change)
-    trainer = without_model(Score, cfg, {"first": [*first], "second": [*second]}, kl=0.1)
+    trainer = without_model(Score, cfg, {"first": first, "second": second}, kl=0.1)
     trainer.state.global_step, trainer.moments = done, {"of stage I": 1}
     trainer.optimizer = SimpleNamespace(state=trainer.moments)
     return trainer

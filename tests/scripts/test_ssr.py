@@ -136,7 +136,7 @@ def test_the_injectors_reward_is_absolute_zeros_scaled():
 # ------------------------------------------------------------------ a step by hand
 def given_texts(sandbox, injector=(), solver=(), **change) -> ssr.Ssr:
     cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
-    texts = {"injector": list(injector), "solver": list(solver)}
+    texts = {"injector": injector, "solver": solver}
     return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, train_rows=[ROW])
 
 

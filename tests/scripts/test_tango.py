@@ -294,7 +294,7 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
     texts = [two_steps(10, kind) for kind in ("right", "half", "wrong", "right")]
     said = [judgement(C, C), judgement(C, X), judgement(C, X), ""]
     cfg = Args(group_size=2, ver_warmup=0, alpha=0.3)
-    trainer = without_model(Tango, cfg, {"generator": [*texts], "verifier": said[:]})
+    trainer = without_model(Tango, cfg, {"generator": texts, "verifier": said})
     batch = trainer.generator_step([ROW] * 4)
     assert batch["player"] == "generator" and batch["rewards"].tolist() == [1, 0, 0, 1]
     asked = [f"Problem: {ROW['question']}\nSolution:\n{y}\nVerify its 2 steps." for y in texts]
@@ -317,7 +317,7 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
     other = ROW | {"question": "(11+4)+1 mod 61", "answer": "16"}
     solutions = [two_steps(10, "right"), two_steps(10, "right").replace("1=15", "1=15!")]
     said = [judgement(C, C), judgement(X, C, final=X), "?"]
-    texts = {"generator": solutions[:], "verifier": said * 2}
+    texts = {"generator": solutions, "verifier": said * 2}
     trainer = without_model(Tango, Args(group_size=3), texts)
     trainer.saved["class_counts"], rollout = [30.0, 2.0], trainer.rollout
 

@@ -86,8 +86,7 @@ def test_the_heads_losses_and_scores_by_hand(tmp_path, kind):
     trainer = real(tmp_path, kind)
 
     def logit(text: str) -> float:
-        ids = [trainer.processing_class(text + sign, add_special_tokens=False) for sign in "+-"]
-        good, bad = (x.input_ids for x in ids)
+        good, bad = (encoded(trainer, text + sign)[:-1] for sign in "+-")
         assert good[:-1] == bad[:-1]
         asked = solve_prompt(QUESTION)
         good, bad = (log_probs_by_hand(trainer, "verifier", asked, x)[-1] for x in (good, bad))
