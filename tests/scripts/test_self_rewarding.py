@@ -102,11 +102,10 @@ def test_a_round_starts_from_the_model_of_the_one_before(trainer):
 
 def given_texts(texts=(), rows=None, **change) -> sr.SelfRewarding:
     options = {"pool": 1, "samples": 2, "readings": 2, "questions": 2, "steps": 6} | change
-    trainer = without_model(sr.SelfRewarding, sr.Args(**options), texts, pairs_per_step=2)
-    trainer.train_rows = rows or [{"question": QUESTION, "answer": "50"}]
-    trainer.freeze_reference = lambda: None
-    trainer.saved = {"round": -1, "pairs": []}
-    return trainer
+    more = {"pairs_per_step": 2, "saved": {"round": -1, "pairs": []}}
+    more["train_rows"] = rows or [{"question": QUESTION, "answer": "50"}]
+    more["freeze_reference"] = lambda: None
+    return without_model(sr.SelfRewarding, sr.Args(**options), texts, **more)
 
 
 def said(score):
@@ -148,8 +147,7 @@ def test_every_round_has_new_questions_and_its_own_steps():
         trainer.saved |= {"round": t, "pairs": [f"{t} {i}" for i in range(3)]}
 
     trainer.start_round, trainer.preference_batch = start_round, lambda pairs: pairs
-    for step in range(6):
-        trainer.state.global_step = step
+    for trainer.state.global_step in range(6):
         trained.append(trainer.step([])[0])
     assert rounds == [(0, 0), (1, 2), (2, 4)]
     assert [{pair[0] for pair in pairs} for pairs in trained] == [{c} for c in "001122"]

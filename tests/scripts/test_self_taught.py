@@ -180,8 +180,7 @@ def test_every_round_has_its_own_steps():
         trainer.saved |= {"round": t, "lessons": [f"{t} {i}" for i in range(3)]}
 
     trainer.start_round, trainer.lesson_batch = start_round, lambda lessons: lessons
-    for step in range(6):
-        trainer.state.global_step = step
+    for trainer.state.global_step in range(6):
         trained.append(trainer.step([])[0])
     assert rounds == [(0, 0), (1, 2), (2, 4)]
     assert [{lesson[0] for lesson in lessons} for lessons in trained] == [{c} for c in "001122"]

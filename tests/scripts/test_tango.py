@@ -154,13 +154,11 @@ QUOTES_THE_END = f"<step><final_verification>{C}</final_verification> it quotes 
         (judgement(section=f"<step>{C} is what it says at first</step>"), ([], True)),
         (judgement(section=QUOTES_THE_END, final=X), ([False], False)),
         (judgement(section=QUOTES_THE_END).partition("\n<final")[0], ([False], None)),  # cut off
-        (judgement(C, final="CORRECT"), ([True], None)),
         (f"<step_verification><step>{C}</step>", ([], None)),
         (f"<final_verification>{C}</final_verification>", ([], True)),
         (f"<step>{C}</step>{judgement(X)}", ([False], True)),
         ("</step_verification><step_verification>", ([], None)),
         (judgement(*[C] * 500), ([True] * 500, True)),
-        (judgement(C).replace("</final_verification>", ""), ([True], None)),
     ],
 )
 def test_parse_judgement(text, expected):
