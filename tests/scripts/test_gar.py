@@ -111,7 +111,7 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     kinds = [note["slice"] for note in judgements["notes"]]
     assert all("generated" in kind for kind in kinds[:8]) and kinds[8:] == ["reference"] * 8
     assert [len(set(prompts[i : i + 4])) for i in range(0, 16, 4)] == [1] * 4
-    references = "".join(row["reference"] for row in rows_of(trainer))
+    references = "|".join(row["reference"] for row in rows_of(trainer))
     for prompt in prompts[8:]:
         assert prompt.split("Reasoning:\n")[1].split("\nIs it sound?")[0] in references
     # each reward is that of the verdict and of the slice's kind, and advantages are of the rewards
