@@ -69,18 +69,14 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     # several query heads share keys and values, which torch's attention takes as they are on a CPU;
     # else transformers copies them for each head, and the backward pass keeps the copies
     os.environ[SHARED_KEYS] = "0" if gpu else "1"
-    compute_dtype = torch.bfloat16 if gpu else torch.float32
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute_dtype,
-    )
+    dtype = torch.bfloat16 if gpu else torch.float32
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **nf4)
     tokenizer = load_tokenizer(name)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             EMBEDDED.get(name, name),
-            dtype=compute_dtype,
+            dtype=dtype,
             quantization_config=quantization if four_bit else None,
             device_map={"": torch.cuda.current_device()} if gpu else None,
             output_loading_info=True,
@@ -94,15 +90,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     except Exception as error:  # what a broken file raises depends on its format and on the break
         raise not_loaded(name, "weights", error, " Is the download whole?") from None
     check_weights(name, model, loading)
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
-            # first forward pass in eval mode, and the packed layer has no backward pass.
-            module.support_avx512bf16_for_cpu = False
-        elif type(module) is torch.nn.Linear and not gpu:
-            module.__class__ = FrozenLinear
-        elif gpu and FusedNorm.replaces(module):
-            module.__class__ = FusedNorm
+    change_layers(model, gpu)
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
     # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
@@ -178,6 +166,19 @@ def check_weights(name: str, model, loading: dict):
             f"--model {name}: its weights are not those of its config.json; of the tensors, "
             f"{' and '.join(found)}."
         )
+
+
+def change_layers(model, gpu: bool):
+    """The base's layers, to those of ours that compute the same faster."""
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
+            # first forward pass in eval mode, and the packed layer has no backward pass.
+            module.support_avx512bf16_for_cpu = False
+        elif type(module) is torch.nn.Linear and not gpu:
+            module.__class__ = FrozenLinear
+        elif gpu and FusedNorm.replaces(module):
+            module.__class__ = FusedNorm
 
 
 def check_one_prompt(name: str, model, tokenizer):
