@@ -139,7 +139,20 @@ def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dic
         raise UserError(f"--dataset {dataset}: programs have one level only, tiny.")
     if dataset.endswith((".jsonl", ".json")):
         return read_jsonl(Path(dataset)), []
-    return _read_hub(dataset)
+    try:
+        # gsm8k names its one configuration "main"
+        splits = load_dataset(dataset, "main" if dataset.endswith("gsm8k") else None)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"--dataset {dataset}: not {' or '.join(tasks.LEVELS)}, not a .jsonl file, and the hub "
+            f"could not give it ({reason})."
+        ) from None
+    if "train" not in splits:
+        raise UserError(f"--dataset {dataset}: it has no 'train' split, only {', '.join(splits)}.")
+    held = next((splits[s] for s in ("test", "validation") if s in splits), [])
+    rows = [(f"{dataset}: train row {i}", row) for i, row in enumerate(splits["train"])]
+    return rows, [(f"{dataset}: held-out row {i}", row) for i, row in enumerate(held)]
 
 
 def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
@@ -175,23 +188,6 @@ def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]
             raise UserError(f"{argument} {path}: row {number} is not a JSON object.")
         rows.append((f"{path}: row {number}", row))
     return rows
-
-
-def _read_hub(name: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
-    try:
-        # gsm8k names its one configuration "main"
-        splits = load_dataset(name, "main") if name.endswith("gsm8k") else load_dataset(name)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"--dataset {name}: not {' or '.join(tasks.LEVELS)}, not a .jsonl file, and the hub "
-            f"could not give it ({reason})."
-        ) from None
-    if "train" not in splits:
-        raise UserError(f"--dataset {name}: it has no 'train' split, only {', '.join(splits)}.")
-    held = next((splits[s] for s in ("test", "validation") if s in splits), [])
-    rows = [(f"{name}: train row {i}", row) for i, row in enumerate(splits["train"])]
-    return rows, [(f"{name}: held-out row {i}", row) for i, row in enumerate(held)]
 
 
 def _read_row(row: dict, where: str) -> dict:
