@@ -49,8 +49,6 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
         os.fspath(folder).encode()
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"--out {folder}: is a file, not a folder.")
         ours = is_ours(folder, name, given)
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)

@@ -69,9 +69,8 @@ def _read_task(row: dict, where: str) -> dict | None:
             f"--dataset {where} has {len(inputs)} test inputs but {len(outputs)} test outputs."
         )
     for number, (given, expected) in enumerate(zip(inputs, outputs), start=1):
-        for name, text in (("input", given), ("output", expected)):
-            if not isinstance(text, str):
-                raise UserError(f"--dataset {where}, test {number}: its {name} is not text.")
+        if not isinstance(given, str) or not isinstance(expected, str):
+            raise UserError(f"--dataset {where}, test {number}: its input or output is not text.")
         if not expected.strip():
             reason = "programs that print nothing would pass"
             raise UserError(f"--dataset {where}, test {number} expects empty output: {reason}.")

@@ -199,12 +199,9 @@ def _read_row(row: dict, where: str) -> dict:
     if isinstance(answer, dict):  # Eurus-2-RL-Data: {"ground_truth": ..., "style": "rule"}
         answer = answer.get("ground_truth")
     question = as_text(question, where, "question", QUESTION_COLUMNS)
-    if answer is None:
-        columns = ", ".join(ANSWER_COLUMNS)
-        raise UserError(f"--dataset {where} has no answer (one of the columns {columns}).")
     if type(answer) is int or type(answer) is float and math.isfinite(answer):
         answer = str(answer)
-    answer = as_text(answer, where, "answer")
+    answer = as_text(answer, where, "answer", ANSWER_COLUMNS)
     solution = as_text(row.get("solution"), where, "solution")
     reference = as_text(row.get("reference"), where, "reference")
     if "####" in answer:  # GSM8K: reasoning, then "#### 1,234"
@@ -212,9 +209,7 @@ def _read_row(row: dict, where: str) -> dict:
         answer = answer.rsplit("####", 1)[1].replace(",", "")
     elif (own := boxed(answer)) is not None:  # MATH: reasoning with the answer in a box
         solution, answer = solution or answer, own
-    answer = answer.strip()
-    if not answer:
-        raise UserError(f"--dataset {where} has an empty answer.")
+    answer = as_text(answer, where, "answer", ANSWER_COLUMNS).strip()
     if not solution and (steps := solve_equation(row.get("equation"), row.get("numbers"))):
         if is_correct(rf"\boxed{{{steps[-1].rpartition(' = ')[2]}}}", answer):
             solution = "\n".join(steps)
