@@ -320,6 +320,8 @@ def load_functions(
         held_out = programs.sample_functions(0, held_out_count, held_out=True)
         return [_tiny_row(o, inputs) for o in train], [_tiny_row(o, inputs) for o in held_out]
     parts = [[_read_row(row, where) for where, row in part] for part in read_rows(dataset)]
+    if left_out := sum(row is None for part in parts for row in part):
+        say(f"--dataset {dataset}: {left_out} programs have no plain calls as tests; left out.")
     rows, held_out = ([row for row in part if row] for part in parts)
     rows, held_out = split(rows, held_out, dataset, train_count, held_out_count, seed)
     counts = [len(row["inputs"]) for row in rows + held_out]

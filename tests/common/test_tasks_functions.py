@@ -113,7 +113,7 @@ def test_programs_with_few_inputs_are_said(tmp_path, capsys):
     assert not capsys.readouterr().out
 
 
-def test_mbpp_becomes_functions(tmp_path):
+def test_mbpp_becomes_functions(tmp_path, capsys):
     code, tests = "def add{0}(a, b):\r\n  return a + b + {0}", ["(2, [3]) == 5", "(1, 2) == 3"]
     rows = [
         {"code": code.format(i), "text": "Add.", "test_list": [f"assert add{i}{x}" for x in tests]}
@@ -123,6 +123,7 @@ def test_mbpp_becomes_functions(tmp_path):
         rows.append({"code": "def g(x): return x", "text": "", "test_list": [test]})
     train, held_out = load_functions(write_rows(tmp_path / "m.jsonl", rows), 100, 100, 6, seed=0)
     assert len(train) + len(held_out) == 40  # arguments of the last two are no literals
+    assert "2 programs have no plain calls as tests; left out." in capsys.readouterr().out
     row, name = train[0], train[0]["program"].split("(")[0].removeprefix("def ")
     assert row["inputs"] == ["2, [3]", "1, 2"] and row["program"].endswith(f"\n\nf = {name}")
     assert "\r" not in row["program"]
