@@ -341,7 +341,7 @@ class Run(TrainerCallback):
         known = {key.removeprefix("eval/") for row in rows for key in row}
         for key in itertools.chain(*self.curves.values()):
             if key not in known:
-                similar = difflib.get_close_matches(key, known, 1)
+                similar = difflib.get_close_matches(key, known, 1, cutoff=0.8)
                 hint = f"; is it {similar[0]}?" if similar else ""
                 say(f"note: curves name {key}, which was never logged{hint}")
         players = self.trainer.players.items()
