@@ -187,8 +187,7 @@ def _read_claims() -> tuple[list[str], list[Claim]]:
     )
     headlines, claims = read.pop("headlines"), []
     for experiment, found in read.items():
-        of = experiments[experiment]
-        default = {"measure": of["columns"][0][1], "variants": [*of["variants"]][:2]}
+        default = {"measure": experiments[experiment]["columns"][0][1]}
         claims += [Claim(name, experiment, **(default | given)) for name, given in found.items()]
     return headlines, claims
 

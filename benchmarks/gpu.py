@@ -309,7 +309,9 @@ def rollouts(bench: Bench, size: str, what: str) -> dict:
 
 
 def gap(bench: Bench, size: str) -> dict:
-    """Of sampler and trainer; of two equal adapters: what prime.py's log-ratio means at least."""
+    """Mean distances in nats: of the sampler's log-probs from the trainer's; and of two adapters
+    with the same weights, which is what prime.py's log-ratio can mean at least.
+    """
     names = ["player", "equal"]
     model, tokenizer = player(bench.model(size), names, True)
     copy_adapter(model, *names)

@@ -3,7 +3,7 @@
 Runs a script, one of ours or your own, on the embedded questions of one level with several seeds,
 and prints its row below those of our scripts, with what it is better or worse by, seed by seed:
 
-    python benchmarks/standing.py my_script.py --level tiny-hard --lr 1e-3 --steps 48
+    python benchmarks/standing.py my_script.py --level tiny-hard -- --lr 1e-3 --steps 48
 
 Our rows are the runs in docs/evidence/, with the arguments that differ from the defaults; they have
 as many steps as these say. Held-out questions are the same for all scripts and seeds. The accuracy
@@ -109,13 +109,15 @@ def compared(mine: dict[str, dict], theirs: dict[str, dict]) -> str:
 
 
 def main():
-    shown = {"description": __doc__, "formatter_class": RawDescriptionHelpFormatter}
-    parser = ArgumentParser(**shown, allow_abbrev=False)
+    own, more = sys.argv[1:], []
+    if "--" in own:
+        own, more = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path)
     parser.add_argument("--level", default="tiny", choices=("tiny", "tiny-hard", "tiny-long"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
-    args, more = parser.parse_known_args()  # what it does not know is the script's
+    args = parser.parse_args(own)
     if not args.script.exists():
         raise SystemExit(f"{args.script}: there is no such script.")
     run = partial(one_run, args.script.resolve(), args.level, more)

@@ -68,6 +68,7 @@ class _LoraProduct(torch.autograd.Function):
         h = F.linear(rows, A)  # (N, r)
         y = layer(rows).addmm_(h, B.T, alpha=scaling)  # (N, out)
         ctx.save_for_backward(rows, h, A, B)
+        # not among them: what unpacks W, quant_state, is an attribute of the parameter
         ctx.weight, ctx.scaling, ctx.shape = layer.weight, scaling, x.shape
         return y.unflatten(0, x.shape[:-1])
 

@@ -90,9 +90,9 @@ def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
         here = f"a prompt with its completion may have {longest:,} here"
         say(f"warning: --model {args.model} has seen at most {positions:,} tokens, and {here}")
     if now["peak"] > free:
-        least = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
+        short = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
         fitting = advice(need, free, rows, args.micro_batch, args.four_bit)
-        sentence = f"--model {args.model}: {least} {fitting}"
+        sentence = f"--model {args.model}: {short} {fitting}"
         if args.dry_run or now["certain"] > free:
             raise UserError(sentence)
         say(f"warning: {sentence}")
