@@ -267,13 +267,17 @@ def bed() -> str:
 
 
 def warm_up() -> str:
-    """What a warm-up has taught a pretrained model: its figures before and after."""
+    """What a warm-up has taught a pretrained model: its figures before and after, and what is left
+    of it when the result is loaded in four bits.
+    """
     notes = json.loads((FOLDER / "warm_up.json").read_text())
     rows = []
-    for name, before in notes["before"].items():
+    for name in notes["before"]:
         pattern = "{:.2f}" if name == "entropy per token" else "{:.0%}"
-        rows.append([name, *[pattern.format(x) for x in (before, notes["after"][name])]])
-    return markdown(["", "as it is", f"after {notes['steps']} steps of warm-up"], rows)
+        found = [notes[when][name] for when in ("before", "after", "four_bit")]
+        rows.append([name, *map(pattern.format, found)])
+    after = f"after {notes['steps']} steps of warm-up"
+    return markdown(["", "as it is", after, "the same in four bits"], rows)
 
 
 # ------------------------------------------------------------------ writing
