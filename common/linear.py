@@ -56,6 +56,8 @@ class FusedLora(Linear4bit):
         name, *more = self.active_adapters
         if self.disable_adapters or self.merged or more:
             return super().forward(x)
+        if torch.is_autocast_enabled(x.device.type):  # x is float32 where a LayerNorm made it
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         A, B = self.lora_A[name].weight, self.lora_B[name].weight
         return _LoraProduct.apply(x, A, B, self.base_layer, self.scaling[name])
 
