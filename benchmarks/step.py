@@ -23,7 +23,7 @@ from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.adapters import with_adapters
 from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.linear import FrozenLinear
+from common.linear import FrozenLinear, FusedLora
 from common.model import SHARED_KEYS, TINY, load_model
 from common.sampling import sample
 from common.scoring import in_parts
@@ -68,9 +68,9 @@ def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer,
     data = Dataset.from_list(rows)
     config = their_config(run, len(rows), args.group, max_completion_length=args.tokens)
     other = copy.deepcopy(model)
-    for module in other.modules():
-        if isinstance(module, FrozenLinear):
-            module.__class__ = torch.nn.Linear  # as it is without us
+    for module in other.modules():  # as it is without us
+        if isinstance(module, FrozenLinear | FusedLora):
+            module.__class__ = type(module).__bases__[-1]
     theirs = GRPOTrainer(other, alternate, config, data, processing_class=tokenizer)
     theirs.model.train()
     theirs.current_gradient_accumulation_steps = config.gradient_accumulation_steps

@@ -7,28 +7,21 @@ from common.logprob import float32_product
 import torch
 import torch.nn.functional as F
 from bitsandbytes.functional import dequantize_4bit
-from peft.tuners.lora.bnb import Linear4bit
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 
 
 class FrozenLinear(torch.nn.Linear):
-    """A layer of the base on a CPU, by `float32_product`, which says why."""
+    """A layer of the base on a CPU, by `float32_product`, which says why. Its gradient is
+    FusedLora's matter.
+    """
 
     def forward(self, x):
-        if self.weight.requires_grad or not x.dtype == self.weight.dtype == torch.float32:
+        traced = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        if traced or not x.dtype == self.weight.dtype == torch.float32:
             return super().forward(x)
-        y = _FrozenProduct.apply(x, self.weight)
+        y = float32_product(x, self.weight.T)
         return y if self.bias is None else y + self.bias
-
-
-class _FrozenProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(weight)
-        return float32_product(x, weight.T)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return float32_product(grad, *ctx.saved_tensors), None
 
 
 class FusedNorm(torch.nn.Module):
@@ -44,12 +37,13 @@ class FusedNorm(torch.nn.Module):
             return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
-class FusedLora(Linear4bit):
-    """A 4-bit layer with its player's adapter as one function of autograd,
+class FusedLora:
+    """A layer with its player's adapter as one function of autograd,
 
         y = x W^T + scaling (x A^T) B^T
 
-    where PEFT's modules, one after the other, take more kernels and more of Python.
+    where PEFT's modules, one after the other, take more kernels, more passes over y and more of
+    Python. A part of the two classes below.
     """
 
     def forward(self, x):
@@ -60,6 +54,14 @@ class FusedLora(Linear4bit):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         A, B = self.lora_A[name].weight, self.lora_B[name].weight
         return _LoraProduct.apply(x, A, B, self.base_layer, self.scaling[name])
+
+
+class FusedLoraLinear(FusedLora, LoraLinear):
+    """Of a layer as it is."""
+
+
+class FusedLora4bit(FusedLora, Lora4bit):
+    """Of one in four bits."""
 
 
 class _LoraProduct(torch.autograd.Function):
@@ -81,7 +83,11 @@ class _LoraProduct(torch.autograd.Function):
         grad_h = grad @ B  # (N, r)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            W = dequantize_4bit(ctx.weight.data, ctx.weight.quant_state).to(grad.dtype)  # (out, in)
-            grad_x = (grad @ W).addmm_(grad_h, A, alpha=ctx.scaling).view(ctx.shape)
+            W = ctx.weight  # (out, in)
+            if state := getattr(W, "quant_state", None):
+                W = dequantize_4bit(W.data, state)
+            product = float32_product if grad.dtype == torch.float32 else torch.mm
+            grad_x = product(grad, W.to(grad.dtype)).addmm_(grad_h, A, alpha=ctx.scaling)
+            grad_x = grad_x.view(ctx.shape)
         # autograd makes them float32, as A and B are
         return grad_x, ctx.scaling * (grad_h.T @ rows), ctx.scaling * (grad.T @ h), None, None

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 from common.errors import ScriptError, UserError
-from common.linear import FrozenLinear, FusedLora, FusedNorm
+from common.linear import FrozenLinear, FusedLora4bit, FusedLoraLinear, FusedNorm
 from common.machine import on_gpu
 from common.tasks.answers import prompt
 from common.tiny import MODELS
@@ -19,6 +19,7 @@ import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 from transformers import (
     AutoConfig,
@@ -235,8 +236,8 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
         model.add_adapter(adapter, lora)
     model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
     for module in model.modules():
-        if type(module) is Lora4bit:
-            module.__class__ = FusedLora
+        if fused := {LoraLinear: FusedLoraLinear, Lora4bit: FusedLora4bit}.get(type(module)):
+            module.__class__ = fused
     return model
 
 

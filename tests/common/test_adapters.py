@@ -238,7 +238,7 @@ def test_adapters_compute_in_one_dtype_when_they_sample_and_when_they_are_scored
     monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
     layer = next(m for m in trainer.model.modules() if isinstance(m, Linear))
     found = []
-    layer.lora_A["generator"].register_forward_hook(lambda _, __, out: found.append(out.dtype))
+    layer.register_forward_hook(lambda _, __, out: found.append(out.dtype))
     rows = [trainer.train_dataset[0] for _ in range(4)]
     batch = trainer.rollout("generator", rows)
     sampled, found[:] = set(found), []

@@ -8,22 +8,23 @@ from common.model import load_model
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
-from peft.tuners.lora.bnb import Linear4bit
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 from trainers import SHAPE
 from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, LlamaConfig, Qwen3Config
 
 
-@pytest.mark.parametrize("bias, trained", [(False, False), (True, False), (True, True)])
-def test_a_layers_output_and_gradient_by_float64(bias, trained):
-    """Also of rows that lie apart in memory; one that a fork trains has its own gradient."""
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layers_output_by_float64(bias):
+    """Also of rows that lie apart in memory; one that a fork trains has its gradients."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(48, 32, bias=bias)
     layer.__class__ = FrozenLinear
-    layer.requires_grad_(trained)
     x = torch.randn(5, 48, 3).transpose(1, 2).requires_grad_()  # (5, 3, 48)
     upstream = torch.randn(3, 5, 32).transpose(0, 1)
-    y = layer(x)
-    found = torch.autograd.grad(y, [x, layer.weight] if trained else [x], upstream)
+    with torch.no_grad():
+        y = layer(x)
+    found = torch.autograd.grad(layer(x), [x, layer.weight], upstream)
     wide, W = (t.detach().double().requires_grad_() for t in (x, layer.weight))
     exact = wide @ W.T + (layer.bias.detach().double() if bias else 0)
     expected = torch.autograd.grad(exact, [wide, W], upstream.double())
@@ -67,22 +68,28 @@ def test_norms_of_another_formula_are_left_alone(config):
 
 
 # ------------------------------------------------------------------ adapters
-def four_bit_layer() -> tuple:
+PEFTS = {False: LoraLinear, True: Lora4bit}  # by --four-bit
+both = pytest.mark.parametrize("four_bit", PEFTS)
+
+
+def layer_of(four_bit: bool) -> tuple:
     """(a layer with two adapters that are not zero, its weight (out, in))"""
-    model, _ = load_model("tiny", ["player", "other"], 4, True, 0)
-    layers = [module for module in model.modules() if isinstance(module, Linear4bit)]
-    assert {type(layer) for layer in layers} == {FusedLora}
+    model, _ = load_model("tiny", ["player", "other"], 4, four_bit, 0)
+    layers = [module for module in model.modules() if isinstance(module, PEFTS[four_bit])]
+    assert len(layers) == 7 * model.config.num_hidden_layers
+    assert all(isinstance(layer, FusedLora) for layer in layers)
     layer = layers[3]
     for B in layer.lora_B.values():
         torch.nn.init.normal_(B.weight)
-    base = layer.base_layer.weight
-    return layer, dequantize_4bit(base.data, base.quant_state)
+    W = layer.base_layer.weight
+    return layer, dequantize_4bit(W.data, W.quant_state) if four_bit else W.detach()
 
 
 @pytest.mark.parametrize("who", ["player", "other"])
-def test_a_layer_with_its_adapter_by_float64(who):
+@both
+def test_a_layer_with_its_adapter_by_float64(four_bit, who):
     """Output, and gradients of input, A and B; the other adapter has none."""
-    layer, W = four_bit_layer()
+    layer, W = layer_of(four_bit)
     layer.set_adapter(who)
     torch.manual_seed(0)
     x = torch.randn(5, 3, W.shape[1]).transpose(0, 1).requires_grad_()  # (3, 5, in), lies apart
@@ -98,10 +105,11 @@ def test_a_layer_with_its_adapter_by_float64(who):
 
 
 @pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])
-def test_under_autocast_gradients_are_float32_and_as_near_as_pefts(given):
+@both
+def test_under_autocast_gradients_are_float32_and_as_near_as_pefts(four_bit, given):
     """Also of float32 inputs, which a LayerNorm leaves under autocast."""
-    layer, W = four_bit_layer()
-    layer.base_layer.compute_dtype = torch.bfloat16
+    layer, W = layer_of(four_bit)
+    layer.base_layer.compute_dtype = torch.bfloat16  # of one in four bits
     torch.manual_seed(0)
     x = torch.randn(64, W.shape[1]).bfloat16().to(given).requires_grad_()
     inputs = [x, layer.lora_A["player"].weight, layer.lora_B["player"].weight]
@@ -109,7 +117,7 @@ def test_under_autocast_gradients_are_float32_and_as_near_as_pefts(given):
     wide = [t.detach().double().requires_grad_() for t in inputs]
     exact = wide[0] @ W.double().T + 2 * (wide[0] @ wide[1].T) @ wide[2].T
     exact = [exact, *torch.autograd.grad(exact, wide, upstream.double())]
-    for kind in (Linear4bit, FusedLora):
+    for kind in (PEFTS[four_bit], type(layer)):
         layer.__class__ = kind
         with torch.autocast("cpu", torch.bfloat16):
             y = layer(x)
@@ -119,14 +127,15 @@ def test_under_autocast_gradients_are_float32_and_as_near_as_pefts(given):
     assert all(ours < 1.1 * pefts and ours < 0.01 for pefts, ours in zip(*errors)), errors
 
 
-def test_with_two_adapters_it_is_pefts_and_without_any_the_base():
-    layer, W = four_bit_layer()
-    x = torch.randn(2, W.shape[1])
+@both
+def test_with_two_adapters_it_is_pefts_and_without_any_the_base(four_bit):
+    layer, W = layer_of(four_bit)
+    kind, x = type(layer), torch.randn(2, W.shape[1])
     layer.set_adapter(["player", "other"])
-    both = layer(x)
-    layer.__class__ = Linear4bit
-    assert torch.equal(both, layer(x))
-    layer.__class__ = FusedLora
+    two = layer(x)
+    layer.__class__ = PEFTS[four_bit]
+    assert torch.equal(two, layer(x))
+    layer.__class__ = kind
     layer.set_adapter("player")
     layer.enable_adapters(False)
     torch.testing.assert_close(layer(x), x @ W.T)
