@@ -246,7 +246,7 @@ class Spin(CoTrainer):
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
         logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
-        self.log_mean("player/entropy", entropy.sum() / both["completion_mask"].sum())
+        self.log_mean("player/entropy", entropy[both["completion_mask"].bool()])
         self.log_mean("player/logp_human", real)
         if self.cfg.opponent == "none":
             return -real.sum() / batch["human_tokens"]  # - log p(y) per token
@@ -284,7 +284,7 @@ class Spin(CoTrainer):
 
     def report_pairs(self, batch, both, loss, r_real, r_generated, token_rewards):
         """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
-        self.log_mean("player/spin_loss", loss)
+        self.log_mean("player/spin_loss", loss.expand(len(r_real)))  # however pairs are cut
         period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
         if self.state.global_step % period > 0:  # else player and opponent are equal: rewards are 0
             self.log_mean("player/reward_human", r_real)

@@ -24,7 +24,7 @@ from conftest import (
     write_rows,
 )
 from datasets import Dataset
-from trainers import answering, encoded, log_probs_by_hand, without_model
+from trainers import answering, encoded, log_probs_by_hand, logged, without_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -112,10 +112,11 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, opponent):
     assert total / count == pytest.approx(expected, abs=1e-5)
     assert all(".player." in name for name in found)
     assert max(g.abs().max() for g in found.values()) > 1e-3
-    change = {"micro_batch": 2, "opponent_temperature": 0.5, "opponent": opponent}
-    again = make_spin(tmp_path, **change)
+    change = {"micro_batch": 3, "opponent_temperature": 0.5, "opponent": opponent}
+    again = make_spin(tmp_path, **change)  # cut into 3, 3 and 2 pairs
     for name, g in gradient(again, again.step([])[0]).items():
         torch.testing.assert_close(g, found[name], rtol=0, atol=1e-6)
+    assert logged(again) == pytest.approx(logged(trainer), abs=1e-5)
     assert torch.isfinite(spin_loss(*1e6 * torch.randn(4, 6), 5.0)[0])
 
 
