@@ -77,6 +77,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             EMBEDDED.get(name, name),
+            config=without_dropout(name),
             dtype=dtype,
             quantization_config=quantization if four_bit else None,
             device_map={"": torch.cuda.current_device()} if gpu else None,
@@ -99,6 +100,16 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     ends = {name: getattr(model.generation_config, name) for name in ENDS}
     model.generation_config = GenerationConfig(**ends)
     return add_players(model, adapters, lora_rank, seed), tokenizer
+
+
+def without_dropout(name: str):
+    """The model's config. With a dropout, such as StarCoder2's, it would be another model at every
+    pass of a training step: who writes, who is scored, and the reference.
+    """
+    config = AutoConfig.from_pretrained(EMBEDDED.get(name, name))
+    rates = [key for key, x in vars(config).items() if "drop" in key and isinstance(x, float)]
+    config.update(dict.fromkeys(rates, 0.0))
+    return config
 
 
 def load_tokenizer(name: str):

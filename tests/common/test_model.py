@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trainers import SHAPE
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 WEIGHTS = "model.safetensors"
 
@@ -117,6 +117,17 @@ def test_a_models_own_habits_of_sampling_are_not_taken_over(folder):
     settings = load(folder)[0].get_base_model().generation_config
     assert settings.eos_token_id == 4
     assert all(getattr(settings, name) is None for name in habits if name != "eos_token_id")
+
+
+def test_a_models_dropout_is_switched_off(folder):
+    """StarCoder2's is 0.1; a player would write, be scored and be compared as three models."""
+    rates = dict.fromkeys(("attention_dropout", "embedding_dropout", "residual_dropout"), 0.5)
+    config = Starcoder2Config(**SHAPE | {"vocab_size": 267}, **rates)
+    Starcoder2ForCausalLM(config).save_pretrained(folder)
+    for four_bit in (False, True):
+        model, _ = load(folder, four_bit)
+        ids = torch.arange(5, 25)[None]
+        assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
 
 
 # ------------------------------------------------------------------ chat template
