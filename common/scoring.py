@@ -35,11 +35,15 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)  # (B, P + T)
     targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
     P = batch["prompt_ids"].shape[1]
+    # padding moves no token: not every model's attention goes by distances alone. Padding in front
+    # of all rows does move them: by that prime.py measures what rounding does
+    first = int((mask.sum(0) == 0)[:P].sum())
+    places = (mask.cumsum(1) - 1).clamp(min=0) + first  # (B, P + T)
     # activation checkpointing cannot keep a cache
     if has_plain_attention(base) and not base.is_gradient_checkpointing:
-        states = states_with_shared_prompts(base.base_model, ids, mask, P)
+        states = states_with_shared_prompts(base.base_model, ids, mask, places, P)
     else:
-        run = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        run = {"input_ids": ids, "attention_mask": mask, "position_ids": places, "use_cache": False}
         states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]
     head = base.get_output_embeddings().weight  # states (B, T, H) are those before each token
     logp, entropy = linear_logprob(states[valid], head, targets[valid], temperature)  # (N,) each
@@ -47,7 +51,7 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
 
 
-def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
+def states_with_shared_prompts(backbone, ids, mask, places, P: int) -> torch.Tensor:
     """The hidden states before each completion token, (B, T, H).
 
     What all prompts begin with (instructions, mostly) runs on one row; then every different prompt,
@@ -55,10 +59,8 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
     need them, and gradients flow back through the copies.
 
     Args:
-        ids, mask: (B, P + T), prompts of P tokens padded on the left.
+        ids, mask, places: (B, P + T), prompts of P tokens padded on the left.
     """
-    # padding in front of all rows moves their places: by that prime.py measures what rounding does
-    places = (mask.cumsum(1) - 1).clamp(min=0) + int((mask.sum(0) == 0)[:P].sum())  # (B, P + T)
     marked = 2 * ids[:, :P] + mask[:, :P]  # token and padding in one number
     prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
     every = torch.arange(len(ids), device=ids.device)  # (B,)
@@ -71,8 +73,8 @@ def states_with_shared_prompts(backbone, ids, mask, P: int) -> torch.Tensor:
     def run(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """(rows, end - start, H)"""
         given = {"input_ids": ids[rows, start:end], "attention_mask": mask[rows, :end]}
-        given |= {"position_ids": places[rows, start:end]} if L else {}
-        return backbone(**given, past_key_values=cache).last_hidden_state
+        given |= {"position_ids": places[rows, start:end], "past_key_values": cache}
+        return backbone(**given).last_hidden_state
 
     if L:
         first = mask[:1, :P].bool()

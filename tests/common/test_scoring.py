@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import make_players, perturb, relative
 from trainers import SHAPE
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import BioGptConfig, BioGptForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 
 # ------------------------------------------------------------------ the scored forward pass
@@ -176,6 +176,22 @@ def test_models_with_a_sliding_window_do_not_share_prompts(monkeypatch):
     tokens = tokens_run(sliding, monkeypatch)
     got, _ = scoring.score(sliding, batch, 1.0)
     assert tokens == [8 * 16]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention, passes", [("sdpa", 2), ("eager", 1)])
+def test_padding_moves_no_token_of_a_model_that_learned_a_vector_per_place(
+    monkeypatch, attention, passes
+):
+    """BioGPT. HunYuan's norms after the rotation and Ministral's scaled queries notice it, too."""
+    torch.manual_seed(0)
+    config = BioGptConfig(**SHAPE, initializer_range=0.2, attn_implementation=attention)
+    model = BioGptForCausalLM(config).eval()
+    batch = some_rows(2, 4)
+    expected, _ = plain(model, batch)
+    tokens = tokens_run(model, monkeypatch)
+    got, _ = scoring.score(model, batch, 1.0)
+    assert len(tokens) == passes
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
