@@ -19,7 +19,7 @@ from collections.abc import Callable
 from common.errors import UserError, say
 from common.logprob import BLOCK_BYTES, rows_on_gpu
 from common.machine import check_machine, on_gpu
-from common.model import read_config
+from common.model import read_config, sizes
 from common.sampling import READ_AT_ONCE
 from common.tiny import MODELS
 
@@ -187,14 +187,6 @@ def estimate(
     comes = need["gradients"] + need["kept"] + max(need["layer"], need["logprob"])
     need["training"] = need["certain"] + int(comes * FRAGMENTED)
     return need | {"peak": max(need["sampling"], need["training"])}
-
-
-def sizes(config) -> tuple[int, ...]:
-    """H, I (width of the MLP), layers, A = heads * head size, K = the same for keys, V."""
-    H, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    head = getattr(config, "head_dim", None) or H // heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    return H, config.intermediate_size, layers, heads * head, keys * head, config.vocab_size
 
 
 SHAPES = {}  # building a model takes a third of a second, and advice needs many estimates

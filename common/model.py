@@ -5,6 +5,7 @@ each trained player is a LoRA adapter on it. Switching players switches a pointe
 all adapters off is the reference model.
 """
 
+import inspect
 import os
 import textwrap
 from pathlib import Path
@@ -32,12 +33,14 @@ from transformers import (
 EMBEDDED = {name: Path(__file__).parent / "tiny" / folder for name, folder in MODELS.items()}
 TINY = EMBEDDED["tiny"]
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-UNSUPPORTED_HEADS = """final_logit_softcapping logit_scale logits_scaling lm_head_multiplier
-output_multiplier""".split()
+UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
+lm_head_multiplier output_multiplier""".split()
 """Settings of a config that change the logits after the head, which common/logprob.py does not."""
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 """A switch that transformers reads at every call of attention."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+NEEDED = ("attention_mask", "position_ids", "past_key_values")
+"""What sampling and scoring give to the layers."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -264,22 +267,38 @@ def read_config(name: str):
         config = AutoConfig.from_pretrained(EMBEDDED.get(name, name), trust_remote_code=False)
         with torch.device("meta"):  # all of the model but its memory
             model = AutoModelForCausalLM.from_config(config)
-        config.get_text_config().intermediate_size  # noqa: B018  what GPT-2 does not have
     except Exception as error:
         raise not_loaded(name, "config.json", error) from None
-    if config.get_text_config() is not config:
+    if config.get_text_config() is not config or config.sub_configs:
         # "all-linear" would put adapters on what sees, too, and these never have a gradient
         kind = f"{config.model_type} reads more than text"
         raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
     if any(getattr(config, count, None) for count in EXPERTS):
         # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
         raise UserError(f"--model {name}: its {config.model_type} has experts; take a dense model.")
+    takes = inspect.signature(model.base_model.forward).parameters
+    if getattr(config, "mamba_d_state", None) or not {*NEEDED} <= {*takes}:
+        # fused kernels take their weights without the adapters; their states are no KV cache
+        kind = f"{config.model_type} is no plain transformer"
+        raise UserError(f"--model {name}: its {kind}; take another model.")
+    try:
+        sizes(config)  # GPT-2 has no intermediate_size, Gemma 4 no head_dim of all its layers
+    except Exception as error:
+        raise not_loaded(name, "config.json", error) from None
     for setting in UNSUPPORTED_HEADS:
         if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
             raise UserError(f"--model {name}: heads with {setting} are not supported.")
     if model.get_output_embeddings().bias is not None:
         raise UserError(f"--model {name}: heads with a bias are not supported.")
     return config
+
+
+def sizes(config) -> tuple[int, ...]:
+    """H, I (width of the MLP), layers, A = heads * head size, K = the same for keys, V."""
+    H, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    head = getattr(config, "head_dim", None) or H // heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return H, int(config.intermediate_size), layers, heads * head, keys * head, config.vocab_size
 
 
 def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserError:

@@ -61,6 +61,12 @@ SEES = {"model_type": "gemma3", "text_config": GEMMA_TEXT, "vision_config": SIZE
         (SIZES | {"model_type": "phi"}, "heads with a bias are not supported"),
         (SIZES | {"model_type": "olmoe"}, "its olmoe has experts; take a dense model"),
         (SIZES | {"model_type": "mixtral"}, "its mixtral has experts; take a dense model"),
+        (SIZES | {"model_type": "aria_text"}, "its aria_text has experts; take a dense model"),
+        ({"model_type": "phi4_multimodal"}, "its phi4_multimodal reads more than text"),
+        ({"model_type": "gemma4_text"}, "its config.json cannot be used .*'head_dim'"),
+        ({"model_type": "gpt_neo"}, "its config.json cannot be used .*'NoneType'"),
+        ({"model_type": "falcon_h1"}, "its falcon_h1 is no plain transformer"),
+        ({"model_type": "rwkv"}, "its rwkv is no plain transformer"),
         *[(QWEN | {name: 30.0}, f"heads with {name} are not supp") for name in UNSUPPORTED_HEADS],
     ],
 )
