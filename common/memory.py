@@ -85,10 +85,7 @@ def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
         say(f"{args.model}, {base}{len(trained)} adapter{'s' * (len(trained) > 1)}")
         say("\n".join(f"{text:<58}{_size(now[key])}" for key, text in TABLE.items()))
         say(f"{where:<58}{_size(free)}")
-    positions = getattr(config.get_text_config(), "max_position_embeddings", math.inf)
-    if (longest := max(map(sum, turns))) > positions and args.model not in MODELS:
-        here = f"a prompt with its completion may have {longest:,} here"
-        say(f"warning: --model {args.model} has seen at most {positions:,} tokens, and {here}")
+    check_length(args.model, config, max(map(sum, turns)))
     if now["peak"] > free:
         short = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
         fitting = advice(need, free, rows, args.micro_batch, args.four_bit)
@@ -99,6 +96,21 @@ def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
     if args.dry_run:
         sys.exit(0)
     return rows, checkpointing, now
+
+
+def check_length(name: str, config, longest: int):
+    """Warns of texts longer than those that the model has seen. Raises UserError where its rope
+    changes with a text's length: what was sampled before would be scored as if it came after.
+    """
+    positions = getattr(config, "max_position_embeddings", math.inf)
+    rope = getattr(config, "rope_parameters", None) or {}
+    changes = {"longrope": rope.get("original_max_position_embeddings"), "dynamic": positions}
+    here = f"a prompt with its completion may have {longest:,} here"
+    if longest > (most := changes.get(rope.get("rope_type"), math.inf)):
+        changed = f"its rope changes after {most:,} tokens, and {here}"
+        raise UserError(f"--model {name}: {changed}; take shorter completions.")
+    if longest > positions and name not in MODELS:
+        say(f"warning: --model {name} has seen at most {positions:,} tokens, and {here}")
 
 
 def advice(need: Callable, free: int, rows: int, micro_batch: int, four_bit: bool) -> str:

@@ -26,6 +26,8 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
+    LlamaConfig,
+    Phi3Config,
     Qwen2Config,
 )
 
@@ -296,6 +298,21 @@ def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
     args = arguments(folder, dry_run=False, rows_at_once=1, micro_batch=1)
     plan_memory(args, with_adapters(long))
     assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
+
+
+PHI = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+PHI = Phi3Config(rope_scaling=PHI, original_max_position_embeddings=4096, pad_token_id=0)
+DYNAMIC = LlamaConfig(rope_scaling={"type": "dynamic", "factor": 2.0}, max_position_embeddings=4096)
+
+
+@pytest.mark.parametrize("config", [PHI, DYNAMIC])
+def test_texts_end_before_the_rope_changes(tmp_path, card, config):
+    """Phi-4-mini's: what was sampled before would be scored as if it came after."""
+    card(1000)
+    config.save_pretrained(tmp_path)
+    for tokens, ends in ((3584, SystemExit), (3585, UserError)):  # after a prompt of 512
+        with pytest.raises(ends, match="4,096 tokens, and a prompt" if ends is UserError else ""):
+            plan_memory(arguments(tmp_path), with_adapters({"a": Player([], 1e-3, tokens)}))
 
 
 # ------------------------------------------------------------------ a GPU that cannot do it
