@@ -1,8 +1,9 @@
 """How much memory a run needs, computed from the model's config before anything is loaded.
 
 Exact are weights, adapters, Adam's moments, gradients and the KV cache: sums over the shapes of the
-model. Activations are an estimate, from bytes per token of small models. Everything that comes and
-goes gets a tenth more for fragmentation, which is an allowance and no measurement.
+model. Of layers with a sliding window or without attention the cache is less. Activations are an
+estimate, from bytes per token of small models. Everything that comes and goes gets a tenth more for
+fragmentation, which is an allowance and no measurement.
 
 The peak is that of the worse of two phases. Sampling holds the KV cache of all rows that are
 sampled at once; training holds one gradient, one hidden state per layer, and the activations of the
