@@ -264,7 +264,7 @@ class Prime(CoTrainer):
             **{key: batch[key] for key in SCORED},  # prompt and completion, ids and masks
             "outcome": batch["rewards"],  # (B,)
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
-            "rows": torch.tensor(sum(self.gather([len(batch["rewards"])]))),  # B of all processes
+            "rows": sum(self.gather([len(batch["rewards"])])),  # B of all processes
         }
 
     def loss(self, batch):

@@ -189,7 +189,7 @@ class Spin(CoTrainer):
             self.processing_class,
             self.accelerator.device,
         )
-        batch["human_tokens"] = torch.tensor(sum(len(pair["real"]) for pair in pairs))
+        batch["human_tokens"] = sum(len(pair["real"]) for pair in pairs)
         batch["notes"] = [{"player": "player", "prompt": pair["question"]} for pair in mine]
         return [batch]
 

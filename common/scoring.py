@@ -150,17 +150,20 @@ def in_parts(batch: dict, size: int, all_rows=False, sharing: bool = True) -> li
 
 
 def take_rows(batch: dict, rows: torch.Tensor) -> dict:
-    """These rows of every tensor and of the notes, tensors trimmed to their longest; what has no
-    rows (a sum) stays as it is.
+    """These rows of every tensor and list, tensors trimmed to their longest; what has no rows (a
+    name, a sum) stays as it is.
 
     Tensors (B, P) have names that begin with "prompt" and are padded on the left, all others of two
     dimensions are (B, T) and padded on the right.
     """
-    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
-    part = {k: v[rows.to(v.device)] if v.dim() else v for k, v in tensors.items()}
+    part, B = dict(batch), len(batch["completion_mask"])
+    for key, value in batch.items():
+        if isinstance(value, list) and len(value) == B:
+            part[key] = [value[i] for i in rows.tolist()]
+        elif isinstance(value, torch.Tensor) and value.dim():
+            part[key] = value[rows.to(value.device)]
     P, T = (int(part[f"{side}_mask"].sum(1).max()) for side in ("prompt", "completion"))
     for key, value in part.items():
-        if value.dim() == 2:
+        if isinstance(value, torch.Tensor) and value.dim() == 2:
             part[key] = value[:, -P:] if key.startswith("prompt") else value[:, :T]
-    part |= {"notes": [batch["notes"][i] for i in rows.tolist()]} if "notes" in batch else {}
-    return part | ({"player": batch["player"]} if "player" in batch else {})
+    return part

@@ -244,6 +244,7 @@ def test_like_with_like_keeps_rows_of_one_prompt_together():
 def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
     lengths, prompts = [9, 2, 7, 4, 1, 8], [3, 6, 2, 4, 5, 1]
     batch = a_batch(lengths, [1.0, 1.0, 0.0, -1.0, 0.5, 2.0], prompts)
+    batch |= {"limit": 80, "names": ["x"]}
     parts = scoring.in_parts(batch, 2)
     assert [rows_of(part) for part in parts] == [[4, 1], [3, 5], [0]]
     for part in parts:
@@ -255,7 +256,9 @@ def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
         assert part["prompt_mask"][:, -1].all() and part["completion_mask"][:, 0].all()
         assert part["prompt_mask"].sum(1).tolist() == [prompts[i] for i in rows]
         assert part["completion_mask"].sum(1).tolist() == [lengths[i] for i in rows]
-        assert part["notes"] == [{"row": i} for i in rows] and "texts" not in part
+        assert part["notes"] == [{"row": i} for i in rows]
+        assert part["texts"] == [str(i) for i in rows]  # as whatever else a script has added
+        assert (part["limit"], part["names"]) == (80, ["x"])  # no value of each row
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
