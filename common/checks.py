@@ -253,6 +253,20 @@ def check_concat(batches: list[dict], players: dict):
         check_unchanged(batch)
 
 
+def check_step(trainer, batches):
+    """What `step` returned: on all processes as many, or they would wait for each other in vain."""
+    if not isinstance(batches, list) or not batches:
+        raise ScriptError(
+            f"step must return a list of at least one batch; got {batches!r:.60}. To train "
+            f"nothing, give one advantages of 0"
+        )
+    if len(set(counts := trainer.gather([len(batches)]))) > 1:
+        raise ScriptError(
+            f"step returned {', '.join(map(str, counts))} batches on the processes; all must train "
+            f"the same players"
+        )
+
+
 def check_batch(trainer, batch):
     """A batch that is going to be trained on."""
     if not isinstance(batch, dict) or "player" not in batch:

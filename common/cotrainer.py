@@ -79,8 +79,7 @@ class CoTrainer(AdapterTrainer):
         model.train()
         with checks.first_step(self):
             batches = self.step(rows)
-        if not isinstance(batches, list) or not batches:
-            raise ScriptError(f"step must return a list of at least one batch; got {batches!r:.60}")
+        checks.check_step(self, batches)
         for batch in batches:
             self.update(batch)
         self.player = batches[-1]["player"]  # the step's line names it

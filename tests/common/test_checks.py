@@ -30,7 +30,7 @@ def play(trainer, step):
     "result, says",
     [
         (lambda batch: None, "step must return a list of at least one batch; got None"),
-        (lambda batch: [], "step must return a list of at least one batch"),
+        (lambda batch: [], "at least one batch.*To train nothing, give one advantages of 0"),
         (lambda batch: [None], "must return batches.*one has no player"),
         (lambda batch: [{"advantages": batch["advantages"]}], "one has no player"),
         (lambda batch: [batch | {"player": "eve"}], "no player 'eve'; there are ann, bob, cat"),

@@ -196,6 +196,13 @@ def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
         trainer.update(mine)
 
 
+def check_steps_of_more_batches_than_another_processs_are_refused(trainer):
+    batches = [whole_batch(trainer, "ann", 0), whole_batch(trainer, "bob", 0)]
+    trainer.step = lambda rows: batches[trainer.accelerator.process_index :]
+    with pytest.raises(ScriptError, match="step returned 2, 1 batches on the processes"):
+        trainer.training_step(trainer.model, [])
+
+
 # ------------------------------------------------------------------ a sharded base
 def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
     """What docs/scale.md says of FSDP2."""
