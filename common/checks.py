@@ -310,6 +310,12 @@ def check_batch(trainer, batch):
             )
 
 
+def check_loss(loss):
+    """What a script's own `loss` returned."""
+    if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+        raise ScriptError(f"loss must return a scalar with a gradient; got {loss!r:.60}")
+
+
 def _no_advantages(name: str) -> str:
     return (
         f"the {name}'s batch has no advantages. A player without reward functions has none before "

@@ -131,6 +131,7 @@ class CoTrainer(AdapterTrainer):
         with self.playing(name):
             for part in parts:
                 loss = self.loss(part)
+                checks.check_loss(loss)
                 total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g

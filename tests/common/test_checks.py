@@ -101,6 +101,22 @@ def test_nobody_has_set_rewards(trainer):
         trainer.concat([a_batch(trainer, "bob"), batch])
 
 
+@pytest.mark.parametrize(
+    "loss, says",
+    [
+        (lambda loss: None, "got None"),
+        (lambda loss: loss.detach(), r"got tensor\("),
+        (lambda loss: loss[None], r"got tensor\(\["),
+    ],
+)
+def test_a_loss_is_a_scalar_with_a_gradient(trainer, monkeypatch, loss, says):
+    trainer.create_optimizer()
+    own = trainer.loss
+    monkeypatch.setattr(trainer, "loss", lambda batch: loss(own(batch)))
+    with pytest.raises(ScriptError, match=f"loss must return a scalar with a gradient; {says}"):
+        play(trainer, lambda *_: [a_batch(trainer, "ann")])
+
+
 # ------------------------------------------------------------------ rollout and generate
 def user(content="1+1") -> dict:
     return {"role": "user", "content": content}
