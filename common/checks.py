@@ -249,6 +249,10 @@ def check_concat(batches: list[dict], players: dict):
             without = [batch["player"] for batch in batches if "advantages" not in batch]
             hint = f": {_no_advantages(without[0])}"
         raise ScriptError(f"concat: not every batch has {', '.join(sorted(odd))}{hint}")
+    for key in sorted(keys[0] - {"num_items_in_batch"}):  # which is added up
+        value = batches[0][key]
+        if isinstance(value, int | float) or torch.is_tensor(value) and not value.dim():
+            raise ScriptError(f"concat: {key} has no rows to join; set it on the joined batch")
     for batch in batches:
         check_unchanged(batch)
 

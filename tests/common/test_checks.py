@@ -250,6 +250,8 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches = {name: a_batch(trainer, name, 4) for name in ("ann", "bob", "cat", "dan")}
     batches["more"] = a_batch(trainer, "bob", 4) | {"judgements": ["fine"] * 4}
     batches["again"] = a_batch(trainer, "dan", 4)
+    batches["sum"] = a_batch(trainer, "bob", 4) | {"tokens": 8}
+    batches["sums"] = a_batch(trainer, "bob", 4) | {"tokens": torch.tensor(8)}
     batches["new"] = a_batch(trainer, "bob", 4)
     batches["new"]["rewards"] = batches["new"]["rewards"] + 1
     for names, says in (
@@ -259,6 +261,8 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
         ("bob bob", "one batch is among them twice"),
         ("bob more", "concat: not every batch has judgements"),
         ("more cat", "concat: not every batch has judgements"),
+        ("sum sums", "concat: tokens has no rows to join; set it on the joined batch"),
+        ("sums sum", "concat: tokens has no rows to join; set it on the joined batch"),
         ("bob new", "rewards.*of the bob has changed.*use set_rewards"),
     ):
         with pytest.raises(ScriptError, match=says):
