@@ -427,6 +427,8 @@ def check_evaluation(result):
     if not isinstance(result, dict):
         raise ScriptError(f"evaluate must return a dict, metric -> number; got {result!r:.60}")
     for key, value in result.items():
+        if str(key).startswith("eval/"):
+            raise ScriptError(f"evaluate: {key!r} without eval/, which is put before every name")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not isinstance(key, str) or not number or not math.isfinite(value):
             raise ScriptError(

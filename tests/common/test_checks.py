@@ -309,6 +309,7 @@ TWO = r"load must return \(training rows, held-out rows\)"
         ("evaluation", {"a/b": 1}, {"a/b": "high"}, "'a/b' must be a finite number; got 'high'"),
         ("evaluation", {"c": 0.5}, {"a/b": math.nan}, "a finite number; got nan.*left out"),
         ("evaluation", {}, {"a/b": True}, "evaluate.* 'a/b' must be a finite number"),
+        ("evaluation", {"a/eval/b": 1}, {"eval/a/b": 1}, "'eval/a/b' without eval/, which is put"),
         ("evaluation", {}, {3: 1.0}, "evaluate.* 3 must be a finite number"),
         ("loaded", ([{"a": 1}, {"a": 2}], [{"b": 3}]), None, TWO),
         ("loaded", ([], []), [{"a": 1}, {"a": 2}], TWO),
