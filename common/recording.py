@@ -36,7 +36,7 @@ def record(batch: dict, file: Path, step: int, tokenizer):
                 "advantages": of_tokens(batch["advantages"][i]),
                 "components": {name: of_tokens(A[i]) for name, A in terms},
             }
-            lines.write(json.dumps(row) + "\n")
+            lines.write(json.dumps(row, default=lambda value: value.tolist()) + "\n")  # a tensor
 
 
 def rows_to_show(notes: list[dict]) -> list[int]:

@@ -90,7 +90,7 @@ def test_recorded_is_what_the_update_sees(tmp_path, monkeypatch, per_token, limi
     shape = batch["completion_mask"].shape
     batch["advantages"] = torch.randn(shape if per_token else shape[:1])
     batch["components"] = {"outcome": torch.randn(8), "step": torch.randn(shape)}
-    batch["notes"][0]["of the script"] = [1, None]
+    batch["notes"][0]["of the script"] = [1, None, torch.tensor(0.5)]
     trainer.create_optimizer()
     trainer.update(batch)
     rows, lost = read_lines(tmp_path / "rollouts.jsonl")
@@ -110,7 +110,7 @@ def test_recorded_is_what_the_update_sees(tmp_path, monkeypatch, per_token, limi
             assert row["components"][name] == pytest.approx(expected, rel=5e-4)
         assert row["rewards"] == {"outcome_reward": batch["rewards"][i].item()}
         assert row["prompt"] == (first if i < 4 else second)["question"]
-    assert [row.get("of the script") for row in rows][chosen.index(0)] == [1, None]
+    assert [row.get("of the script") for row in rows][chosen.index(0)] == [1, None, 0.5]
 
 
 @settings(max_examples=60, deadline=None)
