@@ -20,8 +20,8 @@ REFUSED = [  # old, new, the sentence
     ("args.group_size)", "args.group_size, config={'top_p': 0.9})", "would have no effect"),
     ('return {"solver/accuracy": mean(right)}', "return None", "evaluate must return a dict"),
     (
-        "return load_questions(args.dataset, wanted, args.eval_questions, args.seed)",
-        "return [{'question': '1+1'}, {'questions': '1+2'}], []",
+        "load_for_steps, evaluate",
+        "lambda _: ([{'question': '1+1'}, {'questions': '1+2'}], []), evaluate",
         "training row 1 differs from row 0 in its columns: question, questions",
     ),
 ]
@@ -76,7 +76,9 @@ def test_it_is_said_in_a_line(fork, old, new, says):
 
 
 def test_questions_that_come_again_are_said(fork):
-    output, _, _ = fork("args.steps * args.questions", "4", SHORT.replace("--steps 1", "--steps 3"))
+    four = "lambda args: tuple(rows[:4] for rows in load_for_steps(args)), evaluate"
+    steps = SHORT.replace("--steps 1", "--steps 3")
+    output, _, _ = fork("load_for_steps, evaluate", four, steps)
     assert "after 2 steps its 4 questions come again" in output
 
 
