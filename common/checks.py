@@ -115,8 +115,8 @@ def check_prompts(trainer, name: str, prompts: list):
     texts = [prompt[-1]["content"].strip() for prompt in prompts]
     if not any(texts):
         raise ScriptError(
-            f"the {name} is asked nothing; without a `prompt` function in launch, step makes its "
-            f"own rows"
+            f"the {name} is asked nothing: all prompts are empty, as those of the rows are that "
+            f"step gets without a `prompt` function in launch"
         )
     endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):

@@ -133,7 +133,7 @@ ROW, OTHER = ({"prompt": [user(text)]} for text in ("1+1", "1+2"))
         ([ROW, OTHER] * 4, "rows 0 to 3 for the ann are a group"),  # the group not adjacent
         ([ROW] * 6, "6 rows for the ann are not a multiple.* 4"),
         ([], "no rows for the ann"),
-        ([{"prompt": [user("")]}] * 4, "the ann is asked nothing; without a `prompt` function"),
+        ([{"prompt": [user("")]}] * 4, "the ann is asked nothing: all.*without a `prompt`"),
         ([ROW] * 3 + [ROW | {"label": 1}], "rows for the ann differ in their columns: label"),
         ([ROW | {"question": "1+1"}] * 4, r"the ann on a held-out question \('1\+1'\)"),
     ],
