@@ -350,7 +350,7 @@ def check_learning(trainer, batch: dict, norm: float):
     trainer.idle[name] = 0 if norm > 0 else trainer.idle.get(name, 0) + 1
     if trainer.idle[name] == IDLE:
         what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
-        warn_once(f"{what}. {_what_helps(batch)}")
+        warn_once(f"{what}. {_what_helps(trainer, batch)}")
     values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
     if trainer.state.global_step == 0 and counts.sum() >= 16:
         share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
@@ -358,16 +358,16 @@ def check_learning(trainer, batch: dict, norm: float):
             what = (
                 f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn from"
             )
-            warn_once(f"{what}. {_what_helps(batch)}")
+            warn_once(f"{what}. {_what_helps(trainer, batch)}")
 
 
-def _what_helps(batch: dict) -> str:
+def _what_helps(trainer, batch: dict) -> str:
     if "texts" not in batch:
         return ""
-    lengths = batch["completion_mask"].sum(1)
-    at_limit = (lengths == lengths.max()).float().mean().item()
-    cut = f"{at_limit:.0%} of its completions are as long as the longest"
-    longer = f"a longer limit ({cut}), " if at_limit > 0.5 else ""
+    ends = batch["completion_mask"].sum(1, keepdim=True) - 1  # (B, 1)
+    last = batch["completion_ids"].gather(1, ends)[:, 0].tolist()
+    cut = sum(token not in trainer.eos_token_ids for token in last) / len(last)
+    longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
     return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."

@@ -200,12 +200,16 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     assert said == [""] * 5 + [idle, ""]
     for equal, step in ((15, 0), (16, 1), (16, 0)):
         trainer.state.global_step = step
-        batch = {"player": "bob", "rewards": (torch.arange(16) >= equal).float()}
-        checks.check_learning(trainer, batch | {"completion_mask": MASK, "texts": ["."]}, 1.0)
+        batch = {"player": "bob", "rewards": (torch.arange(16) >= equal).float(), "texts": ["."]}
+        batch |= {"completion_mask": MASK, "completion_ids": MASK * 9}
+        checks.check_learning(trainer, batch, 1.0)
         said = capsys.readouterr().out
         assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
-    assert "a longer limit (100% of its completions are as long as the longest)" in said
+    assert "a longer limit (100% of its completions are cut)" in said
     assert "python -m common.warm_up SCRIPT" in said
+    batch["completion_ids"] = MASK * trainer.processing_class.eos_token_id  # of one length, not cut
+    checks.check_learning(trainer, batch | {"rewards": torch.ones(16)}, 1.0)
+    assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said
 
 
 @pytest.mark.parametrize("name", ["step", "eval/ann/accuracy"])
