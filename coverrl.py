@@ -44,7 +44,7 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
-from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.answers import final_answer, is_correct, prompt, solve, solve_prompt, split_steps
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import read_verdict, verify_prompt
 
@@ -119,16 +119,6 @@ def parse_judgement(text: str) -> tuple[bool | None, list[int]]:
         return None, []
     verdicts = [read_verdict(step, VERDICTS) for step in split_steps(found["steps"])]
     return final == "CORRECT", [k for k, v in enumerate(verdicts, 1) if v == "INCORRECT"]
-
-
-def final_answer(text: str) -> str | None:
-    """The boxed answer as it is voted with; None if there is none.
-
-    >>> final_answer(r"\\boxed{ 007 }"), final_answer("7")
-    ('7', None)
-    """
-    answer = (boxed(text) or "").strip()
-    return str(int(answer)) if re.fullmatch(r"-?[0-9]{1,15}", answer) else answer or None
 
 
 # ------------------------------------------------------------------ the paper's mathematics

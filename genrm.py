@@ -210,7 +210,7 @@ class GenRM(CoTrainer):
         cfg, rng = self.cfg, random.Random(self.cfg.seed)
         questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
-        # one without steps or a box would teach the verifier to look at the form
+        # one without steps or an answer would teach the verifier to look at the form
         well_formed = [row for row in solutions if row["well_formed"]]
         lessons = balanced(well_formed, rng)
         if cfg.verifier == "cot":

@@ -42,7 +42,7 @@ from common.errors import UserError
 from common.launch import launch
 from common.pairs import completion_batch, in_passes
 from common.run import mean, plain_errors
-from common.tasks.answers import boxed, grouped, is_correct, prompt, solve_prompt
+from common.tasks.answers import final_answer, grouped, is_correct, prompt, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import MODULO, parse_question
@@ -233,7 +233,7 @@ class SelfTaught(CoTrainer):
         worse = self.answers([row["changed"] for row in changed])
         pairs = []
         for row, y, y_changed in zip(changed, better, worse):
-            finals = [boxed(y), boxed(y_changed)]
+            finals = [final_answer(y), final_answer(y_changed)]
             if all(finals) and not is_correct(y_changed, finals[0]):
                 pair = {"question": row["question"], "better": y, "worse": y_changed}
                 # for the log alone

@@ -244,7 +244,7 @@ class VStar(CoTrainer):
         cfg = self.cfg
         questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
-        # one without steps or a box would teach the verifier to look at the form
+        # one without steps or an answer would teach the verifier to look at the form
         new = [row | {"iteration": t} for row in solutions if row["well_formed"]]
         right = [row for row in new if row["right"]]
         if cfg.verifier_in_loop and t > 0:

@@ -58,8 +58,8 @@ def solve(
 def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     """A solution of each row's question, {question, answer, solution, right, well_formed}.
 
-    well_formed: it has steps and a box, was not cut, for it is taught with an end token, and spells
-    out no special token, which would become one.
+    well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
+    spells out no special token, which would become one.
     """
     ids = trainer.generate_ids(player, [solve_prompt(row["question"]) for row in rows])
     texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
@@ -70,7 +70,7 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
             "answer": row["answer"],
             "solution": text.strip(),
             "right": is_correct(text, row["answer"]),
-            "well_formed": boxed(text) is not None
+            "well_formed": final_answer(text) is not None
             and bool(split_steps(text))
             and written[-1] in trainer.eos_token_ids
             and not any(token in text for token in special),
@@ -91,6 +91,16 @@ def boxed(text: str) -> str | None:
             if is_box and start > latest:  # not one around the latest
                 latest, content = start, text[start : brace.start()]
     return content
+
+
+def final_answer(text: str) -> str | None:
+    """The boxed answer as it is voted with; None if there is none.
+
+    >>> final_answer(r"\\boxed{ 007 }"), final_answer("7")
+    ('7', None)
+    """
+    answer = (boxed(text) or "").strip()
+    return str(int(answer)) if re.fullmatch(r"-?[0-9]{1,15}", answer) else answer or None
 
 
 def is_correct(text: str, gold: str) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from common.run import mean
-from common.tasks.answers import boxed, grouped
+from common.tasks.answers import final_answer, grouped
 
 
 def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[str, float]:
@@ -23,7 +23,7 @@ def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[
         verifier/rank_agreement  how often, of a right and a wrong solution of one question, the
                                  right one scores higher; left out where there is no such pair
     """
-    answers = grouped([boxed(row["solution"]) for row in solutions], N)  # a list per question
+    answers = grouped([final_answer(row["solution"]) for row in solutions], N)  # (questions, N)
     right = grouped([row["right"] for row in solutions], N)
     scores = grouped(scores, N)
     figures = {

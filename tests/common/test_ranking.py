@@ -42,6 +42,13 @@ def test_figures_of_two_questions_by_hand():
     })  # fmt: skip
 
 
+def test_an_answer_in_several_spellings_is_one_and_an_empty_box_is_none():
+    rows = solutions(("50", True), (" 50 ", True), ("050", True), ("7", False), ("7", False))
+    assert ranking.ranking_figures(rows, [0.0] * 5, 5)["co/majority"] == 1
+    rows = solutions(("", False), (" ", False), ("50", True))
+    assert ranking.ranking_figures(rows, [0.0] * 3, 3)["co/majority"] == 1
+
+
 def test_one_right_solution_is_enough_for_the_oracle_and_none_leaves_no_pairs():
     figures = ranking.ranking_figures(solutions(("1", True), ("2", False)), [0.0, 1.0], 2)
     assert figures["co/oracle"] == 1 and figures["verifier/rank_agreement"] == 0

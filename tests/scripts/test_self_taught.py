@@ -163,6 +163,7 @@ def test_the_judge_learns_what_prefers_the_answer_to_the_question():
         ([RIGHT.replace("38+4=42", "30+12=42")], "0 of 0 judgements"),  # both answers agree
         ([RIGHT.replace("{50}", "{ 50.0 }")], "0 of 0 judgements"),  # so do these
         (["<step>1</step>"], "0 of 0 judgements"),  # one has no end
+        ([RIGHT.replace("{50}", "{ }")], "0 of 0 judgements"),  # nor this one
     ],
 )
 def test_what_teaches_nothing_or_a_place_only_stops_the_run(texts, says):
@@ -224,8 +225,8 @@ def test_the_two_sets_are_made_once():
     wanted |= {"judge/vote": 1 / 2, "judge/both_orders": 0.0, "judge/unreadable": 0.0}
     assert result == wanted
     ((question, right, wrong),) = trainer.saved["true"]
-    assert (question, st.boxed(right), st.boxed(wrong)) == ("1+1 mod 61", "2", "51")
-    made = [(q, st.boxed(worse)) for q, _, worse in trainer.saved["made"]]
+    assert (question, st.final_answer(right), st.final_answer(wrong)) == ("1+1 mod 61", "2", "51")
+    made = [(q, st.final_answer(worse)) for q, _, worse in trainer.saved["made"]]
     assert made == [(q, "77") for q in questions]
     asked = len(trainer.calls)
     assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked

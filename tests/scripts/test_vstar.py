@@ -159,7 +159,8 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
     assert trainer.events == ["generator writes", "generator restarts", "generator learns"] * 3
     spelled = RIGHT.replace("</step>", "<|end|></step>")  # would be cut in two when it is encoded
     unread = [spelled, "\\boxed{50}", "<step>38+4=42</step>", f"{RIGHT}…"]  # the last is cut
-    trainer = given_texts([RIGHT, WRONG, *unread], samples=6, restart=False)
+    unread += [RIGHT.replace("{50}", "{ }")]
+    trainer = given_texts([RIGHT, WRONG, *unread], samples=7, restart=False)
     trainer.step([])
     trainer.step([])  # nothing is sampled in the same iteration
     assert trainer.events == ["generator writes", "generator learns", "generator learns"]
