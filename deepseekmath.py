@@ -60,7 +60,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.001
     """weight of the k3 penalty towards the base (paper: not given); 0 saves the reference pass"""
     verifier_steps: CountOrZero = 6
-    """verifier steps, at the start and again in every round"""
+    """verifier steps, at the start and in every round, where each third one is the meta's"""
     meta_steps: CountOrZero = 6
     """meta-verifier steps after the verifier's first; with 0 it is never trained"""
     generator_steps: CountOrZero = 6
@@ -151,7 +151,7 @@ def parse_solution(text: str) -> tuple[str, Analysis | None]:
     before, _, own = text.partition(HEADING)
     before, _, rest = before.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
-    box = boxed(answer) or ""
+    box = (boxed(answer) or "").strip()
     solution = "".join(f"<step>{step}</step>\n" for step in split_steps(before))
     complete = solution and closed and box and HEADING not in own
     if closed:

@@ -79,6 +79,7 @@ def test_labels_against_the_rule_read_from_the_bottom_up(seed):
         graded(f"{RIGHT}\n{dsm.HEADING}"),
         graded("<answer>\\boxed{50}</answer>"),
         graded("<step>38+4=42</step>"),
+        graded(RIGHT.replace("{50}", "{ }")),
         graded(RIGHT, ends("3", "0")),  # a defect beyond its steps
         f"{graded('')}\n{RIGHT}",
         f"{RIGHT}\n{PRAISE}",
