@@ -356,6 +356,7 @@ class DeepSeekMath(CoTrainer):
         of_label = {score: [row for row in pool if row["label"] == score] for score in SCORES}
         different = {s: len({row["solution"] for row in rows}) for s, rows in of_label.items()}
         common = [score for score in SCORES if different[score] >= count]
+        rng.shuffle(common)  # none is always the one that a step has once more, or not at all
         drawn = [row for row in rng.choices(pool, k=count) if row["label"] not in common]
         drawn += [rng.choice(of_label[common[i % len(common)]]) for i in range(count - len(drawn))]
         rng.shuffle(drawn)

@@ -251,23 +251,26 @@ def solutions(count: int, label: float) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "pool, shares",
+    "questions, pool, shares",
     [
         # labels with enough solutions equally often
-        (solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0), (1 / 3, 1 / 3, 1 / 3)),
+        (12, solutions(90, 0.0) + solutions(30, 0.5) + solutions(40, 1.0), (1 / 3, 1 / 3, 1 / 3)),
+        # in a step of two solutions, too: none once had the label 1
+        (1, solutions(4, 0.0) + solutions(4, 0.5) + solutions(4, 1.0), (1 / 3, 1 / 3, 1 / 3)),
         # 7 rows of 112, but three different solutions: as often as they occur. One of 128 was a
         # third of the lessons, and by votes a wrong one
         (
+            12,
             solutions(80, 0.0) + solutions(1, 0.5) * 4 + solutions(3, 0.5) + solutions(25, 1.0),
             (105 / 224, 7 / 112, 105 / 224),
         ),
         # where no label has enough, all alike
-        (solutions(12, 0.0) + solutions(3, 1.0), (0.8, 0.0, 0.2)),
+        (12, solutions(12, 0.0) + solutions(3, 1.0), (0.8, 0.0, 0.2)),
     ],
 )
-def test_how_often_a_label_is_drawn_by_all_processes_together(pool, shares):
-    labels = []
-    one, of_two = given_texts({}, questions=24), [given_texts({}, questions=12) for _ in range(2)]
+def test_how_often_a_label_is_drawn_by_all_processes_together(questions, pool, shares):
+    one, labels = given_texts({}, questions=2 * questions), []
+    of_two = [given_texts({}, questions=questions) for _ in range(2)]
     for index, trainer in enumerate(of_two):
         trainer.accelerator = SimpleNamespace(num_processes=2, process_index=index)
     for seed in range(200):
