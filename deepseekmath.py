@@ -364,7 +364,8 @@ class DeepSeekMath(CoTrainer):
 
     # --- what is logged and shown; nothing below affects training
     def report_verifier(self, rows, batch, analyses, R_meta):
-        for name, value in analysis_metrics(rows, analyses, meta_quality).items():
+        of_all = self.gather(rows), self.gather(analyses)  # a share of all, not the mean of shares
+        for name, value in analysis_metrics(*of_all, meta_quality).items():
             self.log_mean(f"verifier/{name}", value)
         self.log_mean("verifier/meta_reward", R_meta)
         self.log_mean("verifier/wrong_lessons", [row["label"] != row["truth"] for row in rows])

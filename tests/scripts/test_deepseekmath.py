@@ -189,11 +189,13 @@ def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_i
     said = [DOUBT, ends("2", "0.5"), "?", PRAISE]
     trainer = given_texts({"verifier": said}, group_size=4)
     trainer.saved["labelled"] = [labelled(RIGHT, label=0.0)]  # by votes, and wrong
+    others = {dict: labelled(), Analysis: Analysis((1,), 0.0)}  # of another process, and right
+    trainer.gather = lambda values: [*values, others[type(values[0])]]
     trainer.verifier_step()
     assert trainer.rewards == [1.0, 0.5, 0.0, 0.0]
     assert trainer.logged["verifier/wrong_lessons"] == [True] * 4
-    assert trainer.logged["verifier/balanced_accuracy"] == [0.25]
-    assert trainer.logged["verifier/claims_real"] == [0.0]
+    assert trainer.logged["verifier/balanced_accuracy"] == [2 / 5]
+    assert trainer.logged["verifier/claims_real"] == [1 / 3]
 
 
 def test_every_step_has_other_lessons():
