@@ -212,7 +212,7 @@ class DeepSeekMath(CoTrainer):
         """Without reward functions: a reward needs what verifier and meta-verifier say."""
         M, solution, analysis = args.group_size, args.solution_tokens, args.analysis_tokens
         return {
-            "generator": Player([], args.lr, solution, M),
+            "generator": Player([], args.lr, solution, M, reads=solution),  # in `evaluate`
             "verifier": Player([], args.lr, analysis, M, reads=solution),
             "meta": Player([], args.lr, analysis, M, reads=solution, adapter="verifier"),
         }

@@ -163,8 +163,9 @@ class VStar(CoTrainer):
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
+        begun = args.solution_tokens if args.verifier == "prm" else 0  # see `step_labels`
         return {
-            "generator": Player([], args.lr, args.solution_tokens),
+            "generator": Player([], args.lr, args.solution_tokens, reads=begun),
             "verifier": Player([], args.ver_lr, args.solution_tokens, rows=2),
         }
 

@@ -285,6 +285,10 @@ def test_how_often_a_label_is_drawn_by_all_processes_together(questions, pool, s
 
 
 # ------------------------------------------------------------------ evaluation
+def test_memory_is_planned_for_the_solution_that_a_generator_sees_again():
+    assert dsm.DeepSeekMath.players(dsm.Args(solution_tokens=160))["generator"].reads == 160
+
+
 def test_evaluation_by_hand():
     """8 questions, 2 samples of each, the first samples of which are the base's at step 0."""
     held_out = [{"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(10, 18)]

@@ -28,6 +28,12 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
     assert vstar.player_at(0, vstar.Args(steps=4, ver_steps=4)) == ("verifier", 2)
 
 
+@pytest.mark.parametrize("verifier, reads", [("dpo", 0), ("orm", 0), ("prm", 80)])
+def test_memory_is_planned_for_completions_behind_the_beginning_of_a_solution(verifier, reads):
+    players = vstar.VStar.players(vstar.Args(verifier=verifier, solution_tokens=80))
+    assert (players["generator"].reads, players["generator"].max_tokens) == (reads, 80)
+
+
 # ------------------------------------------------------------------ on the embedded model
 def real(folder, verifier="dpo") -> vstar.VStar:
     """The trainer on the embedded model, its two adapters apart."""
