@@ -121,6 +121,21 @@ def parse_judgement(text: str) -> tuple[bool | None, list[int]]:
     return final == "CORRECT", [k for k, v in enumerate(verdicts, 1) if v == "INCORRECT"]
 
 
+def in_one_form(answers: list[str | None]) -> list[str | None]:
+    r"""Each answer as the first one that equals it is written. Else `18.0` would not vote for `18`,
+    and as the rarest answer the verifier would learn to reject it.
+
+    >>> in_one_form(["18", None, "18.0", "1/2", r"\$18"])
+    ['18', None, '18', '1/2', '18']
+    """
+    first = {}
+    for answer in dict.fromkeys(a for a in answers if a is not None):
+        forms = dict.fromkeys(first.values())
+        equal = (form for form in forms if is_correct(rf"\boxed{{{answer}}}", form))
+        first[answer] = next(equal, answer)
+    return [first.get(answer) for answer in answers]
+
+
 # ------------------------------------------------------------------ the paper's mathematics
 def vote(answers: list[str | None]) -> tuple[str | None, str | None]:
     """(m, the most frequent answer; the rarest other one): the first of equally frequent answers;
@@ -205,7 +220,7 @@ class CoVerRL(CoTrainer):
         asked = []
         for i, row in enumerate(rows[::T]):
             texts = solver["texts"][i * T :][:T] + more[i * extra :][:extra]
-            answers = [final_answer(text) for text in texts]
+            answers = in_one_form([*map(final_answer, texts)])
             asked.append(Asked(row["question"], row["answer"], texts, answers, vote(answers)[0]))
         batches = [solver]
         if self.cfg.verifier != "none":
@@ -264,7 +279,8 @@ class CoVerRL(CoTrainer):
             return []
         idle = [] if prompts else [correct_prompt(asked[0].question, asked[0].texts[0], [])]
         corrector = self.rollout("corrector", [{"prompt": p} for p in prompts + idle])
-        answers = [final_answer(text) for text in corrector["texts"]]
+        pairs = zip(labels, map(final_answer, corrector["texts"]))
+        answers = [in_one_form([m, answer])[1] for m, answer in pairs]
         rewards = [reward(answer, m) for answer, m in zip(answers, labels)]
         self.set_advantages(corrector, rewards, keys, asked, len(idle))
         gold = [asked[key[0]].gold for key in keys]

@@ -149,6 +149,21 @@ def test_corrections_agree_with_the_vote_and_are_compared_after_one_judgement():
     assert [rare in text for text in asked] == [False, False, True, True]
 
 
+def test_equal_answers_are_one_however_they_are_written():
+    """The majority is 7 by three forms of it; what is to be rejected is 8, and not one of them."""
+    written = {
+        "solver": [solution(n) for n in ("7.0", r"\$7", 8, "07")],
+        "verifier": [judgement(v, final=v) for v in (C, C, C, X, X, X)],
+        "corrector": [solution(n) for n in (7, r"\frac{14}{2}", "8.0", 8) * 3],
+    }
+    trainer = given_texts(written, corrections=4)
+    trainer.step(twice("1"))
+    assert trainer.batches["solver"]["rewards"].tolist() == [2, 2]
+    judged = [text for name, text in trainer.asked if name == "verifier"]
+    assert [solution(8) in text for text in judged] == [False] * 3 + [True] * 3
+    assert trainer.batches["corrector"]["rewards"][:4].tolist() == [2, 2, 1, 1]
+
+
 def test_a_process_without_a_judgement_takes_part_in_vain():
     said = {"verifier": [judgement(X, final=X)], "corrector": [solution(3)]}
     trainer = given_texts({"solver": [solution(3)] * 8} | said)
