@@ -42,7 +42,7 @@ from common.args import Count, CountOrZero, GroupSize, RunArgs, Several, Tokens,
 from common.cotrainer import CoTrainer, Player
 from common.launch import launch
 from common.run import mean, plain_errors
-from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
 from common.tasks.math import load_for_steps
 
 import torch
@@ -59,7 +59,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     turns: Literal[1, 2] = 2
     """turns that are trained; control: 1, plain RL of the first try, without stage I"""
     questions: Count = 8
-    """P, questions per step and process (paper: 512 a step on MATH)"""
+    """P, questions per step and process (paper: a batch of 512 on MATH)"""
     group_size: GroupSize = 8
     """K, first tries of a question, with one second try each (the paper does not say)"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
@@ -90,6 +90,17 @@ def again_prompt(question: str, first: str) -> list[dict]:
     return prompt(AGAIN, f"Problem: {question}\nSolution:\n{first}\nTry again.")
 
 
+def without_thoughts(text: str) -> str:
+    r"""What follows the thoughts: nothing if a try was cut in them, whatever box it had quoted. One
+    that does not close them and yet ends in its answer stays as it is.
+
+    >>> without_thoughts("<think>Is it 8?</think>No: 7"), without_thoughts("<think>Is it 8?")
+    ('No: 7', '')
+    """
+    text = text.rpartition("</think>")[2]
+    return text if text.rstrip().endswith("</answer>") else text.partition("<think>")[0]
+
+
 def content(text: str) -> tuple | str:
     r"""What a try says, without its thoughts and without `!`: its steps and answer, or its text if
     it has neither.
@@ -97,12 +108,17 @@ def content(text: str) -> tuple | str:
     >>> content("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7!</step> <answer>\\boxed{7}</answer>")
     (['3+4=7'], '7')
     """
-    text = text.rpartition("</think>")[2]
+    text = without_thoughts(text)
     steps, answer = [step.strip().rstrip("!") for step in split_steps(text)], boxed(text)
     return (steps, answer and answer.strip()) if steps or answer else text.strip()
 
 
 # ------------------------------------------------------------------ the paper's mathematics
+def are_right(tries: list[str], rows: list[dict]) -> list[bool]:
+    """What the checker says of each try: r = 1 or 0."""
+    return [is_correct(without_thoughts(y), row["answer"]) for y, row in zip(tries, rows)]
+
+
 def shaped(r1: torch.Tensor, r2: torch.Tensor, alpha: float) -> torch.Tensor:
     """The second turn's reward. (B,) each -> (B,)
 
@@ -149,7 +165,7 @@ class Score(CoTrainer):
         # a switch, for each row has its own weight: at 0 the base's log-probs are not computed
         self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)
         first = self.rollout("first", rows)  # B tries y1
-        r1 = self.right(first, rows)  # (B,)
+        r1 = torch.tensor(are_right(first["texts"], rows)).to(first["rewards"])  # (B,)
         self.set_turn_rewards(first, r1)
         if stage1:
             first["advantages"] = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
@@ -159,16 +175,11 @@ class Score(CoTrainer):
             return [first]
         asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, first["texts"])]
         second = self.rollout("second", [{"prompt": x2} for x2 in asked])  # B tries y2
-        r2 = self.right(second, rows)  # (B,)
+        r2 = torch.tensor(are_right(second["texts"], rows)).to(second["rewards"])  # (B,)
         self.set_turn_rewards(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
         second["kl_weight"] = torch.full_like(r2, cfg.kl)  # (B,)
         self.report_step(first, second, r1, r2)
         return [self.concat([first, second])]
-
-    def right(self, batch: dict, rows: list[dict]) -> torch.Tensor:
-        """(B,) of 0 and 1: the checker's reward of each try."""
-        hits = [is_correct(text, row["answer"]) for text, row in zip(batch["texts"], rows)]
-        return torch.tensor(hits).to(batch["rewards"])
 
     def set_turn_rewards(self, batch: dict, rewards: torch.Tensor):
         """Rewards of one turn, and its advantages: the K tries of a question are a group, also in
@@ -223,11 +234,12 @@ def evaluate(trainer: Score, held_out: list[dict]) -> dict[str, float]:
     result = {}
     for greedy in (False, True):
         n = 1 if greedy else trainer.cfg.eval_samples
-        texts, one = solve(trainer, "first", held_out, n, greedy)
         rows = [row for row in held_out for _ in range(n)]
+        asked = [solve_prompt(row["question"]) for row in rows]
+        texts = trainer.generate_all("first", asked, greedy)
         asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, texts)]
         again = trainer.generate_all("second", asked, greedy)
-        two = [is_correct(y2, row["answer"]) for y2, row in zip(again, rows)]
+        one, two = are_right(texts, rows), are_right(again, rows)
         kind = "greedy" if greedy else "accuracy"
         result |= {f"first/{kind}": mean(one), f"second/{kind}": mean(two)}
         found = transitions(one, two)

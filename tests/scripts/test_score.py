@@ -93,6 +93,18 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
 
+def test_what_is_cut_in_its_thoughts_has_no_answer():
+    """Whatever it quotes there, in training and held out."""
+    cut = r"<think>My solution says \boxed{7}, but"
+    _, second = given_texts(FIRST, [cut] * 4, done=3).step(ROWS)[0]
+    assert second["rewards"].tolist() == [-10.0, 0.0, -10.0, 0.0]
+    trainer = answering(
+        lambda player, *_: solution(7) if player == "first" else cut, eval_samples=1
+    )
+    found = score.evaluate(trainer, ROWS[:1])
+    assert found["first/accuracy"] == 1 and found["second/accuracy"] == found["co/same"] == 0
+
+
 def test_later_steps_and_ablations():
     trainer = given_texts(FIRST, SECOND, done=4)
     assert trainer.step(ROWS)[0][1]["rewards"][1] == 11.0 and trainer.moments
