@@ -246,7 +246,9 @@ class Aprm(CoTrainer):
     def verifier_step(self, questions, chains: list[list[Chain]]) -> dict:
         """chains: of each question; one of the wrong ones is judged, or the untouched one."""
         cfg, rng, judged = self.cfg, self.random_numbers(), []
-        untouched = rng.sample(range(len(questions)), round(cfg.untouched * len(questions)))
+        share, done = cfg.untouched * len(questions), self.state.global_step
+        count = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
+        untouched = rng.sample(range(len(questions)), count)
         for i, (row, edited) in enumerate(zip(questions, chains)):
             wrong = [] if i in untouched else [chain for chain in edited if chain.label is False]
             chain = rng.choice(wrong) if wrong else chain_of(row, None, self.rng_of(row))

@@ -211,11 +211,20 @@ def test_a_step():
     assert trainer.logged["corruptor/sounds_sure"] == [True, False, False]
 
 
-@pytest.mark.parametrize("untouched, whole", [(0.0, 0), (0.5, 2), (1.0, 4)])
-def test_the_share_of_untouched_chains(untouched, whole):
-    rows = [row_of(q) for q in sample_questions(7, 4, held_out=False) for _ in range(2)]
-    (batch,) = given_texts((), ["?"] * 8, untouched=untouched, corruptor="random").step(rows)
-    assert [note["labels"].count(False) for note in batch["notes"]].count(0) == 2 * whole
+@pytest.mark.parametrize(
+    "untouched, questions, whole",
+    [(0.0, 4, 0), (0.5, 4, 16), (1.0, 4, 32), (0.5, 1, 4), (0.3, 3, 7)],
+)
+def test_the_share_of_untouched_chains(untouched, questions, whole):
+    """In eight steps; it is kept over the steps where it is none of a step's questions."""
+    rows = [row_of(q) for q in sample_questions(7, questions, held_out=False) for _ in range(2)]
+    found = []
+    for step in range(8):
+        trainer = given_texts((), ["?"] * len(rows), untouched=untouched, corruptor="random")
+        trainer.state.global_step = step
+        (batch,) = trainer.step(rows)
+        found += [note["labels"].count(False) for note in batch["notes"]]
+    assert found.count(0) == 2 * whole
 
 
 def test_a_frozen_corruptor_writes_and_is_not_trained():
