@@ -189,7 +189,9 @@ class Raro(CoTrainer):
     def train_critic(self, new: list[dict], rng: random.Random) -> dict:
         """G judgements of each of C pairs, of this step and of old policies."""
         cfg, buffer = self.cfg, self.saved.get("buffer", [])
-        old = min(round(cfg.pairs * cfg.old_share), len(buffer))
+        share, done = cfg.pairs * cfg.old_share, self.state.global_step
+        old = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
+        old = min(old, len(buffer))
         drawn = rng.sample(buffer, old) + rng.choices(new, k=cfg.pairs - old)
         rows = [
             {"prompt": asked(pair), "expert": pair["expert"], "tau_crit": cfg.tau_crit}

@@ -116,6 +116,15 @@ def test_the_critic_trains_on_new_and_old_pairs(share, count, known):
     assert trainer.asked[::2] == trainer.asked[1::2]  # G judgements of one pair
 
 
+def test_half_of_one_pair_is_an_old_one_in_half_of_the_steps():
+    buffer = [old_pair(i) for i in range(9)]
+    for step in range(8):
+        trainer = given_texts([], ["x"] * 2, buffer, pairs=1)
+        trainer.state.global_step = step
+        trainer.train_critic([old_pair(0) | {"question": "new"}], random.Random(step))
+        assert ("Problem: old" in trainer.asked[0][1]) == (step % 4 in (1, 2))
+
+
 def test_a_full_buffer_drops_the_oldest():
     buffer = [old_pair(i) for i in range(3)]
     trainer = given_texts([solution(8)] * 2, [boxed(1)] * 6, buffer, buffer=4, shared=False)
