@@ -325,7 +325,7 @@ def turn_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str,
         "accuracy": right[1].flatten().tolist(),
         "wrong_to_right": (change == 1).float().tolist(),
         "right_to_wrong": (change == -1).float().tolist(),
-        "copies": [float(now == others != own) for now, others, own in pairs],
+        "copies": [float([] != now == others != own) for now, others, own in pairs],
         "agreement": agreements(texts[1]),
     }
 

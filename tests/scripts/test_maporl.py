@@ -74,14 +74,15 @@ def test_metrics_of_a_debate():
 
 
 def test_what_each_of_three_turns_does():
-    """One debate. Alice goes wrong, then copies Bob; nobody has an answer in the second turn."""
-    texts = [[[solution(7)], [solution(8)]], [["?"], ["?"]], [[solution(9)], [solution(7)]]]
+    """One debate. Alice goes wrong; nobody has an answer in the second turn."""
+    texts = [[[solution(7)], ["?"]], [["?"], ["?"]], [[solution(9)], [solution(7)]]]
     found = debate_metrics(texts, torch.tensor([[[1.0], [0]], [[0], [0]], [[0], [1]]]))
     assert found["first"] == [1, 0] and found["accuracy_2"] == [0, 0]
     assert found["last"] == found["accuracy_3"] == [0, 1] == found["wrong_to_right_3"]
     assert found["right_to_wrong_2"] == [1, 0] and found["right_to_wrong_3"] == [0, 0]
     assert found["wrong_to_right"] == [0, 0, 0, 1] and found["right_to_wrong"] == [1, 0, 0, 0]
     assert found["agreement_2"] == [0], "two texts without an answer do not agree"
+    assert found["copies_2"] == [0, 0], "nor does one without steps copy the other"
 
 
 @pytest.mark.parametrize("placebo", [False, True])
