@@ -19,8 +19,8 @@ A caught error is worth more than a harmless edit; otherwise the safe move is to
 verifier is meant for a solver that is not trained here, and is evaluated on that solver's errors.
 
 What we changed and it matters (more in docs/aprm.md)
-    1. The verifier marks every step of a whole chain. On embedded questions what follows an edit is
-       worked out from it; elsewhere it stays, without a label.
+    1. The corruptor chooses the step, and the verifier marks all of a chain. On embedded questions
+       what follows an edit is worked out from it; elsewhere it stays, without a label.
     2. On embedded questions the oracle is exact; elsewhere it only recognises false equations.
     3. A policy gradient instead of PPO, no entropy bonus; AdamW takes the optimistic gradient.
 

@@ -64,7 +64,7 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     pairs: Count = 4
     """C, pairs that the critic is trained on per step and process"""
     old_share: Share = 0.5
-    """share of them from the buffer, as far as there are any (paper: a half)"""
+    """share of them from the buffer, as far as there are any (an unofficial port: a half)"""
     buffer: Count = 10_000
     """pairs that are kept, the newest (an unofficial port: 10,000)"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
@@ -72,9 +72,9 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/a
     kl: Weight = 0.001
     """weight of the k3 penalty towards the base (an unofficial port: 0.001)"""
     tau_pol: Share = 0.6
-    """the policy's reward for a tie"""
+    """the policy's reward for a tie (an unofficial port: 0.6)"""
     tau_crit: Share = 0.55
-    """the critic's reward for a tie; ablation: 0, a critic that must choose"""
+    """the critic's reward for a tie (an unofficial port: 0.55); ablation: 0, it must choose"""
     weight_pol: Weight = 1.0
     """of the policy's advantages (an unofficial port: 1/9)"""
     weight_crit: Weight = 1.0
