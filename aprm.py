@@ -303,7 +303,7 @@ class Aprm(CoTrainer):
     def report_verifier(self, batch, labels, marks, checks):
         self.log_mean("verifier/parsed", [row is not None for row in marks])
         self.log_mean("verifier/checked", [check for row in checks for check in row])
-        for key, value in step_figures(marks, labels).items():
+        for key, value in step_figures(self.gather(marks), self.gather(labels)).items():
             self.log_mean(f"verifier/{key}", value)
         for note, y, row in zip(batch["notes"], labels, marks):
             note |= {"labels": y, "marks": row}

@@ -276,6 +276,15 @@ def test_figures_of_steps():
     assert aprm.step_figures([[True]], [[True]]) == {}
 
 
+def test_figures_of_steps_are_those_of_all_processes():
+    """Here the one wrong step is found, on the other process none of nine is."""
+    trainer, there = given_texts(), iter([[[True] * 10], [[False] * 9 + [True]]])
+    trainer.gather = lambda values: values + next(there)
+    trainer.report_verifier({"notes": [{}]}, [[False, True]], [[False, True]], [[False]])
+    assert trainer.logged["verifier/step_f1"] == [2 / (2 + 9)]
+    assert trainer.logged["verifier/wrong_steps_accepted"] == [0.9]
+
+
 def test_the_verifier_is_measured_on_what_the_solver_wrote():
     """The second solution is accepted although it goes wrong, and that where it sounds sure."""
     right, wrong = ROW["reference"], ROW["reference"].replace("45<", "31!<").replace("{12", "{1")
