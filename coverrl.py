@@ -310,7 +310,8 @@ class CoVerRL(CoTrainer):
         # of kept questions: does a solution agree with the label exactly if it is right?
         true = [a == r for i in kept for a, r in zip(agrees[i], right[i])]
         self.log_mean("co/reward_accuracy", true)
-        wrong = [all(its) and not label for its, label in zip(agrees, labels)]
+        alone = [len({*one.answers} - {None}) == 1 for one in asked]  # so it is not verified
+        wrong = [one and not label for one, label in zip(alone, labels)]
         self.log_mean("co/unanimous_and_wrong", wrong)
 
 

@@ -210,8 +210,8 @@ def test_a_coin_keeps_as_many_without_a_reason():
     assert set(kept) == {0, 1, 2, 3}
 
 
-def test_where_all_agree_nobody_is_asked():
-    trainer = given_texts({"solver": [solution(3)] * 8})
+def test_where_all_that_can_be_read_agree_nobody_is_asked():
+    trainer = given_texts({"solver": [solution(3)] * 7 + ["none"]})
     trainer.step(ROWS)
     assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
     assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
