@@ -102,13 +102,14 @@ def compare_prompt(question: str, first: str, second: str) -> list[dict]:
 
 
 def shown(text: str) -> str:
-    r"""A solution as the critic sees it: steps and boxed answer in one form, whoever wrote it.
+    r"""A solution as the critic sees it: steps and boxed answer in one form, whoever wrote it: each
+    on a line of its own, which experts' steps are (references.py).
 
-    >>> shown("Well: <step>3+4=7</step> <answer>so \\boxed{7}.</answer>")
-    '<step>3+4=7</step>\n<answer>\\boxed{7}</answer>'
+    >>> shown("Well: <step>3+4\n=7</step> <answer>so \\boxed{ 7}.</answer>")
+    '<step>3+4 =7</step>\n<answer>\\boxed{7}</answer>'
     """
-    steps = "".join(f"<step>{step.strip()}</step>\n" for step in split_steps(text))
-    return rf"{steps}<answer>\boxed{{{boxed(text) or ''}}}</answer>"
+    *steps, answer = (" ".join(x.split()) for x in [*split_steps(text), boxed(text) or ""])
+    return "".join(f"<step>{x}</step>\n" for x in steps) + rf"<answer>\boxed{{{answer}}}</answer>"
 
 
 def parse_choice(text: str) -> str | None:
