@@ -331,7 +331,7 @@ def turn_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str,
 
 
 def agreements(texts: list[list[str]]) -> list[float]:
-    return [float(boxed(x) == boxed(y) is not None) for x, y in zip(*texts)]
+    return [float(is_correct(x, boxed(y) or "")) for x, y in zip(*texts)]
 
 
 def plain_steps(text: str) -> list[str]:

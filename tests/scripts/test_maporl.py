@@ -6,7 +6,7 @@ import itertools
 import maporl
 from common.errors import UserError
 from common.run import mean
-from maporl import bonuses, debate_metrics, scores, shown
+from maporl import agreements, bonuses, debate_metrics, scores, shown
 
 import pytest
 import torch
@@ -71,6 +71,7 @@ def test_metrics_of_a_debate():
     assert found["right_to_wrong"] == [0, 0, 0, 1, 0, 0, 0, 0]
     assert found["copies"] == [0, 1, 0, 0, 1, 0, 0, 0]
     assert found["agreement"] == [1, 0, 0, 0]  # `7!` is no other step, but another answer
+    assert agreements([[solution("7.0"), solution("")], [solution(7), solution("")]]) == [1, 0]
 
 
 def test_what_each_of_three_turns_does():
