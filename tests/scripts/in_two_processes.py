@@ -45,7 +45,7 @@ def rows_of_both(trainer, batch: dict) -> dict:
                 longest = max(part.shape[2] for part in parts)
                 parts = [F.pad(part, (0, longest - part.shape[2])) for part in parts]
             whole[key] = torch.cat(scoring.padded(parts, left=key.startswith("prompt")))
-        elif isinstance(value, torch.Tensor):  # of the whole step already
+        elif isinstance(value, torch.Tensor | int):  # of the whole step already
             whole[key] = value
         elif key == "notes":
             whole[key] = trainer.gather(value)
