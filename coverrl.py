@@ -86,6 +86,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             raise UserError(f"--group-size {self.group_size} {most}.")
         if self.verifier == "none" and self.filter == "coin":
             raise UserError("--verifier none, --filter coin: nothing says how many to keep.")
+        if self.questions == 1 and self.filter == "coin":
+            raise UserError("--filter coin: --questions must be at least 2, or it has no choice.")
 
 
 # ------------------------------------------------------------------ prompts and parsing
