@@ -246,8 +246,8 @@ def float32_product(a, b):
     """a @ b for a (..., n) and b (n, m): in float32, without rounding to the inputs' dtype in
     between; in float64 where they are.
 
-    On a CPU oneDNN computes it, as for torch.compile. MKL, to which torch's own product goes, takes
-    twice as long on the AMD processor on which benchmarks/logprob.py has run.
+    On a CPU oneDNN computes it, as for torch.compile. MKL, to which torch's own product goes, is
+    slower on the AMD processor on which benchmarks/logprob.py has run.
     """
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
