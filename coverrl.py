@@ -44,7 +44,15 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
-from common.tasks.answers import final_answer, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.answers import (
+    final_answer,
+    in_one_form,
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+)
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import read_verdict, verify_prompt
 
@@ -121,21 +129,6 @@ def parse_judgement(text: str) -> tuple[bool | None, list[int]]:
         return None, []
     verdicts = [read_verdict(step, VERDICTS) for step in split_steps(found["steps"])]
     return final == "CORRECT", [k for k, v in enumerate(verdicts, 1) if v == "INCORRECT"]
-
-
-def in_one_form(answers: list[str | None]) -> list[str | None]:
-    r"""Each answer as the first one that equals it is written. Else `18.0` would not vote for `18`,
-    and as the rarest answer the verifier would learn to reject it.
-
-    >>> in_one_form(["18", None, "18.0", "1/2", r"\$18"])
-    ['18', None, '18', '1/2', '18']
-    """
-    first = {}
-    for answer in dict.fromkeys(a for a in answers if a is not None):
-        forms = dict.fromkeys(first.values())
-        equal = (form for form in forms if is_correct(rf"\boxed{{{answer}}}", form))
-        first[answer] = next(equal, answer)
-    return [first.get(answer) for answer in answers]
 
 
 # ------------------------------------------------------------------ the paper's mathematics

@@ -38,7 +38,7 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.launch import launch
 from common.run import mean, plain_errors
-from common.tasks.answers import boxed, grouped, prompt, split_steps
+from common.tasks.answers import final_answer, grouped, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import load_questions
 from common.tasks.verdicts import Analysis, read_analysis, read_score
@@ -60,7 +60,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.001
     """weight of the k3 penalty towards the base (paper: not given); 0 saves the reference pass"""
     verifier_steps: CountOrZero = 6
-    """verifier steps, at the start and in every round, where each third one is the meta's"""
+    """verifier steps, at the start and in every round; of a round's, each third is the meta's"""
     meta_steps: CountOrZero = 6
     """meta-verifier steps after the verifier's first; with 0 it is never trained"""
     generator_steps: CountOrZero = 6
@@ -151,7 +151,7 @@ def parse_solution(text: str) -> tuple[str, Analysis | None]:
     before, _, own = text.partition(HEADING)
     before, _, rest = before.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
-    box = (boxed(answer) or "").strip()
+    box = final_answer(answer) or ""
     solution = "".join(f"<step>{step}</step>\n" for step in split_steps(before))
     complete = solution and closed and box and HEADING not in own
     if closed:
@@ -356,7 +356,7 @@ class DeepSeekMath(CoTrainer):
         of_label = {score: [row for row in pool if row["label"] == score] for score in SCORES}
         different = {s: len({row["solution"] for row in rows}) for s, rows in of_label.items()}
         common = [score for score in SCORES if different[score] >= count]
-        rng.shuffle(common)  # none is always the one that a step has once more, or not at all
+        rng.shuffle(common)  # else the first would always get what is left over
         drawn = [row for row in rng.choices(pool, k=count) if row["label"] not in common]
         drawn += [rng.choice(of_label[common[i % len(common)]]) for i in range(count - len(drawn))]
         rng.shuffle(drawn)

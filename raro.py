@@ -102,8 +102,8 @@ def compare_prompt(question: str, first: str, second: str) -> list[dict]:
 
 
 def shown(text: str) -> str:
-    r"""A solution as the critic sees it: steps and boxed answer in one form, whoever wrote it: each
-    on a line of its own, which experts' steps are (references.py).
+    r"""A solution as the critic sees it, in one form whoever wrote it: each step on a line of its
+    own, as an expert's is (references.py), and the boxed answer.
 
     >>> shown("Well: <step>3+4\n=7</step> <answer>so \\boxed{ 7}.</answer>")
     '<step>3+4 =7</step>\n<answer>\\boxed{7}</answer>'

@@ -12,13 +12,13 @@ from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 
 
 class FrozenLinear(torch.nn.Linear):
-    """A layer of the base on a CPU, by `float32_product`, which says why. Its gradient is
-    FusedLora's matter.
+    """A layer of the base on a CPU, by `float32_product`, which says why: in FusedLora, which has
+    its own backward pass, and where nobody asks for a gradient. Else it is torch's.
     """
 
     def forward(self, x):
-        traced = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        if traced or not x.dtype == self.weight.dtype == torch.float32:
+        graph = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        if graph or not x.dtype == self.weight.dtype == torch.float32:
             return super().forward(x)
         y = float32_product(x, self.weight.T)
         return y if self.bias is None else y + self.bias
@@ -43,7 +43,7 @@ class FusedLora:
         y = x W^T + scaling (x A^T) B^T
 
     where PEFT's modules, one after the other, take more kernels, more passes over y and more of
-    Python. A part of the two classes below.
+    Python. `add_players` puts the two classes below in place of PEFT's.
     """
 
     def forward(self, x):
@@ -57,11 +57,11 @@ class FusedLora:
 
 
 class FusedLoraLinear(FusedLora, LoraLinear):
-    """Of a layer as it is."""
+    """Of an unquantised layer."""
 
 
 class FusedLora4bit(FusedLora, Lora4bit):
-    """Of one in four bits."""
+    """Of a 4-bit layer."""
 
 
 class _LoraProduct(torch.autograd.Function):

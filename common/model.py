@@ -250,8 +250,10 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
         model.add_adapter(adapter, lora)
     model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
     for module in model.modules():
-        if fused := {LoraLinear: FusedLoraLinear, Lora4bit: FusedLora4bit}.get(type(module)):
-            module.__class__ = fused
+        if type(module) is LoraLinear:
+            module.__class__ = FusedLoraLinear
+        elif type(module) is Lora4bit:
+            module.__class__ = FusedLora4bit
     return model
 
 

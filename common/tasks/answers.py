@@ -94,13 +94,8 @@ def boxed(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    """The boxed answer as it is voted with; None if there is none.
-
-    >>> final_answer(r"\\boxed{ 007 }"), final_answer("7")
-    ('7', None)
-    """
-    answer = (boxed(text) or "").strip()
-    return str(int(answer)) if re.fullmatch(r"-?[0-9]{1,15}", answer) else answer or None
+    """The boxed answer; None if there is none, or an empty one."""
+    return (boxed(text) or "").strip() or None
 
 
 def is_correct(text: str, gold: str) -> bool:
@@ -129,6 +124,21 @@ def is_correct(text: str, gold: str) -> bool:
         return bool(verify(expected, given, timeout_seconds=limit))
     except Exception:
         return False
+
+
+def in_one_form(answers: list[str | None]) -> list[str | None]:
+    r"""For a vote: each answer as the first one that equals it is written, or `18.0` would not vote
+    for `18`.
+
+    >>> in_one_form(["18", None, "18.0", "1/2", r"\$18"])
+    ['18', None, '18', '1/2', '18']
+    """
+    first = {}
+    for answer in dict.fromkeys(a for a in answers if a is not None):
+        forms = dict.fromkeys(first.values())
+        equal = (form for form in forms if is_correct(rf"\boxed{{{answer}}}", form))
+        first[answer] = next(equal, answer)
+    return [first.get(answer) for answer in answers]
 
 
 # ------------------------------------------------------------------ steps

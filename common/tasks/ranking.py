@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from common.run import mean
-from common.tasks.answers import final_answer, grouped
+from common.tasks.answers import final_answer, grouped, in_one_form
 
 
 def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[str, float]:
@@ -24,6 +24,7 @@ def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[
                                  right one scores higher; left out where there is no such pair
     """
     answers = grouped([final_answer(row["solution"]) for row in solutions], N)  # (questions, N)
+    answers = [in_one_form(its) for its in answers]
     right = grouped([row["right"] for row in solutions], N)
     scores = grouped(scores, N)
     figures = {

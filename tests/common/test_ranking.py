@@ -43,7 +43,7 @@ def test_figures_of_two_questions_by_hand():
 
 
 def test_an_answer_in_several_spellings_is_one_and_an_empty_box_is_none():
-    rows = solutions(("50", True), (" 50 ", True), ("050", True), ("7", False), ("7", False))
+    rows = solutions(("50", True), ("050", True), ("50.0", True), ("7", False), ("7", False))
     assert ranking.ranking_figures(rows, [0.0] * 5, 5)["co/majority"] == 1
     rows = solutions(("", False), (" ", False), ("50", True))
     assert ranking.ranking_figures(rows, [0.0] * 3, 3)["co/majority"] == 1
