@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from common.advantage import group_advantage
-from common.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.equations import equations_hold
 from common.tasks.math import load_for_steps
@@ -53,7 +53,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 24
     """optimiser steps, each of both players"""
     questions: Count = 8

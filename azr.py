@@ -39,7 +39,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import whiten
-from common.args import (
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.run.args import (
     Count,
     CountOrZero,
     GroupSize,
@@ -50,10 +52,8 @@ from common.args import (
     Weight,
     per_model,
 )
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.sandbox import Sandbox
 from common.tasks import functions
 from common.tasks.answers import grouped, prompt
@@ -66,7 +66,7 @@ from accelerate.utils import broadcast_object_list
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     model: str = "tiny-programs"
     """the embedded model of programs, a hub id or a folder"""
     dataset: str = "tiny"

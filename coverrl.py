@@ -39,11 +39,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import named_group_advantage
-from common.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import (
     final_answer,
     in_one_form,
@@ -62,7 +62,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 24
     """optimiser steps"""
     questions: Count = 6

@@ -40,10 +40,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
 
-from common.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.sandbox import Sandbox, Status, same_output
 from common.tasks.answers import grouped, prompt
 from common.tasks.code import load_tasks, parse_program
@@ -54,7 +54,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     model: str = "tiny-programs"
     """the embedded model of programs, a hub id or a folder"""
     dataset: str = "tiny"

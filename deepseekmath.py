@@ -33,11 +33,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.args import Count, CountOrZero, GroupSize, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Several,
+    Tokens,
+    Weight,
+    per_model,
+)
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import final_answer, grouped, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import load_questions
@@ -48,7 +57,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 48
     """optimiser steps of all phases together (paper: not given)"""
     questions: Count = 16

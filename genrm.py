@@ -36,13 +36,13 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
+from common.fast.sampling import special_tokens
 from common.pairs import completion_batch, in_passes
-from common.run import mean, plain_errors
-from common.sampling import special_tokens
+from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import grouped, prompt, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
@@ -54,7 +54,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 48
     """optimiser steps"""
     questions: Count = 16

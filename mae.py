@@ -39,11 +39,11 @@ import re
 from dataclasses import dataclass
 
 from common.advantage import whiten
-from common.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import boxed, grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
@@ -55,7 +55,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 48
     """optimiser steps, each on all three roles (paper: 300)"""
     questions: GroupSize = 32

@@ -41,11 +41,11 @@ import random
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import final_verdict, verify_prompt
@@ -59,7 +59,7 @@ AGENTS = ("alice", "bob")
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 24
     """optimiser steps"""
     questions: Count = 4

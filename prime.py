@@ -45,7 +45,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import return_to_go, whiten
-from common.args import (
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.fast.sampling import without_checkpointing
+from common.fast.scoring import SCORED, take_rows
+from common.run.args import (
     Count,
     CountOrZero,
     GroupSize,
@@ -56,12 +60,8 @@ from common.args import (
     Weight,
     per_model,
 )
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
-from common.sampling import without_checkpointing
-from common.scoring import SCORED, take_rows
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
@@ -73,7 +73,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 30
     """optimiser steps, each of both players"""
     questions: Count = 16

@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
 from common.tasks.math import load_for_steps
 from common.tasks.references import check_references
@@ -51,7 +51,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     dataset: str = "tiny"
     """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, an expert's solution"""

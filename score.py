@@ -38,10 +38,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.args import Count, CountOrZero, GroupSize, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Several,
+    Tokens,
+    Weight,
+    per_model,
+)
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
 from common.tasks.math import load_for_steps
 
@@ -51,7 +60,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 40
     """optimiser steps of both stages together (paper: 3000 on MATH)"""
     stage1_steps: CountOrZero = 16

@@ -34,8 +34,11 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.adapters import copy_adapter
-from common.args import (
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_batch
+from common.players import copy_adapter
+from common.run.args import (
     Bounds,
     Count,
     CountOrZero,
@@ -46,11 +49,8 @@ from common.args import (
     Weight,
     per_model,
 )
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.launch import launch
-from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_batch
-from common.run import mean, plain_errors
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_score
@@ -62,7 +62,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 72
     """optimiser steps of all rounds; must be a multiple of --iterations"""
     questions: Count = 32

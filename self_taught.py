@@ -36,12 +36,12 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
 from common.pairs import completion_batch, in_passes
-from common.run import mean, plain_errors
+from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import final_answer, grouped, is_correct, prompt, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
@@ -53,7 +53,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 72
     """optimiser steps of all rounds; must be a multiple of --iterations"""
     questions: Count = 32

@@ -41,11 +41,8 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
-from common.adapters import copy_adapter
-from common.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError, say
-from common.launch import launch
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -53,7 +50,10 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors
+from common.players import copy_adapter
+from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
@@ -65,7 +65,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     dataset: str = "tiny"
     """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, the human answer"""

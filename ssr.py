@@ -38,11 +38,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.args import Count, CountOrZero, GroupSize, RunArgs, Seconds, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Seconds,
+    Tokens,
+    Weight,
+    per_model,
+)
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.sandbox import Sandbox, Status, same_output
 from common.tasks.answers import grouped, prompt
 from common.tasks.code import load_tasks, parse_program
@@ -54,7 +63,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     model: str = "tiny-repairs"
     """the embedded model of bugs and repairs, a hub id or a folder"""
     dataset: str = "tiny"

@@ -20,7 +20,7 @@ rewarded for its answer and the verdicts on its steps; fooling the final verdict
 What we changed and it matters (more in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
-    3. The supervised warm-up is a command of its own, for both players: common/warm_up.py.
+    3. The supervised warm-up is a command of its own, for both players: common/run/warm_up.py.
     4. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.
@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from common.advantage import group_advantage, return_to_go
-from common.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
-from common.run import mean, plain_errors
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import final_verdict, read_verdict, verify_prompt
@@ -47,7 +47,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 48
     """optimiser steps, both players together (paper: 440, of which 300 are the generator's)"""
     questions: Count = 16

@@ -35,10 +35,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.launch import launch
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -46,7 +44,9 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.run import mean, plain_errors
+from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import mean, plain_errors
 from common.tasks.answers import (
     grouped,
     is_correct,
@@ -65,7 +65,7 @@ import tyro
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/args.py
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 96
     """optimiser steps: the generator's in all iterations, then the verifier's"""
     ver_steps: CountOrZero = 48

@@ -4,8 +4,8 @@ FOLDER holds gsm8k_train.jsonl, mbpp.jsonl and qwen2.5-tokenizer/, as published.
 Qwen2.5's shapes and random weights: speed and memory are those of the real ones, texts are noise
 that never ends. A cell is a name; --plan a, b or c is a list of them, each for ten minutes:
 
-    logprob/H            forward and backward pass of common/logprob.py and its peers, see there
-    rollouts/SIZE/RxT    R rows of T tokens, by transformers' generate and by common/sampling.py
+    logprob/H            forward and backward pass of common/fast/logprob.py and its peers, see there
+    rollouts/SIZE/RxT    R rows of T tokens, by transformers' generate and by common/fast/sampling.py
     update/SIZE/M        an update on 8 rows of 1,536 + 1,024 tokens, M at a time, ours and TRL's,
                          both with checkpointing; all prompts differ
     group/SIZE/M         the same, but the rows share a prompt, as those of a group do, and ours has
@@ -21,7 +21,7 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
 its error, and where CUDA itself has failed, the run ends. A measured cell is not measured again.
 `--plan tiny` runs every kind on a CPU in minutes. benchmarks/pages.py makes the tables of
-docs/one-gpu.md of the lines, and of what fits by common/memory.py.
+docs/one-gpu.md of the lines, and of what fits by common/run/memory.py.
 """
 
 import contextlib
@@ -41,14 +41,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import GPU, ROOT, machine, now  # isort: skip
-from common.adapters import copy_adapter, with_adapters
-from common.args import grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.linear import FusedNorm
-from common.memory import GIB, estimate, halves
+from common.fast.layers import FusedNorm
+from common.fast.sampling import complete, float32_logits, sample, tokenize
 from common.model import load_model
 from common.pairs import completion_batch
-from common.sampling import complete, float32_logits, sample, tokenize
+from common.players import copy_adapter, with_adapters
+from common.run.args import grpo_config
+from common.run.memory import GIB, estimate, halves
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt
 

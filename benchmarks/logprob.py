@@ -10,8 +10,8 @@ import sys
 from functools import partial
 
 from side_by_side import GPU, arguments, keep, with_memory  # isort: skip
-from common.linear import FrozenLinear, FusedLoraLinear
-from common.logprob import linear_logprob
+from common.fast.layers import FrozenLinear, FusedLoraLinear
+from common.fast.logprob import linear_logprob
 
 import torch
 from peft import LoraConfig, get_peft_model

@@ -20,13 +20,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import arguments, keep, with_memory  # isort: skip
-from common.adapters import with_adapters
-from common.args import RunArgs, grpo_config
 from common.cotrainer import CoTrainer, Player
-from common.linear import FrozenLinear, FusedLora
+from common.fast.layers import FrozenLinear, FusedLora
+from common.fast.sampling import sample
+from common.fast.scoring import in_parts
 from common.model import SHARED_KEYS, TINY, load_model
-from common.sampling import sample
-from common.scoring import in_parts
+from common.players import with_adapters
+from common.run.args import RunArgs, grpo_config
 from common.tasks.math import load_questions
 from tango import solve_prompt
 

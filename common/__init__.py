@@ -17,7 +17,7 @@ for _name in ("bitsandbytes", "math_verify", "torch.distributed.elastic.multipro
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 # Ctrl-C outside of training, while libraries are imported for example, which takes seconds. During
-# training common/run.py handles it.
+# training common/run/session.py handles it.
 _usual = sys.excepthook
 sys.excepthook = lambda kind, *rest: (
     print("interrupted", file=sys.stderr) if kind is KeyboardInterrupt else _usual(kind, *rest)

@@ -29,7 +29,7 @@ A batch is a dict
     trained, rewarded, rewards_of_advantages     what checks.py remembers of it
 
 `saved`, a dict, holds what a checkpoint keeps of the script's own state. How players share a
-trainer is in common/adapters.py; the rest is TRL's: data loader, reward calls, schedule, logging,
+trainer is in common/players.py; the rest is TRL's: data loader, reward calls, schedule, logging,
 checkpoints, several processes. docs/how-grpotrainer-works.md lists every override.
 
 Shapes: B rows, P prompt tokens, T completion tokens.
@@ -40,12 +40,13 @@ import time
 import zlib
 from pathlib import Path
 
-from common import checks, scoring
-from common.adapters import AdapterTrainer, Player  # noqa: F401  Player: for scripts
 from common.advantage import group_advantage, named_group_advantage
 from common.errors import ScriptError, UserError
-from common.recording import record
-from common.sampling import complete, tokenize, without_checkpointing
+from common.fast import scoring
+from common.fast.sampling import complete, tokenize, without_checkpointing
+from common.players import AdapterTrainer, Player  # noqa: F401  Player: for scripts
+from common.run import checks
+from common.run.recording import record
 from common.tasks.answers import grouped
 
 import torch

@@ -11,8 +11,8 @@ import textwrap
 from pathlib import Path
 
 from common.errors import ScriptError, UserError
-from common.linear import FrozenLinear, FusedLora4bit, FusedLoraLinear, FusedNorm
-from common.machine import on_gpu
+from common.fast.layers import FrozenLinear, FusedLora4bit, FusedLoraLinear, FusedNorm
+from common.run.machine import on_gpu
 from common.tasks.answers import prompt
 from common.tiny import MODELS
 
@@ -35,7 +35,7 @@ TINY = EMBEDDED["tiny"]
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
 lm_head_multiplier output_multiplier""".split()
-"""Settings of a config that change the logits after the head, which common/logprob.py does not."""
+"""Settings of a config that change the logits after the head, which common/fast/logprob.py does not."""
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 """A switch that transformers reads at every call of attention."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

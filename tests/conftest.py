@@ -200,7 +200,7 @@ def evaluated_once(module, most_tokens: int | None = None):
 @pytest.fixture(autouse=True)
 def not_warned():
     """A warning comes once in a process, which is many runs here."""
-    from common.checks import WARNED
+    from common.run.checks import WARNED
 
     WARNED.clear()
 
@@ -215,7 +215,7 @@ def sandbox():
 
 @pytest.fixture
 def no_report(monkeypatch):
-    monkeypatch.setattr("common.run.write_report", lambda *_: None)
+    monkeypatch.setattr("common.run.session.write_report", lambda *_: None)
 
 
 @pytest.fixture
@@ -285,8 +285,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def players_of(script: str) -> dict:
     """The script's players, as `launch` derives them."""
-    from common.adapters import with_adapters
     from common.cotrainer import CoTrainer
+    from common.players import with_adapters
 
     module = module_of(script)
     (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
@@ -359,9 +359,9 @@ def copied(finished, tmp_path):
 
 def build(kind, folder, args, players, prompt, rows=8, **config):
     """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
-    from common.adapters import with_adapters
-    from common.args import grpo_config
     from common.model import load_model
+    from common.players import with_adapters
+    from common.run.args import grpo_config
     from common.tasks.math import load_questions
 
     from datasets import Dataset
@@ -398,8 +398,8 @@ def make_players(
     players: name -> Player. kind: a subclass of CoTrainer, for a script with more than a `step`.
     more: see `build`.
     """
-    from common.args import RunArgs
     from common.cotrainer import CoTrainer
+    from common.run.args import RunArgs
 
     class Script(kind or CoTrainer):
         def step(self, rows):

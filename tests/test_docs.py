@@ -22,9 +22,9 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.adapters import AdapterTrainer
 from common.cotrainer import CoTrainer
-from common.run import Run, mean
+from common.players import AdapterTrainer
+from common.run.session import Run, mean
 
 import claims
 import evidence

@@ -5,8 +5,8 @@ import math
 import statistics
 from types import SimpleNamespace
 
-from common.adapters import with_adapters
 from common.cotrainer import Player
+from common.players import with_adapters
 from common.tiny.tasks import gold_solution
 
 import torch

@@ -14,7 +14,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tango", "common.sandbox", "common.report"])
+SERVER.set_forkserver_preload(["tango", "common.sandbox", "common.run.report"])
 
 
 def start(

@@ -1,4 +1,4 @@
-"""What a warm-up teaches (common/warm_up.py), and what has been learned: solutions in the form that
+"""What a warm-up teaches (common/run/warm_up.py), and what has been learned: solutions in the form that
 prompts ask for, and judgements of them. Both are made of references whose steps hold plain
 equations, as 3 * 2 = 6.
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from common.errors import UserError
-from common.run import mean
+from common.run.session import mean
 from common.tasks.answers import boxed, grouped, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
 from common.tasks.verdicts import mark

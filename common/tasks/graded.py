@@ -4,7 +4,7 @@ steps are faulty.
 
 from collections.abc import Callable
 
-from common.run import mean
+from common.run.session import mean
 from common.tasks.answers import is_correct, split_steps
 from common.tasks.equations import equations_hold
 from common.tasks.verdicts import Analysis

@@ -5,7 +5,7 @@ the majority's answer, a pick at random, and an oracle.
 import math
 from collections import Counter
 
-from common.run import mean
+from common.run.session import mean
 from common.tasks.answers import final_answer, grouped, in_one_form
 
 

@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import functools
 
-from common.checks import WITHOUT_EFFECT, check_config
 from common.cotrainer import Player
 from common.errors import ScriptError, UserError
-from common.sampling import READ_AT_ONCE
+from common.fast.sampling import READ_AT_ONCE
+from common.run.checks import WITHOUT_EFFECT, check_config
 
 import pytest
 import torch
@@ -218,7 +218,7 @@ def test_transformers_generate_gives_the_same_texts_in_parts_and_chunks(
 
     monkeypatch.setattr(base, "generate", counted)
     monkeypatch.setitem(READ_AT_ONCE, "cpu", 8)
-    monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
+    monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
     if checkpointing:
         trainer.model.gradient_checkpointing_enable()
         trainer.model.train()
@@ -235,7 +235,7 @@ def test_adapters_compute_in_one_dtype_when_they_sample_and_when_they_are_scored
     """On a GPU bfloat16, by accelerate's autocast."""
     bfloat16 = functools.partial(torch.autocast, "cpu", torch.bfloat16)
     monkeypatch.setattr(trainer.accelerator, "autocast", bfloat16)
-    monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
+    monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
     layer = next(m for m in trainer.model.modules() if isinstance(m, Linear))
     found = []
     layer.register_forward_hook(lambda _, __, out: found.append(out.dtype))

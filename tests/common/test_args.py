@@ -1,4 +1,4 @@
-"""common/args.py: defaults that depend on the model, bounds, and what TRL is told."""
+"""common/run/args.py: defaults that depend on the model, bounds, and what TRL is told."""
 
 import dataclasses
 import json
@@ -6,8 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from common.args import Bounds, Count, GroupSize, RunArgs, Tokens, Weight, grpo_config, per_model
 from common.errors import UserError
+from common.run.args import (
+    Bounds,
+    Count,
+    GroupSize,
+    RunArgs,
+    Tokens,
+    Weight,
+    grpo_config,
+    per_model,
+)
 
 import pytest
 import tyro

@@ -1,9 +1,9 @@
-"""common/checks.py: mistakes that one call can make, and the sentence that each of them ends in."""
+"""common/run/checks.py: mistakes that one call can make, and the sentence that each of them ends in."""
 
 import math
 
-from common import checks
 from common.errors import ScriptError
+from common.run import checks
 
 import pytest
 import torch
@@ -206,7 +206,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
         said = capsys.readouterr().out
         assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
     assert "a longer limit (100% of its completions are cut)" in said
-    assert "python -m common.warm_up SCRIPT" in said
+    assert "python -m common.run.warm_up SCRIPT" in said
     batch["completion_ids"] = MASK * trainer.processing_class.eos_token_id  # of one length, not cut
     checks.check_learning(trainer, batch | {"rewards": torch.ones(16)}, 1.0)
     assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said

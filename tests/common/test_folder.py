@@ -1,4 +1,4 @@
-"""common/folder.py: nothing of others is touched, nothing that was saved is lost."""
+"""common/run/folder.py: nothing of others is touched, nothing that was saved is lost."""
 
 import json
 import re
@@ -6,10 +6,10 @@ import shutil
 import signal
 import time
 
-from common import folder as folders
 from common.errors import UserError
-from common.folder import checkpoint_to_resume, claim, last_checkpoint, release, seal
-from common.run import Run
+from common.run import folder as folders
+from common.run.folder import checkpoint_to_resume, claim, last_checkpoint, release, seal
+from common.run.session import Run
 
 import pytest
 from conftest import refused, small

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import tango
-from common.memory import GIB
 from common.model import TINY
+from common.run.memory import GIB
 
 import gpu
 import pytest

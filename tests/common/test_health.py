@@ -1,6 +1,6 @@
 """The sentences at the top of a report: each rule on both sides of its bound."""
 
-from common.report.health import RECENT, sentences
+from common.run.report.health import RECENT, sentences
 
 import pytest
 

@@ -2,7 +2,7 @@
 
 import copy
 
-from common.linear import FrozenLinear, FusedLora, FusedNorm
+from common.fast.layers import FrozenLinear, FusedLora, FusedNorm
 from common.model import load_model
 
 import pytest

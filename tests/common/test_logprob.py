@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from common import logprob
-from common.logprob import linear_logprob, plain_logprob
+from common.fast import logprob
+from common.fast.logprob import linear_logprob, plain_logprob
 
 import pytest
 import torch
@@ -123,7 +123,7 @@ def test_no_rows():
 # ------------------------------------------------------------------ the GPU path's fold
 CHECK = """
 import torch
-from common.logprob import _score_on_gpu, plain_logprob
+from common.fast.logprob import _score_on_gpu, plain_logprob
 for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 2e-5)):
     for vocab in (7, 4096, 5001):
         g = torch.Generator().manual_seed(vocab)

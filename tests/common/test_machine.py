@@ -1,7 +1,7 @@
 """Machines that cannot run what was asked for end in a sentence, before anything is loaded."""
 
-from common import machine
 from common.errors import UserError
+from common.run import machine
 
 import pytest
 import torch

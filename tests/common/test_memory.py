@@ -1,4 +1,4 @@
-"""common/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
+"""common/run/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
 
 import gc
 import re
@@ -6,12 +6,12 @@ import shutil
 import types
 
 import tango
-from common import launch
-from common.adapters import Player, with_adapters
 from common.errors import UserError
-from common.memory import GIB, TABLE, available, estimate, plan_memory, shapes
 from common.model import SHARED_KEYS, TINY, load_model, read_config
-from common.run import Run
+from common.players import Player, with_adapters
+from common.run import launch
+from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
+from common.run.session import Run
 
 import bitsandbytes as bnb
 import pytest

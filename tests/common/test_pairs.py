@@ -3,6 +3,8 @@ pass per completion."""
 
 from collections import Counter
 
+from common.fast.sampling import tokenize
+from common.fast.scoring import in_parts, take_rows
 from common.model import TINY
 from common.pairs import (
     as_completions,
@@ -11,8 +13,6 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
-from common.sampling import tokenize
-from common.scoring import in_parts, take_rows
 
 import pytest
 import torch

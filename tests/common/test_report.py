@@ -8,10 +8,10 @@ import shutil
 from collections import Counter
 
 from common.errors import UserError
-from common.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
-from common.report import build, compare
-from common.report.__main__ import main
-from common.report.build import read_run
+from common.run.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
+from common.run.report import build, compare
+from common.run.report.__main__ import main
+from common.run.report.build import read_run
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_rows_worth_showing():
 
 @pytest.mark.parametrize("per_token, limit", [(False, RECORDED_TOKENS), (True, 8)])
 def test_recorded_is_what_the_update_sees(tmp_path, monkeypatch, per_token, limit):
-    monkeypatch.setattr("common.recording.RECORDED_TOKENS", limit)
+    monkeypatch.setattr("common.run.recording.RECORDED_TOKENS", limit)
     trainer = make_trainer(tmp_path)
     torch.manual_seed(0)
     first, second = trainer.train_dataset[0], trainer.train_dataset[3]

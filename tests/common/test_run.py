@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 from common.errors import say
-from common.run import Run, plain_errors
+from common.run.session import Run, plain_errors
 
 import pytest
 import torch

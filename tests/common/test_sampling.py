@@ -1,13 +1,13 @@
-"""common/sampling.py against `generate` and against the distribution it claims to draw from."""
+"""common/fast/sampling.py against `generate` and against the distribution it claims to draw from."""
 
 import contextlib
 import copy
 import math
 from types import SimpleNamespace
 
-from common import sampling
+from common.fast import sampling
+from common.fast.sampling import complete, sample, tokenize
 from common.model import load_model, load_tokenizer
-from common.sampling import complete, sample, tokenize
 from common.tasks.math import load_questions
 from tango import verify_prompt
 
@@ -36,13 +36,13 @@ def prompt_of(tokenizer, user: str) -> list[int]:
 def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth):
     """worth 1: what the prompts begin with alike, the marks of a message, runs once."""
     model, tokenizer, prompts = player
-    monkeypatch.setattr("common.sampling.WORTH_A_PASS", worth)
+    monkeypatch.setattr("common.fast.sampling.WORTH_A_PASS", worth)
     assert worth == 32 or sampling.common_beginning([*map(tuple, prompts[::3])]) > 0
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.set_adapter(adapter or "a")
     with contextlib.nullcontext() if adapter else model.disable_adapter():
         ours = sample(model, prompts, limit, 0.0, [stop], pad)[0]
-        monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
+        monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
         assert ours == complete(model, prompts, limit, 0.0, [stop], pad)  # by transformers
 
 
@@ -63,7 +63,7 @@ def test_log_probs_are_those_of_the_sampled_tokens(player):
 @pytest.mark.parametrize("worth", [32, 1])
 def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, worth):
     """As on a GPU, where rows are dropped now and then only."""
-    monkeypatch.setattr("common.sampling.WORTH_A_PASS", worth)
+    monkeypatch.setattr("common.fast.sampling.WORTH_A_PASS", worth)
     model, tokenizer, prompts = player
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
 
@@ -76,7 +76,9 @@ def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, 
     expected = both()
     monkeypatch.setitem(sampling.SEGMENT, "cpu", 7)
     monkeypatch.setitem(sampling.READ_AT_ONCE, "cpu", 4)
-    monkeypatch.setattr("common.sampling._repeat", lambda step, n, _: [step() for _ in range(n)])
+    monkeypatch.setattr(
+        "common.fast.sampling._repeat", lambda step, n, _: [step() for _ in range(n)]
+    )
     torch.use_deterministic_algorithms(True)  # memory that nobody has set is NaN
     try:
         found = both()
@@ -99,11 +101,13 @@ def test_a_graph_writes_what_its_steps_write(player, monkeypatch, dtype):
     greedy = sample(model, prompts, 64, 0.0, [stop], pad)[0]
     torch.manual_seed(0)
     drawn = sample(model, prompts, 64, 1.0, [], pad)
-    monkeypatch.setattr("common.sampling._repeat", lambda step, n, _: [step() for _ in range(n)])
+    monkeypatch.setattr(
+        "common.fast.sampling._repeat", lambda step, n, _: [step() for _ in range(n)]
+    )
     torch.manual_seed(0)
     assert sample(model, prompts, 64, 1.0, [], pad) == drawn
     if dtype == torch.float32:
-        monkeypatch.setattr("common.sampling.has_plain_attention", lambda _: False)
+        monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
         assert complete(model, prompts, 64, 0.0, [stop], pad) == greedy
 
 
@@ -177,7 +181,7 @@ def test_merging_leaves_no_trace(player, monkeypatch):
         raise RuntimeError
     for n, p in model.named_parameters():
         assert p.data_ptr() == before[n][0] and torch.equal(p, before[n][1])
-    monkeypatch.setattr("common.sampling.SMALL", 128 * 128)
+    monkeypatch.setattr("common.fast.sampling.SMALL", 128 * 128)
     with sampling._merged(model):
         changed = {n for n, p in model.named_parameters() if p.data_ptr() != before[n][0]}
     assert changed == {n for n in before if "_proj.base_layer" in n and "mlp" not in n}

@@ -1,7 +1,7 @@
-"""common/scoring.py: each saving gives what the plain computation gives."""
+"""common/fast/scoring.py: each saving gives what the plain computation gives."""
 
-from common import sampling, scoring
 from common.cotrainer import CoTrainer, Player
+from common.fast import sampling, scoring
 from common.model import load_model
 
 import pytest

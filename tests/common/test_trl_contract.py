@@ -1,10 +1,10 @@
-"""What common/adapters.py and cotrainer.py rely on in TRL. An upgrade that moves any of it fails
+"""What common/players.py and cotrainer.py rely on in TRL. An upgrade that moves any of it fails
 here."""
 
 import inspect
 
-from common.adapters import AdapterTrainer
 from common.cotrainer import CoTrainer
+from common.players import AdapterTrainer
 
 import pytest
 import trl
@@ -32,7 +32,7 @@ def test_version():
 
 
 def test_nothing_else_is_overridden():
-    """But for `evaluate`, which common/run.py replaces in the instance."""
+    """But for `evaluate`, which common/run/session.py replaces in the instance."""
     ours = {*vars(AdapterTrainer), *vars(CoTrainer)}
     assert {n for n in ours if hasattr(GRPOTrainer, n) and n[:2] != "__"} == {*OVERRIDDEN}
 
@@ -66,7 +66,7 @@ def test_internals(method, fragments):
 
 
 def test_defaults_we_leave_alone():
-    """None of them is in common/args.py, and each one would change what is trained."""
+    """None of them is in common/run/args.py, and each one would change what is trained."""
     config = GRPOConfig("unused", use_cpu=True, bf16=False)
     assert (config.adam_beta1, config.adam_beta2, config.adam_epsilon) == (0.9, 0.999, 1e-8)
     assert config.warmup_steps == 0 and config.shuffle_dataset is True

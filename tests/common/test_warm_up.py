@@ -1,4 +1,4 @@
-"""common/warm_up.py and what it teaches, common/tasks/demonstrations.py."""
+"""common/run/warm_up.py and what it teaches, common/tasks/demonstrations.py."""
 
 import dataclasses
 import json
@@ -12,14 +12,14 @@ from pathlib import Path
 import common.tasks.demonstrations
 import prime
 import tango
-from common import warm_up
 from common.errors import UserError
-from common.folder import release
 from common.model import TINY
+from common.run import warm_up
+from common.run.folder import release
+from common.run.warm_up import Args
 from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import demonstrations, figures, judged, reworded
 from common.tasks.verdicts import VERIFY
-from common.warm_up import Args
 
 import pytest
 from conftest import run_here, write_rows

@@ -16,10 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import evaluated_once, small  # isort: skip  it finds the project
 
-from common import run, scoring
 from common.cotrainer import CoTrainer
 from common.errors import say
-from common.run import begin, plain_errors
+from common.fast import scoring
+from common.run import session as run
+from common.run.session import begin, plain_errors
 
 import torch
 import torch.nn.functional as F

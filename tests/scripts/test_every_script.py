@@ -12,9 +12,9 @@ import signal
 import time
 from pathlib import Path
 
-from common.args import RunArgs
 from common.cotrainer import CoTrainer
 from common.model import TINY
+from common.run.args import RunArgs
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import itertools
 
 import maporl
 from common.errors import UserError
-from common.run import mean
+from common.run.session import mean
 from maporl import agreements, bonuses, debate_metrics, scores, shown
 
 import pytest

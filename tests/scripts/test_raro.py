@@ -6,7 +6,7 @@ import re
 from contextlib import nullcontext
 
 import raro
-from common.run import mean
+from common.run.session import mean
 from raro import by_truth, shown
 
 import pytest

@@ -10,9 +10,10 @@ import re
 import shutil
 from pathlib import Path
 
-from common import cotrainer, launch
+from common import cotrainer
+from common.fast.sampling import complete, sample, tokenize
 from common.model import load_model
-from common.sampling import complete, sample, tokenize
+from common.run import launch
 from common.tasks.answers import solve_prompt
 from common.tasks.code import load_tasks
 from common.tasks.functions import load_functions

@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 
 import score
-from common.run import mean
+from common.run.session import mean
 from common.tiny.demonstrations import try_again
 from score import Score, again_prompt, content, shaped
 

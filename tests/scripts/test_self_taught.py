@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import self_taught as st
 from common.errors import UserError
-from common.scoring import in_parts
+from common.fast.scoring import in_parts
 from common.tiny.tasks import parse_question
 
 import pytest

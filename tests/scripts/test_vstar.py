@@ -6,7 +6,7 @@ import random
 
 import vstar
 from common.errors import UserError
-from common.scoring import in_parts
+from common.fast.scoring import in_parts
 from common.tasks.answers import solve_prompt
 
 import pytest

@@ -4,12 +4,12 @@ import dataclasses
 import sys
 from collections.abc import Callable
 
-from common.adapters import with_adapters
-from common.args import grpo_config
-from common.checks import check_config, check_loaded
-from common.memory import plan_memory
 from common.model import load_model
-from common.run import begin, start_run
+from common.players import with_adapters
+from common.run.args import grpo_config
+from common.run.checks import check_config, check_loaded
+from common.run.memory import plan_memory
+from common.run.session import begin, start_run
 
 from datasets import Dataset
 

@@ -16,9 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from common.errors import UserError
-from common.folder import write_whole
-from common.recording import read_lines
-from common.report.health import HEALTH, is_evaluation, is_number, player_of, sentences
+from common.run.folder import write_whole
+from common.run.recording import read_lines
+from common.run.report.health import HEALTH, is_evaluation, is_number, player_of, sentences
 
 TEMPLATE = Path(__file__).with_name("page.html")
 POINTS = 600  # of a curve, at most

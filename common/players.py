@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.checks import check_players, check_saved, checked, warn_once
 from common.errors import ScriptError
-from common.folder import seal
-from common.scoring import padded
+from common.fast.scoring import padded
+from common.run.checks import check_players, check_saved, checked, warn_once
+from common.run.folder import seal
 
 import torch
 from accelerate.utils import gather_object

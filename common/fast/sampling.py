@@ -15,7 +15,7 @@ import re
 from contextlib import contextmanager
 from os.path import commonprefix
 
-from common.logprob import float32_product
+from common.fast.logprob import float32_product
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear

@@ -1,6 +1,6 @@
 """Phase 0, before RL: teach a model the form in which a script reads what it writes.
 
-    python -m common.warm_up tango.py --model MODEL --dataset rows.jsonl --out warm
+    python -m common.run.warm_up tango.py --model MODEL --dataset rows.jsonl --out warm
     python tango.py --model warm --dataset rows.jsonl
 
 RL rewards what can be read, so a model that never writes `<step>` learns nothing. TRL's SFTTrainer
@@ -17,13 +17,13 @@ import json
 import time
 from pathlib import Path
 
-from common.args import Count, Tokens, Weight, check_number
 from common.errors import UserError, say
-from common.folder import claim, read_arguments, seal, write_whole
-from common.machine import check_machine, on_gpu
+from common.fast.sampling import sample, tokenize
 from common.model import load_model
-from common.run import begin, mean, plain_errors
-from common.sampling import sample, tokenize
+from common.run.args import Count, Tokens, Weight, check_number
+from common.run.folder import claim, read_arguments, seal, write_whole
+from common.run.machine import check_machine, on_gpu
+from common.run.session import begin, mean, plain_errors
 from common.tasks.answers import grouped, solve_prompt
 from common.tasks.demonstrations import demonstrations, figures
 from common.tasks.math import load_questions

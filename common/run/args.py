@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 from common.errors import UserError
-from common.machine import on_gpu
+from common.run.machine import on_gpu
 from common.tiny import MODELS
 
 import torch
@@ -145,7 +145,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
     """What TRL's trainer is told.
 
     The loss, the learning rates, lengths and temperatures are not in it: they belong to the
-    players (common/adapters.py), and the loss stands in common/cotrainer.py.
+    players (common/players.py), and the loss stands in common/cotrainer.py.
 
     Args:
         rows: rows that the data loader gives each process for one optimiser step.

@@ -1,11 +1,11 @@
-"""python -m common.report RUN [RUN ...] [--out FILE]: a run's page again, or a comparison."""
+"""python -m common.run.report RUN [RUN ...] [--out FILE]: a run's page again, or a comparison."""
 
 import sys
 from pathlib import Path
 
 from common.errors import UserError
-from common.report.build import page, read_run, run_data
-from common.report.compare import comparison_data
+from common.run.report.build import page, read_run, run_data
+from common.run.report.compare import comparison_data
 
 from tyro import cli
 from tyro.conf import Positional
@@ -30,4 +30,4 @@ def main(run: Positional[Path], others: Positional[tuple[Path, ...]] = (), out: 
 
 
 if __name__ == "__main__":
-    cli(main, prog="python -m common.report")
+    cli(main, prog="python -m common.run.report")

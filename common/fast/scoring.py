@@ -5,8 +5,8 @@ Nothing here changes what is computed, only how much: tests/common/test_scoring.
 saving with the plain computation.
 """
 
-from common.logprob import linear_logprob
-from common.sampling import common_beginning, has_plain_attention
+from common.fast.logprob import linear_logprob
+from common.fast.sampling import common_beginning, has_plain_attention
 
 import torch
 import torch.nn.functional as F

@@ -368,7 +368,7 @@ def _what_helps(trainer, batch: dict) -> str:
     last = batch["completion_ids"].gather(1, ends)[:, 0].tolist()
     cut = sum(token not in trainer.eos_token_ids for token in last) / len(last)
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
-    warm_up = "a warm-up on the format (python -m common.warm_up SCRIPT --help)"
+    warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
     return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
 

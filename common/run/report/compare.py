@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from common.report.build import POINTS, axes, command, metrics_of, panels, rounded, values
+from common.run.report.build import POINTS, axes, command, metrics_of, panels, rounded, values
 
 import numpy as np
 

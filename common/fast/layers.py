@@ -2,7 +2,7 @@
 update takes as long as its GPU kernels are many. A layer becomes one of these by its class alone.
 """
 
-from common.logprob import float32_product
+from common.fast.logprob import float32_product
 
 import torch
 import torch.nn.functional as F

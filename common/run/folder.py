@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.errors import UserError
-from common.recording import read_lines
+from common.run.recording import read_lines
 
 MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
 MAY_CHANGE |= {"rows_at_once", "micro_batch", "checkpointing"}

@@ -37,14 +37,14 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from common.card import write_cards
-from common.checks import check_evaluation
 from common.errors import NOBODY, ScriptError, UserError, say
-from common.folder import claim, forget_older, release, write_whole
-from common.machine import on_gpu
-from common.recording import read_lines
-from common.report.build import write_report
-from common.report.health import is_evaluation
+from common.run.card import write_cards
+from common.run.checks import check_evaluation
+from common.run.folder import claim, forget_older, release, write_whole
+from common.run.machine import on_gpu
+from common.run.recording import read_lines
+from common.run.report.build import write_report
+from common.run.report.health import is_evaluation
 
 import torch
 import transformers
@@ -105,7 +105,7 @@ def _line_of_the_script(error: ScriptError) -> str:
     """Such as `fork.py, line 120 (self.update(batch)): `; "" where no line of the script led to the
     error.
     """
-    libraries = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
+    libraries = (str(Path(__file__).parent.parent), sys.prefix, sys.base_prefix)
     frames = traceback.extract_tb(error.__traceback__)
     names = [frame.name for frame in frames]
     below = names.index("main") + 1 if "main" in names else 0  # what `main` has called

@@ -1,0 +1,1 @@
+"""What a run needs around its loop; not needed to follow a step."""
