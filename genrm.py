@@ -38,8 +38,8 @@ from typing import Literal
 
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.fast.sampling import special_tokens
 from common.pairs import completion_batch, in_passes
+from common.plain import special_tokens
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import mean, plain_errors

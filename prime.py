@@ -45,10 +45,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import return_to_go, whiten
+from common.batch import SCORED, take_rows
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.fast.sampling import without_checkpointing
-from common.fast.scoring import SCORED, take_rows
+from common.plain import without_checkpointing
 from common.run.args import (
     Count,
     CountOrZero,

@@ -4,8 +4,8 @@ FOLDER holds gsm8k_train.jsonl, mbpp.jsonl and qwen2.5-tokenizer/, as published.
 Qwen2.5's shapes and random weights: speed and memory are those of the real ones, texts are noise
 that never ends. A cell is a name; --plan a, b or c is a list of them, each for ten minutes:
 
-    logprob/H            forward and backward pass of common/fast/logprob.py and its peers, see there
-    rollouts/SIZE/RxT    R rows of T tokens, by transformers' generate and by common/fast/sampling.py
+    logprob/H            forward and backward pass of common/fast/logprob.py and its peers
+    rollouts/SIZE/RxT    R rows of T tokens, by generate and by common/fast/sampling.py
     update/SIZE/M        an update on 8 rows of 1,536 + 1,024 tokens, M at a time, ours and TRL's,
                          both with checkpointing; all prompts differ
     group/SIZE/M         the same, but the rows share a prompt, as those of a group do, and ours has
@@ -43,9 +43,10 @@ from unittest.mock import patch
 from side_by_side import GPU, ROOT, machine, now  # isort: skip
 from common.cotrainer import CoTrainer, Player
 from common.fast.layers import FusedNorm
-from common.fast.sampling import complete, float32_logits, sample, tokenize
+from common.fast.sampling import complete, sample
 from common.model import load_model
 from common.pairs import completion_batch
+from common.plain import float32_logits, tokenize
 from common.players import copy_adapter, with_adapters
 from common.run.args import grpo_config
 from common.run.memory import GIB, estimate, halves

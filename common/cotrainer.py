@@ -41,9 +41,9 @@ import zlib
 from pathlib import Path
 
 from common.advantage import group_advantage, named_group_advantage
+from common.batch import SCORED, padded, padded_batch, take_rows
 from common.errors import ScriptError, UserError
-from common.fast import scoring
-from common.fast.sampling import complete, tokenize, without_checkpointing
+from common.plain import tokenize, without_checkpointing
 from common.players import AdapterTrainer, Player  # noqa: F401  Player: for scripts
 from common.run import checks
 from common.run.recording import record
@@ -127,7 +127,7 @@ class CoTrainer(AdapterTrainer):
         [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
         parameters = group["params"]
         sharing = not self.args.gradient_checkpointing
-        parts = scoring.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows, sharing)
+        parts = self.engine.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows, sharing)
         total = 0.0
         with self.playing(name):
             for part in parts:
@@ -190,7 +190,7 @@ class CoTrainer(AdapterTrainer):
         checks.check_rollout(self, name, rows, player.group_size)
         prompt_ids, ids = self.sample(name, prompts)
         device, pad_id = self.accelerator.device, self.processing_class.pad_token_id
-        batch = {"player": name, **scoring.padded_batch(prompt_ids, ids, pad_id, device)}
+        batch = {"player": name, **padded_batch(prompt_ids, ids, pad_id, device)}
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch["num_items_in_batch"] = torch.tensor(sum(tokens), device=device)
         batch["texts"] = self.processing_class.batch_decode(ids, skip_special_tokens=True)
@@ -239,7 +239,7 @@ class CoTrainer(AdapterTrainer):
         # autocast, as in scoring: else LoRA would compute in float32 here, and only here
         with self.playing(name), self.accelerator.autocast():
             for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
-                completions += complete(
+                completions += self.engine.complete(
                     self.model, part, player.max_tokens, temperature, ends, pad_id
                 )
         self.sampled_tokens += sum(map(len, completions))
@@ -317,9 +317,7 @@ class CoTrainer(AdapterTrainer):
                 joined[key] = [value for part in values for value in part]
             else:
                 fill = self.processing_class.pad_token_id if key.endswith("_ids") else 0
-                joined[key] = torch.cat(
-                    scoring.padded(values, left=key.startswith("prompt"), fill=fill)
-                )
+                joined[key] = torch.cat(padded(values, left=key.startswith("prompt"), fill=fill))
         rows = torch.tensor([len(batch["rewards"]) for batch in batches])
         of = torch.arange(len(batches)).repeat_interleave(rows)
         joined["rollout"] = of.to(joined["rewards"].device)  # (B,)
@@ -332,18 +330,18 @@ class CoTrainer(AdapterTrainer):
         """
         temperature = self.player_named(batch["player"]).temperature or 1.0
         with self.accelerator.autocast():
-            return scoring.score(self.model.get_base_model(), batch, temperature)
+            return self.engine.score(self.model.get_base_model(), batch, temperature)
 
     @torch.no_grad()
     def log_probs(self, name: str | None, batch: dict) -> torch.Tensor:
         """(B, T) log-probs of the batch's completions under a player, or under the base for None;
         without a gradient, micro-batch by micro-batch.
         """
-        scored = {key: batch[key] for key in scoring.SCORED}
+        scored = {key: batch[key] for key in SCORED}
         scored["player"] = batch.get("player", name)
         logps = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         with self.playing(name), without_checkpointing(self.model):
-            for rows in scoring.like_with_like(batch).split(self.cfg.micro_batch):
-                part = self.score(scoring.take_rows(scored, rows))[0]  # (b, t)
+            for rows in self.engine.in_order(batch).split(self.cfg.micro_batch):
+                part = self.score(take_rows(scored, rows))[0]  # (b, t)
                 logps[rows, : part.shape[1]] = part.to(logps.dtype)
         return logps

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from common.errors import ScriptError, UserError
-from common.fast.layers import FrozenLinear, FusedLora4bit, FusedLoraLinear, FusedNorm
+from common.fast.layers import replace_layers
 from common.run.machine import on_gpu
 from common.tasks.answers import prompt
 from common.tiny import MODELS
@@ -20,8 +20,6 @@ import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import Linear as LoraLinear
-from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -35,7 +33,7 @@ TINY = EMBEDDED["tiny"]
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
 lm_head_multiplier output_multiplier""".split()
-"""Settings of a config that change the logits after the head, which common/fast/logprob.py does not."""
+"""Settings of a config that change the logits after the head, which scoring does not."""
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 """A switch that transformers reads at every call of attention."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -50,7 +48,9 @@ SYSTEM_INTO_USER = """\
 """  # in front of a chat template without a system role, such as Gemma's
 
 
-def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int):
+def load_model(
+    name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int, plain: bool = False
+):
     """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
 
     Args:
@@ -59,6 +59,7 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
             dropout, B = 0, so that every player starts as the base itself.
         four_bit: load the base in NF4 with double quantisation.
         seed: random seed of the adapters' A matrices.
+        plain: keep the layers of transformers and PEFT.
 
     Raises:
         UserError: there is no such model, a part of it is broken or does not fit the others, or
@@ -95,14 +96,21 @@ def load_model(name: str, adapters: list[str], lora_rank: int, four_bit: bool, s
     except Exception as error:  # what a broken file raises depends on its format and on the break
         raise not_loaded(name, "weights", error, " Is the download whole?") from None
     check_weights(name, model, loading)
-    change_layers(model, gpu)
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
+            # first forward pass in eval mode, and the packed layer has no backward pass.
+            module.support_avx512bf16_for_cpu = False
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
     # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
     # knows nothing of it
     ends = {name: getattr(model.generation_config, name) for name in ENDS}
     model.generation_config = GenerationConfig(**ends)
-    return add_players(model, adapters, lora_rank, seed), tokenizer
+    model = add_players(model, adapters, lora_rank, seed)
+    if not plain:
+        replace_layers(model, gpu)
+    return model, tokenizer
 
 
 def without_dropout(name: str):
@@ -183,19 +191,6 @@ def check_weights(name: str, model, loading: dict):
         )
 
 
-def change_layers(model, gpu: bool):
-    """The base's layers, to those of ours that compute the same faster."""
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
-            # first forward pass in eval mode, and the packed layer has no backward pass.
-            module.support_avx512bf16_for_cpu = False
-        elif type(module) is torch.nn.Linear and not gpu:
-            module.__class__ = FrozenLinear
-        elif gpu and FusedNorm.replaces(module):
-            module.__class__ = FusedNorm
-
-
 def check_one_prompt(name: str, model, tokenizer):
     """Raises UserError if tokenizer and weights do not go together, or these give no numbers."""
     ids = tokenizer(example_prompt(tokenizer), add_special_tokens=False).input_ids
@@ -249,11 +244,6 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     for adapter in adapters[1:]:
         model.add_adapter(adapter, lora)
     model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
-    for module in model.modules():
-        if type(module) is LoraLinear:
-            module.__class__ = FusedLoraLinear
-        elif type(module) is Lora4bit:
-            module.__class__ = FusedLora4bit
     return model
 
 

@@ -19,8 +19,8 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 
 import random
 
-from common.fast.sampling import tokenize
-from common.fast.scoring import padded_batch
+from common.batch import padded_batch
+from common.plain import tokenize
 
 import torch
 

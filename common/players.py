@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import fast, plain
+from common.batch import padded
 from common.errors import ScriptError
-from common.fast.scoring import padded
 from common.run.checks import check_players, check_saved, checked, warn_once
 from common.run.folder import seal
 
@@ -63,6 +64,8 @@ class AdapterTrainer(GRPOTrainer):
 
     saved: dict
     """what a checkpoint keeps beside adapters, optimiser and random numbers; JSON"""
+    engine = fast
+    """what samples and scores: common/fast/, or common/plain.py with --plain"""
 
     def __init__(
         self,
@@ -79,8 +82,8 @@ class AdapterTrainer(GRPOTrainer):
         Args:
             model: from common/model.py, with an adapter for every player.
             players: from `with_adapters`.
-            cfg: the script's arguments. Of them this class and CoTrainer read kl, micro_batch and
-                rows_at_once.
+            cfg: the script's arguments. Of them this class and CoTrainer read kl, plain,
+                micro_batch and rows_at_once.
             config: from `args.grpo_config`.
             dataset: what the data loader gives `step`: rows with a prompt.
             train_rows, held_out: the data as they were loaded.
@@ -89,6 +92,7 @@ class AdapterTrainer(GRPOTrainer):
             raise ScriptError("set self.saved after super().__init__, which makes it")
         check_players(players)
         self.players, self.cfg, self.kl = players, cfg, getattr(cfg, "kl", 0.0)
+        self.engine = plain if getattr(cfg, "plain", False) else fast
         self.train_rows, self.held_out = list(train_rows), list(held_out)
         self.held_out_questions = {row["question"] for row in held_out if "question" in row}
         self.saved = {}

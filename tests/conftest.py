@@ -368,7 +368,8 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
 
     players = with_adapters(players)
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
-    model, tokenizer = load_model("tiny", adapters, 4, config.pop("four_bit", False), seed=0)
+    kind_of_base = config.pop("four_bit", False), 0, getattr(args, "plain", False)
+    model, tokenizer = load_model("tiny", adapters, 4, *kind_of_base)
     train, _ = load_questions("tiny", 64, 8, seed=0)
     data = Dataset.from_list([{"prompt": prompt(row["question"]), **row} for row in train])
     config = grpo_config(args, folder, rows, 4, **{"save_strategy": "no"} | config)

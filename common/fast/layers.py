@@ -11,6 +11,19 @@ from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 
 
+def replace_layers(model, gpu: bool):
+    """Gives the layers of a PeftModel the classes below, where they compute the same."""
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear and not gpu and "lora_" not in name:
+            module.__class__ = FrozenLinear
+        elif type(module) is LoraLinear:
+            module.__class__ = FusedLoraLinear
+        elif type(module) is Lora4bit:
+            module.__class__ = FusedLora4bit
+        elif gpu and FusedNorm.replaces(module):
+            module.__class__ = FusedNorm
+
+
 class FrozenLinear(torch.nn.Linear):
     """A layer of the base on a CPU, by `float32_product`, which says why: in FusedLora, which has
     its own backward pass, and where nobody asks for a gradient. Else it is torch's.
@@ -43,7 +56,7 @@ class FusedLora:
         y = x W^T + scaling (x A^T) B^T
 
     where PEFT's modules, one after the other, take more kernels, more passes over y and more of
-    Python. `add_players` puts the two classes below in place of PEFT's.
+    Python.
     """
 
     def forward(self, x):

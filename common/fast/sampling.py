@@ -10,22 +10,17 @@ small float32 weights while sampling, by swapping pointers, and the old ones are
 """
 
 import copy
-import functools
-import re
 from contextlib import contextmanager
 from os.path import commonprefix
 
+from common import plain
 from common.fast.logprob import float32_product
+from common.plain import READ_AT_ONCE, without_checkpointing
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
-from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-READ_AT_ONCE = {"cpu": 512, "cuda": 64}
-"""Tokens per row that go through the model at once while prompts are read. Read all at once, long
-ones would need more memory in the MLP than the KV cache takes."""
 SMALL = 1 << 18
 """Largest layer, in entries, that is merged: in larger ones A and B hardly count, and merged copies
 of all would take the memory of a second model."""
@@ -51,34 +46,11 @@ def has_plain_attention(model) -> bool:
 
 @torch.no_grad()
 def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
-    """Token ids of one completion per prompt, by `sample`, which explains the arguments, or by
-    `generate`.
-    """
-    base = model.get_base_model()
+    """As `plain.complete`, by `sample` where it supports the model."""
+    if not has_plain_attention(model.get_base_model()):
+        return plain.complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
     with without_checkpointing(model):  # under checkpointing no layer fills a cache
-        if has_plain_attention(base):
-            return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)[0]
-        ids = [torch.tensor(prompt) for prompt in prompt_ids]
-        mask = [torch.ones_like(prompt) for prompt in ids]
-        settings = GenerationConfig(
-            max_new_tokens=max_tokens,
-            do_sample=temperature > 0,
-            temperature=temperature or 1.0,
-            top_k=0,  # its default of 50 is another distribution than the one that is scored
-            eos_token_id=eos_ids,
-            pad_token_id=pad_id,
-            prefill_chunk_size=READ_AT_ONCE[base.device.type],
-            disable_compile=True,
-        )
-        with float32_logits(base):
-            written = model.generate(
-                input_ids=pad_sequence(ids, True, pad_id, padding_side="left").to(base.device),
-                attention_mask=pad_sequence(mask, True, 0, padding_side="left").to(base.device),
-                generation_config=settings,
-            )[:, max(map(len, prompt_ids)) :]  # (B, T)
-    ends = torch.isin(written, torch.tensor(eos_ids, device=written.device)).int().cumsum(1)
-    lengths = (ends == 0).sum(1) + 1  # with the end token; slicing stops at T where there is none
-    return [row[:n] for row, n in zip(written.tolist(), lengths.tolist())]
+        return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)[0]
 
 
 @torch.no_grad()
@@ -319,60 +291,8 @@ def _merged(model):
             module.merged_adapters = []
 
 
-# ------------------------------------------------------------------ around it
-@contextmanager
-def float32_logits(base):
-    """Inside, the head gives float32 logits, as in training. What rounding does would not be seen,
-    because the ratio is set to 1.
-    """
-    head = base.get_output_embeddings()
-    original, head.forward = head.forward, functools.partial(_logits, head)
-    try:
-        yield
-    finally:
-        head.forward = original
-
-
 def _logits(head, hidden: torch.Tensor) -> torch.Tensor:
     """(..., H) -> (..., V) in float32, whatever the dtype of the weights."""
     with torch.autocast(hidden.device.type, enabled=False):  # it would round the product again
         logits = float32_product(hidden.flatten(0, -2), head.weight.T)
     return logits.unflatten(0, hidden.shape[:-1])
-
-
-@contextmanager
-def without_checkpointing(model):
-    """Inside, no activation is recomputed: none is kept without a gradient.
-
-    TRL's own switch adds one more hook to the embedding every time it is turned on again.
-    """
-    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-    for module in modules:
-        module.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.gradient_checkpointing = True
-
-
-# ------------------------------------------------------------------ prompts
-def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
-    """Messages through the model's chat template -> token ids, up to where the answer begins.
-
-    Every spelling of a special token in a message becomes a space. A player's prompt quotes what
-    another one wrote: `<|im_end|>`, spelled out in ordinary tokens, would be read as the end of the
-    message, and the writer could go on in the judge's place.
-    """
-    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
-    prompts = [[m | {"content": marks.sub(" ", m["content"])} for m in p] for p in prompts]
-    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
-
-
-def special_tokens(tokenizer) -> list[str]:
-    """Their spellings, the longest first."""
-    # Llama's <|start_header_id|> is in no list of named special tokens
-    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-    return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)

@@ -5,12 +5,12 @@ Nothing here changes what is computed, only how much: tests/common/test_scoring.
 saving with the plain computation.
 """
 
+from common.batch import take_rows
 from common.fast.logprob import linear_logprob
 from common.fast.sampling import common_beginning, has_plain_attention
+from common.plain import joined
 
 import torch
-import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 MUST_SAVE = {"cpu": 0, "cuda": 4096}
@@ -20,25 +20,12 @@ compute thousands of tokens: a tenth of a second at 1.5B on an H200."""
 
 # ------------------------------------------------------------------ log-probs
 def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
-
-    What prompts share runs once where that saves time, see `states_with_shared_prompts`.
-
-    Args:
-        base: the causal LM inside of the PeftModel; its active adapter is scored.
-        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, T).
-
-    Returns:
-        (B, T) each, 0 outside of the mask.
+    """As `plain.score`. What prompts share runs once where that saves time, see
+    `states_with_shared_prompts`; the head's logits are never held whole, see fast/logprob.py.
     """
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)  # (B, P + T)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)  # (B, P + T)
+    ids, mask, places = joined(batch)  # (B, P + T) each
     targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
     P = batch["prompt_ids"].shape[1]
-    # padding moves no token: not every model's attention goes by distances alone. Padding in front
-    # of all rows does move them: by that prime.py measures what rounding does
-    first = int((mask.sum(0) == 0)[:P].sum())
-    places = (mask.cumsum(1) - 1).clamp(min=0) + first  # (B, P + T)
     # activation checkpointing cannot keep a cache
     if has_plain_attention(base) and not base.is_gradient_checkpointing:
         states = states_with_shared_prompts(base.base_model, ids, mask, places, P)
@@ -95,32 +82,7 @@ def states_with_shared_prompts(backbone, ids, mask, places, P: int) -> torch.Ten
 
 
 # ------------------------------------------------------------------ micro-batches
-SCORED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-
-
-def padded_batch(
-    prompts: list[list[int]], completions: list[list[int]], pad_id: int, device
-) -> dict:
-    """Token ids -> prompt_ids and prompt_mask (B, P), padded on the left, completion_ids and
-    completion_mask (B, T), padded on the right.
-    """
-    batch = {}
-    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        ones = [torch.ones_like(row) for row in ids]
-        batch[f"{name}_ids"] = pad_sequence(ids, True, pad_id, padding_side=side).to(device)
-        batch[f"{name}_mask"] = pad_sequence(ones, True, 0, padding_side=side).to(device)
-    return batch
-
-
-def padded(tensors: list[torch.Tensor], left: bool, fill: float = 0) -> list[torch.Tensor]:
-    """(B_i, T_i) each -> (B_i, longest T); (B_i,) as they are."""
-    width = max(t.shape[-1] for t in tensors)
-    missing = [width - t.shape[-1] if t.dim() == 2 else 0 for t in tensors]
-    return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
-
-
-def like_with_like(batch: dict, sharing: bool = True) -> torch.Tensor:
+def in_order(batch: dict, sharing: bool = True) -> torch.Tensor:
     """(B,) row numbers, from short completions to long, so that little is padding. Where prompts
     are shared (`score`), rows with the same one stay together.
     """
@@ -141,29 +103,9 @@ def in_parts(batch: dict, size: int, all_rows=False, sharing: bool = True) -> li
     The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
     not change the gradient. Each part is trimmed to its own longest prompt and completion.
     """
-    order = like_with_like(batch, sharing)  # (B,)
+    order = in_order(batch, sharing)  # (B,)
     if not all_rows and "advantages" in batch:  # without them the script's loss counts all rows
         A = batch["advantages"]  # (B,) or (B, T)
         order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
     parts = -(-len(order) // size)  # rounded up
     return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)] if parts else []
-
-
-def take_rows(batch: dict, rows: torch.Tensor) -> dict:
-    """These rows of every tensor and list, tensors trimmed to their longest; what has no rows (a
-    name, a sum) stays as it is.
-
-    Tensors (B, P) have names that begin with "prompt" and are padded on the left, all others of two
-    dimensions are (B, T) and padded on the right.
-    """
-    part, B = dict(batch), len(batch["completion_mask"])
-    for key, value in batch.items():
-        if isinstance(value, list) and len(value) == B:
-            part[key] = [value[i] for i in rows.tolist()]
-        elif isinstance(value, torch.Tensor) and value.dim():
-            part[key] = value[rows.to(value.device)]
-    P, T = (int(part[f"{side}_mask"].sum(1).max()) for side in ("prompt", "completion"))
-    for key, value in part.items():
-        if isinstance(value, torch.Tensor) and value.dim() == 2:
-            part[key] = value[:, -P:] if key.startswith("prompt") else value[:, :T]
-    return part

@@ -77,6 +77,9 @@ class RunArgs:
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """recompute activations in the backward pass: less memory, a third more work; auto: only where
     they do not fit"""
+    plain: bool = False
+    """sample and score by transformers, PEFT and autograd alone: slower, the same numbers but for
+    rounding; to see whether a fast path is at fault"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
     eval_every: CountOrZero = 16

@@ -50,7 +50,8 @@ def launch(
     train, held_out = loaded
     run = start_run(args, script, train, held_out)
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
-    model, tokenizer = load_model(args.model, adapters, args.lora_rank, args.four_bit, args.seed)
+    kind = (args.lora_rank, args.four_bit, args.seed, args.plain)
+    model, tokenizer = load_model(args.model, adapters, *kind)
     if prompt:
         rows = args.questions * group_size
         data = [{"prompt": prompt(row["question"]), **row} for row in train]

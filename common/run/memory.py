@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from common.errors import UserError, say
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
-from common.fast.sampling import READ_AT_ONCE
 from common.model import read_config, sizes
+from common.plain import READ_AT_ONCE
 from common.run.machine import check_machine, on_gpu
 from common.tiny import MODELS
 

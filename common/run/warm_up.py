@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 from common.errors import UserError, say
-from common.fast.sampling import sample, tokenize
+from common.fast.sampling import sample
 from common.model import load_model
+from common.plain import tokenize
 from common.run.args import Count, Tokens, Weight, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu

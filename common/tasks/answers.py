@@ -10,7 +10,7 @@ import itertools
 import re
 import threading
 
-from common.fast.sampling import special_tokens
+from common.plain import special_tokens
 
 from math_verify import parse, verify
 

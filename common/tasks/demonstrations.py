@@ -1,5 +1,5 @@
-"""What a warm-up teaches (common/run/warm_up.py), and what has been learned: solutions in the form that
-prompts ask for, and judgements of them. Both are made of references whose steps hold plain
+"""What a warm-up teaches (common/run/warm_up.py), and what has been learned: solutions in the form
+that prompts ask for, and judgements of them. Both are made of references whose steps hold plain
 equations, as 3 * 2 = 6.
 """
 

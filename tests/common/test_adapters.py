@@ -6,7 +6,7 @@ import functools
 
 from common.cotrainer import Player
 from common.errors import ScriptError, UserError
-from common.fast.sampling import READ_AT_ONCE
+from common.plain import READ_AT_ONCE
 from common.run.checks import WITHOUT_EFFECT, check_config
 
 import pytest

@@ -1,4 +1,4 @@
-"""common/run/checks.py: mistakes that one call can make, and the sentence that each of them ends in."""
+"""common/run/checks.py: mistakes that one call can make, and the sentence that each ends in."""
 
 import math
 

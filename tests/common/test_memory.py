@@ -1,4 +1,4 @@
-"""common/run/memory.py: exact parts are counted in real tensors, estimates measured with a profiler."""
+"""common/run/memory.py: exact parts are counted in tensors, estimates measured with a profiler."""
 
 import gc
 import re

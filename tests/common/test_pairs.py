@@ -3,8 +3,8 @@ pass per completion."""
 
 from collections import Counter
 
-from common.fast.sampling import tokenize
-from common.fast.scoring import in_parts, take_rows
+from common.batch import take_rows
+from common.fast.scoring import in_parts
 from common.model import TINY
 from common.pairs import (
     as_completions,
@@ -13,6 +13,7 @@ from common.pairs import (
     in_passes,
     pair_batch,
 )
+from common.plain import tokenize
 
 import pytest
 import torch

@@ -75,7 +75,7 @@ def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error,
     def fails(*_, **__):
         raise error
 
-    where = {"complete": "common.cotrainer.complete", "loss": "common.cotrainer.CoTrainer.loss"}
+    where = {"complete": "common.fast.complete", "loss": "common.cotrainer.CoTrainer.loss"}
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr(where[phase], fails)
     arguments = small("tango.py", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""common/fast/sampling.py against `generate` and against the distribution it claims to draw from."""
+"""common/fast/sampling.py against `generate` and the distribution it claims to draw from."""
 
 import contextlib
 import copy
@@ -6,8 +6,9 @@ import math
 from types import SimpleNamespace
 
 from common.fast import sampling
-from common.fast.sampling import complete, sample, tokenize
+from common.fast.sampling import complete, sample
 from common.model import load_model, load_tokenizer
+from common.plain import tokenize
 from common.tasks.math import load_questions
 from tango import verify_prompt
 

@@ -1,5 +1,6 @@
 """common/fast/scoring.py: each saving gives what the plain computation gives."""
 
+from common.batch import padded
 from common.cotrainer import CoTrainer, Player
 from common.fast import sampling, scoring
 from common.model import load_model
@@ -217,7 +218,7 @@ def a_batch(lengths, advantages=None, prompts=None):
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
     parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
     for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
-        found = [part.tolist() for part in scoring.padded(parts, left, 9)]
+        found = [part.tolist() for part in padded(parts, left, 9)]
         assert found == [[short], [[3, 4, 5]], [6, 7]]
 
 
@@ -232,13 +233,13 @@ def test_like_with_like_keeps_rows_of_one_prompt_together():
         "prompt_mask": torch.tensor([[0, 1], [0, 1], [0, 1], [1, 1], [0, 1], [1, 1]]),
         "completion_mask": (torch.arange(9) < torch.tensor(lengths)[:, None]).long(),
     }
-    assert scoring.like_with_like(batch).tolist() == [2, 0, 3, 5, 4, 1]
+    assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
     # the same tokens, one of them padding: another prompt
     batch["prompt_mask"][2] = 1
-    assert scoring.like_with_like(batch).tolist() == [2, 0, 3, 5, 4, 1]
+    assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
     batch["completion_mask"][0] = 1  # x is longest now; its other row has a prompt of its own
-    assert scoring.like_with_like(batch).tolist()[0] == 2
-    assert scoring.like_with_like(batch, sharing=False).tolist() == [4, 2, 3, 5, 0, 1]
+    assert scoring.in_order(batch).tolist()[0] == 2
+    assert scoring.in_order(batch, sharing=False).tolist() == [4, 2, 3, 5, 0, 1]
 
 
 def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():

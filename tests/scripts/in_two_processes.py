@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import evaluated_once, small  # isort: skip  it finds the project
 
+from common.batch import padded
 from common.cotrainer import CoTrainer
 from common.errors import say
-from common.fast import scoring
 from common.run import session as run
 from common.run.session import begin, plain_errors
 
@@ -45,7 +45,7 @@ def rows_of_both(trainer, batch: dict) -> dict:
             if value.dim() == 3:  # pairs, (B, 2, T)
                 longest = max(part.shape[2] for part in parts)
                 parts = [F.pad(part, (0, longest - part.shape[2])) for part in parts]
-            whole[key] = torch.cat(scoring.padded(parts, left=key.startswith("prompt")))
+            whole[key] = torch.cat(padded(parts, left=key.startswith("prompt")))
         elif isinstance(value, torch.Tensor | int):  # of the whole step already
             whole[key] = value
         elif key == "notes":

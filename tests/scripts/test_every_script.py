@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+from common import fast
 from common.cotrainer import CoTrainer
 from common.model import TINY
 from common.run.args import RunArgs
@@ -24,10 +25,12 @@ from conftest import (
     ROOT,
     SCRIPTS,
     adapters_of,
+    evaluated_once,
     loaded_by_peft_alone,
     metrics_of,
     module_of,
     run_here,
+    run_module,
     same_weights,
     saved_of,
     small,
@@ -78,6 +81,28 @@ def test_every_adapter_was_trained_and_is_in_pefts_own_format(finished, script):
     assert trained_adapters(folder) == adapters_of(script)
     saved = loaded_by_peft_alone(folder, AutoModelForCausalLM.from_pretrained(TINY))
     assert {p.shape[0] for n, p in saved.items() if "_A" in n} == {16}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_plain_uses_nothing_that_is_fast(script, tmp_path, monkeypatch, no_report):
+    """One step of it, and what is evaluated before."""
+    module, step = module_of(script), CoTrainer.training_step
+    monkeypatch.setattr(module, "evaluate", module.evaluate)  # put back in the end
+    evaluated_once(module, most_tokens=2)
+    for name in ("complete", "score", "in_order", "in_parts"):
+        monkeypatch.setattr(fast, name, None)
+    monkeypatch.setattr("common.model.replace_layers", None)
+
+    def once(trainer, *arguments):
+        monkeypatch.setattr(CoTrainer, "training_step", interrupted)
+        return step(trainer, *arguments)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CoTrainer, "training_step", once)
+    printed, _, code = run_module(module, *small(script, tmp_path / "run", "--plain"))
+    assert code == 130 and "\nstep 1/" in printed
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

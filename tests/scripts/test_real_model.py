@@ -10,9 +10,10 @@ import re
 import shutil
 from pathlib import Path
 
-from common import cotrainer
-from common.fast.sampling import complete, sample, tokenize
+from common import fast
+from common.fast.sampling import complete, sample
 from common.model import load_model
+from common.plain import tokenize
 from common.run import launch
 from common.tasks.answers import solve_prompt
 from common.tasks.code import load_tasks
@@ -185,7 +186,7 @@ class Writer:
 @pytest.fixture
 def writer(shallow, known, monkeypatch):
     writer = Writer(AutoTokenizer.from_pretrained(shallow), known)
-    monkeypatch.setattr(cotrainer, "complete", writer)
+    monkeypatch.setattr(fast, "complete", writer)
     return writer
 
 

@@ -1,0 +1,170 @@
+"""Sampling and scoring by the book: what `--plain` runs, and what common/fast/ must equal.
+
+`complete`, `score`, `in_order` and `in_parts` are all that CoTrainer asks of this module, or of
+common/fast/ in its place.
+
+Shapes: B rows, P prompt tokens, T completion tokens, H hidden units, V tokens of the vocabulary.
+"""
+
+import functools
+import re
+from contextlib import contextmanager
+
+from common.batch import take_rows
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
+
+READ_AT_ONCE = {"cpu": 512, "cuda": 64}
+"""Tokens per row that go through the model at once while prompts are read. Read all at once, long
+ones would need more memory in the MLP than the KV cache takes."""
+
+
+# ------------------------------------------------------------------ prompts
+def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
+    """Messages through the model's chat template -> token ids, up to where the answer begins.
+
+    Every spelling of a special token in a message becomes a space. A player's prompt quotes what
+    another one wrote: `<|im_end|>`, spelled out in ordinary tokens, would be read as the end of the
+    message, and the writer could go on in the judge's place.
+    """
+    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
+    prompts = [[m | {"content": marks.sub(" ", m["content"])} for m in p] for p in prompts]
+    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+
+
+def special_tokens(tokenizer) -> list[str]:
+    """Their spellings, the longest first."""
+    # Llama's <|start_header_id|> is in no list of named special tokens
+    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+
+
+# ------------------------------------------------------------------ sampling
+@torch.no_grad()
+def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
+    """One completion per prompt, by transformers' `generate`, from softmax(logits / temperature)
+    over the whole vocabulary.
+
+    Args:
+        model: a (PEFT) causal LM; its active adapter plays.
+        prompt_ids: token ids of each row's prompt.
+        max_tokens: length limit.
+        temperature: 0 = greedy.
+        eos_ids: tokens that end a completion, which keeps them.
+        pad_id: padding for prompts of unlike length.
+
+    Returns:
+        Token ids of each row.
+    """
+    base = model.get_base_model()
+    ids = [torch.tensor(prompt) for prompt in prompt_ids]
+    mask = [torch.ones_like(prompt) for prompt in ids]
+    settings = GenerationConfig(
+        max_new_tokens=max_tokens,
+        do_sample=temperature > 0,
+        temperature=temperature or 1.0,
+        top_k=0,  # its default of 50 is another distribution than the one that is scored
+        eos_token_id=eos_ids,
+        pad_token_id=pad_id,
+        prefill_chunk_size=READ_AT_ONCE[base.device.type],
+        disable_compile=True,
+    )
+    with without_checkpointing(model), float32_logits(base):  # else no layer would fill a cache
+        written = model.generate(
+            input_ids=pad_sequence(ids, True, pad_id, padding_side="left").to(base.device),
+            attention_mask=pad_sequence(mask, True, 0, padding_side="left").to(base.device),
+            generation_config=settings,
+        )[:, max(map(len, prompt_ids)) :]  # (B, T)
+    ends = torch.isin(written, torch.tensor(eos_ids, device=written.device)).int().cumsum(1)
+    lengths = (ends == 0).sum(1) + 1  # with the end token; slicing stops at T where there is none
+    return [row[:n] for row, n in zip(written.tolist(), lengths.tolist())]
+
+
+@contextmanager
+def float32_logits(base):
+    """Inside, the head gives float32 logits, as in training. What rounding does would not be seen,
+    because the ratio is set to 1.
+    """
+    head = base.get_output_embeddings()
+    original, head.forward = head.forward, functools.partial(logits_of, head)
+    try:
+        yield
+    finally:
+        head.forward = original
+
+
+def logits_of(head, hidden: torch.Tensor) -> torch.Tensor:
+    """(..., H) -> (..., V) in float32, or in float64 where the states are."""
+    with torch.autocast(hidden.device.type, enabled=False):  # it would round the product
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return hidden.to(wide) @ head.weight.to(wide).T
+
+
+@contextmanager
+def without_checkpointing(model):
+    """Inside, no activation is recomputed: none is kept without a gradient.
+
+    TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
+
+
+# ------------------------------------------------------------------ scoring
+def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
+
+    Args:
+        base: the causal LM inside of the PeftModel; its active adapter is scored.
+        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, T).
+
+    Returns:
+        (B, T) each, 0 outside of the mask.
+    """
+    ids, mask, places = joined(batch)  # (B, P + T) each
+    targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
+    P = batch["prompt_ids"].shape[1]
+    run = {"input_ids": ids, "attention_mask": mask, "position_ids": places, "use_cache": False}
+    states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]  # (B, T, H): before each token
+    logits = logits_of(base.get_output_embeddings(), states[valid])  # (N, V)
+    logp = torch.log_softmax(logits / temperature, dim=-1)  # (N, V)
+    entropy = -(logp.exp() * logp).sum(-1)  # (N,)
+    of_token = logp.gather(1, targets[valid][:, None]).squeeze(1)  # (N,)
+    zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
+    return zeros.masked_scatter(valid, of_token), zeros.masked_scatter(valid, entropy)  # (B, T)
+
+
+def joined(batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Prompt and completion as one text: token ids, mask and position ids, (B, P + T) each.
+
+    Position ids skip padding, because not every model's attention goes by distances alone. An
+    exception: padding in front of *all* rows moves the positions; prime.py uses that to measure
+    what rounding does.
+    """
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    first = int((mask.sum(0) == 0)[: batch["prompt_ids"].shape[1]].sum())
+    return ids, mask, (mask.cumsum(1) - 1).clamp(min=0) + first
+
+
+# ------------------------------------------------------------------ micro-batches
+def in_order(batch: dict) -> torch.Tensor:
+    """(B,) row numbers, as the rows stand."""
+    return torch.arange(len(batch["completion_mask"]))
+
+
+def in_parts(batch: dict, size: int, all_rows=True, sharing=False) -> list[dict]:
+    """All rows in parts of at most `size`, as they stand. The last two arguments say what
+    common/fast/ may leave out or keep together; here nothing is.
+    """
+    return [take_rows(batch, rows) for rows in in_order(batch).split(size)]

@@ -1,0 +1,86 @@
+"""common/fast/ against common/plain.py, and the boundary between what one reads and what need not
+be read."""
+
+import ast
+
+from common.fast import layers
+from common.model import load_model
+
+import pytest
+import torch
+from conftest import ROOT, gradient, make_trainer, perturb, relative
+
+SEAMS = {
+    "cotrainer.py": {"common.run.checks", "common.run.recording"},
+    "players.py": {"common.fast", "common.run.checks", "common.run.folder"},
+    "model.py": {"common.fast.layers", "common.run.machine"},
+}
+"""What the files that one reads import of common/fast/ and common/run/."""
+
+
+def imported(path) -> set[str]:
+    """The modules of common/ that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    inside = {f"common.{p}" for p in ("fast", "run")}
+    files = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / "common").rglob("*.py")]
+    modules = {".".join(p.parts).removesuffix(".__init__") for p in files}
+    return {name for name in found & modules if name not in inside or name == "common.fast"}
+
+
+def test_the_core_touches_fast_and_run_at_its_seams_only():
+    for path in (ROOT / "common").glob("*.py"):
+        beyond = {n for n in imported(path) if n.startswith(("common.fast", "common.run"))}
+        assert beyond == SEAMS.get(path.name, set()), path.name
+
+
+def test_what_is_fast_does_not_know_the_run():
+    for path in (ROOT / "common" / "fast").glob("*.py"):
+        assert not {n for n in imported(path) if n.startswith("common.run")}, path.name
+
+
+# ------------------------------------------------------------------ the same numbers
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """One trainer that is fast and one that is plain, their players equal, and not the base."""
+    trainers = []
+    for path in (False, True):
+        trainer = make_trainer(tmp_path_factory.mktemp("run"), kl=0.1, plain=path)
+        perturb(trainer)
+        trainers.append(trainer)
+    return trainers
+
+
+def test_plain_has_the_layers_of_peft_and_torch():
+    kinds = {type(m) for m in load_model("tiny", ["a"], 4, False, 0, plain=True)[0].modules()}
+    assert not kinds & {layers.FrozenLinear, layers.FusedLoraLinear}
+    kinds = {type(m) for m in load_model("tiny", ["a"], 4, False, 0)[0].modules()}
+    assert kinds >= {layers.FrozenLinear, layers.FusedLoraLinear}
+
+
+def test_greedy_texts_are_equal(both):
+    prompts = [row["prompt"] for row in both[0].train_dataset][:6] * 2
+    one, other = (trainer.generate_ids("generator", prompts, greedy=True) for trainer in both)
+    assert one == other and len(set(map(tuple, one))) > 1
+
+
+def test_log_probs_and_gradients_are_equal(both):
+    """Of two groups of unlike lengths, one with advantages per token and rows without any."""
+    torch.manual_seed(0)
+    rows = [row for row in [*both[0].train_dataset][:2] for _ in range(4)]
+    batch = both[0].rollout("generator", rows)
+    A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 2, -2])[:, None]
+    batch["advantages"] = A * torch.linspace(-1, 2, batch["completion_mask"].shape[1])
+    logps = [trainer.log_probs("generator", batch) for trainer in both]
+    torch.testing.assert_close(*logps, rtol=0, atol=1e-4)
+    for kl in (0.0, 0.1):  # without it, rows without advantages are left out
+        found = []
+        for trainer in both:
+            trainer.kl, trainer.cfg.micro_batch = kl, 3
+            trainer.model.train()
+            found.append(gradient(trainer, batch))
+        assert relative(*found) < 1e-4
