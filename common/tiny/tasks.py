@@ -31,9 +31,9 @@ OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": range(2, 10), "/": range(
 MIX = {"+": 0.15, "-": 0.15, "*": 0.20, "/": 0.50}  # shares of the operations
 LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6), "tiny-long": (8, 9, 10)}  # operations of a question
 NUMBER = r"(?:60|[1-5]\d|\d)"  # 0 to 60
-CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*/-]\d\)?)+) mod {MODULO}")
-STEP = re.compile(rf"({NUMBER})([+*/-])(\d)=({NUMBER})!?")
-CLAIMED = re.compile(rf"(?<!\d)({NUMBER})!?$")
+CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*/-]\d\)?)+) mod {MODULO}", re.ASCII)
+STEP = re.compile(rf"({NUMBER})([+*/-])(\d)=({NUMBER})!?", re.ASCII)
+CLAIMED = re.compile(rf"(?<!\d)({NUMBER})!?$", re.ASCII)
 
 
 # ------------------------------------------------------------------ questions
@@ -165,5 +165,8 @@ def sounds_sure(step: str) -> bool:
 
 
 def is_checked(judged_step: str) -> bool:
-    """Whether whoever marked a step has written down a check: `42/5=28:28*5=18` has one."""
-    return ":" in judged_step.partition("\\boxed")[0]
+    """Whether whoever marked a step has written down a check, `42/5=28:28*5=18`, or, in whatever
+    form, a second operation.
+    """
+    said = judged_step.partition("\\boxed")[0]
+    return ":" in said or len(re.findall(r"[-+*/] ?[0-9]", said)) > 1
