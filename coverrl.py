@@ -71,7 +71,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """N, solutions of a question that vote (paper: 32)"""
     group_size: GroupSize = 8
     """T, those of them that are trained on (paper: 16)"""
-    checks: Count = 4
+    checks: GroupSize = 4
     """M, at most so many judgements in V+, and as many in V- (paper: 8)"""
     corrections: CountOrZero = 2
     """K, corrected solutions after a judgement that says INCORRECT (paper: 6; ablation: 0)"""
@@ -92,6 +92,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.group_size > self.samples:
             most = f"must be at most --samples {self.samples}"
             raise UserError(f"--group-size {self.group_size} {most}.")
+        if self.corrections == 1:  # they are compared with each other
+            raise UserError("--corrections 1 must be at least 2, or 0.")
         if self.verifier == "none" and self.filter == "coin":
             raise UserError("--verifier none, --filter coin: nothing says how many to keep.")
         if self.questions == 1 and self.filter == "coin":
@@ -106,7 +108,7 @@ one the answer in this form: <answer>\boxed{...}</answer>."""
 VERDICTS = ("CORRECT", "INCORRECT")
 JUDGEMENT = re.compile(
     r"(?s)\s*<step_verification>(?P<steps>.*)</step_verification>"
-    r"\s*<final_verification>(?P<final>[^<]*)</final_verification>\s*"
+    r"\s*<final_verification>(?P<final>(?:(?!\b(?i:not)\b)[^<])*)</final_verification>\s*"
 )
 
 
@@ -171,13 +173,13 @@ def judgement_reward(said: bool | None, for_m: bool) -> float:
 
 
 def advantages(rewards: torch.Tensor, groups: list) -> torch.Tensor:
-    """A = (r - mean) / (std + 1e-6) of each group; r itself of a row alone in its group, as in the
-    released code. (B,) rewards, NaN for rows of dropped questions, and a key per row -> (B,)
+    """A = (r - mean) / (std + 1e-6) of each group; 0 of a row alone in its group, where the
+    released code has r. (B,) rewards, NaN for rows of dropped questions, and a key per row -> (B,)
 
     >>> advantages(torch.tensor([2.0, 1.0, 2.0]), ["a", "a", "b"])
-    tensor([ 0.7071, -0.7071,  2.0000])
+    tensor([ 0.7071, -0.7071,  0.0000])
     """
-    return named_group_advantage(rewards, groups, keep_single=True)
+    return named_group_advantage(rewards, groups)
 
 
 # ------------------------------------------------------------------ the trainer

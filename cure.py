@@ -125,7 +125,8 @@ def parse_test(text: str) -> tuple[str, str] | None:
     """
     text = text.replace("\r\n", "\n")
     start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
-    _, given = last_part(text[:start], "**Test Input:**", r"\*\*Test Output:")
+    _, _, own = text[:start].rpartition("**Test Output:**")  # without the tests before it
+    _, given = last_part(own, "**Test Input:**", r"\*\*Test Output:")
     return (given, expected) if given and expected.strip() else None
 
 
