@@ -22,7 +22,8 @@ comparisons rightly, harder ones among them, and M_{t+1} learns from these. A ju
 by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
 
 What we changed and it matters (more in docs/self_taught.md)
-    1. The judge is one LoRA adapter on the base, M_0. To restart is to set its B to zero.
+    1. M_0 is the base, with a LoRA adapter that changes nothing and is never trained. The judge is
+       another one; to restart is to copy the first.
     2. The script changes one number of the question; the paper's model rewrites the instruction.
        The embedded model, which compares solutions by their calculations, hardly notices.
     3. Pairs without two different final answers are left out: they cannot be told apart.
@@ -36,6 +37,7 @@ import random
 import re
 from dataclasses import dataclass
 
+from common.adapters import copy_adapter
 from common.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
@@ -171,13 +173,11 @@ class SelfTaught(CoTrainer):
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        """The solver only plays at step 0, where the judge's adapter still is M_0, so it
-        needs no adapter.
-        """
+        """The solver is M_0."""
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
-            "judge": Player([], args.lr, judgement, reads=2 * solution, adapter="judge"),
-            "solver": Player([], args.lr, solution, adapter="judge"),
+            "judge": Player([], args.lr, judgement, reads=2 * solution),
+            "solver": Player([], 0.0, solution),
         }
 
     def step(self, rows):
@@ -217,12 +217,8 @@ class SelfTaught(CoTrainer):
         self.saved |= {"round": t, "lessons": lessons}
 
     def restart(self):
-        """The judge is M_0 again: an adapter changes nothing while its B is zero. Adam forgets its
-        moments, which belong to the judge that is gone.
-        """
-        for name, parameter in self.model.named_parameters():
-            if "lora_B.judge." in name:
-                parameter.data.zero_()
+        """The judge is M_0 again. Adam forgets its moments: they are of the judge that is gone."""
+        copy_adapter(self.model, "solver", "judge")
         self.optimizer.state.clear()
 
     def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
@@ -316,13 +312,15 @@ def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
 
 
 def true_pairs(trainer: SelfTaught, held_out: list[dict]) -> list[list[str]]:
-    """[question, right answer, wrong answer] of every question to which M_0 has written both."""
+    """[question, right answer, wrong answer] of every question to which M_0 has written both. What
+    has no answer, since it was cut, is no wrong one: a judge would tell it by its form.
+    """
     n = trainer.cfg.eval_samples
     answers = trainer.answers([row["question"] for row in held_out for _ in range(n)])
     pairs = []
     for row, texts in zip(held_out, grouped(answers, n)):
         right = [text for text in texts if is_correct(text, row["answer"])]
-        wrong = [text for text in texts if not is_correct(text, row["answer"])]
+        wrong = [y for y in texts if final_answer(y) and not is_correct(y, row["answer"])]
         pairs += [[row["question"], *two] for two in zip(right[:1], wrong[:1])]
     return pairs
 

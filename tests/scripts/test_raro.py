@@ -92,10 +92,10 @@ def test_a_step():
 
 
 BOX = r"<answer>\boxed{7}</answer>"
+STEP = "<step>x=7</step>"
 
 
-@pytest.mark.parametrize("text", ["", "no idea", "<step>x=7</step>", "<step>x=7</step>" + boxed(" "),
-                                  BOX, "<step> \n</step>" + BOX])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "no", STEP, STEP + boxed(" "), BOX, f"<step> \n</step>{BOX}"])
 def test_what_is_no_whole_solution_earns_nothing(text):
     """Though a critic takes it for the expert's, or calls it a tie."""
     trainer = given_texts([text, solution(8)] * 2, [boxed("tie")] * 8)
