@@ -299,7 +299,7 @@ class Maporl(CoTrainer):
             judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size
         return self.rollout("verifier", judged)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_debates(self, turns: list[Turn], right, score, bonus):
         for name, values in debate_metrics([turn.texts for turn in turns], right).items():
             self.log_mean(f"co/{name}", values)

@@ -235,7 +235,7 @@ class Raro(CoTrainer):
         ended = torch.isin(batch["completion_ids"], ends) & batch["completion_mask"].bool()
         return A * ended.any(1)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, pairs: list[dict], choices: list[str | None]):
         self.log_mean("policy/accuracy", [pair["right"] for pair in pairs])
         self.log_mean("critic/parsed", [choice is not None for choice in choices])

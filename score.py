@@ -204,7 +204,7 @@ class Score(CoTrainer):
         self.report_turns("entropy", entropy, batch)
         return (loss * mask).sum() / batch["num_items_in_batch"]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, first: dict, second: dict, r1: torch.Tensor, r2: torch.Tensor):
         one, two = r1.bool().tolist(), r2.bool().tolist()
         self.log_mean("first/accuracy", one)

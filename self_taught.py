@@ -271,7 +271,7 @@ class SelfTaught(CoTrainer):
         self.report_lessons(batch, logp)
         return -logp.sum() / batch["num_items_in_batch"]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_pairs(self, pairs):
         self.log_mean("co/better_right", [pair["right"][0] for pair in pairs])
         self.log_mean("co/worse_right", [pair["right"][1] for pair in pairs])

@@ -295,7 +295,7 @@ class Ssr(CoTrainer):
         passes = lambda run, b: run in out and same_output(out[run], b)  # noqa: E731
         return [torch.tensor([passes((p, a), b) for a, b in row["tests"]]) for p, row in tried]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, injector, valid, failed, s, right, right_again):
         rates = [rate for rate in s if rate is not None]
         lines = [len(reverted(bug.row["program"], bug.program)) for bug in valid]
