@@ -22,8 +22,8 @@ comparisons rightly, harder ones among them, and M_{t+1} learns from these. A ju
 by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
 
 What we changed and it matters (more in docs/self_taught.md)
-    1. M_0 is the base, with a LoRA adapter that changes nothing and is never trained. The judge is
-       another one; to restart is to copy the first.
+    1. The judge is one LoRA adapter on the base, M_0. To restart is to set it to what it was before
+       training, A and B.
     2. The script changes one number of the question; the paper's model rewrites the instruction.
        The embedded model, which compares solutions by their calculations, hardly notices.
     3. Pairs without two different final answers are left out: they cannot be told apart.
@@ -37,7 +37,6 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.adapters import copy_adapter
 from common.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
@@ -170,14 +169,18 @@ class SelfTaught(CoTrainer):
         super().__init__(*inputs)
         self.lessons_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"comparisons": [], "round": -1, "lessons": []}
+        # from the seed, so a resumed run has the same, too
+        self.untrained = [p.detach().clone() for p in self.parameters_of("judge")]
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
-        """The solver is M_0."""
+        """The solver only plays at step 0, where the judge's adapter still is M_0, so it
+        needs no adapter.
+        """
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
-            "judge": Player([], args.lr, judgement, reads=2 * solution),
-            "solver": Player([], 0.0, solution),
+            "judge": Player([], args.lr, judgement, reads=2 * solution, adapter="judge"),
+            "solver": Player([], args.lr, solution, adapter="judge"),
         }
 
     def step(self, rows):
@@ -218,7 +221,8 @@ class SelfTaught(CoTrainer):
 
     def restart(self):
         """The judge is M_0 again. Adam forgets its moments: they are of the judge that is gone."""
-        copy_adapter(self.model, "solver", "judge")
+        for parameter, value in zip(self.parameters_of("judge"), self.untrained):
+            parameter.data.copy_(value)
         self.optimizer.state.clear()
 
     def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
