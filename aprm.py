@@ -284,7 +284,7 @@ class Aprm(CoTrainer):
             if state := self.optimizer.state.get(p):  # empty before AdamW's first step
                 state["g"] = g
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_corruptor(self, rows, batch, edits, labels, accepted):
         self.log_mean("corruptor/unreadable", [edit is None for edit in edits])
         self.log_mean("corruptor/harmless", [y is not False for y, e in zip(labels, edits) if e])

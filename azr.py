@@ -364,7 +364,7 @@ class Azr(CoTrainer):
         """What f returns for each task's calls (program, input)."""
         return functions.call_each(self.sandbox, calls, self.cfg.time_limit)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_proposals(self, batch, references, joined, rates):
         runs = [i in joined and joined[i]["runs"] for i in range(len(references))]
         self.log_mean("proposer/valid", runs)

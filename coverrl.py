@@ -294,7 +294,7 @@ class CoVerRL(CoTrainer):
         self.set_rewards(batch, known)
         batch["advantages"] = advantages(batch["rewards"], keys)  # (B,)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, asked: list[Asked]):
         right = [[is_correct(t, one.gold) for t in one.texts] for one in asked]
         agrees = [[answer == one.m is not None for answer in one.answers] for one in asked]

@@ -296,7 +296,7 @@ class Cure(CoTrainer):
             for programs, tests in tasks
         ]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_tables(self, coder: dict, tester: dict, ran: "Ran", tests: list[list]):
         """In training a task's correct programs are the only oracle for its tests."""
         correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks

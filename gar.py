@@ -305,7 +305,7 @@ class Gar(CoTrainer):
         self.log_mean("discriminator/sft_loss", -logp[batch["completion_mask"].bool()])
         return batch
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_reasoner(self, batch: dict, solutions: list[list[Slice]], yes: list[list[float]]):
         means = torch.tensor([mean(verdicts) for verdicts in yes])  # (B,): R_s
         spread = means.reshape(-1, self.cfg.group_size).std(1)  # (P,)

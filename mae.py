@@ -334,7 +334,7 @@ class Mae(CoTrainer):
                 f"row. The run ends; its checkpoint is in {self.args.output_dir}."
             )
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_proposals(self, batch: dict, proposals: list[Proposal], good: list[Proposal]):
         for note, p in zip(batch["notes"], proposals):
             if p.question:

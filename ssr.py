@@ -331,7 +331,7 @@ class Ssr(CoTrainer):
         out = {run: r.output for run, r in zip(runs, results) if r.status is Status.OK}
         return [[out.get((p, given)) for given, _ in row["tests"]] for p, row in tried]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, injector, valid, failed, s, right, right_again):
         rates = [rate for rate in s if rate is not None]
         lines = [len(reverted(bug.row["program"], bug.program)) for bug in valid]

@@ -283,7 +283,7 @@ class Tango(CoTrainer):
         s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of its class)
         return s * len(s) / s.sum()
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_generator(self, rows, batch, judgements, alpha):
         # Here reward equals correctness. With a second reward, use is_correct.
         self.log_mean("generator/accuracy", batch["rewards"])

@@ -186,6 +186,17 @@ def in_one_form(answers: list[str | None]) -> list[str | None]:
     return [first.get(answer) for answer in answers]
 
 
+def without_thoughts(text: str) -> str:
+    """What follows the thoughts: nothing if a text was cut in them, whatever box it had quoted. One
+    that does not close them and yet ends in its answer stays as it is.
+
+    >>> without_thoughts("<think>Is it 8?</think>No: 7"), without_thoughts("<think>Is it 8?")
+    ('No: 7', '')
+    """
+    text = text.rpartition("</think>")[2]
+    return text if text.rstrip().endswith("</answer>") else text.partition("<think>")[0]
+
+
 # ------------------------------------------------------------------ steps
 def split_steps(text: str) -> list[str]:
     """The contents of all <step>...</step> blocks, in order."""
