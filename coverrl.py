@@ -54,7 +54,7 @@ from common.tasks.answers import (
     split_steps,
 )
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict, verify_prompt
+from common.tasks.verdicts import against_gold, read_verdict, verify_prompt
 
 import torch
 import tyro
@@ -330,14 +330,12 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
     again = iter(trainer.generate_all("corrector", prompts))
     final = [next(again) if said is False else text for _, text, (said, _) in read]
     base = trainer.saved.setdefault("base_solutions", first)  # step 0: the solver is the base
-    hits = {True: [], False: []}
-    for row, text, (said, _) in judged(trainer, held_out, base):
-        label = is_correct(text, row["answer"])
-        hits[label].append(said is label)
+    verdicts = [said for _, _, (said, _) in judged(trainer, held_out, base)]
+    labels = [is_correct(text, row["answer"]) for text, row in zip(base, held_out)]
     return result | {
         "solver/first": mean(right[::n]),
         "solver/final": mean([is_correct(x, row["answer"]) for x, row in zip(final, held_out)]),
-        "verifier/balanced_accuracy": mean([mean(values) for values in hits.values() if values]),
+        "verifier/balanced_accuracy": against_gold(verdicts, labels)["balanced_accuracy"],
     }
 
 

@@ -38,7 +38,7 @@ from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, read_verdict, verify_prompt
+from common.tasks.verdicts import against_gold, final_verdict, read_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
 
 import torch
@@ -332,17 +332,8 @@ class Tango(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def verdict_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
     """Final verdicts against gold. One that is not readable is wrong in both classes."""
-    finals = [judgement.final for judgement in judgements]
-    hits = {"tpr": [], "tnr": []}
-    for final, label in zip(finals, labels):
-        hits["tpr" if label else "tnr"].append(final is label)
-    rates = {name: mean(values) for name, values in hits.items() if values}  # of classes that occur
-    return {
-        "balanced_accuracy": mean(list(rates.values())),
-        **rates,
-        "says_correct": mean([final is True for final in finals]),
-        "parsed": mean([final is not None for final in finals]),
-    }
+    found = against_gold([judgement.final for judgement in judgements], labels)
+    return {name: x for name, x in found.items() if name not in ("accuracy", "best_constant")}
 
 
 def step_f1(gold: list[list[bool]], judgements: list[Judgement]) -> float:

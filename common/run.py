@@ -33,12 +33,13 @@ import time
 import traceback
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 from common.card import write_cards
-from common.checks import check_evaluation
+from common.checks import check_evaluation, keeping_state
 from common.errors import NOBODY, ScriptError, UserError, say
 from common.folder import claim, forget_older, release, write_whole
 from common.machine import on_gpu
@@ -130,7 +131,9 @@ def begin(model: str) -> PartialState:
     return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
 
 
-def mean(values: list) -> float:
+def mean(values: Iterable) -> float:
+    """0.0 of nothing; where that would say something wrong, a metric is left out."""
+    values = list(values)
     return sum(values) / max(1, len(values))
 
 
@@ -424,7 +427,8 @@ class Run(TrainerCallback):
         with torch.random.fork_rng(devices=cuda):
             torch.manual_seed(self.args.seed)  # for what the script draws itself
             trainer.asked_in_evaluation = Counter()  # for what `sample` draws
-            found = self.evaluate(trainer, trainer.held_out)
+            with keeping_state(trainer, "`evaluate`"):
+                found = self.evaluate(trainer, trainer.held_out)
             trainer.asked_in_evaluation = None
         check_evaluation(found)
         result = {f"eval/{key}": value for key, value in found.items()}

@@ -93,6 +93,24 @@ def sample_different(rng: random.Random, count: int, held_out: bool, make, steps
     return list(seen)
 
 
+# ------------------------------------------------------------------ prompts
+def misfit(prompt: str) -> str:
+    """In what a prompt differs from those with the same ending that the embedded model was taught;
+    "" if nothing is known to.
+    """
+    shown, _, end = prompt.strip().rpartition("\n")
+    opened, closed = shown.count("<step>"), shown.count("</step>")
+    number = re.fullmatch(r"Verify its (\d+) steps\.", end)
+    if number and int(number[1]) not in (opened, closed):
+        return f"{end!r} of {closed} steps"
+    if end == "Is it sound?" and not 1 <= max(opened, closed) <= 3:
+        return f"{end!r} of {closed} steps, instead of one to three in <step> tags"
+    parts = re.split(r"^Solution(?: \d)?:$", shown, flags=re.MULTILINE)[1:]
+    if not all("</step>" in part and "</answer>" in part for part in parts):
+        return f"{end!r} of a solution that is not whole, steps and answer in their tags"
+    return ""
+
+
 # ------------------------------------------------------------------ solutions
 def format_solution(steps: list[str], answer: int) -> str:
     lines = "".join(f"<step>{step}</step>\n" for step in steps)

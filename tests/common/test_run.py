@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 from common.errors import say
-from common.run import Run, plain_errors
+from common.run import Run, mean, plain_errors
 
 import pytest
 import torch
@@ -177,3 +177,8 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     with plain_errors():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
+
+
+def test_a_mean_is_one_of_anything_that_can_be_gone_through():
+    assert mean(x > 1 for x in (1, 2, 3, 4)) == 0.75 == mean({"a": 0.5, "b": 1.0}.values())
+    assert mean([]) == mean(iter(())) == 0.0
