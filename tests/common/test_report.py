@@ -421,12 +421,15 @@ def test_colours_show_each_part_and_keep_its_sign(browser, tmp_path):
         rollout(advantages=[A + s for s in own], components={"outcome": [A] * 3, "step": own})
         for A, own in zip((-2.0, 1.0), steps)
     ]
+    rows.append(rollout(player="judge", advantages=[2.0] * 3))  # whose advantage is no sum
     main(made_up(tmp_path / "run", accuracy(1), rows))
     look(browser, tmp_path / "run" / "report.html")
 
     def shades(part, colour):
         each(browser, f"input[value='{part}'], input[value='{colour}']", "e.click()")
-        return each(browser, "[data-row]", SHADES)
+        *shown, judge = each(browser, "[data-row]", SHADES)
+        assert judge == ([0] * 3 if colour == "within an answer" else [60] * 3)
+        return shown
 
     assert shades("advantage", "over the run") == [[-59.4, -60, -60], [30.3, 30.3, 30.6]]
     assert shades("step", "over the run") == [[60, -30, 0], [30, 30, 60]]
