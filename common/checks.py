@@ -26,10 +26,16 @@ ROLES = ("system", "user", "assistant", "tool")
 WARNED = set()  # sentences of this process
 
 
-def warn_once(sentence: str):
+def warn_once(sentence: str, more: str = ""):
+    """more: what differs each time, such as a text that is quoted."""
     if sentence not in WARNED:
         WARNED.add(sentence)
-        say(f"warning: {sentence}")
+        say(f"warning: {sentence}{more}")
+
+
+def ending(text: str) -> str:
+    """The last words of a text, quoted."""
+    return repr(" ".join(text.split()[-8:])[-160:])
 
 
 # ------------------------------------------------------------------ players
@@ -121,8 +127,8 @@ def check_prompts(trainer, name: str, prompts: list):
     endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
         warn_once(
-            f"the embedded model has not been taught to answer what the {name} is asked "
-            f"({texts[0][-40:]!r}); docs/your-own-script.md lists what it understands"
+            f"the embedded model has not been taught to answer what the {name} is asked",
+            f" ({ending(texts[0])}); docs/your-own-script.md lists what it understands",
         )
 
 
@@ -350,7 +356,7 @@ def check_learning(trainer, batch: dict, norm: float):
     trainer.idle[name] = 0 if norm > 0 else trainer.idle.get(name, 0) + 1
     if trainer.idle[name] == IDLE:
         what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
-        warn_once(f"{what}. {_what_helps(trainer, batch)}")
+        warn_once(what, f". {_what_helps(trainer, batch)}")
     values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
     if trainer.state.global_step == 0 and counts.sum() >= 16:
         share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
@@ -358,7 +364,7 @@ def check_learning(trainer, batch: dict, norm: float):
             what = (
                 f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn from"
             )
-            warn_once(f"{what}. {_what_helps(trainer, batch)}")
+            warn_once(what, f". {_what_helps(trainer, batch)}")
 
 
 def _what_helps(trainer, batch: dict) -> str:
@@ -370,7 +376,7 @@ def _what_helps(trainer, batch: dict) -> str:
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
-    return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
+    return f"One of its completions ends {ending(batch['texts'][0])}. What helps: {helps}."
 
 
 # ------------------------------------------------------------------ what a checkpoint keeps
