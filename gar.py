@@ -285,8 +285,8 @@ class Gar(CoTrainer):
             if self.cfg.model == "tiny" and self.cfg.dataset not in LEVELS:
                 helps = "The embedded model knows embedded questions only; take another --model."
             raise UserError(
-                f"step {self.state.global_step}: {silent:.0%} of the discriminator's judgements "
-                f"have no **YES** or **NO** in --judgement-tokens {self.cfg.judgement_tokens}. {helps}"
+                f"step {self.state.global_step}: {silent:.0%} of the judgements have no "
+                f"**YES** or **NO** within --judgement-tokens {self.cfg.judgement_tokens}. {helps}"
             )
 
     def sft_batch(self, count: int) -> dict:

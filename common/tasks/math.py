@@ -102,9 +102,7 @@ def split(
         counts = f"{len(rows)} training and {len(held_out)} held-out questions"
         raise UserError(f"--dataset {dataset}: {counts}; both are needed.")
     if len(held_out) < held_out_count:
-        counts = (
-            f"{len(held_out)} rows are held out, fewer than the {held_out_count} asked for"
-        )
+        counts = f"{len(held_out)} rows are held out, fewer than the {held_out_count} asked for"
         say(f"--dataset {dataset}: {counts}.")
     random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
     random.Random(0).shuffle(held_out)
