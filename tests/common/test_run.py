@@ -177,3 +177,13 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     with plain_errors():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
+
+
+def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):
+    """Nothing to reward, for the evaluation is cut, and a player who will not be trained."""
+    shown = brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 1))
+    before, _, _ = shown.partition("step 1/1")
+    assert "note: all --steps 1 are --ver-warmup; the generator will not be trained" in before
+    (note,) = [line for line in before.splitlines() if " 0 before training" in line]
+    assert "generator/accuracy, " in note and "verifier/parsed 0 before" in note
+    assert "python -m common.warm_up tango.py" in note and "curves name" not in shown
