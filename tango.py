@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 from common.advantage import group_advantage, return_to_go
 from common.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.errors import UserError, say
 from common.launch import launch
 from common.run import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
@@ -410,6 +410,9 @@ TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifie
 
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
+    both = args.generator == args.verifier == "co-trained"
+    if both and args.steps <= args.ver_warmup:
+        say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
     launch(Tango, args, load_for_steps, evaluate, curves, solve_prompt, args.group_size)
 
 

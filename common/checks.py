@@ -28,10 +28,16 @@ TRLS = "completion completions completion_ids prompts trainer_state log_extra lo
 WARNED = set()  # sentences of this process
 
 
-def warn_once(sentence: str):
+def warn_once(sentence: str, more: str = ""):
+    """more: what differs each time, such as a text that is quoted."""
     if sentence not in WARNED:
         WARNED.add(sentence)
-        say(f"warning: {sentence}")
+        say(f"warning: {sentence}{more}")
+
+
+def ending(text: str) -> str:
+    """The last words of a text, quoted."""
+    return repr(" ".join(text.split()[-8:])[-160:])
 
 
 # ------------------------------------------------------------------ players
@@ -127,8 +133,8 @@ def check_prompts(trainer, name: str, prompts: list):
     endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
         warn_once(
-            f"the embedded model has not been taught to answer what the {name} is asked "
-            f"({texts[0][-40:]!r}); docs/your-own-script.md lists what it understands"
+            f"the embedded model has not been taught to answer what the {name} is asked",
+            f" ({ending(texts[0])}); docs/your-own-script.md lists what it understands",
         )
     odd = [found for text in texts if (found := misfit(text))]
     if trainer.cfg.model == "tiny" and len(odd) > len(texts) / 2:
@@ -388,13 +394,13 @@ def check_learning(trainer, batch: dict, norm: float):
         trainer.idle[key] = trainer.idle.get(key, 0) + 1 if idle else 0
         if trainer.idle[key] == IDLE:
             what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
-            warn_once(f"{what}. {_what_helps(trainer, part)}")
+            warn_once(what, f". {_what_helps(trainer, part)}")
         values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
         if trainer.state.global_step == 0 and counts.sum() >= 16:
             share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
             if share >= 0.95:
-                what = f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing"
-                warn_once(f"{what} to learn from. {_what_helps(trainer, part)}")
+                what = f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn"
+                warn_once(f"{what} from", f". {_what_helps(trainer, part)}")
 
 
 def _rollouts(batch: dict) -> list[tuple]:
@@ -418,7 +424,7 @@ def _what_helps(trainer, batch: dict) -> str:
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
-    return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
+    return f"One of its completions ends {ending(batch['texts'][0])}. What helps: {helps}."
 
 
 # ------------------------------------------------------------------ what a checkpoint keeps

@@ -255,6 +255,9 @@ def versions(model: str) -> dict:
 
 
 # ------------------------------------------------------------------ what a run shows
+NEEDED = re.compile("/(accuracy|parsed)$")  # shares; at 0 hardly anything is rewarded
+
+
 class Run(TrainerCallback):
     """What all scripts have around the loop: lines, evaluation, samples, Ctrl-C."""
 
@@ -342,7 +345,9 @@ class Run(TrainerCallback):
         """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known = {key.removeprefix("eval/") for row in rows for key in row}
-        for key in itertools.chain(*self.curves.values()):
+        page = Path(__file__).parent.parent / "docs" / f"{self.name}.md"
+        # of a script with a page the names are tested: what is missing there had nothing to measure
+        for key in itertools.chain(*self.curves.values()) if not page.exists() else ():
             if key not in known:
                 similar = difflib.get_close_matches(key, known, 1, cutoff=0.8)
                 hint = f"; is it {similar[0]}?" if similar else ""
@@ -442,6 +447,12 @@ class Run(TrainerCallback):
             self._write(step, result)
             shown = "  ".join(f"{key} {value:.3f}" for key, value in found.items())
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
+            none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
+            if step == 0 and none:
+                warm_up = f"python -m common.warm_up {self.name}.py --help"
+                say(
+                    f"note: {', '.join(none)} 0 before training; what helps is a warm-up: {warm_up}"
+                )
             write_report(self.folder)
         return logs
 

@@ -231,6 +231,14 @@ def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     assert said[1].startswith("warning: 3 updates in a row of the cat had no gradient")
 
 
+def test_a_warning_that_quotes_comes_once_and_in_whole_words(trainer, capsys):
+    for name in ("Anna", "Ben"):
+        asked = f"{name} has red marbles and extraordinarily little understanding of subtraction"
+        checks.check_prompts(trainer, "ann", [[user(asked)]])
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "('red marbles and extraordinarily little understanding of subtraction')" in said
+
+
 @pytest.mark.parametrize("name", ["step", "eval/ann/accuracy"])
 def test_metrics_begin_with_a_name_that_is_free(trainer, name):
     with pytest.raises(ScriptError, match=f"log_mean: '{name}' must begin with a player's name"):
