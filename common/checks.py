@@ -399,8 +399,8 @@ def check_learning(trainer, batch: dict, norm: float):
         if trainer.state.global_step == 0 and counts.sum() >= 16:
             share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
             if share >= 0.95:
-                what = f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn"
-                warn_once(f"{what} from", f". {_what_helps(trainer, part)}")
+                what = f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing"
+                warn_once(f"{what} to learn from", f". {_what_helps(trainer, part)}")
 
 
 def _rollouts(batch: dict) -> list[tuple]:
