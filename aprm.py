@@ -37,11 +37,11 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
 from common.tasks.equations import equations_hold
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict, verify_prompt
+from common.tasks.verdicts import against_gold, read_verdict, verify_prompt
 from common.tiny import tasks
 from common.tiny.demonstrations import GOLD, misconception, parse_step, tone, write_steps
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
@@ -284,7 +284,7 @@ class Aprm(CoTrainer):
             if state := self.optimizer.state.get(p):  # empty before AdamW's first step
                 state["g"] = g
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_corruptor(self, rows, batch, edits, labels, accepted):
         self.log_mean("corruptor/unreadable", [edit is None for edit in edits])
         self.log_mean("corruptor/harmless", [y is not False for y, e in zip(labels, edits) if e])
@@ -333,9 +333,8 @@ def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
     marks = [parse_marks(text, len(own)) for text, own in zip(texts, steps)]
     right = [is_correct(text, row["answer"]) for text, row in zip(solutions, rows)]
     accepted = [of and all(of) for of in marks]  # solutions; if none is readable, neither way
-    rates = [[a is y for a, y in zip(accepted, right) if y is of] for of in (True, False)]
-    figures = {"balanced_accuracy": mean([mean(hits) for hits in rates if hits])}
-    figures["parsed"] = mean([of is not None for of in marks])
+    found = against_gold(accepted, right)
+    figures = {name: found[name] for name in ("balanced_accuracy", "parsed")}
     labels = [gold_steps(row["question"], text) for row, text in zip(rows, solutions)]
     if None not in labels:  # all questions are embedded ones
         sure = [[y if sounds_sure(s) else None for s, y in zip(*of)] for of in zip(steps, labels)]

@@ -282,11 +282,12 @@ class Azr(CoTrainer):
         return batch
 
     def admitted(self, proposals: list[dict | None]) -> dict[int, dict]:
-        """Row -> task with outputs, of the proposals that pass --gate."""
+        """Row -> task with outputs, of the proposals that pass --gate and are not held out."""
         passes, joined = GATES[self.cfg.gate], {}
         for i, (proposal, task) in enumerate(zip(proposals, self.executed(proposals))):
             key = f"{self.cfg.seed} {self.state.global_step} {i} {proposal}"
-            if task and passes(task, random.Random(key).random() < self.cfg.leak):
+            new = task and bare(task["program"]) not in self.never
+            if new and passes(task, random.Random(key).random() < self.cfg.leak):
                 joined[i] = task
         self.guess_outputs([task for task in joined.values() if not task["runs"]])
         return joined
@@ -319,8 +320,8 @@ class Azr(CoTrainer):
         return [mean(hits) for hits in grouped(self.right([*zip(tries, answers)]), n)]
 
     def join(self, tasks):
-        """Add everyone's tasks, but no held-out program; a full buffer drops its oldest."""
-        tasks = self.gather([task for task in tasks if bare(task["program"]) not in self.never])
+        """Add everyone's tasks; a full buffer drops its oldest."""
+        tasks = self.gather([*tasks])
         for kind in self.kinds:
             buffer, new = self.saved["buffers"][kind], [t for t in tasks if t["kind"] == kind]
             buffer += new
@@ -363,7 +364,7 @@ class Azr(CoTrainer):
         """What f returns for each task's calls (program, input)."""
         return functions.call_each(self.sandbox, calls, self.cfg.time_limit)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_proposals(self, batch, references, joined, rates):
         runs = [i in joined and joined[i]["runs"] for i in range(len(references))]
         self.log_mean("proposer/valid", runs)

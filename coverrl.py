@@ -54,7 +54,7 @@ from common.tasks.answers import (
     split_steps,
 )
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict, verify_prompt
+from common.tasks.verdicts import against_gold, read_verdict, verify_prompt
 
 import torch
 import tyro
@@ -71,7 +71,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """N, solutions of a question that vote (paper: 32)"""
     group_size: GroupSize = 8
     """T, those of them that are trained on (paper: 16)"""
-    checks: Count = 4
+    checks: GroupSize = 4
     """M, at most so many judgements in V+, and as many in V- (paper: 8)"""
     corrections: CountOrZero = 2
     """K, corrected solutions after a judgement that says INCORRECT (paper: 6; ablation: 0)"""
@@ -92,6 +92,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.group_size > self.samples:
             most = f"must be at most --samples {self.samples}"
             raise UserError(f"--group-size {self.group_size} {most}.")
+        if self.corrections == 1:  # they are compared with each other
+            raise UserError("--corrections 1 must be at least 2, or 0.")
         if self.verifier == "none" and self.filter == "coin":
             raise UserError("--verifier none, --filter coin: nothing says how many to keep.")
         if self.questions == 1 and self.filter == "coin":
@@ -106,7 +108,7 @@ one the answer in this form: <answer>\boxed{...}</answer>."""
 VERDICTS = ("CORRECT", "INCORRECT")
 JUDGEMENT = re.compile(
     r"(?s)\s*<step_verification>(?P<steps>.*)</step_verification>"
-    r"\s*<final_verification>(?P<final>[^<]*)</final_verification>\s*"
+    r"\s*<final_verification>(?P<final>(?:(?!\b(?i:not)\b)[^<])*)</final_verification>\s*"
 )
 
 
@@ -171,13 +173,13 @@ def judgement_reward(said: bool | None, for_m: bool) -> float:
 
 
 def advantages(rewards: torch.Tensor, groups: list) -> torch.Tensor:
-    """A = (r - mean) / (std + 1e-6) of each group; r itself of a row alone in its group, as in the
-    released code. (B,) rewards, NaN for rows of dropped questions, and a key per row -> (B,)
+    """A = (r - mean) / (std + 1e-6) of each group; 0 of a row alone in its group, where the
+    released code has r. (B,) rewards, NaN for rows of dropped questions, and a key per row -> (B,)
 
     >>> advantages(torch.tensor([2.0, 1.0, 2.0]), ["a", "a", "b"])
-    tensor([ 0.7071, -0.7071,  2.0000])
+    tensor([ 0.7071, -0.7071,  0.0000])
     """
-    return named_group_advantage(rewards, groups, keep_single=True)
+    return named_group_advantage(rewards, groups)
 
 
 # ------------------------------------------------------------------ the trainer
@@ -292,7 +294,7 @@ class CoVerRL(CoTrainer):
         self.set_rewards(batch, known)
         batch["advantages"] = advantages(batch["rewards"], keys)  # (B,)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, asked: list[Asked]):
         right = [[is_correct(t, one.gold) for t in one.texts] for one in asked]
         agrees = [[answer == one.m is not None for answer in one.answers] for one in asked]
@@ -328,14 +330,12 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
     again = iter(trainer.generate_all("corrector", prompts))
     final = [next(again) if said is False else text for _, text, (said, _) in read]
     base = trainer.saved.setdefault("base_solutions", first)  # step 0: the solver is the base
-    hits = {True: [], False: []}
-    for row, text, (said, _) in judged(trainer, held_out, base):
-        label = is_correct(text, row["answer"])
-        hits[label].append(said is label)
+    verdicts = [said for _, _, (said, _) in judged(trainer, held_out, base)]
+    labels = [is_correct(text, row["answer"]) for text, row in zip(base, held_out)]
     return result | {
         "solver/first": mean(right[::n]),
         "solver/final": mean([is_correct(x, row["answer"]) for x, row in zip(final, held_out)]),
-        "verifier/balanced_accuracy": mean([mean(values) for values in hits.values() if values]),
+        "verifier/balanced_accuracy": against_gold(verdicts, labels)["balanced_accuracy"],
     }
 
 

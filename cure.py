@@ -125,7 +125,8 @@ def parse_test(text: str) -> tuple[str, str] | None:
     """
     text = text.replace("\r\n", "\n")
     start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
-    _, given = last_part(text[:start], "**Test Input:**", r"\*\*Test Output:")
+    _, _, own = text[:start].rpartition("**Test Output:**")  # without the tests before it
+    _, given = last_part(own, "**Test Input:**", r"\*\*Test Output:")
     return (given, expected) if given and expected.strip() else None
 
 
@@ -295,7 +296,7 @@ class Cure(CoTrainer):
             for programs, tests in tasks
         ]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_tables(self, coder: dict, tester: dict, ran: "Ran", tests: list[list]):
         """In training a task's correct programs are the only oracle for its tests."""
         correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks

@@ -371,7 +371,7 @@ class DeepSeekMath(CoTrainer):
         rng.shuffle(drawn)
         return self.my_share(drawn)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_verifier(self, rows, batch, analyses, R_meta):
         of_all = self.gather(rows), self.gather(analyses)  # a share of all, not the mean of shares
         for name, value in analysis_metrics(*of_all, meta_quality).items():

@@ -53,7 +53,7 @@ from common.tasks.answers import grouped, is_correct, prompt, solve, solve_promp
 from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_first_verdict
-from common.tiny.tasks import gold_steps
+from common.tiny.tasks import LEVELS, gold_steps
 
 import torch
 import tyro
@@ -281,10 +281,12 @@ class Gar(CoTrainer):
         silent = mean([v is None for v in verdicts])
         self.log_mean("discriminator/silent", silent)
         if silent > self.cfg.silent_share:
+            helps = "Train it first (--sft-labels), or allow longer judgements."
+            if self.cfg.model == "tiny" and self.cfg.dataset not in LEVELS:
+                helps = "The embedded model knows embedded questions only; take another --model."
             raise UserError(
-                f"step {self.state.global_step}: {silent:.0%} of the discriminator's judgements "
-                f"have no **YES** or **NO** within --judgement-tokens {self.cfg.judgement_tokens}. "
-                f"Train it first (--sft-labels), or allow longer judgements."
+                f"step {self.state.global_step}: {silent:.0%} of the judgements have no "
+                f"**YES** or **NO** within --judgement-tokens {self.cfg.judgement_tokens}. {helps}"
             )
 
     def sft_batch(self, count: int) -> dict:
@@ -305,7 +307,7 @@ class Gar(CoTrainer):
         self.log_mean("discriminator/sft_loss", -logp[batch["completion_mask"].bool()])
         return batch
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_reasoner(self, batch: dict, solutions: list[list[Slice]], yes: list[list[float]]):
         means = torch.tensor([mean(verdicts) for verdicts in yes])  # (B,): R_s
         spread = means.reshape(-1, self.cfg.group_size).std(1)  # (P,)

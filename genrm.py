@@ -293,7 +293,7 @@ class GenRM(CoTrainer):
         logps = self.log_probs("verifier", batch).sum(1)  # (B * 2 * forms,), sums over tokens
         return p_yes(logps.reshape(len(begun), 2, -1)).tolist()
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_rows(self, batch, logp):
         tokens = batch["completion_mask"].bool()  # (b, T)
         solves = batch["solves"][:, None]  # (b, 1)

@@ -47,6 +47,7 @@ from common.run.session import mean, plain_errors
 from common.tasks.answers import boxed, grouped, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
+from common.tasks.verdicts import against_gold
 from common.tiny.tasks import parse_question
 
 import torch
@@ -334,7 +335,7 @@ class Mae(CoTrainer):
                 f"row. The run ends; its checkpoint is in {self.args.output_dir}."
             )
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_proposals(self, batch: dict, proposals: list[Proposal], good: list[Proposal]):
         for note, p in zip(batch["notes"], proposals):
             if p.question:
@@ -421,9 +422,7 @@ def evaluate_judge(trainer: Mae, held_out: list[dict], texts, right) -> dict[str
 
 def balanced_accuracy(V: list[float | None], right: list[bool]) -> float:
     """V >= 0.5 taken for "right": the mean over both classes. No score is wrong in both."""
-    good = [v is not None and v >= 0.5 for v, r in zip(V, right) if r]
-    bad = [v is not None and v < 0.5 for v, r in zip(V, right) if not r]
-    return mean([mean(hits) for hits in (good, bad) if hits])
+    return against_gold([None if v is None else v >= 0.5 for v in V], right)["balanced_accuracy"]
 
 
 def rank_agreement(V: list[float | None], right: list[bool]) -> float:

@@ -26,13 +26,14 @@ So an agent is rewarded for what the other makes of its text, and not only for b
 --placebo an agent reads a solution of another question instead: a text that misleads.
 
 What we changed and it matters (more in docs/maporl.md)
-    1. The signs of the influence terms are as the paper means them; in the released code they are
-       the other way round, which rewards misleading (--influence-sign released).
+    1. The influence terms, alpha2 and alpha3, are as the paper means them. In the released code
+       (--influence-sign released) the first turn has none, so with two turns there are none at all;
+       with three the middle turn's have the other sign, which rewards misleading.
     2. Group advantages of GRPO, without value heads: one agent's solutions in one turn are compared
        over the K debates of a question.
     3. The agents do not see the verifier's scores.
-    4. A solution without an answer has V = 0 (--verifier answer); in the released code -10, which
-       the other agent is charged for, too.
+    4. A solution without an answer has V = 0, whatever --verifier says; in the released code -10,
+       which the other agent is charged for, too.
 
 Shapes: P questions, K debates each, B = P * K; T turns.
 """
@@ -46,7 +47,15 @@ from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import mean, plain_errors
-from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
+from common.tasks.answers import (
+    boxed,
+    final_answer,
+    is_correct,
+    prompt,
+    solve_prompt,
+    split_steps,
+    without_thoughts,
+)
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import final_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, sounds_sure
@@ -83,7 +92,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     alpha3: Weight = 0.5
     """bonus for an influence that one's own answer explains"""
     influence_sign: Literal["intended", "released"] = "intended"
-    """released: an agent is rewarded where the other one goes wrong after it"""
+    """released: no influence term in turn 1, and in the middle one of three turns an agent is
+    rewarded where the other one goes wrong after it"""
     verifier: Literal["answer", "frozen", "co-trained"] = "answer"
     """who says V: the gold answer; a model that is not trained, or one that learns from it. Bonuses
     are by the gold answer always"""
@@ -121,12 +131,12 @@ def debate_prompt(question: str, own: str, other: str) -> list[dict]:
 
 
 def shown(text: str) -> str:
-    r"""A solution as others see it and as it is judged: without its thoughts, cut or not.
+    r"""A solution as others see it and as it is judged: without its thoughts.
 
     >>> shown("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7</step>"), shown("<think>\nIs it 8")
     ('<step>3+4=7</step>', '')
     """
-    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
+    return without_thoughts(text).strip()
 
 
 def about_another(rows: list[dict], texts: list[str]) -> list[str]:
@@ -160,12 +170,13 @@ def scores(V: torch.Tensor, gamma: float) -> torch.Tensor:
     return result
 
 
-def bonuses(right: torch.Tensor, alphas: list[float], influence_sign: int = 1) -> torch.Tensor:
+def bonuses(right: torch.Tensor, alphas: list[float], released: bool = False) -> torch.Tensor:
     """For changes of mind, one's own and the other's: (T, 2, B) of 0 and 1 -> (T, 2, B).
 
-    influence_sign: 1 as the paper means it, -1 as the released code has it.
+    released: the influence terms as in the released code, not as the paper means them.
     """
     alpha0, alpha1, alpha2, alpha3 = alphas
+    first, sign = (1, -1) if released else (0, 1)  # the turn from which there are influence terms
     T, result = len(right), torch.zeros_like(right)
     for t in range(T):
         for agent in range(2):
@@ -175,11 +186,11 @@ def bonuses(right: torch.Tensor, alphas: list[float], influence_sign: int = 1) -
                 # with the other: persuaded by one who was right, misled by one who was wrong
                 followed = others[t - 1] == mine[t]
                 result[t, agent] += change * torch.where(followed, alpha0, alpha1)
-            if t < T - 1:  # the other's change after my text
+            if first <= t < T - 1:  # the other's change after my text
                 change = others[t + 1] - others[t]
                 # my answer explains it: right before it became right, wrong before wrong
                 explained = mine[t] == others[t + 1]
-                result[t, agent] += influence_sign * change * torch.where(explained, alpha3, alpha2)
+                result[t, agent] += sign * change * torch.where(explained, alpha3, alpha2)
     return result
 
 
@@ -226,8 +237,8 @@ class Maporl(CoTrainer):
         right = torch.tensor([turn.right for turn in turns]).float()  # (T, 2, B)
         V = right if cfg.verifier == "answer" else self.verify(rows, turns)  # (T, 2, B)
         alphas = [cfg.alpha0, cfg.alpha1, cfg.alpha2, cfg.alpha3]
-        sign = 1 if cfg.influence_sign == "intended" else -1
-        score, bonus = scores(V, cfg.gamma), bonuses(right, alphas, sign)  # (T, 2, B) each
+        bonus = bonuses(right, alphas, cfg.influence_sign == "released")  # (T, 2, B)
+        score = scores(V, cfg.gamma)  # (T, 2, B)
         groups = [i // K if cfg.pool == "question" else 0 for i in range(len(rows))]
         for t, turn in enumerate(turns):
             for agent, batch in enumerate(turn.batches):
@@ -266,14 +277,15 @@ class Maporl(CoTrainer):
         return Turn(batches, texts, right)
 
     def verify(self, rows: list[dict], turns: list[Turn]) -> torch.Tensor:
-        """V (T, 2, B) of 0 and 1: which solutions the verifier accepts."""
+        """V (T, 2, B) of 0 and 1: which solutions have an answer and are accepted."""
         texts = [text for turn in turns for own in turn.texts for text in own]
         right = [hit for turn in turns for own in turn.right for hit in own]
         questions = [row["question"] for row in rows] * (2 * len(turns))
         prompts = [verify_prompt(q, text) for q, text in zip(questions, texts)]
-        V = [final_verdict(text) is True for text in self.generate("verifier", prompts)]
-        self.log_mean("verifier/accuracy", [v == hit for v, hit in zip(V, right)])
-        self.log_mean("verifier/wrong_accepted", [v for v, hit in zip(V, right) if not hit])
+        said = [final_verdict(text) is True for text in self.generate("verifier", prompts)]
+        self.log_mean("verifier/accuracy", [yes == hit for yes, hit in zip(said, right)])
+        self.log_mean("verifier/wrong_accepted", [yes for yes, hit in zip(said, right) if not hit])
+        V = [yes and final_answer(text) is not None for yes, text in zip(said, texts)]
         if self.cfg.dataset in LEVELS:  # by `!` a step wins an untrained verifier's trust
             self.log_mean("co/sounds_sure", [sounds_sure(s) for x in texts for s in split_steps(x)])
         return torch.tensor(V).float().reshape(len(turns), 2, len(rows))
@@ -287,7 +299,7 @@ class Maporl(CoTrainer):
             judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size
         return self.rollout("verifier", judged)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_debates(self, turns: list[Turn], right, score, bonus):
         for name, values in debate_metrics([turn.texts for turn in turns], right).items():
             self.log_mean(f"co/{name}", values)

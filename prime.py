@@ -357,7 +357,7 @@ class Prime(CoTrainer):
         tried, queue["waiting"] = queue["waiting"][:P], queue["waiting"][P:]
         return tried
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_prm(self, d, outcome, mask):
         """Called from the loss; once the PRM is frozen, from scoring."""
         says_correct = (d * mask).sum(1) > 0  # (b,)

@@ -23,7 +23,8 @@ What we changed and it matters (more in docs/raro.md)
     1. The critic is shown steps and answers of both sides, in one form, so that the form does not
        say who wrote which. The paper's critic sees final answers, without the reasoning.
     2. The critic judges a solution once for the policy's reward, and G times for its own.
-    3. A judgement that names nobody earns 0, and gives the policy 0.
+    3. A judgement that names nobody earns 0, and gives the policy 0. So does a solution without
+       steps, for the critic is shown steps, or without an answer, whatever the critic says.
     4. The loss is a mean over all tokens of the batch; the paper divides by a constant.
 
 Shapes: P questions, K solutions each; C pairs, G judgements each; T tokens.
@@ -40,7 +41,15 @@ from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import mean, plain_errors
-from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.answers import (
+    boxed,
+    final_answer,
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+)
 from common.tasks.math import load_for_steps
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_verdict
@@ -88,6 +97,13 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     judgement_tokens: Tokens = per_model(tiny=176, real=1024)
     """length limit of a judgement"""
 
+    def check(self):
+        if self.pairs > self.questions * self.group_size:
+            raise UserError(
+                f"--pairs {self.pairs}: a step makes --questions {self.questions} * --group-size "
+                f"{self.group_size} new ones, each of which is drawn once at most."
+            )
+
 
 # ------------------------------------------------------------------ prompts and parsing
 COMPARE = r"""You are given a problem and two solutions. One of them was written by an expert. Check
@@ -110,6 +126,11 @@ def shown(text: str) -> str:
     """
     *steps, answer = (" ".join(x.split()) for x in [*split_steps(text), boxed(text) or ""])
     return "".join(f"<step>{x}</step>\n" for x in steps) + rf"<answer>\boxed{{{answer}}}</answer>"
+
+
+def is_whole(text: str) -> bool:
+    """Whether a solution has an answer and a step that is not empty."""
+    return final_answer(text) is not None and any(map(str.strip, split_steps(text)))
 
 
 def parse_choice(text: str) -> str | None:
@@ -165,7 +186,8 @@ class Raro(CoTrainer):
         pairs = [pair_of(row, text, rng.choice("12")) for row, text in zip(rows, policy["texts"])]
         choices = self.judged(pairs, rng)  # B
         rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
-        self.set_rewards(policy, rewards)
+        whole = map(is_whole, policy["texts"])
+        self.set_rewards(policy, [r if w else 0.0 for r, w in zip(rewards, whole)])
         policy["advantages"] = cfg.weight_pol * self.advantages(policy)  # (B,)
         self.report_step(pairs, choices)
         batches = [policy]
@@ -193,7 +215,7 @@ class Raro(CoTrainer):
         share, done = cfg.pairs * cfg.old_share, self.state.global_step
         old = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
         old = min(old, len(buffer))
-        drawn = rng.sample(buffer, old) + rng.choices(new, k=cfg.pairs - old)
+        drawn = rng.sample(buffer, old) + rng.sample(new, cfg.pairs - old)
         rows = [
             {"prompt": asked(pair), "expert": pair["expert"], "tau_crit": cfg.tau_crit}
             for pair in drawn
@@ -213,7 +235,7 @@ class Raro(CoTrainer):
         ended = torch.isin(batch["completion_ids"], ends) & batch["completion_mask"].bool()
         return A * ended.any(1)
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, pairs: list[dict], choices: list[str | None]):
         self.log_mean("policy/accuracy", [pair["right"] for pair in pairs])
         self.log_mean("critic/parsed", [choice is not None for choice in choices])

@@ -51,7 +51,14 @@ from common.run.args import (
 )
 from common.run.launch import launch
 from common.run.session import mean, plain_errors
-from common.tasks.answers import boxed, is_correct, prompt, solve_prompt, split_steps
+from common.tasks.answers import (
+    boxed,
+    is_correct,
+    prompt,
+    solve_prompt,
+    split_steps,
+    without_thoughts,
+)
 from common.tasks.math import load_for_steps
 
 import torch
@@ -97,17 +104,6 @@ the last one the answer in this form: <answer>\boxed{...}</answer>."""
 def again_prompt(question: str, first: str) -> list[dict]:
     """The second turn: the same words whether the first try is right or not."""
     return prompt(AGAIN, f"Problem: {question}\nSolution:\n{first}\nTry again.")
-
-
-def without_thoughts(text: str) -> str:
-    r"""What follows the thoughts: nothing if a try was cut in them, whatever box it had quoted. One
-    that does not close them and yet ends in its answer stays as it is.
-
-    >>> without_thoughts("<think>Is it 8?</think>No: 7"), without_thoughts("<think>Is it 8?")
-    ('No: 7', '')
-    """
-    text = text.rpartition("</think>")[2]
-    return text if text.rstrip().endswith("</answer>") else text.partition("<think>")[0]
 
 
 def content(text: str) -> tuple | str:
@@ -217,7 +213,7 @@ class Score(CoTrainer):
         self.report_turns("entropy", entropy, batch)
         return (loss * mask).sum() / batch["num_items_in_batch"]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, first: dict, second: dict, r1: torch.Tensor, r2: torch.Tensor):
         one, two = r1.bool().tolist(), r2.bool().tolist()
         self.log_mean("first/accuracy", one)

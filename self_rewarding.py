@@ -300,7 +300,7 @@ class SelfRewarding(CoTrainer):
         self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
         return losses.sum() / self.pairs_per_step
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_round(self, answers, readings, pairs):
         self.log_mean("solver/accuracy", [a["right"] for a in answers])
         self.log_mean("solver/length", [len(a["ids"]) for a in answers])

@@ -22,7 +22,8 @@ comparisons rightly, harder ones among them, and M_{t+1} learns from these. A ju
 by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
 
 What we changed and it matters (more in docs/self_taught.md)
-    1. The judge is one LoRA adapter on the base, M_0. To restart is to set its B to zero.
+    1. The judge is one LoRA adapter on the base, M_0. To restart is to set it to what it was before
+       training, A and B.
     2. The script changes one number of the question; the paper's model rewrites the instruction.
        The embedded model, which compares solutions by their calculations, hardly notices.
     3. Pairs without two different final answers are left out: they cannot be told apart.
@@ -168,6 +169,8 @@ class SelfTaught(CoTrainer):
         super().__init__(*inputs)
         self.lessons_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"comparisons": [], "round": -1, "lessons": []}
+        # from the seed, so a resumed run has the same, too
+        self.untrained = [p.detach().clone() for p in self.parameters_of("judge")]
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
@@ -217,12 +220,9 @@ class SelfTaught(CoTrainer):
         self.saved |= {"round": t, "lessons": lessons}
 
     def restart(self):
-        """The judge is M_0 again: an adapter changes nothing while its B is zero. Adam forgets its
-        moments, which belong to the judge that is gone.
-        """
-        for name, parameter in self.model.named_parameters():
-            if "lora_B.judge." in name:
-                parameter.data.zero_()
+        """The judge is M_0 again. Adam forgets its moments: they are of the judge that is gone."""
+        for parameter, value in zip(self.parameters_of("judge"), self.untrained):
+            parameter.data.copy_(value)
         self.optimizer.state.clear()
 
     def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
@@ -275,7 +275,7 @@ class SelfTaught(CoTrainer):
         self.report_lessons(batch, logp)
         return -logp.sum() / batch["num_items_in_batch"]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_pairs(self, pairs):
         self.log_mean("co/better_right", [pair["right"][0] for pair in pairs])
         self.log_mean("co/worse_right", [pair["right"][1] for pair in pairs])
@@ -316,13 +316,15 @@ def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
 
 
 def true_pairs(trainer: SelfTaught, held_out: list[dict]) -> list[list[str]]:
-    """[question, right answer, wrong answer] of every question to which M_0 has written both."""
+    """[question, right answer, wrong answer] of every question to which M_0 has written both. What
+    has no answer, since it was cut, is no wrong one: a judge would tell it by its form.
+    """
     n = trainer.cfg.eval_samples
     answers = trainer.answers([row["question"] for row in held_out for _ in range(n)])
     pairs = []
     for row, texts in zip(held_out, grouped(answers, n)):
         right = [text for text in texts if is_correct(text, row["answer"])]
-        wrong = [text for text in texts if not is_correct(text, row["answer"])]
+        wrong = [y for y in texts if final_answer(y) and not is_correct(y, row["answer"])]
         pairs += [[row["question"], *two] for two in zip(right[:1], wrong[:1])]
     return pairs
 

@@ -270,7 +270,7 @@ class Spin(CoTrainer):
             )
         return self.lr_scheduler
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_opponent(self, rows: list[dict], pairs: list[dict]):
         ids = [pair["generated"] for pair in pairs]
         texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)

@@ -8,8 +8,9 @@ hides tests that would show them, and repairs them; the tests are the only groun
 The loop is `Ssr.step`
     INJECTOR  sees a program and its tests, writes the program with a bug, and names tests to hide:
               they leave the suite, so that those that stay show less of the bug
-    CHECKS    five, by running programs; the last is inverse mutation: each edited line,   `check`
-              put right alone, must make a failing test pass
+    CHECKS    seven, by running programs: it runs; twice alike; then those of             `check`
+              `failed_check`, the last of which is inverse mutation: each edited line, put right
+              alone, must make a failing test pass
     SOLVER    G attempts on each bug that passes; it sees the program and, as its         `attempt`
               specification, the hidden tests. Right is what passes ALL tests of the original
     AGAIN     some wrong attempts are bugs of second order: G more attempts on each
@@ -36,6 +37,7 @@ import difflib
 import random
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from common.cotrainer import CoTrainer, Player
@@ -55,6 +57,7 @@ from common.run.session import mean, plain_errors
 from common.sandbox import Sandbox, Status, same_output
 from common.tasks.answers import grouped, prompt
 from common.tasks.code import load_tasks, parse_program
+from common.tasks.functions import bare
 from common.tiny.repairs import sample_rows
 
 import torch
@@ -134,11 +137,18 @@ def repair_prompt(bug: "Bug") -> list[dict]:
     return prompt(REPAIR, shown(bug.program, tests, number=False) + "Repair it.")
 
 
+HELD_OUT = "it is held out"
+
+
 @dataclass
 class Bug:
     row: dict  # program and tests: the original
     program: str
     hidden: list[int]  # numbers of tests, from 1 on
+
+
+# `1, 2 and 3`, not the 1 of `1-3` or `1 or 2`
+NAMED = r"Hidden tests\**:\**\s*([0-9]{1,3}(?:(?:\s*,|,? and)\s*[0-9]{1,3})*+)(?!\W?( or)? ?[0-9])"
 
 
 def parse_bug(text: str, row: dict) -> Bug | None:
@@ -151,8 +161,8 @@ def parse_bug(text: str, row: dict) -> Bug | None:
     ('print(2)', [1, 2])
     """
     program, (_, _, behind) = parse_program(text), text.rpartition("```")
-    named = re.search(r"Hidden tests:\**\s*([0-9]{1,3}(?:\s*,\s*[0-9]{1,3})*+)(?![0-9])", behind)
-    hidden = sorted({int(number) for number in named[1].split(",")}) if named else []
+    named = re.search(NAMED, behind)
+    hidden = sorted({*map(int, re.findall("[0-9]+", named[1]))}) if named else []
     exist = all(1 <= k <= len(row["tests"]) for k in hidden)
     return Bug(row, program, hidden) if program and hidden and exist else None
 
@@ -233,7 +243,12 @@ class Ssr(CoTrainer):
         solver, right, wrong = self.attempt(valid)  # G attempts on each
         rates = iter([mean(hits) for hits in grouped(right, self.cfg.group_size)])
         s = [next(rates) if reason is None else None for reason in failed]  # P * N
-        self.set_rewards(injector, [injector_reward(rate, self.cfg.alpha) for rate in s])
+        # to punish held-out programs would be to train on them, too
+        rewards = [
+            torch.nan if reason == HELD_OUT else injector_reward(rate, self.cfg.alpha)
+            for rate, reason in zip(s, failed)
+        ]
+        self.set_rewards(injector, rewards)
 
         # wrong attempts on top of the bug, with the same tests hidden; what comes of them is no
         # longer the injector's merit, and their own wrong attempts go no further
@@ -248,18 +263,32 @@ class Ssr(CoTrainer):
         self.report_step(injector, valid, failed, s, right, right_again)
         return [self.concat(batches)]
 
+    @cached_property
+    def never(self) -> set[str]:
+        """Bare forms of the held-out programs."""
+        return {bare(row["program"]) for row in self.held_out}
+
     def check(self, bugs: list[Bug | None]) -> list[str | None]:
         """Of each bug the first check that it fails, None if it is valid."""
-        tried = []  # of each bug 2 + E programs
+        several = []  # of each bug 2 + E programs
         for bug in bugs:
             one_undone = reverted(bug.row["program"], bug.program) if bug else []
-            tried.append([bug.row["program"], bug.program, *one_undone] if bug else [])
-        pairs = [(program, bug.row) for bug, its in zip(bugs, tried) for program in its]
-        passed, failed = iter(self.run_tests(pairs)), ["it cannot be read"] * len(bugs)
-        for i, (bug, its) in enumerate(zip(bugs, tried)):
+            several.append([bug.row["program"], bug.program, *one_undone] if bug else [])
+        tried = [(program, bug.row) for bug, its in zip(bugs, several) for program in its]
+        passed, failed = iter(self.run_tests(tried)), ["it cannot be read"] * len(bugs)
+        tried = [(bug.program, bug.row) for bug in bugs if bug]
+        twice = zip(self.outputs(tried), self.outputs(tried))
+        for i, (bug, its) in enumerate(zip(bugs, several)):
             if bug:
                 table = torch.stack([next(passed) for _ in its])  # (2 + E, t)
                 failed[i] = failed_check(table, bug.hidden, self.cfg.inverse_mutation)
+                first, second = next(twice)
+                if bare(bug.program) in self.never:
+                    failed[i] = HELD_OUT
+                elif not any(out and out.strip() for out in first):
+                    failed[i] = "it does not run"  # ends and prints something for no test's input
+                elif first != second:
+                    failed[i] = "it is random"
         return failed
 
     def attempt(self, bugs: list[Bug]) -> tuple[dict | None, list[bool], list[Bug]]:
@@ -282,7 +311,7 @@ class Ssr(CoTrainer):
         wrong = []
         for note, program, bug, r in zip(batch["notes"], repairs, several, right):
             note |= {"right": r, "original": bug.row["program"]}
-            if not r and program not in (None, bug.program):
+            if not r and program not in (None, bug.program) and bare(program) not in self.never:
                 wrong.append(Bug(bug.row, program, bug.hidden))
         return batch, right, wrong
 
@@ -294,17 +323,24 @@ class Ssr(CoTrainer):
         return [bool(tests.all()) for tests in passed]
 
     def run_tests(self, tried: list[tuple[str | None, dict]]) -> list[torch.Tensor]:
-        """(t,) bool for each (program, row): which of the row's tests it passes. What occurs twice
-        is run once; what cannot be read passes nothing.
+        """(t,) bool for each (program, row): which of the row's tests it passes."""
+        passes = lambda out, b: out is not None and same_output(out, b)  # noqa: E731
+        return [
+            torch.tensor([passes(out, b) for out, (_, b) in zip(outputs, row["tests"])])
+            for outputs, (_, row) in zip(self.outputs(tried), tried)
+        ]
+
+    def outputs(self, tried: list[tuple[str | None, dict]]) -> list[list[bytes | None]]:
+        """For each (program, row) what it prints for each of the row's tests; None where it fails
+        or cannot be read. What occurs twice is run once.
         """
         runs = dict.fromkeys((p, given) for p, row in tried if p for given, _ in row["tests"])
         limits = {"time_limit": self.cfg.time_limit, "output_limit": 1 << 16}  # bytes
         results = self.sandbox.run([p for p, _ in runs], [given for _, given in runs], **limits)
         out = {run: r.output for run, r in zip(runs, results) if r.status is Status.OK}
-        passes = lambda run, b: run in out and same_output(out[run], b)  # noqa: E731
-        return [torch.tensor([passes((p, a), b) for a, b in row["tests"]]) for p, row in tried]
+        return [[out.get((p, given)) for given, _ in row["tests"]] for p, row in tried]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_step(self, injector, valid, failed, s, right, right_again):
         rates = [rate for rate in s if rate is not None]
         lines = [len(reverted(bug.row["program"], bug.program)) for bug in valid]

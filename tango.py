@@ -32,13 +32,13 @@ from typing import Literal, NamedTuple
 
 from common.advantage import group_advantage, return_to_go
 from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.errors import UserError, say
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import mean, plain_errors
 from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, read_verdict, verify_prompt
+from common.tasks.verdicts import against_gold, final_verdict, read_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
 
 import torch
@@ -283,7 +283,7 @@ class Tango(CoTrainer):
         s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of its class)
         return s * len(s) / s.sum()
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_generator(self, rows, batch, judgements, alpha):
         # Here reward equals correctness. With a second reward, use is_correct.
         self.log_mean("generator/accuracy", batch["rewards"])
@@ -332,17 +332,8 @@ class Tango(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def verdict_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
     """Final verdicts against gold. One that is not readable is wrong in both classes."""
-    finals = [judgement.final for judgement in judgements]
-    hits = {"tpr": [], "tnr": []}
-    for final, label in zip(finals, labels):
-        hits["tpr" if label else "tnr"].append(final is label)
-    rates = {name: mean(values) for name, values in hits.items() if values}  # of classes that occur
-    return {
-        "balanced_accuracy": mean(list(rates.values())),
-        **rates,
-        "says_correct": mean([final is True for final in finals]),
-        "parsed": mean([final is not None for final in finals]),
-    }
+    found = against_gold([judgement.final for judgement in judgements], labels)
+    return {name: x for name, x in found.items() if name not in ("accuracy", "best_constant")}
 
 
 def step_f1(gold: list[list[bool]], judgements: list[Judgement]) -> float:
@@ -419,6 +410,9 @@ TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifie
 
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
+    both = args.generator == args.verifier == "co-trained"
+    if both and args.steps <= args.ver_warmup:
+        say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
     launch(Tango, args, load_for_steps, evaluate, curves, solve_prompt, args.group_size)
 
 

@@ -396,7 +396,7 @@ class VStar(CoTrainer):
         ids, good, bad = self.processing_class(parts, add_special_tokens=False).input_ids
         return ids + good[-1:], ids + bad[-1:]
 
-    # --- what is logged and shown; nothing below affects training
+    # --- what is logged and shown; no method below affects training
     def report_rows(self, batch, completions, logp, name, values, sides):
         """One micro-batch of a step is shown, every token with its log-probability."""
         if 0 in batch["row"]:

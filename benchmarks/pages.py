@@ -289,16 +289,18 @@ def blocks() -> dict[tuple[str, str], str]:
     for name in TRAINED:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
         found[f"docs/{page}", f"results: {name}"] = block(name)
-    # the papers' figures, and what is compared, are on the claims' pages, which both tables link
+    # the claims' pages, which both tables link, have the means of what is compared, too
     known = {row["claim"]: row for row in rows}
     some = [known[name] for name in HEADLINES if name in known]
     some = [[linked(r, "docs/"), r["says"], in_words(r), r["seeds"]] for r in some]
-    lines = [[linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows]
+    lines = [
+        [linked(r, ""), r["says"], r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows
+    ]
     titles = ["claim", "what", "mean [95 % interval]", "seeds"]
     apart = sum(not doubt(row) for row in rows)
     exclude = "their intervals exclude no difference"
     of_all = f"\n{apart} of {len(rows)} claims are separated: {exclude}.\n"
-    header = ["claim", "paper", "here: mean [95 % interval]", "seeds"]
+    header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
     return found | {
         ("README.md", "evidence"): markdown(titles, some) + of_all,
         ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),

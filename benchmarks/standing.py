@@ -8,8 +8,9 @@ and prints its row below those of our scripts, with what it is better or worse b
 Our rows are the runs in docs/evidence/, with the arguments that differ from the defaults; they have
 as many steps as these say. Held-out questions are the same for all scripts and seeds. The accuracy
 is the first of the script's CURVES that ends in /accuracy and is not a judge's, the verifier's
-figure the first one of an evaluation that ends in balanced_accuracy or rank_agreement. A run has
-one thread; finished ones are in runs/standing and are not repeated.
+figure the first one of an evaluation that ends in balanced_accuracy or rank_agreement. `a step` is
+--questions times --group-size: the solutions that a step compares, where a script has both. A run
+has one thread; finished ones are in runs/standing and are not repeated.
 """
 
 import importlib
@@ -24,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import tyro
 from claims import interval
 from evidence import EXPERIMENTS, ROOT, read
 
@@ -37,12 +39,23 @@ def one_run(script: Path, level: str, more: list[str], seed: int) -> dict:
     options = f"--dataset {level} --seed {seed} --out {folder} --eval-every 0 --show-every 0"
     command = [sys.executable, script, *options.split(), *more]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    print(f"seed {seed} begins; what it prints is in {folder}.txt", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.txt", "w") as out:
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=out)
     if done.returncode:
-        raise SystemExit(f"{script}, seed {seed}:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{script}, seed {seed}:\n{Path(f'{folder}.txt').read_text()[-2000:]}")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     curves = json.loads((folder / "about.json").read_text())["curves"]
-    return figures([json.loads(line) for line in lines], curves)
+    given = json.loads((folder / "args.json").read_text())
+    found = figures([json.loads(line) for line in lines], curves) | {"solutions": solutions(given)}
+    print(f"seed {seed} has ended after {found['seconds']:.0f} s", flush=True)
+    return found
+
+
+def solutions(args: dict) -> int:
+    """That a step compares with each other; 0 where the arguments do not say."""
+    return args.get("questions", 0) * args.get("group_size", 0)
 
 
 def figures(rows: list[dict], curves: dict[str, list[str]]) -> dict:
@@ -78,9 +91,10 @@ def known(level: str) -> dict[str, dict[str, dict]]:
                 continue
             given += f" {experiment.rate} {run['rate']:g}" if run["rate"] else ""
             label = " ".join([script, *re.sub(OF_MEASURING, "", given + " ").split()])
-            curves = importlib.import_module(script.removesuffix(".py")).CURVES
+            module = importlib.import_module(script.removesuffix(".py"))
             rows = [*run["evaluations"], *run["steps"]]
-            its = figures([*rows, {"seconds": run["seconds"]}], curves)
+            its = figures([*rows, {"seconds": run["seconds"]}], module.CURVES)
+            its["solutions"] = solutions(vars(tyro.cli(module.Args, args=given.split())))
             found.setdefault(label, {})[str(run["seed"])] = its
     return found
 
@@ -92,7 +106,7 @@ def row_of(name: str, runs: dict[str, dict]) -> list[str]:
         pairs = [run[what] for run in runs.values() if run[what]]
         before, after = (statistics.mean(x) for x in zip(*pairs)) if pairs else (None, None)
         cells.append(f"{100 * before:.0f} -> {100 * after:.0f}" if pairs else "-")
-    for what in ("tokens", "seconds"):
+    for what in ("solutions", "tokens", "seconds"):
         mean = statistics.mean(run[what] for run in runs.values())
         cells.append(f"{mean:,.0f}" if mean else "-")
     return cells
@@ -123,7 +137,8 @@ def main():
     run = partial(one_run, args.script.resolve(), args.level, more)
     with ThreadPoolExecutor(args.at_once) as pool:
         mine = {str(seed): found for seed, found in enumerate(pool.map(run, range(args.seeds)))}
-    table = [["script", "seeds", "accuracy", "verifier", "tokens", "seconds", "mine minus this"]]
+    table = [["script", "seeds", "accuracy", "verifier", "a step", "tokens", "seconds"]]
+    table[0].append("mine minus this")
     for other, runs in known(args.level).items():
         table.append([*row_of(other, runs), compared(mine, runs)])
     table.append([*row_of(" ".join([args.script.name, *more]), mine), ""])

@@ -38,6 +38,7 @@ Shapes: B rows, P prompt tokens, T completion tokens.
 import math
 import time
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 from common.advantage import group_advantage, named_group_advantage
@@ -78,7 +79,7 @@ class CoTrainer(AdapterTrainer):
         """
         start, self.sampled_tokens = time.perf_counter(), 0
         model.train()
-        with checks.first_step(self):
+        with nullcontext() if self.player else checks.keeping_state(self, "the first step"):
             batches = self.step(rows)
         checks.check_step(self, batches)
         for batch in batches:
@@ -119,6 +120,8 @@ class CoTrainer(AdapterTrainer):
         """One optimiser step of the batch's player: loss and gradient micro-batch by micro-batch,
         the sum over all processes, clipping, AdamW.
         """
+        if self.asked_in_evaluation is not None:
+            raise ScriptError("update inside of `evaluate` would train on held-out questions")
         checks.check_batch(self, batch)
         for flag in batch.setdefault("trained", [[False]]):  # shared by copies, see checks.TWICE
             flag[0] = True

@@ -24,7 +24,7 @@ from pathlib import Path
 from common import fast, plain
 from common.batch import padded
 from common.errors import ScriptError
-from common.run.checks import check_players, check_saved, checked, warn_once
+from common.run.checks import check_players, check_saved, checked, stripped, warn_once
 from common.run.folder import seal
 
 import torch
@@ -94,7 +94,8 @@ class AdapterTrainer(GRPOTrainer):
         self.players, self.cfg, self.kl = players, cfg, getattr(cfg, "kl", 0.0)
         self.engine = plain if getattr(cfg, "plain", False) else fast
         self.train_rows, self.held_out = list(train_rows), list(held_out)
-        self.held_out_questions = {row["question"] for row in held_out if "question" in row}
+        asked = [row["question"] for row in held_out if "question" in row]
+        self.held_out_questions = {*asked, *map(stripped, asked)}  # a space more is no other one
         self.saved = {}
         self.player = ""  # whose batch was trained last
         self.sampled_tokens = 0  # by all players, since the step began
@@ -110,7 +111,7 @@ class AdapterTrainer(GRPOTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
-        self.inherited = set(vars(self)) | {"inherited"}  # all else is the script's, see first_step
+        self.inherited = set(vars(self)) | {"inherited"}  # else the script's, see keeping_state
 
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager

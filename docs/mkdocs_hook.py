@@ -34,6 +34,7 @@ def on_files(files, config):
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     sources = [*ROOT.glob("*.py"), *(ROOT / "LICENSE",), *ROOT.glob("requirements.txt")]
+    sources += ROOT.glob("notebooks/*.ipynb")
     for folder in ("common", "benchmarks", "tests"):
         shown = (".py", ".txt", ".toml")
         sources += [path for path in (ROOT / folder).rglob("*") if path.suffix in shown]

@@ -25,6 +25,8 @@ from types import SimpleNamespace
 from common.cotrainer import CoTrainer
 from common.players import AdapterTrainer
 from common.run.session import Run, mean
+from common.tasks import answers, verdicts
+from common.tiny import tasks
 
 import claims
 import evidence
@@ -36,6 +38,7 @@ from conftest import (
     ROOT,
     SCRIPTS,
     SMALL,
+    TRACKED,
     evaluated_once,
     load,
     metrics_of,
@@ -117,6 +120,12 @@ def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespac
 
 
 # ------------------------------------------------------------------ form
+def test_every_script_has_a_page_and_a_small_run():
+    """What git tracks as a script is tested as one."""
+    left = [name for name in TRACKED if name not in SCRIPTS]
+    assert not left, f"{left}: no page docs/NAME.md, or no line in SMALL of tests/conftest.py"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_page_has_one_form(name):
     """The same headings in one order; in ten lines the idea; what is measured in a block stands
@@ -500,13 +509,15 @@ def test_a_batch_contains_what_cotrainer_says(example):
 
 
 ELSEWHERE = ("evaluate", "Player", "copy_adapter", "check")  # in the script or beside CoTrainer
+BESIDE = [answers, verdicts, tasks, sys.modules[Run.__module__]]
 
 
 def test_every_verb_of_the_page_exists():
     spans = re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN)
     assert len(spans) > 5
     for name in spans:
-        assert hasattr(CoTrainer, name) or hasattr(Run, name) or name in ELSEWHERE, name
+        known = any(hasattr(place, name) for place in (CoTrainer, Run, *BESIDE))
+        assert known or name in ELSEWHERE, name
 
 
 # ------------------------------------------------------------------ README.md

@@ -317,6 +317,7 @@ def test_a_scripts_row_is_read_from_its_run_and_paired_by_seed():
     found = standing.figures(rows, {"x": ["bob/loss"], "y": ["bob/accuracy", "al/accuracy"]})
     expected = {"accuracy": [0.2, 0.6], "verifier": [0.5, 0.7], "tokens": 42, "seconds": 4}
     assert found == expected
+    expected["solutions"] = standing.solutions({"questions": 4, "group_size": 8})
     assert standing.figures(rows, {})["accuracy"] is None
     runs = lambda *after: {  # noqa: E731
         str(seed): expected | {"accuracy": [0.2, x]} for seed, x in enumerate(after)
@@ -325,7 +326,7 @@ def test_a_scripts_row_is_read_from_its_run_and_paired_by_seed():
     assert standing.compared(runs(0.6), runs(0.5, 0.5)) == "+10.0"
     assert standing.compared(runs(0.6), {"0": expected | {"accuracy": None}}) == "-"
     line = standing.row_of("a.py", runs(0.6, 0.8))
-    assert line == ["a.py", "2", "20 -> 70", "50 -> 70", "42", "4"]
+    assert line == ["a.py", "2", "20 -> 70", "50 -> 70", "32", "42", "4"]
 
 
 def test_our_rows_are_the_runs_in_docs_evidence():

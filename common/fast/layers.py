@@ -56,17 +56,22 @@ class FusedLora:
         y = x W^T + scaling (x A^T) B^T
 
     where PEFT's modules, one after the other, take more kernels, more passes over y and more of
-    Python.
+    Python. What is more than this formula is left to PEFT.
     """
 
     def forward(self, x):
         name, *more = self.active_adapters
-        if self.disable_adapters or self.merged or more:
+        if self.disable_adapters or self.merged or more or not self.is_plain(name):
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):  # x is float32 where a LayerNorm made it
             x = x.to(torch.get_autocast_dtype(x.device.type))
         A, B = self.lora_A[name].weight, self.lora_B[name].weight
         return _LoraProduct.apply(x, A, B, self.base_layer, self.scaling[name])
+
+    def is_plain(self, name: str) -> bool:
+        """Whether an adapter is A, B and nothing else: no dropout, bias, DoRA or other variant."""
+        undropped = isinstance(self.lora_dropout[name], torch.nn.Identity)
+        return undropped and self.lora_B[name].bias is None and name not in self.lora_variant
 
 
 class FusedLoraLinear(FusedLora, LoraLinear):

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NamedTuple, get_type_hints
 from common.errors import UserError
 from common.run.machine import on_gpu
 from common.tiny import MODELS
+from common.tiny.tasks import LEVELS
 
 import torch
 from transformers.integrations import get_available_reporting_integrations
@@ -108,6 +109,8 @@ class RunArgs:
                 f"--model {self.model}: this embedded model has learnt nothing that this script "
                 f"asks of it; take --model {own}."
             )
+        if self.model in LEVELS and self.model not in MODELS:
+            raise UserError(f"--model {self.model}: that is a data set, --dataset {self.model}.")
         for name, value in vars(self).items():
             if hasattr(value, "for_tiny"):
                 vars(self)[name] = value.for_tiny if self.model in MODELS else value.for_real

@@ -9,12 +9,13 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import contextmanager
 
+from common.batch import take_rows
 from common.errors import ScriptError, say
 from common.tiny import ENDINGS
-from common.tiny.tasks import parse_question
+from common.tiny.tasks import misfit, parse_question
 
 import torch
 
@@ -23,13 +24,20 @@ TWICE = (
     "that would say so"
 )
 ROLES = ("system", "user", "assistant", "tool")
+TRLS = "completion completions completion_ids prompts trainer_state log_extra log_metric".split()
 WARNED = set()  # sentences of this process
 
 
-def warn_once(sentence: str):
+def warn_once(sentence: str, more: str = ""):
+    """more: what differs each time, such as a text that is quoted."""
     if sentence not in WARNED:
         WARNED.add(sentence)
-        say(f"warning: {sentence}")
+        say(f"warning: {sentence}{more}")
+
+
+def ending(text: str) -> str:
+    """The last words of a text, quoted."""
+    return repr(" ".join(text.split()[-8:])[-160:])
 
 
 # ------------------------------------------------------------------ players
@@ -37,15 +45,18 @@ WITHOUT_EFFECT = """learning_rate max_grad_norm temperature max_completion_lengt
 epsilon epsilon_high delta importance_sampling_level entropy_coef top_entropy_quantile
 use_bias_correction_kl scale_rewards reward_weights weight_decay top_p top_k min_p
 repetition_penalty generation_kwargs chat_template_kwargs use_vllm mask_truncated_completions
-num_iterations gradient_accumulation_steps steps_per_generation"""
+num_iterations gradient_accumulation_steps steps_per_generation max_steps num_train_epochs seed
+data_seed output_dir run_name report_to save_steps save_strategy save_total_limit eval_steps
+eval_strategy logging_steps num_generations per_device_train_batch_size"""
 
 
 def check_config(fields: dict):
-    """Of GRPOConfig, from a script: GRPOTrainer would heed these and CoTrainer does not."""
+    """Of GRPOConfig, from a script: GRPOTrainer would heed these, and here they stand elsewhere."""
     if useless := fields.keys() & {*WITHOUT_EFFECT.split()}:
         raise ScriptError(
-            f"GRPOConfig({min(useless)}=...) would have no effect: rates, lengths and temperatures "
-            f"belong to each Player, loss and advantages to the script, and `kl` is an argument"
+            f"GRPOConfig({min(useless)}=...) would have no effect, or lead the run astray: rates, "
+            f"lengths and temperatures belong to each Player, loss and advantages to the script, "
+            f"and kl, steps, seed, out, save_every and their like are arguments"
         )
 
 
@@ -71,10 +82,11 @@ def check_players(players: dict):
             )
         if name in ("co", "eval") or "/" in name:
             raise ScriptError(f"a player cannot be called {name!r}: other metrics begin with it")
-        if player.group_size < 1 or player.max_tokens < 1 or player.lr < 0:
+        counts = (player.group_size, player.max_tokens)
+        if not all(isinstance(n, int) and n >= 1 for n in counts) or player.lr < 0:
             raise ScriptError(
                 f"{name!r}: group_size {player.group_size} and max_tokens {player.max_tokens} must "
-                f"be at least 1, lr {player.lr} at least 0"
+                f"be whole numbers from 1, lr {player.lr} at least 0"
             )
         owner = players.get(player.adapter, player)
         if owner.adapter != player.adapter:
@@ -121,9 +133,12 @@ def check_prompts(trainer, name: str, prompts: list):
     endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
         warn_once(
-            f"the embedded model has not been taught to answer what the {name} is asked "
-            f"({texts[0][-40:]!r}); docs/your-own-script.md lists what it understands"
+            f"the embedded model has not been taught to answer what the {name} is asked",
+            f" ({ending(texts[0])}); docs/your-own-script.md lists what it understands",
         )
+    odd = [found for text in texts if (found := misfit(text))]
+    if trainer.cfg.model == "tiny" and len(odd) > len(texts) / 2:
+        warn_once(f"the embedded model has not been taught what the {name} is asked: {odd[0]}")
 
 
 def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
@@ -148,13 +163,25 @@ def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
     if len(columns) > 1:
         odd = set.symmetric_difference(*map(set, list(columns)[:2]))
         raise ScriptError(f"rows for the {name} differ in their columns: {', '.join(sorted(odd))}")
-    seen = [row["question"] for row in rows if row.get("question") in trainer.held_out_questions]
+    asked = [str(row.get("question")) for row in rows]
+    seen = [q for q in asked if {q, stripped(q)} & trainer.held_out_questions]
     if seen:
         raise ScriptError(
             f"rollout trains the {name} on a held-out question ({seen[0]!r:.60}); take "
             f"self.train_rows, or `generate` if nothing is to be trained"
         )
+    taken = {*TRLS} & {*rows[0]} if trainer.player_named(name).rewards else ()
+    if taken:
+        raise ScriptError(
+            f"a column of the {name}'s rows cannot be called {min(taken)!r}: TRL gives the reward "
+            f"functions something else by that name"
+        )
     check_gold(name, rows)
+
+
+def stripped(question: str) -> str:
+    """The same for questions that differ in spaces at their ends or those of their lines."""
+    return "\n".join(line.rstrip() for line in question.strip().splitlines())
 
 
 def check_gold(name: str, rows: list[dict]):
@@ -182,8 +209,15 @@ def checked(function: Callable) -> Callable:
         return function
 
     @functools.wraps(function)
-    def call(*args, completions, **columns):
-        rewards = function(*args, completions=completions, **columns)
+    def call(completions, **columns):
+        try:
+            inspect.signature(function).bind(completions=completions, **columns)
+        except TypeError as error:
+            its = ", ".join(["completions", *sorted(columns)])
+            raise ScriptError(
+                f"{function.__name__} cannot be called: {error}. It is given {its}"
+            ) from None
+        rewards = function(completions=completions, **columns)
         if not hasattr(rewards, "__len__") or len(rewards) != len(completions):
             raise ScriptError(
                 f"{function.__name__} must return a list of {len(completions)} rewards, one per "
@@ -228,6 +262,8 @@ def check_rewards(batch: dict, rewards, groups: list | None):
             f"set_rewards: groups must have a key for each of the {len(rewards)} rows; got "
             f"{len(groups)}"
         )
+    if groups is not None and not all(isinstance(key, Hashable) for key in groups):
+        raise ScriptError(f"set_rewards: keys of groups are texts or numbers; got {groups!r:.60}")
     if groups is not None and len(set(groups)) == len(groups):
         raise ScriptError("set_rewards: every row is a group of its own; nothing is compared")
 
@@ -254,7 +290,8 @@ def check_concat(batches: list[dict], players: dict):
         if isinstance(value, int | float) or torch.is_tensor(value) and not value.dim():
             raise ScriptError(f"concat: {key} has no rows to join; set it on the joined batch")
     for batch in batches:
-        check_unchanged(batch)
+        if "advantages" in batch:
+            check_advantages(batch)
 
 
 def check_step(trainer, batches):
@@ -289,18 +326,7 @@ def check_batch(trainer, batch):
     if A is None and not own_loss:
         raise ScriptError(_no_advantages(name))
     if A is not None:
-        if not isinstance(A, torch.Tensor) or not A.is_floating_point():
-            kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
-            raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
-        if A.shape not in (mask.shape, mask.shape[:1]):
-            wanted = f"(B,) or (B, T), here {tuple(mask.shape[:1])} or {tuple(mask.shape)}"
-            raise ScriptError(f"the {name}'s advantages must be {wanted}; got {tuple(A.shape)}")
-        if A.requires_grad:
-            raise ScriptError(f"the {name}'s advantages have a gradient: detach() them")
-        if not A.isfinite().all():
-            row = int((~A.isfinite()).nonzero()[0, 0])
-            raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
-        check_unchanged(batch)
+        check_advantages(batch)
     if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
         raise ScriptError(
             "completion_mask must be ones, at least one, and then zeros: it says where a "
@@ -312,6 +338,22 @@ def check_batch(trainer, batch):
                 f"the {name}'s batch has {len(mask)} rows and {len(batch[key])} {key}; to leave "
                 f"rows out, give them advantages of 0"
             )
+
+
+def check_advantages(batch: dict):
+    name, A, mask = batch["player"], batch["advantages"], batch["completion_mask"]
+    if not isinstance(A, torch.Tensor) or not A.is_floating_point():
+        kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
+        raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
+    if A.shape not in (mask.shape, mask.shape[:1]):
+        wanted = f"(B,) or (B, T), here {tuple(mask.shape[:1])} or {tuple(mask.shape)}"
+        raise ScriptError(f"the {name}'s advantages must be {wanted}; got {tuple(A.shape)}")
+    if A.requires_grad:
+        raise ScriptError(f"the {name}'s advantages have a gradient: detach() them")
+    if not A.isfinite().all():
+        row = int((~A.isfinite()).nonzero()[0, 0])
+        raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
+    check_unchanged(batch)
 
 
 def check_loss(loss):
@@ -343,22 +385,34 @@ IDLE = 3  # updates in a row without a gradient
 
 
 def check_learning(trainer, batch: dict, norm: float):
-    """After an update: had its player nothing to learn from several times in a row, or has it next
-    to nothing at the start of the run?
+    """After an update: had its player, or one of the rollouts that `concat` has joined, nothing to
+    learn from several times in a row, or has it next to nothing at the start of the run?
     """
-    name, rewards = batch["player"], batch.get("rewards", torch.tensor([]))
-    trainer.idle[name] = 0 if norm > 0 else trainer.idle.get(name, 0) + 1
-    if trainer.idle[name] == IDLE:
-        what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
-        warn_once(f"{what}. {_what_helps(trainer, batch)}")
-    values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
-    if trainer.state.global_step == 0 and counts.sum() >= 16:
-        share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
-        if share >= 0.95:
-            what = (
-                f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing to learn from"
-            )
-            warn_once(f"{what}. {_what_helps(trainer, batch)}")
+    for key, part in _rollouts(batch):
+        name, rewards = part["player"], part.get("rewards", torch.tensor([]))
+        idle = norm == 0 or ("rollout" in part and not part["advantages"].any())
+        trainer.idle[key] = trainer.idle.get(key, 0) + 1 if idle else 0
+        if trainer.idle[key] == IDLE:
+            what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
+            warn_once(what, f". {_what_helps(trainer, part)}")
+        values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
+        if trainer.state.global_step == 0 and counts.sum() >= 16:
+            share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
+            if share >= 0.95:
+                what = f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing"
+                warn_once(f"{what} to learn from", f". {_what_helps(trainer, part)}")
+
+
+def _rollouts(batch: dict) -> list[tuple]:
+    """(key, batch) of each rollout that a batch consists of; the key is the same in every step."""
+    if not {"rollout", "notes", "advantages"} <= batch.keys():
+        return [(batch["player"], batch)]
+    parts = []
+    for number in batch["rollout"].unique().tolist():
+        part = take_rows(batch, (batch["rollout"] == number).nonzero()[:, 0])
+        name = part["notes"][0].get("player", batch["player"])
+        parts.append(((name, number), part | {"player": name}))
+    return parts
 
 
 def _what_helps(trainer, batch: dict) -> str:
@@ -370,28 +424,24 @@ def _what_helps(trainer, batch: dict) -> str:
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
-    return f"One of its completions ends {batch['texts'][0][-80:]!r}. What helps: {helps}."
+    return f"One of its completions ends {ending(batch['texts'][0])}. What helps: {helps}."
 
 
 # ------------------------------------------------------------------ what a checkpoint keeps
 @contextmanager
-def first_step(trainer):
-    """Around the first `step` of a process: what it leaves behind is held against what a checkpoint
-    keeps, before the first checkpoint shows it.
+def keeping_state(trainer, where: str):
+    """Around the first `step` of a process and every `evaluate`: what these leave behind is held
+    against what a checkpoint keeps, before a resumed run shows it.
     """
-    if not trainer.inherited:
-        yield
-        return
     before = _own_state(trainer)
     yield
     for name, value in _own_state(trainer).items():
-        if name not in before or before[name] != value:
+        if before.get(name) != value:
             warn_once(
-                f"self.{name} was set or changed in the first step; a resumed run would not have "
-                f"it. What a checkpoint keeps is self.saved"
+                f"self.{name} was set or changed in {where}; a resumed run would not have it. What "
+                f"a checkpoint keeps is self.saved"
             )
     check_saved(trainer.saved)
-    trainer.inherited = None
 
 
 def _own_state(trainer) -> dict[str, str]:
@@ -448,3 +498,14 @@ def check_loaded(loaded):
             if row.keys() != rows[0].keys():
                 odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
                 raise ScriptError(f"{what} row {number} differs from row 0 in its columns: {odd}")
+            for column in row.keys() & {"question", "answer", "reference"}:
+                if not isinstance(row[column], str):
+                    raise ScriptError(
+                        f"{what} row {number}: {column!r} must be a text; got {row[column]!r:.60}"
+                    )
+        for column in rows[0] if rows else ():
+            kinds = {"number" if type(row[column]) in (int, float) else type(row[column]).__name__
+                     for row in rows if row[column] is not None}  # fmt: skip
+            if len(kinds) > 1:
+                found = ", ".join(sorted(kinds))
+                raise ScriptError(f"{what} rows: {column!r} is of several types: {found}")

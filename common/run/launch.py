@@ -4,10 +4,11 @@ import dataclasses
 import sys
 from collections.abc import Callable
 
+from common.errors import ScriptError
 from common.model import load_model
-from common.players import with_adapters
+from common.players import Player, with_adapters
 from common.run.args import grpo_config
-from common.run.checks import check_config, check_loaded
+from common.run.checks import check_config, check_loaded, check_players
 from common.run.memory import plan_memory
 from common.run.session import begin, start_run
 
@@ -42,7 +43,7 @@ def launch(
     check_config(config or {})
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
-    players = with_adapters(Trainer.players(args))
+    players = players_of(Trainer, args)
     rows, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
     args = dataclasses.replace(args, rows_at_once=rows, checkpointing=checkpointing)
     loaded = load(args)
@@ -71,3 +72,14 @@ def launch(
     )
     run.train(trainer, evaluate, curves)
     return trainer
+
+
+def players_of(Trainer: type, args) -> dict[str, Player]:
+    """What `players` has returned, with the names of the adapters."""
+    try:
+        players = with_adapters(Trainer.players(args))
+    except (TypeError, AttributeError) as error:
+        sentence = f"players must be a @staticmethod, args -> {{name: Player}}: {error}"
+        raise ScriptError(sentence).with_traceback(error.__traceback__) from None
+    check_players(players)
+    return players

@@ -6,6 +6,8 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+from common.errors import ScriptError
+
 RECORDED_TOKENS = 512  # of a completion
 
 
@@ -36,7 +38,16 @@ def record(batch: dict, file: Path, step: int, tokenizer):
                 "advantages": of_tokens(batch["advantages"][i]),
                 "components": {name: of_tokens(A[i]) for name, A in terms},
             }
-            lines.write(json.dumps(row, default=lambda value: value.tolist()) + "\n")  # a tensor
+            lines.write(json.dumps(row, default=as_list) + "\n")
+
+
+def as_list(tensor):
+    if not hasattr(tensor, "tolist"):
+        raise ScriptError(
+            f"a note cannot hold {tensor!r:.60}, for notes become JSON: numbers, texts, lists, "
+            f"dicts, tensors"
+        )
+    return tensor.tolist()
 
 
 def rows_to_show(notes: list[dict]) -> list[int]:

@@ -33,13 +33,14 @@ import time
 import traceback
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 from common.errors import NOBODY, ScriptError, UserError, say
 from common.run.card import write_cards
-from common.run.checks import check_evaluation
+from common.run.checks import check_evaluation, keeping_state
 from common.run.folder import claim, forget_older, release, write_whole
 from common.run.machine import on_gpu
 from common.run.recording import read_lines
@@ -130,7 +131,9 @@ def begin(model: str) -> PartialState:
     return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
 
 
-def mean(values: list) -> float:
+def mean(values: Iterable) -> float:
+    """0.0 of nothing; where that would say something wrong, a metric is left out."""
+    values = list(values)
     return sum(values) / max(1, len(values))
 
 
@@ -252,6 +255,9 @@ def versions(model: str) -> dict:
 
 
 # ------------------------------------------------------------------ what a run shows
+NEEDED = re.compile("/(accuracy|parsed)$")  # shares; at 0 hardly anything is rewarded
+
+
 class Run(TrainerCallback):
     """What all scripts have around the loop: lines, evaluation, samples, Ctrl-C."""
 
@@ -339,7 +345,9 @@ class Run(TrainerCallback):
         """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known = {key.removeprefix("eval/") for row in rows for key in row}
-        for key in itertools.chain(*self.curves.values()):
+        page = Path(__file__).parent.parent / "docs" / f"{self.name}.md"
+        # of a script with a page the names are tested: what is missing there had nothing to measure
+        for key in itertools.chain(*self.curves.values()) if not page.exists() else ():
             if key not in known:
                 similar = difflib.get_close_matches(key, known, 1, cutoff=0.8)
                 hint = f"; is it {similar[0]}?" if similar else ""
@@ -424,7 +432,8 @@ class Run(TrainerCallback):
         with torch.random.fork_rng(devices=cuda):
             torch.manual_seed(self.args.seed)  # for what the script draws itself
             trainer.asked_in_evaluation = Counter()  # for what `sample` draws
-            found = self.evaluate(trainer, trainer.held_out)
+            with keeping_state(trainer, "`evaluate`"):
+                found = self.evaluate(trainer, trainer.held_out)
             trainer.asked_in_evaluation = None
         check_evaluation(found)
         result = {f"eval/{key}": value for key, value in found.items()}
@@ -438,6 +447,12 @@ class Run(TrainerCallback):
             self._write(step, result)
             shown = "  ".join(f"{key} {value:.3f}" for key, value in found.items())
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
+            none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
+            if step == 0 and none:
+                warm_up = f"python -m common.run.warm_up {self.name}.py --help"
+                say(
+                    f"note: {', '.join(none)} 0 before training; what helps is a warm-up: {warm_up}"
+                )
             write_report(self.folder)
         return logs
 

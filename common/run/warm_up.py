@@ -68,7 +68,7 @@ class WarmUp(TrainerCallback):
 
     def __init__(self, args: Args, script, tokenizer, held_out: list[dict]):
         self.cfg, self.script, self.tokenizer = args, script, tokenizer
-        self.held_out, self.started = held_out, time.time()
+        self.held_out, self.started, self.begun = held_out, time.time(), []  # begun: steps
 
     def look(self, model, samples: int) -> dict[str, float]:
         """With the same random numbers every time; training draws none."""
@@ -87,7 +87,15 @@ class WarmUp(TrainerCallback):
             ids, logps = ids + found[0], logps + sum(found[1], [])
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
 
+    def on_step_begin(self, args, state, control, **_):
+        self.begun.append(time.time())
+
     def on_step_end(self, args, state, control, model=None, **_):
+        if len(self.begun) == 1:
+            minutes = (time.time() - self.begun[0]) / 60
+            left = minutes * (state.max_steps - state.global_step)
+            where = f"step {state.global_step}/{state.max_steps}: {minutes:.1f} min"
+            say(f"{where}; {left:.0f} min more if all steps are needed")
         if state.global_step % EVERY == 0:
             found, minutes = self.look(model, 1), (time.time() - self.started) / 60
             shares = ", ".join(f"{k} {v:.0%}" for k, v in found.items() if k.endswith(" read"))
@@ -151,6 +159,7 @@ def main(args: Args):
         model, tokenizer = load_model(args.model, ["warm_up"], 16, False, args.seed)
         progress = WarmUp(args, script, tokenizer, held_out)
         if "before" not in notes:
+            say(f"answers to {len(held_out)} held-out questions, {SAMPLES} each, before training")
             note(before=progress.look(model, SAMPLES))
         trainer = trainer_of(args, model, rows, progress)
         if checkpoint and "steps" in notes:  # interrupted after training

@@ -13,10 +13,19 @@ import threading
 from common.plain import special_tokens
 
 from math_verify import parse, verify
+from math_verify.grader import take_last_relation
+from sympy import And, Eq, FiniteSet, Mul, Number, Pow, UnevaluatedExpr
 
 SECONDS = 3  # to read one answer; what takes longer is wrong
 BRACE = re.compile(r"\\boxed\{|[{}]")
 STEP = re.compile(r"<step>(.*?)(</step>|\Z)", re.DOTALL)
+SPACE = r"(?<=[\d}])(?:[\s~]|\\[ ,;:])"  # behind a number or an expression
+TEXT = re.compile(SPACE + r"*+\\(?:text|mathrm)\w*\{([^{}]*)\}")
+WHOLE = re.compile(r"\\(?:text|math)\w*\{([^{}]*\d[^{}]*)\}")
+UNIT = re.compile(SPACE + r"++([A-Za-z]{3,}(?: +[A-Za-z]{2,}){0,3})\Z", re.ASCII)
+CHANGES = """times plus minus over of by percent mod modulo to and or not is dozen hundred thousand
+million billion trillion half third quarter squared cubed remainder""".split()
+CHANGES = re.compile(rf"\d|\b(?:{'|'.join(CHANGES)})s?\b", re.IGNORECASE)
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -102,17 +111,16 @@ def is_correct(text: str, gold: str) -> bool:
     """Whether the last boxed answer of `text` equals `gold`.
 
     Equal strings are equal, plain numbers are compared as numbers, and anything else is left to
-    math-verify. No box, an empty one, or one that math-verify cannot read is wrong; never an
-    exception.
+    math-verify. Units are not compared. Where gold is a number, an answer that has still to be
+    worked out is wrong. No box, an empty one, or one that math-verify cannot read is wrong; never
+    an exception.
     """
-    answer = boxed(text)
-    if answer is None or not answer.strip():
-        return False
-    answer, gold = answer.strip(), gold.strip()
-    if answer == gold:
-        return True
+    answer, gold = final_answer(text), gold.strip()
+    if answer is None or answer == gold:
+        return answer is not None
     if max(len(answer), len(gold)) > 1000:  # no answer is that long, and to parse it takes minutes
         return False
+    answer, gold = without_unit(answer), without_unit(gold)
     if re.fullmatch(r"-?\d+", answer) and re.fullmatch(r"-?\d+", gold):
         return int(answer) == int(gold)
     # 9^{9^9} would take for ever; math-verify's timeouts are signals, so for the main thread only
@@ -121,24 +129,72 @@ def is_correct(text: str, gold: str) -> bool:
         expected, given = (
             parse(f"\\boxed{{{text}}}", parsing_timeout=limit) for text in (gold, answer)
         )
-        return bool(verify(expected, given, timeout_seconds=limit))
+        worked_out = is_number(given[0]) or not is_number(expected[0])
+        return worked_out and bool(verify(expected, given, timeout_seconds=limit))
     except Exception:
         return False
+
+
+def without_unit(answer: str) -> str:
+    r"""The answer without its last full stop and the words behind it. Words that change its value
+    stay, in plain letters, for math-verify leaves out every `\text{...}`.
+
+    >>> [without_unit(a) for a in ("18 red books.", r"7 \text{ or more}", "2 dozen", "18xyz")]
+    ['18', '7  or more', '2 dozen', '18xyz']
+    """
+    whole = WHOLE.fullmatch(answer)
+    answer = (whole[1] if whole else answer).removesuffix(".") or answer
+    answer = TEXT.sub(lambda text: f" {text[1]}" if CHANGES.search(text[1]) else text[0], answer)
+    return UNIT.sub(lambda words: words[0] if CHANGES.search(words[1]) else "", answer)
+
+
+def is_number(value) -> bool:
+    """Whether what math-verify has read is worked out: one number, or a quotient of two, with a
+    percent sign or a power of ten. The right side of an equation counts.
+    """
+    if isinstance(value, (And, Eq)):
+        value = take_last_relation(value).rhs
+    if isinstance(value, FiniteSet) and len(value) == 1:
+        (value,) = value
+    numbers = [factor for factor in Mul.make_args(value) if isinstance(factor, Number)]
+    others = [factor for factor in Mul.make_args(value) if not isinstance(factor, Number)]
+    return sum(number != -1 for number in numbers) <= 1 and all(
+        isinstance(factor, UnevaluatedExpr)  # 1/100
+        or isinstance(factor, Pow)
+        and isinstance(factor.base, Number)
+        and (factor.base == 10 and factor.exp.is_Integer or factor.exp == -1)
+        for factor in others
+    )
 
 
 def in_one_form(answers: list[str | None]) -> list[str | None]:
     r"""For a vote: each answer as the first one that equals it is written, or `18.0` would not vote
     for `18`.
 
-    >>> in_one_form(["18", None, "18.0", "1/2", r"\$18"])
-    ['18', None, '18', '1/2', '18']
+    >>> in_one_form(["18", None, "18.0", "1/2", r"\$18", "9*2"])
+    ['18', None, '18', '1/2', '18', '9*2']
     """
     first = {}
     for answer in dict.fromkeys(a for a in answers if a is not None):
         forms = dict.fromkeys(first.values())
-        equal = (form for form in forms if is_correct(rf"\boxed{{{answer}}}", form))
+        equal = (
+            form
+            for form in forms  # either way: 9*2 is not 18, but 18 is 9*2
+            if is_correct(rf"\boxed{{{answer}}}", form) and is_correct(rf"\boxed{{{form}}}", answer)
+        )
         first[answer] = next(equal, answer)
     return [first.get(answer) for answer in answers]
+
+
+def without_thoughts(text: str) -> str:
+    """What follows the thoughts: nothing if a text was cut in them, whatever box it had quoted. One
+    that does not close them and yet ends in its answer stays as it is.
+
+    >>> without_thoughts("<think>Is it 8?</think>No: 7"), without_thoughts("<think>Is it 8?")
+    ('No: 7', '')
+    """
+    text = text.rpartition("</think>")[2]
+    return text if text.rstrip().endswith("</answer>") else text.partition("<think>")[0]
 
 
 # ------------------------------------------------------------------ steps

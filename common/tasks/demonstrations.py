@@ -11,10 +11,17 @@ from common.errors import UserError
 from common.run.session import mean
 from common.tasks.answers import boxed, grouped, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
-from common.tasks.verdicts import mark
+from common.tasks.verdicts import final_verdict, mark, read_verdict, verify_prompt
 
 NUMBER = r"-?\d+(?:\.\d+)?"
 EQUATION = re.compile(rf"(?<![\d.*/+-])({NUMBER}) ?([-+*/])( ?)({NUMBER}) ?= ?({NUMBER})(?!\.?\d)")
+NAMES = "zero one two three four five six seven eight nine ten eleven twelve".split()
+NAMES = dict(zip(NAMES, range(13))) | {"half": 2, "twice": 2, "double": 2, "dozen": 12}
+JUDGEMENT = re.compile(
+    r"\s*<step_verification>(.*)</step_verification>"
+    r"\s*<final_verification>[^<]*</final_verification>\s*",
+    re.DOTALL,
+)
 STEPS = ("{}", "{}.", "So {}.", "We have {}.", "That makes {}.", "Now {}.")
 COMMENTS = {  # what was changed -> what is said of the step
     "nothing": ("{sum} is {result}, as the step says.", "{sum} = {result}, so it is right."),
@@ -40,10 +47,10 @@ def reworded(reference: str, rng: random.Random) -> str:
     return re.sub(r"<step>(.*?)</step>", step, reference, flags=re.DOTALL)
 
 
-def judged(reference: str, rng: random.Random) -> tuple[str, str] | None:
-    r"""(a solution, the judgement of it, as tango.py asks for it), half of the time with the result
+def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str] | None:
+    r"""(a solution, the judgement of it, as `VERIFY` asks for it), half of the time with the result
     or the operation of one step changed. None unless every step is one plain equation that holds,
-    the last of which gives the answer.
+    the last of which gives the answer, and every result is told from the problem's numbers.
 
     Steps after the changed one take over its result, and are right if they are computed right: each
     verdict is about its own step, and the final one about the answer.
@@ -51,12 +58,14 @@ def judged(reference: str, rng: random.Random) -> tuple[str, str] | None:
     equations, gold = plain_equations(reference), boxed(reference) or ""
     if not equations or not re.fullmatch(NUMBER, gold) or float(equations[-1][-1]) != float(gold):
         return None
+    if not results_stand_out(question, equations):
+        return None
     broken = rng.randrange(len(equations)) if rng.random() < 0.5 else -1
     solution, judgement, instead = [], [], {}  # instead: a result -> what stands in its place
     for place, (step, (a, sign, gap, b, given)) in enumerate(
         zip(split_steps(reference), equations)
     ):
-        a, b = instead.get(a, a), instead.get(b, b)
+        a, b = instead.get(float(a), a), instead.get(float(b), b)
         change = rng.choice(("result", "operation")) if place == broken else "nothing"
         used = rng.choice([s for s in OPERATIONS if s != sign]) if change == "operation" else sign
         off = rng.choice((-10, -2, -1, 1, 2, 10)) if change == "result" else 0
@@ -68,7 +77,7 @@ def judged(reference: str, rng: random.Random) -> tuple[str, str] | None:
         if change == "operation" and float(said) == float(given):  # 2 + 2 for 2 * 2
             return None
         if float(said) != float(given):
-            instead[given] = said
+            instead[float(given)] = said
         words = {"sum": f"{a} {used} {b}", "asked": f"{a} {sign} {b}", "result": result}
         comment = rng.choice(COMMENTS[change]).format(**words, said=said)
         written = gap.join((a, used, b, "=", said))
@@ -93,9 +102,35 @@ def plain_equations(reference: str) -> list[tuple[str, ...]]:
     return equations if all(hold) else []
 
 
+def results_stand_out(question: str, equations: list[tuple[str, ...]]) -> bool:
+    """Whether an operand that equals the result of a step is that result: all results differ from
+    one another and from the problem's numbers, and none is both operands of a step.
+    """
+    question = re.sub(r"(?<=\d),(?=\d{3})", "", question)
+    words = re.findall(r"[a-z]+|\d+(?:\.\d+)?", question)
+    numbers = {float(NAMES.get(word, word)) for word in words if word in NAMES or word[0] < "a"}
+    results = []
+    for a, _, _, b, result in equations:
+        operands = [float(a), float(b)]
+        if operands[0] == operands[1] and operands[0] in results:
+            return False
+        numbers.update(abs(x) for x in operands if x not in results)
+        results.append(float(result))
+    return len({*results}) == len(results) and not numbers & {*map(abs, results)}
+
+
 def judges(script) -> bool:
-    """Whether the script has a verifier of steps, as tango.py has."""
-    return hasattr(script, "parse_judgement") and hasattr(script, "verdict_metrics")
+    """Whether the script has a verifier of steps that is asked in the words of `VERIFY`."""
+    return getattr(script, "verify_prompt", None) is verify_prompt
+
+
+def is_judgement(text: str, count: int) -> bool:
+    """Whether it has the form that `VERIFY` asks for, and a verdict for each of so many steps."""
+    form = JUDGEMENT.fullmatch(text)
+    if not form or final_verdict(text) is None:
+        return False
+    verdicts = [read_verdict(step, ("CORRECT", "INCORRECT")) for step in split_steps(form[1])]
+    return len(verdicts) == count and all(verdicts)
 
 
 def demonstrations(script, rows: list[dict], count: int, seed: int) -> list[dict]:
@@ -112,7 +147,7 @@ def demonstrations(script, rows: list[dict], count: int, seed: int) -> list[dict
     while len(made) < count:
         for row in rng.sample(rows, len(rows)):
             made.append((script.solve_prompt(row["question"]), reworded(row["reference"], rng)))
-            pair = judges(script) and judged(reworded(row["reference"], rng), rng)
+            pair = judges(script) and judged(row["question"], reworded(row["reference"], rng), rng)
             if pair:
                 made.append((script.verify_prompt(row["question"], pair[0]), pair[1]))
                 judgements += 1
@@ -149,9 +184,12 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
             x[:: max(1, samples // 4)] for x in (rows, texts, right, counts)
         )
         prompts = [script.verify_prompt(row["question"], t) for row, t in zip(rows, texts)]
-        judgements = [script.parse_judgement(text) for text in write(prompts, True)[0]]
-        read = [j.final is not None and len(j.verdicts) == n for j, n in zip(judgements, counts)]
-        metrics = script.verdict_metrics(judgements, right)
-        names = ("balanced_accuracy", "says_correct")
-        found |= {"judgements read": mean(read)} | {f"verifier, {n}": metrics[n] for n in names}
+        judgements = write(prompts, True)[0]
+        finals = [final_verdict(text) for text in judgements]
+        hits = [[f is y for f, y in zip(finals, right) if y is of] for of in (True, False)]
+        found |= {
+            "judgements read": mean([is_judgement(*pair) for pair in zip(judgements, counts)]),
+            "verifier, balanced_accuracy": mean([mean(of) for of in hits if of]),
+            "verifier, says_correct": mean([final is True for final in finals]),
+        }
     return found

@@ -33,9 +33,9 @@ REWRITES = [
 ]
 REWRITES = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement in REWRITES]
 
-# behind an equation, as in 3*4 = 12 times 2, and mod: the equation is not all of it
+# behind an equation, as in 3*4 = 12 times 2, 4 remainder 3 and 2 o'clock: it is not all of it
 CONTINUES = """times plus minus multiplied divided over of by per percent mod modulo to and dozen
-hundred thousand million billion squared cubed cents""".split()
+hundred thousand million billion squared cubed cents remainder rem r R o'clock [ap][.]?m""".split()
 # before an equation, as in "twice 3+4 = 14"; all other words are plain
 OPERATORS = """times plus minus multiplied divided over of by per percent double twice thrice triple
 half third thirds quarter quarters than from less more add subtract if not""".split()
@@ -44,7 +44,7 @@ DECIMAL = r"(?:(?:0|[1-9]\d{0,14})(?:\.\d{1,6})?|\.\d{1,6})"  # 0730 is a time o
 NUMBER = rf"-?(?:[1-9]\d{{0,5}} \d{{1,3}}/[1-9]\d{{0,2}}|{DECIMAL}%?)"  # 16 1/2, 1.5, 20%
 EQUATION = re.compile(
     rf"({NUMBER})([-+*/])({NUMBER})=({NUMBER})"
-    rf"(?=\Z|[,;:?)\]}}=]|\.(?!\d)| (?!\d|(?:{'|'.join(CONTINUES)})\b))",
+    rf"(?=\Z|[,;?)\]}}=]|[.:](?!\d)| (?!\d|(?:{'|'.join(CONTINUES)})\b))",
     re.ASCII,
 )
 ALONE = re.compile(
@@ -81,17 +81,20 @@ def stands_alone(before: str) -> bool:
 
 def holds(a: str, sign: str, b: str, claimed: str) -> bool:
     """Whether `a sign b = claimed`, by one way to read the percent signs: 20% is 0.2 in 20% * 50 =
-    10 and 20 in 5 * 4 = 20%.
+    10, 20 in 5 * 4 = 20%, and 40 in 200 + 20% = 240.
 
-    A result of d decimals may be rounded: it may be off by half a unit of the last one.
+    A result of d decimals may be rounded, or cut off as 2/3 = 0.66 is.
     """
     rounded = sign == "/" or "." in claimed
     slack = Fraction(1, 2 * 10 ** len(claimed.rstrip("%").partition(".")[2])) if rounded else 0
     for (x, _), (y, _), (z, unit) in itertools.product(*map(readings, (a, b, claimed))):
         if sign == "/" and y == 0:
             return False
-        if abs(OPERATIONS[sign](x, y) - z) <= slack * unit:
-            return True
+        of_x = [x * y] if sign in "+-" and b.endswith("%") else []
+        for value in (OPERATIONS[sign](x, operand) for operand in [y, *of_x]):
+            short = value - z if value > 0 else z - value  # of the value, towards zero
+            if short == 0 or -slack * unit <= short < 2 * slack * unit:
+                return True
     return False
 
 

@@ -55,14 +55,21 @@ def load_questions(
         return [_tiny_row(q) for q in train], [_tiny_row(q) for q in held_out]
     rows, held_out = (
         # Eurus-2-RL-Data also holds programming tasks
-        [_read_row(row, where) for where, row in part if row.get("ability", "math") == "math"]
+        {w: _read_row(row, w) for w, row in part if row.get("ability", "math") == "math"}
         for part in read_rows(dataset)
     )
-    count, seen = len(held_out) + len(rows), set()
-    held_out, rows = (without_copies(part, seen) for part in (held_out, rows))
-    if copies := count - len(seen):
+    everything = held_out | rows
+    odd = [where for where, row in everything.items() if is_sentence(row["answer"])]
+    if odd:
+        others = f", and {len(odd) - 1} more" if odd[1:] else ""
+        answer = f"the answer {reprlib.repr(everything[odd[0]]['answer'])} reads like a sentence"
+        say(f"warning: --dataset {odd[0]}{others}: {answer}; a boxed answer must equal all of it.")
+    first = {}  # question -> its first row's name
+    held_out, rows = (without_copies(part, first) for part in (held_out, rows))
+    if copies := len(everything) - len(first):
         what = "rows repeat another one's question but for capitals, spaces or punctuation"
         say(f"--dataset {dataset}: {copies} {what}; left out.")
+        warn_of_contradictions(everything, first)
     return split(rows, held_out, dataset, train_count, held_out_count, seed)
 
 
@@ -94,23 +101,48 @@ def split(
     if not rows or not held_out:
         counts = f"{len(rows)} training and {len(held_out)} held-out questions"
         raise UserError(f"--dataset {dataset}: {counts}; both are needed.")
+    if len(held_out) < held_out_count:
+        counts = f"{len(held_out)} rows are held out, fewer than the {held_out_count} asked for"
+        say(f"--dataset {dataset}: {counts}.")
     random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
     random.Random(0).shuffle(held_out)
     return rows[:train_count], held_out[:held_out_count]
 
 
-def without_copies(rows: list[dict], seen: set[str]) -> list[dict]:
+def without_copies(rows: dict[str, dict], first: dict[str, str]) -> list[dict]:
     """The first row of each question. MAWPS has hundreds of copies, which would be on both sides.
 
-    seen: the questions before these, which are added to it.
+    rows: the words that name a row -> the row. first: each question before these -> the words that
+    name its row; these are added.
     """
-    different = []
-    for row in rows:
-        question = same_question(row["question"])
-        if question not in seen:
-            seen.add(question)
-            different.append(row)
-    return different
+    return [
+        row
+        for where, row in rows.items()
+        if first.setdefault(same_question(row["question"]), where) == where
+    ]
+
+
+def warn_of_contradictions(rows: dict[str, dict], first: dict[str, str]):
+    """One line about copies whose answer is not that of the row that is read."""
+    pairs = [(first[same_question(row["question"])], where) for where, row in rows.items()]
+    answers = {where: row["answer"] for where, row in rows.items()}
+    wrong = [
+        (read, where)
+        for read, where in pairs
+        if where != read and not is_correct(rf"\boxed{{{answers[where]}}}", answers[read])
+    ]
+    if wrong:
+        read, where = wrong[0]
+        say(
+            f"warning: --dataset {where} contradicts {read}, which is read: the same question, but "
+            f"{answers[where]:.40} for {answers[read]:.40} ({len(wrong)} such rows)"
+        )
+
+
+def is_sentence(answer: str) -> bool:
+    """Three words or more, or a full stop behind one, as in "It is 4 marbles."."""
+    words = re.findall(r"(?<!\\)\b[^\W\d_]{2,}\b\.?", answer)  # and not the commands of LaTeX
+    return len(words) >= 3 or bool(words and words[-1].endswith(".") and "." == answer[-1])
 
 
 def same_question(text: str) -> str:
@@ -187,6 +219,8 @@ def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]
         if not isinstance(row, dict):
             raise UserError(f"{argument} {path}: row {number} is not a JSON object.")
         rows.append((f"{path}: row {number}", row))
+    if not rows:
+        raise UserError(f"{argument} {path}: the file is empty.")
     return rows
 
 

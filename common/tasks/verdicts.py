@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from common.run.session import mean
 from common.tasks.answers import prompt, split_steps
 
 BOX = r"\\box(?:ed)?\{"
@@ -133,6 +134,31 @@ def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysi
     if numbers - {*range(1, len(split_steps(solution)) + 1)}:
         return None
     return Analysis(tuple(sorted(numbers)), score)
+
+
+def against_gold(verdicts: list[bool | None], right: list[bool]) -> dict[str, float]:
+    """Verdicts, None where unreadable, on solutions of which it is known whether they are right.
+
+    Returns:
+        tpr, tnr: share of the right, of the wrong solutions that are judged so; each if there are
+            any. An unreadable verdict is wrong in both classes.
+        balanced_accuracy: the mean of both; every constant verdict has 0.5.
+        accuracy, best_constant: share of true verdicts; what the better constant verdict would get.
+        says_correct, parsed: share of verdicts that accept, and that can be read.
+    """
+    hits = {"tpr": [], "tnr": []}
+    for verdict, label in zip(verdicts, right, strict=True):
+        hits["tpr" if label else "tnr"].append(verdict is label)
+    rates = {name: mean(values) for name, values in hits.items() if values}
+    share = mean(right)
+    return {
+        "balanced_accuracy": mean(rates.values()),
+        **rates,
+        "accuracy": mean(hits["tpr"] + hits["tnr"]),
+        "best_constant": max(share, 1 - share),
+        "says_correct": mean(verdict is True for verdict in verdicts),
+        "parsed": mean(verdict is not None for verdict in verdicts),
+    }
 
 
 def last(label: re.Pattern, text: str) -> re.Match | None:

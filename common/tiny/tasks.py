@@ -31,9 +31,9 @@ OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": range(2, 10), "/": range(
 MIX = {"+": 0.15, "-": 0.15, "*": 0.20, "/": 0.50}  # shares of the operations
 LEVELS = {"tiny": (3, 4), "tiny-hard": (5, 6), "tiny-long": (8, 9, 10)}  # operations of a question
 NUMBER = r"(?:60|[1-5]\d|\d)"  # 0 to 60
-CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*/-]\d\)?)+) mod {MODULO}")
-STEP = re.compile(rf"({NUMBER})([+*/-])(\d)=({NUMBER})!?")
-CLAIMED = re.compile(rf"(?<!\d)({NUMBER})!?$")
+CHAIN = re.compile(rf"(\(*)({NUMBER})((?:[+*/-]\d\)?)+) mod {MODULO}", re.ASCII)
+STEP = re.compile(rf"({NUMBER})([+*/-])(\d)=({NUMBER})!?", re.ASCII)
+CLAIMED = re.compile(rf"(?<!\d)({NUMBER})!?$", re.ASCII)
 
 
 # ------------------------------------------------------------------ questions
@@ -91,6 +91,24 @@ def sample_different(rng: random.Random, count: int, held_out: bool, make, steps
         elif (misses := misses + 1) > 10_000:
             steps, misses = steps[:i] + steps[i + 1 :], 0
     return list(seen)
+
+
+# ------------------------------------------------------------------ prompts
+def misfit(prompt: str) -> str:
+    """In what a prompt differs from those with the same ending that the embedded model was taught;
+    "" if nothing is known to.
+    """
+    shown, _, end = prompt.strip().rpartition("\n")
+    opened, closed = shown.count("<step>"), shown.count("</step>")
+    number = re.fullmatch(r"Verify its (\d+) steps\.", end)
+    if number and int(number[1]) not in (opened, closed):
+        return f"{end!r} of {closed} steps"
+    if end == "Is it sound?" and not 1 <= max(opened, closed) <= 3:
+        return f"{end!r} of {closed} steps, instead of one to three in <step> tags"
+    parts = re.split(r"^Solution(?: \d)?:$", shown, flags=re.MULTILINE)[1:]
+    if not all("</step>" in part and "</answer>" in part for part in parts):
+        return f"{end!r} of a solution that is not whole, steps and answer in their tags"
+    return ""
 
 
 # ------------------------------------------------------------------ solutions
@@ -165,5 +183,8 @@ def sounds_sure(step: str) -> bool:
 
 
 def is_checked(judged_step: str) -> bool:
-    """Whether whoever marked a step has written down a check: `42/5=28:28*5=18` has one."""
-    return ":" in judged_step.partition("\\boxed")[0]
+    """Whether whoever marked a step has written down a check, `42/5=28:28*5=18`, or, in whatever
+    form, a second operation.
+    """
+    said = judged_step.partition("\\boxed")[0]
+    return ":" in said or len(re.findall(r"[-+*/] ?[0-9]", said)) > 1

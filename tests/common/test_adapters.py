@@ -61,7 +61,7 @@ def two(**fields) -> dict:
 
 
 FUNCTIONS = "rewards of 'ann' must be a list of functions with names"
-SIZES = "'ann': group_size .* must be at least 1, lr .* least 0"
+SIZES = "'ann': group_size .* must be whole numbers from 1, lr .* least 0"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,8 @@ SIZES = "'ann': group_size .* must be at least 1, lr .* least 0"
         (two(max_grad_norm=0.5), "'ann' and 'bob' play with one adapter.*one max_grad_norm"),
         (players(max_tokens=0), SIZES),
         (players(lr=-1e-3), SIZES),
+        (players(group_size=4.0), SIZES),
+        (players(max_tokens=8.0), SIZES),
     ],
 )
 def test_players_that_cannot_be(tmp_path, made, says):

@@ -136,6 +136,8 @@ ROW, OTHER = ({"prompt": [user(text)]} for text in ("1+1", "1+2"))
         ([{"prompt": [user("")]}] * 4, "the ann is asked nothing: all.*without a `prompt`"),
         ([ROW] * 3 + [ROW | {"label": 1}], "rows for the ann differ in their columns: label"),
         ([ROW | {"question": "1+1"}] * 4, r"the ann on a held-out question \('1\+1'\)"),
+        ([ROW | {"question": " 1+1 \n"}] * 4, "the ann on a held-out question"),
+        *[([ROW | {n: 1}] * 4, f"cannot be called '{n}'") for n in ("completions", "log_metric")],
     ],
 )
 def test_rows_of_a_rollout(trainer, monkeypatch, rows, says):
@@ -212,6 +214,31 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said
 
 
+def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
+    """Each of them by itself: the other one has a gradient."""
+    trainer = four_players(tmp_path)
+    trainer.create_optimizer()
+    capsys.readouterr()
+    for _ in range(3):
+        parts = [a_batch(trainer, name, 16) for name in ("bob", "cat")]
+        parts[1]["advantages"] *= 0
+        parts[0]["rewards"], parts[1]["rewards"] = torch.arange(16.0), torch.zeros(16)
+        for part in parts:
+            part["rewards_of_advantages"] = part["rewards"]
+        trainer.update(trainer.concat(parts))
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")
+    assert said[1].startswith("warning: 3 updates in a row of the cat had no gradient")
+
+
+def test_a_warning_that_quotes_comes_once_and_in_whole_words(trainer, capsys):
+    for name in ("Anna", "Ben"):
+        asked = f"{name} has red marbles and extraordinarily little understanding of subtraction"
+        checks.check_prompts(trainer, "ann", [[user(asked)]])
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "('red marbles and extraordinarily little understanding of subtraction')" in said
+
+
 @pytest.mark.parametrize("name", ["step", "eval/ann/accuracy"])
 def test_metrics_begin_with_a_name_that_is_free(trainer, name):
     with pytest.raises(ScriptError, match=f"log_mean: '{name}' must begin with a player's name"):
@@ -228,6 +255,7 @@ def test_metrics_begin_with_a_name_that_is_free(trainer, name):
         ([1.0, math.inf, 1.0, 1.0], None, "a reward of the ann is infinite"),
         ([1.0] * 4, [1, 1, 2], "groups must have a key for each of the 4 rows; got 3"),
         ([1.0] * 4, [1, 2, 3, 4], "every row is a group of its own"),
+        ([1.0] * 4, [[1], [1], [2], [2]], "keys of groups are texts or numbers; got"),
     ],
 )
 def test_set_rewards_wants_one_finite_reward_per_row(trainer, rewards, groups, says):
@@ -258,6 +286,8 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches["sums"] = a_batch(trainer, "bob", 4) | {"tokens": torch.tensor(8)}
     batches["new"] = a_batch(trainer, "bob", 4)
     batches["new"]["rewards"] = batches["new"]["rewards"] + 1
+    batches["numpy"] = a_batch(trainer, "bob", 4)
+    batches["numpy"]["advantages"] = batches["numpy"]["advantages"].numpy()
     for names, says in (
         ("ann bob", "batches must be of one adapter; got ann: ann, bob: bob"),
         ("bob dan", r"batches must be of one temperature; got bob: 1.0, dan: 0.5"),
@@ -267,6 +297,7 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
         ("more cat", "concat: not every batch has judgements"),
         ("sum sums", "concat: tokens has no rows to join; set it on the joined batch"),
         ("sums sum", "concat: tokens has no rows to join; set it on the joined batch"),
+        ("bob numpy", "the bob's advantages must be a tensor of floats; got ndarray"),
         ("bob new", "rewards.*of the bob has changed.*use set_rewards"),
     ):
         with pytest.raises(ScriptError, match=says):
@@ -321,6 +352,16 @@ TWO = r"load must return \(training rows, held-out rows\)"
         ("loaded", ([], []), (({"a": 1},), []), "the training rows must be a list of dicts; got"),
         ("loaded", ([], []), (["a"], []), "the training rows must be a list of dicts; got"),
         ("loaded", ([], []), ([], [{}, {}, {"b": 4}]), "held-out row 2 differs.* columns: b"),
+        *[
+            ("loaded", ([], []), ([{"answer": "1"}, {"answer": a}], []), "row 1: 'answer' must be")
+            for a in (7, None, math.nan)
+        ],
+        (
+            "loaded",
+            ([{"a": None, "b": 1}, {"a": "1", "b": 1.5}], []),
+            ([], [{"a": "1"}, {"a": True}]),
+            "held-out rows: 'a' is of several types: bool, str",
+        ),
     ],
 )
 def test_what_a_checkpoint_evaluate_and_load_must_be(check, fine, value, says):

@@ -1,6 +1,6 @@
 """The sentences at the top of a report: each rule on both sides of its bound."""
 
-from common.run.report.health import RECENT, sentences
+from common.run.report.health import sentences
 
 import pytest
 
@@ -38,16 +38,20 @@ def test_a_metric_that_stands_out(line):
 
 
 def test_entropy_is_compared_with_its_own_beginning():
-    falling = [{"solver/entropy": 1.0}] * RECENT + [{"solver/entropy": 0.05}] * RECENT
-    assert sentences_of(*falling) == [
+    first, last = ([{"solver/entropy": value}] * 10 for value in (1.0, 0.05))
+    assert sentences_of(*first, *last) == [
         "The solver's entropy fell from 1 to 0.05 nats per token; it tries hardly anything new."
     ]
-    assert sentences_of(*falling[:RECENT], *[{"solver/entropy": 0.2}] * RECENT) == []
+    assert sentences_of(*first, *[{"solver/entropy": 0.2}] * 10) == []
 
 
-def test_only_the_last_steps_count():
-    steps = [{"solver/kl": 9.0}] * 50 + [{"solver/kl": 0.1}, {}, {"solver/kl": None}] * RECENT
+def test_only_the_last_third_counts():
+    """Of the player's own values, however few: ten of a rare player would be most of the run."""
+    steps = [{"solver/kl": 9.0}] * 20 + [{"solver/kl": 0.1}, {}, {"solver/kl": None}] * 10
     assert sentences_of(*steps) == []
+    rare = [{"verifier/frac_reward_zero_std": x} for x in (*[0.2] * 8, 0.88, 0.94, 0.95, 1.0)]
+    (said,) = sentences_of(*[row for value in rare for row in (value, {}, {}, {})])
+    assert said.startswith("In 94% of the verifier's groups all rewards are the same")
 
 
 def test_held_out_is_the_first_against_the_last():
@@ -72,6 +76,6 @@ def test_a_gradient_that_is_always_zero():
     zero, some = {"solver/grad_norm": 0.0, "judge/grad_norm": 0.1}, {"solver/grad_norm": 0.1}
     sentence = "The solver's gradient was zero in its last {} updates; it learns nothing."
     assert sentences_of(*[zero] * 3) == [sentence.format(3)]
-    assert sentences_of(some, *[zero] * RECENT) == [sentence.format(RECENT)]
+    assert sentences_of(*[some] * 8, *[zero] * 4) == [sentence.format(4)]
     for steps in ([zero] * 2, [zero] * 5 + [some], [zero, {}, zero]):
         assert sentences_of(*steps) == []

@@ -8,6 +8,7 @@ from common.model import load_model
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
+from peft import LoraConfig
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 from trainers import SHAPE
@@ -125,6 +126,24 @@ def test_under_autocast_gradients_are_float32_and_as_near_as_pefts(four_bit, giv
         assert [t.dtype for t in found[1:]] == [given, torch.float32, torch.float32]
         errors.append([((a - b).norm() / b.norm()).item() for a, b in zip(found, exact)])
     assert all(ours < 1.1 * pefts and ours < 0.01 for pefts, ours in zip(*errors)), errors
+
+
+@pytest.mark.parametrize("more", [{"lora_dropout": 0.5}, {"use_dora": True}, {"lora_bias": True}])
+@both
+def test_an_adapter_of_another_formula_is_pefts(four_bit, more):
+    model, _ = load_model("tiny", ["player"], 4, four_bit, 0)
+    model.add_adapter("more", LoraConfig(r=4, target_modules=["q_proj"], **more))
+    layer = next(module for n, module in model.named_modules() if n.endswith("q_proj"))
+    torch.nn.init.normal_(layer.lora_B["more"].weight)
+    if "lora_bias" in more:
+        torch.nn.init.normal_(layer.lora_B["more"].bias)
+    layer.set_adapter("more")
+    x, found = torch.randn(2, layer.in_features), []
+    for kind in (type(layer), PEFTS[four_bit]):
+        layer.__class__ = kind
+        torch.manual_seed(0)
+        found.append(layer.train()(x))
+    assert torch.equal(*found)
 
 
 @both

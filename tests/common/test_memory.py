@@ -9,9 +9,8 @@ import tango
 from common.errors import UserError
 from common.model import SHARED_KEYS, TINY, load_model, read_config
 from common.players import Player, with_adapters
-from common.run import launch
 from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
-from common.run.session import Run
+from common.run.session import Run, launch
 
 import bitsandbytes as bnb
 import pytest

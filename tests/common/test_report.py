@@ -407,6 +407,37 @@ def test_hostile_output_stays_text(browser, hostile):
     assert sum("Content Security Policy" in message for message in refused) >= 3, refused
 
 
+SHADES = """[...e.querySelectorAll('.tokens span')].map(token =>
+    (token.style.background.includes('minus') ? -1 : 1) *
+    (+token.style.background.match(/[\\d.]+(?=%)/)?.[0] || 0))"""
+
+
+def test_colours_show_each_part_and_keep_its_sign(browser, tmp_path):
+    """The strongest colour is 60 %. A term far smaller than its sum has a scale of its own; within
+    an answer what is nearest to 0 is bare, and nothing below 0 is blue.
+    """
+    steps = ([0.02, -0.01, 0.0], [0.01, 0.01, 0.02])
+    rows = [
+        rollout(advantages=[A + s for s in own], components={"outcome": [A] * 3, "step": own})
+        for A, own in zip((-2.0, 1.0), steps)
+    ]
+    rows.append(rollout(player="judge", advantages=[2.0] * 3))  # whose advantage is no sum
+    main(made_up(tmp_path / "run", accuracy(1), rows))
+    look(browser, tmp_path / "run" / "report.html")
+
+    def shades(part, colour):
+        each(browser, f"input[value='{part}'], input[value='{colour}']", "e.click()")
+        *shown, judge = each(browser, "[data-row]", SHADES)
+        assert judge == ([0] * 3 if colour == "within an answer" else [60] * 3)
+        return shown
+
+    assert shades("advantage", "over the run") == [[-59.4, -60, -60], [30.3, 30.3, 30.6]]
+    assert shades("step", "over the run") == [[60, -30, 0], [30, 30, 60]]
+    assert shades("advantage", "within an answer") == [[0, -60, -40], [0, 0, 60]]
+    assert shades("step", "within an answer") == [[60, -30, 0], [0, 0, 60]]
+    assert shades("outcome", "within an answer") == [[0, 0, 0], [0, 0, 0]]
+
+
 def test_comparison(browser, three, tmp_path):
     main(*three[:1], tuple(three[1:]), out=tmp_path / "c.html")
     look(browser, tmp_path / "c.html")

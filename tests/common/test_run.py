@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 from common.errors import say
-from common.run.session import Run, plain_errors
+from common.run.session import Run, mean, plain_errors
 
 import pytest
 import torch
@@ -177,3 +177,18 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     with plain_errors():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
+
+
+def test_a_mean_is_one_of_anything_that_can_be_gone_through():
+    assert mean(x > 1 for x in (1, 2, 3, 4)) == 0.75 == mean({"a": 0.5, "b": 1.0}.values())
+    assert mean([]) == mean(iter(())) == 0.0
+
+
+def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):
+    """Nothing to reward, for the evaluation is cut, and a player who will not be trained."""
+    shown = brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 1))
+    before, _, _ = shown.partition("step 1/1")
+    assert "note: all --steps 1 are --ver-warmup; the generator will not be trained" in before
+    (note,) = [line for line in before.splitlines() if " 0 before training" in line]
+    assert "generator/accuracy, " in note and "verifier/parsed 0 before" in note
+    assert "python -m common.run.warm_up tango.py" in note and "curves name" not in shown

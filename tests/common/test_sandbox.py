@@ -166,9 +166,9 @@ def test_nothing_of_a_run_stays_in_the_worker():
 
 # ------------------------------------------------------------------ limits
 def test_cpu_time_is_limited_not_waiting(sandbox):
-    """12 programs of 0.15 s on few cores: each waits longer than its limit lets it compute."""
-    work = "import time\nwhile time.process_time() < 0.15: pass\nprint(1)"
-    assert {result.status for result in sandbox.run([work] * 12, [""] * 12, time_limit=0.3)} == {OK}
+    """12 programs of 0.3 s on few cores: each waits longer than its limit lets it compute."""
+    work = "import time\nwhile time.process_time() < 0.3: pass\nprint(1)"
+    assert {result.status for result in sandbox.run([work] * 12, [""] * 12, time_limit=0.9)} == {OK}
     wait = "import time; time.sleep(1); print(1)"
     assert sandbox.run([wait], [""], time_limit=0.3) == [Result(OK, b"1\n")]
 
@@ -239,7 +239,7 @@ def test_killed_workers_are_replaced(monkeypatch):
     and in the order of the programs.
     """
     monkeypatch.setattr(pool, "PATIENCE", 0.0)
-    program = "import time; time.sleep(0.02); print(input())"
+    program = "import time; time.sleep(0.05); print(input())"
     inputs = [str(number) for number in range(120)]
     with Sandbox(workers=4) as sandbox:
         before = footprint(sandbox)
@@ -287,7 +287,7 @@ def test_interrupted_run_leaves_no_answers_behind(sandbox):
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
     with pytest.raises(KeyboardInterrupt):
         sandbox.run(["while True: pass"] * 50, [""] * 50, time_limit=5.0)
     results = sandbox.run(["print(input())"] * 12, list("abcdefghijkl"))
@@ -343,13 +343,13 @@ def test_nothing_outlives_the_trainer(number, body, tmp_path):
     try:
         first, *forked = trainer.stdout.readline().split()
         assert first == b"ready"
-        children, deadline = {*workers}, time.monotonic() + 60
+        children, deadline = {*workers}, time.monotonic() + 600
         while body is AT_WORK and len(children) < 4:  # and their programs
             assert time.monotonic() < deadline
             for pid in workers:
                 children |= {one.pid for one in psutil.Process(pid).children()}
         trainer.send_signal(number)
-        trainer.wait(timeout=60)
+        trainer.wait(timeout=600)
         while any(map(alive, children)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -370,7 +370,7 @@ def test_workers_killed_while_idle_cost_no_attempt():
     thread.start()
     thread.join()
     with made[0] as sandbox:
-        assert all(one.process.wait(timeout=60) for one in sandbox.workers)
+        assert all(one.process.wait(timeout=600) for one in sandbox.workers)
         assert sandbox.run(["print(1)"], [""]) == [Result(OK, b"1\n")]
 
 
@@ -416,7 +416,8 @@ from common.errors import UserError
 from common.sandbox import Sandbox
 try:
     with Sandbox(workers=1) as sandbox:
-        print(sandbox.run(["print(input())"], ["x" * 50000])[0].output == b"x" * 50000 + b"\\n")
+        (one,) = sandbox.run(["print(input())"], ["x" * 50000], time_limit=1000)
+        print(one.output == b"x" * 50000 + b"\\n")
 except UserError as error:
     print(error)
 """
@@ -427,7 +428,7 @@ except UserError as error:
     [
         ("ulimit -f 100", "RLIMIT_FSIZE"),
         ("ulimit -n 40", "RLIMIT_NOFILE"),
-        ("ulimit -t 2", "RLIMIT_CPU"),
+        ("ulimit -t 900", "RLIMIT_CPU"),  # less than the program's, and enough to import
         ("ulimit -Sf 40", "RLIMIT_FSIZE"),  # what is handed over would be cut
         ("exec 2>&-", "True"),
         ("exec <&- 2>&-", "True"),
@@ -436,7 +437,7 @@ except UserError as error:
 def test_a_shell_with_other_limits_or_files(shell, word):
     """Right or refused in a sentence; never a wrong program."""
     command = ["bash", "-c", f'{shell}; exec "$0" -c "$1"', sys.executable, TRY]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert word in done.stdout and len(done.stdout.splitlines()) == 1, done.stdout
 
@@ -490,7 +491,7 @@ def test_missing_layer(system_calls, missing, help, tmp_path):
             time.sleep(0.01)
         print(*[result.status.name for result in results], results[0].output)
     """
-    options = {"cwd": ROOT, "env": {**os.environ, **path}, "preexec_fn": take_away, "timeout": 30}
+    options = {"cwd": ROOT, "env": {**os.environ, **path}, "preexec_fn": take_away, "timeout": 600}
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr

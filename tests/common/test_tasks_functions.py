@@ -109,7 +109,7 @@ def test_programs_with_few_inputs_are_said(tmp_path, capsys):
     assert "30 of 60 programs have fewer than 3 inputs, 2 at least" in capsys.readouterr().out
     assert len(train) + len(held_out) == 60 and held_out
     assert all(row["message"].startswith("m") and len(row["inputs"]) > 1 for row in train)
-    load_functions(path, 100, 100, 2, seed=0)
+    load_functions(path, 100, 5, 2, seed=0)
     assert not capsys.readouterr().out
 
 

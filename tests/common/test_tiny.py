@@ -421,3 +421,21 @@ def test_every_part_survives_the_tokenizer_and_the_model_keeps_to_its_form(name,
     texts = play([[{"role": "user", "content": user}] for user in users], 0.0)
     known = {form(assistant) for _, assistant in examples}
     assert sum(form(text) in known for text in texts) >= 22, texts[:3]
+
+
+def test_a_prompt_that_was_not_taught_is_told_from_those_that_were():
+    for part in demonstrations.PARTS:
+        for seed in range(40):
+            assert tasks.misfit(part(random.Random(seed), 1)[0]) == ""
+    whole = tasks.gold_solution("((1+2)*3)+4 mod 61")
+    four = "<step>1+2=3</step>\n" * 4
+    for user, says in (
+        (f"Problem: Q\nSolution:\n{whole}\nVerify its 3 steps.", ""),
+        (f"Problem: Q\nSolution:\n{whole}\nVerify its 4 steps.", "'Verify its 4 steps.' of 3"),
+        (f"Problem: Q\nSolution:\n{whole[:40]}\nGrade it.", "solution that is not whole"),
+        (f"Problem: Q\nSolution 1:\n{whole}\nSolution 2:\n7\nWhich is right?", "not whole"),
+        (f"Problem: Q\nReasoning:\n{four}Is it sound?", "of 4 steps, instead of one to three"),
+        ("Problem: Q\nReasoning:\n1+2=3\nIs it sound?", "of 0 steps, instead of one to three"),
+    ):
+        found = tasks.misfit(user)
+        assert says in found and bool(says) == bool(found), user

@@ -4,7 +4,13 @@ stay unread: tests/data/texts.txt."""
 import re
 import time
 
-from common.tasks.verdicts import read_analysis, read_first_verdict, read_score, read_verdict
+from common.tasks.verdicts import (
+    against_gold,
+    read_analysis,
+    read_first_verdict,
+    read_score,
+    read_verdict,
+)
 
 import pytest
 from hypothesis import given
@@ -104,3 +110,12 @@ def test_long_texts_are_read_in_no_time(text):
     read_score(text, SCORES), read_verdict(text, CHOICES), read_analysis(text, SOLUTION, SCORES)
     read_first_verdict(text, ("YES", "NO"))
     assert time.process_time() - start < 5  # a tenth of a second; squares would take hours
+
+
+def test_verdicts_against_gold():
+    """Of four right solutions two are accepted, and one judgement is unreadable; two are wrong."""
+    found = against_gold([True, True, False, None, False, True], [True] * 4 + [False] * 2)
+    expected = {"tpr": 2 / 4, "tnr": 1 / 2, "balanced_accuracy": 1 / 2, "accuracy": 3 / 6}
+    assert found == expected | {"best_constant": 4 / 6, "says_correct": 3 / 6, "parsed": 5 / 6}
+    assert "tpr" not in (one := against_gold([None, False], [False] * 2))
+    assert one["balanced_accuracy"] == one["accuracy"] == 0.5 and one["best_constant"] == 1.0

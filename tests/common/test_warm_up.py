@@ -1,6 +1,7 @@
 """common/run/warm_up.py and what it teaches, common/tasks/demonstrations.py."""
 
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -9,7 +10,11 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
+import aprm
 import common.tasks.demonstrations
+import coverrl
+import genrm
+import maporl
 import prime
 import tango
 from common.errors import UserError
@@ -18,8 +23,14 @@ from common.run import warm_up
 from common.run.folder import release
 from common.run.warm_up import Args
 from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
-from common.tasks.demonstrations import demonstrations, figures, judged, reworded
-from common.tasks.verdicts import VERIFY
+from common.tasks.demonstrations import (
+    demonstrations,
+    figures,
+    is_judgement,
+    judged,
+    reworded,
+)
+from common.tasks.verdicts import VERIFY, final_verdict
 
 import pytest
 from conftest import run_here, write_rows
@@ -58,7 +69,7 @@ def test_a_judgement_is_true_of_its_solution(given):
     """
     rng, wrong, answer = random.Random(0), Counter(), boxed(given)
     for _ in range(400):
-        pair = judged(given, rng)
+        pair = judged("", given, rng)
         if pair is None:  # a change that cannot be written: a third, or the same value again
             wrong["none"] += 1
             continue
@@ -98,7 +109,52 @@ def test_a_judgement_is_true_of_its_solution(given):
     ],
 )
 def test_what_cannot_be_judged_truly_is_not(given):
-    assert [judged(given, random.Random(seed)) for seed in range(20)] == [None] * 20
+    assert [judged("", given, random.Random(seed)) for seed in range(20)] == [None] * 20
+
+
+def solved(a, one, b, two, c, d) -> tuple[list, list[int]] | None:
+    """The equations of two steps, and the numbers of their problem. An operand is a number, or None
+    for the result of the first step. None where a quotient does not come out.
+    """
+    if (one == "/" and a % b) or (first := value(Fraction(a), one, Fraction(b))) is None:
+        return None
+    left, right = (first if x is None else Fraction(x) for x in (c, d))
+    second = value(left, two, right)
+    if second is None or second.denominator > 1:
+        return None
+    equations = [(a, one, b, first), (left, two, right, second)]
+    return equations, [x for x in (a, b, c, d) if x is not None]
+
+
+def test_every_mark_of_short_chains_by_where_the_operands_come_from():
+    """All problems of two steps with numbers from 1 to 4: who has written them knows whether a 4
+    is the problem's or the result before it; `judged` has the text alone.
+    """
+    rng, counts = random.Random(0), Counter()
+    operands = [(None, d) for d in (1, 2, 3, 4, None)] + [(c, None) for c in (1, 2, 3, 4)]
+    for a, one, b, two, (c, d), in_words in itertools.product(
+        (1, 2, 3, 4), "+-*/", (1, 2, 3, 4), "+-*/", [*operands, (3, 4)], (False, True)
+    ):
+        chain = solved(a, one, b, two, c, d)
+        if not chain:
+            continue
+        equations, numbers = chain
+        names = ["", "one", "two", "three", "four"]
+        question = "Numbers: " + ", ".join(names[n] if in_words else str(n) for n in numbers)
+        steps = [f"{x} {sign} {y} = {z}" for x, sign, y, z in equations]
+        text, gold = reference(*steps, answer=equations[1][3]), equations[1][3]
+        for _ in range(4):
+            pair = judged(question, text, rng)
+            counts[pair is None] += 1
+            if pair is None:
+                continue
+            verdicts, final = tango.parse_judgement(pair[1])
+            (a1, s1, b1, said), (a2, s2, b2, end) = map(equation, split_steps(pair[0]))
+            asked = [said if x is None else x for x in (c, d)]
+            right = (a1, s1, b1) == (a, one, b) and value(a1, s1, b1) == said
+            then = s2 == two and [a2, b2] == asked and value(a2, s2, b2) == end
+            assert verdicts == [right, then] and final == (end == gold), (question, pair)
+    assert counts[False] > 2000, counts
 
 
 def test_steps_in_several_wordings_stay_right():
@@ -131,6 +187,19 @@ def test_rows_to_teach():
             assert is_correct(said["content"], boxed(REFERENCES[int(asked[1:])]))
         else:
             assert len(tango.parse_judgement(said["content"]).verdicts) == asked.count("<step>")
+    for script in (coverrl, aprm, genrm, maporl):
+        assert demonstrations(script, rows, 200, seed=0) == made
+    for row in made:
+        if row["prompt"][0]["content"] == VERIFY:
+            text, count = (
+                row["completion"][0]["content"],
+                row["prompt"][1]["content"].count("<step>"),
+            )
+            final = final_verdict(text)
+            assert is_judgement(text, count) and not is_judgement(text, count + 1)
+            assert coverrl.parse_judgement(text)[0] is final is genrm.rationale(text)[1]
+            assert None not in (final, aprm.parse_marks(text, count))
+            assert not any(is_judgement(part, count) for part in (text[:-1], "So: " + text, ""))
     alone = demonstrations(prime, rows, 50, seed=0)
     assert {row["prompt"][0]["content"] for row in alone} == {SOLVE}
     for script, text, sentence in (
@@ -221,6 +290,7 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     looks = re.findall(r"^step (\d+)/40, .*solutions read (\d+)%", said[0], re.MULTILINE)
     assert [int(step) for step, _ in looks] == [*range(5, found["steps"] + 1, 5)]
     assert int(looks[-1][1]) >= 90 and "entropy per token" in said[0]
+    assert re.findall(r"^step (\d+)/40: \S+ min; \d+ min more", said[0], re.MULTILINE) == ["1"]
     assert not (warm / "README.md").exists()
     before = {path: path.read_bytes() for path in warm.glob("[!.]*.*")}
     release()

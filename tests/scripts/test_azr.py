@@ -112,6 +112,13 @@ def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
     assert 50 < len(trainer.admitted(tasks)) < 110
 
 
+def test_a_held_out_program_neither_joins_nor_is_rewarded(sandbox):
+    repeated = proposal("def f(number):  # under another name\n return 'held out'")
+    trainer = given_texts(sandbox, [repeated])
+    assert trainer.propose([("deduction", [RUNS[0]])])["rewards"].tolist() == [-1]
+    assert trainer.saved["buffers"]["deduction"] == []
+
+
 # ------------------------------------------------------------------ who is right
 def test_all_three_kinds_are_judged_by_value(sandbox):
     returns = deduction() | {"outputs": ["{1, 2}"]}
@@ -162,9 +169,8 @@ def test_without_a_gate_who_agrees_with_the_model_is_rewarded_but_not_right(sand
 def test_a_buffer_drops_its_oldest_and_knows_what_is_new(sandbox):
     trainer = given_texts(sandbox, pool_size=4, seed_tasks=4)
     trainer.saved["buffers"]["deduction"] = [deduction(str(i)) for i in range(3)]
-    held_out = deduction("def f(number):  # under another name\n return 'held out'")
     other = deduction("5") | {"kind": "abduction"}
-    trainer.join([deduction("3"), deduction("4"), other, held_out])
+    trainer.join([deduction("3"), deduction("4"), other])
     kept = [task["program"] for task in trainer.saved["buffers"]["deduction"]]
     assert kept == ["1", "2", "3", "4"]
     assert trainer.saved["new"] == {"deduction": 2, "abduction": 1, "induction": 0}

@@ -32,6 +32,7 @@ def test_parse_judgement():
     assert parse_judgement(judgement("no verdict", X, final=r" \box{Incorrect}. ")) == (False, [2])
     assert parse_judgement(judgement(*[X] * 400, final=X)) == (False, [*range(1, 401)])
     none = [judgement(X, final="maybe"), judgement(C) + " and more", "it is right " + judgement(C)]
+    none += [judgement(C, final=f"{no} {C}") for no in ("NOT", "it is not")]
     none += [f"<final_verification>{C}</final_verification>", judgement(C, final=f"<b>{C}</b>"), ""]
     for text in none:
         assert parse_judgement(text) == (None, []), text
@@ -87,12 +88,10 @@ VALUE = st.sampled_from([0.0, 1.0, 2.0, math.nan])
 
 @given(st.lists(st.tuples(VALUE, st.sampled_from("abc")), min_size=1))
 def test_advantages_equal_the_loop(rows):
+    """One row has nothing to be compared with: its reward itself would reinforce whatever it is."""
     values, keys = map(list, zip(*rows))
-    known = [key for value, key in rows if value == value]
-    alone = [value == value and known.count(key) == 1 for value, key in rows]
-    expected = [v if one else a for v, one, a in zip(values, alone, whitened(rows, added=1e-6))]
     found = advantages(torch.tensor(values, dtype=torch.float64), keys)
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    assert found.tolist() == pytest.approx(whitened(rows, added=1e-6), abs=1e-6)
 
 
 # ------------------------------------------------------------------ a step by hand
@@ -181,7 +180,7 @@ def test_a_process_without_a_judgement_takes_part_in_vain():
         ({"verifier": "none"}, {"solver": [True, True]}),
         ({"verifier": "untrained"}, {"verifier": [False, False], "corrector": [True]}),
         ({"corrections": 0}, {"solver": [True, False], "verifier": [True, False]}),
-        ({"filter": "none"}, {"solver": [True, True], "verifier": [True, True]}),
+        ({"filter": "none"}, {"solver": [True, True], "corrector": [True]}),
     ],
 )
 def test_ablations(change, trains):

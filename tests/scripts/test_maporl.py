@@ -28,25 +28,26 @@ def test_scores():
 
 # ------------------------------------------------------------------ bonus
 ALPHAS = [0.1, 0.2, 0.4, 0.8]
+ALPHA_NAMES = ["alpha0", "alpha1", "alpha2", "alpha3"]
 # (I was, I am, the other was) -> my bonus
 OWN = {(1, 0, 0): -0.1, (1, 0, 1): -0.2, (0, 1, 1): 0.1, (0, 1, 0): 0.2}
 # (I was, the other was, the other is) -> my bonus
 INFLUENCE = {(0, 1, 0): -0.8, (1, 1, 0): -0.4, (1, 0, 1): 0.8, (0, 0, 1): 0.4}
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_bonuses_in_every_case(sign):
-    T = 3
+@pytest.mark.parametrize("T, released", [(3, False), (3, True), (2, False), (2, True)])
+def test_bonuses_in_every_case(T, released):
+    """In the released code turn 1 has no influence term, and the middle one the other sign."""
     for right in itertools.product((0.0, 1.0), repeat=2 * T):
-        got = bonuses(torch.tensor(right).reshape(T, 2, 1), ALPHAS, sign)
+        got = bonuses(torch.tensor(right).reshape(T, 2, 1), ALPHAS, released)
         at = lambda t, a: int(right[2 * t + a])  # noqa: B023, E731
         for t, me in itertools.product(range(T), range(2)):
             other, expected = 1 - me, 0.0
             if t > 0:
                 expected += OWN.get((at(t - 1, me), at(t, me), at(t - 1, other)), 0)
-            if t < T - 1:
+            if t < T - 1 and not (released and t == 0):
                 seen = (at(t, me), at(t, other), at(t + 1, other))
-                expected += sign * INFLUENCE.get(seen, 0)
+                expected += (-1 if released else 1) * INFLUENCE.get(seen, 0)
             assert got[t, me, 0].item() == pytest.approx(expected, abs=1e-6), (right, t, me)
 
 
@@ -185,6 +186,24 @@ def test_the_placebo_is_never_about_the_own_question(questions):
 def test_without_another_question_there_is_no_placebo():
     with pytest.raises(UserError, match="all of a step are the same"):
         maporl.about_another(twice("q1"), ["x", "y"])
+
+
+def test_the_released_rule_pays_no_influence_in_two_turns():
+    alice, _ = given_texts(written(), influence_sign="released").step(twice("1+6", "2+5"))
+    assert [note["bonus"] for note in alice[0]["notes"]] == [0] * 4
+
+
+def test_a_solution_without_an_answer_is_worth_nothing_to_a_verifier_that_accepts_it():
+    """Alice's last ones have a step and no box, or an empty one; Bob's first are empty texts."""
+    texts = written() | {"bob": [""] * 4, "verifier": [judgement(final=C)] * 16}
+    texts["alice_again"] = ["<step>x=7</step>", solution("")] * 2
+    trainer = given_texts(texts, verifier="frozen", **dict.fromkeys(ALPHA_NAMES, 0.0))
+    alice, bob = trainer.step(twice("1+6", "2+5"))
+    before = {True: (1 + 0.3 * 0.5) / 1.3, False: 0.3 * 0.5 / 1.3}
+    assert alice[0]["rewards"].tolist() == pytest.approx([before[True]] * 4)
+    assert bob[0]["rewards"].tolist() == pytest.approx([before[False]] * 4)
+    assert alice[1]["rewards"].tolist() == [0] * 4 and bob[1]["rewards"].tolist() == [1] * 4
+    assert all(trainer.logged["verifier/wrong_accepted"])  # what it says itself
 
 
 @pytest.mark.parametrize("verifier", ["frozen", "co-trained"])

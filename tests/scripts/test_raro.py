@@ -91,6 +91,18 @@ def test_a_step():
     assert mean(trainer.logged["policy/accuracy"]) == 0.5
 
 
+BOX = r"<answer>\boxed{7}</answer>"
+STEP = "<step>x=7</step>"
+
+
+@pytest.mark.parametrize("text", ["", "no", STEP, STEP + boxed(" "), BOX, f"<step> \n</step>{BOX}"])
+def test_what_is_no_whole_solution_earns_nothing(text):
+    """Though a critic takes it for the expert's, or calls it a tie."""
+    trainer = given_texts([text, solution(8)] * 2, [boxed("tie")] * 8)
+    policy, _ = trainer.step(ROWS)[0]
+    assert policy["rewards"].tolist() == pytest.approx([0, 0.6] * 2)
+
+
 def test_a_completion_that_was_cut_has_no_advantage():
     trainer = given_texts()
     batch = {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
@@ -109,10 +121,11 @@ def old_pair(i: int) -> dict:
 def test_the_critic_trains_on_new_and_old_pairs(share, count, known):
     buffer = [old_pair(i) for i in range(known)]
     trainer = given_texts([], ["x"] * 8, buffer, pairs=4, old_share=share)
-    new = [old_pair(0) | {"question": "new"}]
+    new = [old_pair(i) | {"question": f"new {i}"} for i in range(4)]
     trainer.train_critic(new, random.Random(0))
-    olds = [text for _, text in trainer.asked[::2] if "Problem: old" in text]
-    assert len(olds) == len(set(olds)) == count and len(trainer.asked) == 8
+    asked = [text for _, text in trainer.asked[::2]]
+    assert len(set(asked)) == 4  # none twice
+    assert sum("Problem: old" in text for text in asked) == count and len(trainer.asked) == 8
     assert trainer.asked[::2] == trainer.asked[1::2]  # G judgements of one pair
 
 

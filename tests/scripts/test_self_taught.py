@@ -97,9 +97,11 @@ def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
 
 def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer):
     trainer.create_optimizer()
-    trainer.update(trainer.lesson_batch(lessons_of(trainer, "\\boxed{1}", "\\boxed{2}")))
+    first = lora(trainer, "judge")
+    for _ in range(2):  # A moves once B is no longer zero
+        trainer.update(trainer.lesson_batch(lessons_of(trainer, "\\boxed{1}", "\\boxed{2}")))
     trained = lora(trainer, "judge")
-    assert any(w.any() for name, w in trained.items() if "lora_B" in name)
+    assert not any(torch.equal(w, trained[name]) for name, w in first.items())
     assert trainer.optimizer.state
     judges = []
 
@@ -111,7 +113,8 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
     trainer.saved |= {"round": 0, "comparisons": st.comparisons_of(QUESTION, RIGHT, WORSE)}
     trainer.start_round(1)
     assert all(torch.equal(judges[0][name], w) for name, w in trained.items())
-    assert not any(w.any() for name, w in lora(trainer, "judge").items() if "lora_B" in name)
+    again = lora(trainer, "judge")
+    assert all(torch.equal(w, again[name]) for name, w in first.items())  # A is, too
     assert not trainer.optimizer.state  # nor has Adam moments of the judge that is gone
     assert sorted(j["choice"] for j in trainer.saved["lessons"]) == [1, 2]
 
@@ -202,7 +205,9 @@ def test_a_judge_is_measured_by_hand():
 
 
 def test_the_two_sets_are_made_once():
-    """Of the second question all answers are wrong, so it gives no true pair."""
+    """Of the second question all answers are wrong, so it gives no true pair; the first wrong
+    answer to the first one is cut, so the next is taken.
+    """
     questions, judged = {"1+1 mod 61": "2", "2+2 mod 61": "4"}, []
     held_out = [{"question": q, "answer": gold} for q, gold in questions.items()]
 
@@ -213,10 +218,12 @@ def test_the_two_sets_are_made_once():
     def say(player, user, greedy, before):
         if user not in questions:
             return "<answer>\\boxed{77}</answer>"  # to a changed question
-        right = user == "1+1 mod 61" and before != 1
+        if before == 1:
+            return "<step>1+1=2</step>\n<answer>\\boxed{"
+        right = user == "1+1 mod 61" and before != 2
         return f"<answer>\\boxed{{{questions[user] if right else 50 + before}}}</answer>"
 
-    trainer = answering(say, eval_samples=3)
+    trainer = answering(say, eval_samples=4)
     trainer.answers = lambda asked: st.SelfTaught.answers(trainer, asked)
     trainer.make_pairs = lambda rows, rng: st.SelfTaught.make_pairs(trainer, rows, rng)
     trainer.judge = judge
@@ -225,9 +232,9 @@ def test_the_two_sets_are_made_once():
     wanted |= {"judge/vote": 1 / 2, "judge/both_orders": 0.0, "judge/unreadable": 0.0}
     assert result == wanted
     ((question, right, wrong),) = trainer.saved["true"]
-    assert (question, st.final_answer(right), st.final_answer(wrong)) == ("1+1 mod 61", "2", "51")
+    assert (question, st.final_answer(right), st.final_answer(wrong)) == ("1+1 mod 61", "2", "52")
     made = [(q, st.final_answer(worse)) for q, _, worse in trainer.saved["made"]]
     assert made == [(q, "77") for q in questions]
     asked = len(trainer.calls)
     assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked
-    assert judged == [6, 4] * 2  # in both orders
+    assert judged == [8, 4] * 2  # in both orders

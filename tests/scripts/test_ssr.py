@@ -34,9 +34,13 @@ def bug(*lines: str, hidden: str = "1") -> str:
 # ------------------------------------------------------------------ prompts and parsing
 def test_parse_bug():
     assert parse_bug(bug("x+=4", hidden="3 , 1, 3"), ROW).hidden == [1, 3]
-    assert parse_bug(bug("x+=4").replace("**", ""), ROW).hidden == [1]
+    for spelt in ("Hidden tests: 1", "**Hidden tests**: 1", "**Hidden tests:** 1, the last."):
+        assert parse_bug(f"{code('x+=4')}\n{spelt}", ROW).hidden == [1]
+    for numbers in ("1 and 3", "3, and 1.", "1,3"):
+        assert parse_bug(bug("x+=4", hidden=numbers), ROW).hidden == [1, 3]
     none = [bug("x+=4", hidden=n) for n in ("0", "4", "1, 4", "1, 2000", "9" * 5000, "²", "-1", "")]
-    none += [bug("x+=4").replace("tests:**", "tests**:"), "**Hidden tests:** 1", ""]
+    none += [bug("x+=4", hidden=n) for n in ("1-3", "1 or 2", "1 2", "1; 3", "1 and 2000")]
+    none += [bug("x+=4").replace(":", ""), "**Hidden tests:** 1", ""]
     none += ["Hidden tests: 2\n" + code("x+=4"), code("# Hidden tests: 2")]  # before, within
     none += ["```python\n```\n**Hidden tests:** 1", "```" * 20_000 + "**Hidden tests:** 1"]
     none += ["```python\nprint(1)\n**Hidden tests:** 1"]  # never closed
@@ -137,11 +141,13 @@ def test_the_injectors_reward_is_absolute_zeros_scaled():
 def given_texts(sandbox, injector=(), solver=(), **change) -> ssr.Ssr:
     cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
     texts = {"injector": injector, "solver": solver}
-    return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, train_rows=[ROW])
+    more = {"train_rows": [ROW], "held_out": [{"program": HELD_OUT}]}
+    return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, **more)
 
 
 ROWS = [ROW | {"prompt": [{}, {"content": "break"}]}] * 2
 RIGHT, WRONG = code("x+=3", "x*=7"), code("x+=1", "x*=7")
+HELD_OUT = "n = int(input())\nn += 9  # under another name\nn *= 7\nprint(n % 100)"
 
 
 def test_a_step(sandbox):
@@ -180,15 +186,46 @@ def test_the_bug_itself_is_no_bug_of_second_order(sandbox):
 
 
 def test_bugs_that_are_none(sandbox):
-    """Unreadable, unchanged; but a program that cannot run is a bug, which nobody repairs here."""
+    """Unreadable, unchanged, held out; but one that fails on a single input is a bug, which nobody
+    repairs here."""
     for text in ("none", bug("x+=3", "x*=7")):
         (injector,) = given_texts(sandbox, [text] * 2, ["none"] * 4).step(ROWS)[0]
         assert injector["rewards"].tolist() == [-1] * 2
-    trainer = given_texts(sandbox, [bug("loop(", "x*=7")] * 2, ["none"] * 4)
+    trainer = given_texts(sandbox, [bug("x=3+x//(x-1)", "x*=7")] * 2, ["none"] * 4)
     injector, _ = trainer.step(ROWS)[0]
     assert injector["rewards"].tolist() == pytest.approx([-0.8] * 2)
     assert trainer.logged["injector/too_hard"] == [True, True]
     assert trainer.logged["injector/too_easy"] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        ("x = = 1", "it does not run"),
+        ("while 1: pass", "it does not run"),
+        ("raise SystemExit", "it does not run"),
+        ("import os; os._exit(0)", "it does not run"),
+        ("print(); raise SystemExit", "it does not run"),
+        ("import os; x=int.from_bytes(os.urandom(9), 'big'); print(x)", "it is random"),
+    ],
+)
+def test_a_bug_runs_and_is_not_random(sandbox, line, reason):
+    trainer = given_texts(sandbox, [bug(line, "x*=7")] * 2, time_limit=0.2)
+    (injector,) = trainer.step(ROWS)[0]
+    assert injector["notes"][0]["failed_check"] == reason
+    assert injector["rewards"].tolist() == [-1, -1]
+
+
+def test_held_out_programs_are_neither_written_nor_shown(sandbox):
+    """As a bug: no reward, neither a good nor a bad one. As a repair: no bug of second order."""
+    bugs, repeats = [bug("x+=9", "x*=7"), bug("x+=4", "x*=7")], code("x+=9", "x*=7")
+    trainer = given_texts(sandbox, bugs, [repeats, RIGHT])
+    injector, solver = trainer.step(ROWS)[0]
+    assert injector["notes"][0]["failed_check"] == "it is held out"
+    assert injector["rewards"].isnan().tolist() == [True, False]
+    assert injector["advantages"].tolist() == [0, 0]
+    assert solver["rewards"].tolist() == [-1, 1]
+    assert not any("x+=9" in text for name, text in trainer.asked if name == "solver")
 
 
 @pytest.mark.parametrize("train, zero", [("solver", [0]), ("injector", [1, 2]), ("both", [])])

@@ -6,15 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-RECENT = 10  # values over which a metric is averaged
-
 
 class Health(NamedTuple):
     """A panel of the page, and what is said of a metric in it that stands out."""
 
     metrics: str  # a regular expression
     hint: str  # below the panel's title
-    stands_out: Callable[[float, float], bool]  # of the means of its last and its first values
+    stands_out: Callable[[float, float], bool]  # of the means of its last and its first third
     sentence: str
 
 
@@ -85,8 +83,8 @@ HEALTH = {
 
 
 def sentences(rows: list[dict]) -> list[str]:
-    """A sentence for each metric of metrics.jsonl that stands out. It needs at least three
-    values in training.
+    """A sentence for each metric of metrics.jsonl that stands out in the last third of its values
+    in training, or in the last three of fewer than twelve; it says nothing of one or two.
     """
     evaluations = [row for row in rows if is_evaluation(row)] or [{}]
     values = defaultdict(list)  # metric -> its values in training
@@ -98,10 +96,12 @@ def sentences(rows: list[dict]) -> list[str]:
     found = []
     for health in HEALTH.values():
         for metric, y in values.items():
-            now, before = (sum(part) / len(part) for part in (y[-RECENT:], y[:RECENT]))
-            shown = re.fullmatch(health.metrics, metric) and len(y) >= 3
-            if shown and health.stands_out(now, before):
-                known = {"metric": metric, "player": player_of(metric), "count": len(y[-RECENT:])}
+            if not re.fullmatch(health.metrics, metric) or len(y) < 3:
+                continue
+            third = max(3, len(y) // 3)  # of each player's own values: its turns may be rare
+            now, before = (sum(part) / third for part in (y[-third:], y[:third]))
+            if health.stands_out(now, before):
+                known = {"metric": metric, "player": player_of(metric), "count": third}
                 found.append(health.sentence.format(now=now, before=before, **known))
     for key, now in evaluations[-1].items():
         before = evaluations[0].get(key)
