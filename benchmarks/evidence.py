@@ -53,6 +53,7 @@ class Experiment:
     yardstick: str = ""
     rate: str = "--lr"
     timed: bool = False
+    since: str = ""
     columns: list[list[str]] = field(default_factory=list)
     panels: list[list] = field(default_factory=list)
 

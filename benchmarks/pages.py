@@ -203,6 +203,8 @@ def block(name: str) -> str:
         text += f"\n- {variant}, {seeds} seed{'s' * (seeds > 1)}: {words or 'nothing else'}"
     missing = [variant for variant in experiment.variants if variant not in ran]
     text += f"\n- not run yet: {', '.join(missing)}\n\n" if missing else "\n\n"
+    if experiment.since:
+        text += f"Since these runs the code has changed: {experiment.since}.\n\n"
     if rows := results([name]):
         header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
         lines = [[r["claim"], r["says"], r["paper"], in_words(r), r["seeds"]] for r in rows]
