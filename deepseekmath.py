@@ -35,16 +35,7 @@ from typing import Literal
 
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.run.args import (
-    Count,
-    CountOrZero,
-    GroupSize,
-    RunArgs,
-    Several,
-    Tokens,
-    Weight,
-    per_model,
-)
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import mean, plain_errors
 from common.tasks.answers import final_answer, grouped, prompt, split_steps
@@ -80,11 +71,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """held-out questions"""
     solutions: Count = per_model(tiny=128, real=256)
     """solutions that are labelled at the beginning of every round"""
-    analyses: Several = 4
+    analyses: Count = 4
     """n, analyses of a solution that is labelled by votes (paper: not given)"""
-    votes: Several = 3
+    votes: Count = 3
     """m, meta-verifications of an analysis that finds fault (paper: not given)"""
-    least_valid: Several = per_model(tiny=1, real=2)
+    least_valid: Count = per_model(tiny=1, real=2)
     """k, valid analyses that a label below 1 needs (paper: not given)"""
     labels: Literal["votes", "truth"] = "votes"
     """ablation: labels by the truth in all rounds"""
