@@ -192,8 +192,8 @@ def spin_base():
     if (folder / "model" / "config.json").exists():
         return
     sys.path.insert(0, str(ROOT))
-    from common.model import TINY
     from common.tasks.math import load_questions
+    from common.tiny import TINY
 
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer

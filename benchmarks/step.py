@@ -24,10 +24,11 @@ from common.cotrainer import CoTrainer, Player
 from common.fast.layers import FrozenLinear, FusedLora
 from common.fast.sampling import sample
 from common.fast.scoring import in_parts
-from common.model import SHARED_KEYS, TINY, load_model
+from common.model import SHARED_KEYS, load_model
 from common.players import with_adapters
 from common.run.args import RunArgs, grpo_config
 from common.tasks.math import load_questions
+from common.tiny import TINY
 from tango import solve_prompt
 
 import torch

@@ -5,47 +5,34 @@ each trained player is a LoRA adapter on it. Switching players switches a pointe
 all adapters off is the reference model.
 """
 
-import inspect
 import os
-import textwrap
-from pathlib import Path
 
 from common.errors import ScriptError, UserError
 from common.fast.layers import replace_layers
 from common.run.machine import on_gpu
-from common.tasks.answers import prompt
-from common.tiny import MODELS
+from common.run.models import (
+    check_gpu,
+    check_one_prompt,
+    check_weights,
+    end_of_answer,
+    load_tokenizer,
+    not_loaded,
+)
+from common.tiny import EMBEDDED
 
-import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
 )
 
-EMBEDDED = {name: Path(__file__).parent / "tiny" / folder for name, folder in MODELS.items()}
-TINY = EMBEDDED["tiny"]
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
-lm_head_multiplier output_multiplier""".split()
-"""Settings of a config that change the logits after the head, which scoring does not."""
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 """A switch that transformers reads at every call of attention."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-NEEDED = ("attention_mask", "position_ids", "past_key_values")
-"""What sampling and scoring give to the layers."""
-INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
-SYSTEM_INTO_USER = """\
-{%- if messages and messages[0]['role'] == 'system' -%}
-{%- set both = messages[0]['content'] ~ '\n\n' ~ messages[1]['content'] -%}
-{%- set messages = [{'role': 'user', 'content': both}] + messages[2:] -%}
-{%- endif -%}
-"""  # in front of a chat template without a system role, such as Gemma's
 
 
 def load_model(
@@ -123,111 +110,6 @@ def without_dropout(name: str):
     return config
 
 
-def load_tokenizer(name: str):
-    """The model's tokenizer, whose chat template shows both the instructions and the question.
-
-    Where it has no system role, instructions go in front of the first user message: a template that
-    refuses them, or leaves them out without a word about them, is changed here, for all its users.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(EMBEDDED.get(name, name), padding_side="left")
-        known = set(tokenizer(QUESTION).input_ids) - set(tokenizer.all_special_ids)
-        given = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-    except Exception as error:
-        raise not_loaded(name, "tokenizer", error, " Is the download whole?") from None
-    if not known:
-        raise UserError(f"--model {name}: there is no tokenizer with it, or one without tokens.")
-    if not given.strip():
-        raise UserError(
-            f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model."
-        )
-    reason = "it leaves out what the user says"
-    for template in (given, SYSTEM_INTO_USER + given):
-        tokenizer.chat_template = template
-        try:
-            text = example_prompt(tokenizer)
-        except Exception as error:  # a template is a program
-            reason = f"{type(error).__name__}: {error}"
-            continue
-        if QUESTION in text and (INSTRUCTIONS in text or "system" in given):
-            return tokenizer
-    raise UserError(f"--model {name}: its chat template cannot be used ({reason}).")
-
-
-def example_prompt(tokenizer) -> str:
-    messages = prompt(INSTRUCTIONS, QUESTION)
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-
-def check_weights(name: str, model, loading: dict):
-    """Raises UserError where the files do not hold this model: what they lack would be trained from
-    random numbers, and what is left over makes it another model.
-
-    loading: from_pretrained's report, in which tied weights are not missing.
-    """
-    base = f"{model.base_model_prefix}."
-    lists = [n for n, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    layers = tuple(f"{n.removeprefix(base)}." for n in lists)
-    packed = [  # in 4 bits a layer takes any shape
-        f"{n}.weight"
-        for n, layer in model.named_modules()
-        if isinstance(layer, Linear4bit)
-        and (state := getattr(layer.weight, "quant_state", None))
-        and tuple(state.shape) != (layer.out_features, layer.in_features)
-    ]
-    wrong = {
-        "missing": loading["missing_keys"],
-        "of another shape": [key for key, *_ in loading["mismatched_keys"]] + packed,
-        # a value head or an image encoder does not matter; biases or more layers do
-        "left over": [
-            key for key in loading["unexpected_keys"] if key.removeprefix(base).startswith(layers)
-        ],
-    }
-    found = [f"{len(keys)} {what} ({min(keys)}, ...)" for what, keys in wrong.items() if keys]
-    if found:
-        raise UserError(
-            f"--model {name}: its weights are not those of its config.json; of the tensors, "
-            f"{' and '.join(found)}."
-        )
-
-
-def check_one_prompt(name: str, model, tokenizer):
-    """Raises UserError if tokenizer and weights do not go together, or these give no numbers."""
-    ids = tokenizer(example_prompt(tokenizer), add_special_tokens=False).input_ids
-    end, rows = tokenizer.eos_token_id, model.get_input_embeddings().num_embeddings
-    if end is None:
-        raise UserError(f"--model {name}: its tokenizer has no end token; no text would ever end.")
-    padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    if (largest := max(*ids, end, padding)) >= rows:
-        token = tokenizer.convert_ids_to_tokens(largest)
-        raise UserError(  # on a GPU it would end the process in no words at all
-            f"--model {name}: its tokenizer does not fit its weights: token {largest}, {token}, is "
-            f"beyond the {rows} rows of the embedding."
-        )
-    with torch.no_grad():
-        logits = model(torch.tensor([ids], device=model.device)).logits  # (1, T, V)
-    if not logits.isfinite().all():
-        raise UserError(f"--model {name}: its weights make logits that are not finite.")
-
-
-def end_of_answer(model, tokenizer) -> str:
-    """The token with which the chat template ends an answer, if the model stops there when it
-    writes; else the tokenizer's end token.
-
-    They differ for gemma-3-it, say: <end_of_turn> and <eos>. Given answers that ended in <eos>
-    could be told from the model's own by their last token.
-    """
-    stops = model.generation_config.eos_token_id
-    stops = stops if isinstance(stops, list) else [stops]
-    answered = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "4"}]
-    try:
-        ids = tokenizer.apply_chat_template(answered, return_dict=True)["input_ids"]
-    except Exception:  # a template is a program; this one knows no answers
-        return tokenizer.eos_token
-    ends = [token for token in ids if token in stops]
-    return tokenizer.convert_ids_to_tokens(ends[-1]) if ends else tokenizer.eos_token
-
-
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):
     """The base with an adapter per name, as `load_model` says, all trainable; PEFT makes them
     float32.
@@ -245,76 +127,3 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
         model.add_adapter(adapter, lora)
     model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
     return model
-
-
-# ------------------------------------------------------------------ before anything is loaded
-def read_config(name: str):
-    """The model's transformers config, without its weights.
-
-    Raises:
-        UserError: there is none, no dense decoder can be made of it, or its logits are not those
-            of a linear head alone.
-    """
-    try:
-        config = AutoConfig.from_pretrained(EMBEDDED.get(name, name), trust_remote_code=False)
-        with torch.device("meta"):  # all of the model but its memory
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        raise not_loaded(name, "config.json", error) from None
-    if config.get_text_config() is not config or config.sub_configs:
-        # "all-linear" would put adapters on what sees, too, and these never have a gradient
-        kind = f"{config.model_type} reads more than text"
-        raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
-    if any(getattr(config, count, None) for count in EXPERTS):
-        # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
-        raise UserError(f"--model {name}: its {config.model_type} has experts; take a dense model.")
-    takes = inspect.signature(model.base_model.forward).parameters
-    if getattr(config, "mamba_d_state", None) or not {*NEEDED} <= {*takes}:
-        # fused kernels take their weights without the adapters; their states are no KV cache
-        kind = f"{config.model_type} is no plain transformer"
-        raise UserError(f"--model {name}: its {kind}; take another model.")
-    try:
-        sizes(config)  # GPT-2 has no intermediate_size, Gemma 4 no head_dim of all its layers
-    except Exception as error:
-        raise not_loaded(name, "config.json", error) from None
-    for setting in UNSUPPORTED_HEADS:
-        if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
-            raise UserError(f"--model {name}: heads with {setting} are not supported.")
-    if model.get_output_embeddings().bias is not None:
-        raise UserError(f"--model {name}: heads with a bias are not supported.")
-    return config
-
-
-def sizes(config) -> tuple[int, ...]:
-    """H, I (width of the MLP), layers, A = heads * head size, K = the same for keys, V."""
-    H, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    head = getattr(config, "head_dim", None) or H // heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    return H, int(config.intermediate_size), layers, heads * head, keys * head, config.vocab_size
-
-
-def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserError:
-    reason = textwrap.shorten(str(error) or "no reason given", 240, placeholder=" ...")
-    if isinstance(error, OSError) and not os.path.isdir(name):
-        found = f"not {' or '.join(MODELS)}, and neither a local folder nor the hub could give it"
-        return UserError(f"--model {name}: {found} ({reason}).")
-    kind = type(error).__name__
-    return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
-
-
-def check_gpu(four_bit: bool):
-    """Raises UserError if this GPU, or bitsandbytes on it, cannot run the model."""
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) < (8, 0):
-        raise UserError(
-            f"{torch.cuda.get_device_name()} has compute capability {major}.{minor} and no "
-            f"bfloat16; 8.0 (Ampere, 2020) or newer is needed. CUDA_VISIBLE_DEVICES= in front of "
-            f"the command runs it on the CPU."
-        )
-    missing = bitsandbytes.cextension.ErrorHandlerMockBNBNativeLibrary
-    if four_bit and isinstance(bitsandbytes.cextension.lib, missing):
-        raise UserError(
-            f"--four-bit: bitsandbytes {bitsandbytes.__version__} found no library of its own for "
-            f"CUDA {torch.version.cuda} (python -m bitsandbytes says why). Install a version that "
-            f"has one, or take --no-four-bit."
-        )

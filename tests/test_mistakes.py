@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from common.model import TINY
+from common.tiny import TINY
 
 import pytest
 import warm

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 from common.errors import UserError, say
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
-from common.model import read_config, sizes
 from common.plain import READ_AT_ONCE
 from common.run.machine import check_machine, on_gpu
+from common.run.models import read_config, sizes
 from common.tiny import MODELS
 
 import torch

@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.run.session import mean
 from common.tasks.answers import boxed, grouped, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
-from common.tasks.verdicts import final_verdict, mark, read_verdict, verify_prompt
+from common.tasks.verdicts import against_gold, final_verdict, mark, read_verdict, verify_prompt
 
 NUMBER = r"-?\d+(?:\.\d+)?"
 EQUATION = re.compile(rf"(?<![\d.*/+-])({NUMBER}) ?([-+*/])( ?)({NUMBER}) ?= ?({NUMBER})(?!\.?\d)")
@@ -186,10 +186,7 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
         prompts = [script.verify_prompt(row["question"], t) for row, t in zip(rows, texts)]
         judgements = write(prompts, True)[0]
         finals = [final_verdict(text) for text in judgements]
-        hits = [[f is y for f, y in zip(finals, right) if y is of] for of in (True, False)]
-        found |= {
-            "judgements read": mean([is_judgement(*pair) for pair in zip(judgements, counts)]),
-            "verifier, balanced_accuracy": mean([mean(of) for of in hits if of]),
-            "verifier, says_correct": mean([final is True for final in finals]),
-        }
+        metrics, names = against_gold(finals, right), ("balanced_accuracy", "says_correct")
+        found["judgements read"] = mean(map(is_judgement, judgements, counts))
+        found |= {f"verifier, {name}": metrics[name] for name in names}
     return found

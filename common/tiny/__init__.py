@@ -1,7 +1,11 @@
 """The embedded models and their tasks: docs/test-bed.md."""
 
+from pathlib import Path
+
 # --model -> folder
 MODELS = {"tiny": "arithmetic", "tiny-programs": "programs", "tiny-repairs": "repairs"}
+EMBEDDED = {name: Path(__file__).parent / folder for name, folder in MODELS.items()}
+TINY = EMBEDDED["tiny"]
 
 ENDINGS = {
     "tiny": (

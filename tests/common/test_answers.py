@@ -4,9 +4,9 @@ import json
 import re
 import time
 
-from common.model import TINY
 from common.sandbox import same_output
 from common.tasks.answers import boxed, is_correct, split_steps, step_ends
+from common.tiny import TINY
 
 import pytest
 from hypothesis import given, settings

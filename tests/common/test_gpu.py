@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import tango
-from common.model import TINY
 from common.run.memory import GIB
+from common.tiny import TINY
 
 import gpu
 import pytest

@@ -5,7 +5,6 @@ from collections import Counter
 
 from common.batch import take_rows
 from common.fast.scoring import in_parts
-from common.model import TINY
 from common.pairs import (
     as_completions,
     chosen_and_rejected,
@@ -14,6 +13,7 @@ from common.pairs import (
     pair_batch,
 )
 from common.plain import tokenize
+from common.tiny import TINY
 
 import pytest
 import torch

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 from common.fast import sampling
 from common.fast.sampling import complete, sample
-from common.model import load_model, load_tokenizer
+from common.model import load_model
 from common.plain import tokenize
+from common.run.models import load_tokenizer
 from common.tasks.math import load_questions
 from tango import verify_prompt
 

@@ -7,10 +7,11 @@ import random
 import re
 from fractions import Fraction
 
-from common.model import EMBEDDED, TINY
 from common.tasks.answers import is_correct, split_steps
 from common.tiny import (
+    EMBEDDED,
     MODELS,
+    TINY,
     demonstrations,
     make,
     program_demonstrations,

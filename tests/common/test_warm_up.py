@@ -18,7 +18,6 @@ import maporl
 import prime
 import tango
 from common.errors import UserError
-from common.model import TINY
 from common.run import warm_up
 from common.run.folder import release
 from common.run.warm_up import Args
@@ -31,6 +30,7 @@ from common.tasks.demonstrations import (
     reworded,
 )
 from common.tasks.verdicts import VERIFY, final_verdict
+from common.tiny import TINY
 
 import pytest
 from conftest import run_here, write_rows

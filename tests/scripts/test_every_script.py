@@ -14,8 +14,8 @@ from pathlib import Path
 
 from common import fast
 from common.cotrainer import CoTrainer
-from common.model import TINY
 from common.run.args import RunArgs
+from common.tiny import TINY
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import math
 from types import SimpleNamespace
 
 from common.errors import UserError
-from common.model import TINY
+from common.tiny import TINY
 from spin import Args, Spin, evaluate, human_ids, learning_rate_at, load, solve_prompt, spin_loss
 
 import pytest
