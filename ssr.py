@@ -37,7 +37,6 @@ import difflib
 import random
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from common.cotrainer import CoTrainer, Player
@@ -224,6 +223,7 @@ class Ssr(CoTrainer):
     def __init__(self, *inputs, sandbox: Sandbox):
         super().__init__(*inputs)
         self.sandbox = sandbox
+        self.never = {bare(row["program"]) for row in self.held_out}
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
@@ -262,11 +262,6 @@ class Ssr(CoTrainer):
                 batch["advantages"] = torch.zeros_like(batch["rewards"])
         self.report_step(injector, valid, failed, s, right, right_again)
         return [self.concat(batches)]
-
-    @cached_property
-    def never(self) -> set[str]:
-        """Bare forms of the held-out programs."""
-        return {bare(row["program"]) for row in self.held_out}
 
     def check(self, bugs: list[Bug | None]) -> list[str | None]:
         """Of each bug the first check that it fails, None if it is valid."""

@@ -46,6 +46,7 @@ from common.run.machine import on_gpu
 from common.run.recording import read_lines
 from common.run.report.build import write_report
 from common.run.report.health import is_evaluation
+from common.tasks.answers import solve_prompt
 
 import torch
 import transformers
@@ -449,10 +450,11 @@ class Run(TrainerCallback):
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
             if step == 0 and none:
-                warm_up = f"python -m common.run.warm_up {self.name}.py --help"
-                say(
-                    f"note: {', '.join(none)} 0 before training; what helps is a warm-up: {warm_up}"
-                )
+                script = inspect.getmodule(type(trainer))
+                can_warm_up = getattr(script, "solve_prompt", None) is solve_prompt
+                helps = f"a warm-up (python -m common.run.warm_up {self.name}.py --help)"
+                helps = helps if can_warm_up else "a model that follows the instructions"
+                say(f"note: {', '.join(none)} 0 before training; what helps is {helps}")
             write_report(self.folder)
         return logs
 

@@ -142,6 +142,7 @@ def given_texts(sandbox, injector=(), solver=(), **change) -> ssr.Ssr:
     cfg = ssr.Args(**{"injections": 2, "group_size": 2} | change)
     texts = {"injector": injector, "solver": solver}
     more = {"train_rows": [ROW], "held_out": [{"program": HELD_OUT}]}
+    more["never"] = {ssr.bare(HELD_OUT)}
     return without_model(ssr.Ssr, cfg, texts, sandbox=sandbox, **more)
 
 
