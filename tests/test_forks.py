@@ -122,9 +122,12 @@ def test_it_is_said_in_a_line(fork, old, new, says):
 
 @pytest.mark.parametrize("old, new, shows", UNSAID)
 def test_nothing_can_know_it(fork, old, new, shows):
-    """One that is said after all belongs to the mistakes above."""
+    """One that is said after all belongs to the mistakes above. (With two tokens in the evaluation
+    the accuracy there is 0, which is said.)"""
     output, errors, code = fork(old, new, SHORT.replace("--tokens 24", "--tokens 80"))
-    assert code is None and not re.search("warning: |note: ", output), output + errors
+    assert code is None and not re.search("warning: |note: (?!.*before training)", output), (
+        output + errors
+    )
 
 
 def test_few_mistakes_are_unsaid():

@@ -346,7 +346,7 @@ class Run(TrainerCallback):
         """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known = {key.removeprefix("eval/") for row in rows for key in row}
-        page = Path(__file__).parent.parent / "docs" / f"{self.name}.md"
+        page = Path(__file__).parent.parent.parent / "docs" / f"{self.name}.md"
         # of a script with a page the names are tested: what is missing there had nothing to measure
         for key in itertools.chain(*self.curves.values()) if not page.exists() else ():
             if key not in known:

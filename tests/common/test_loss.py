@@ -73,7 +73,7 @@ def test_loss_and_gradient_are_trls_without_its_bias_correction(played, per_toke
         assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
         assert ("kl" in metrics) == (kl > 0)
         if kl:  # the same rows are averaged, token by token
-            assert metrics["kl"] == pytest.approx(theirs["kl"], rel=1e-4)
+            assert metrics["kl"] == pytest.approx(theirs["kl"], rel=1e-3)
             assert metrics["entropy"] == pytest.approx(theirs["entropy"], rel=1e-4)
     if kl:
         corrected, corrected_gradient, _ = trls(trainer, batch, kl, bias_correction=True)

@@ -9,9 +9,10 @@ import tango
 from common.errors import UserError
 from common.model import SHARED_KEYS, load_model
 from common.players import Player, with_adapters
+from common.run import launch
 from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
 from common.run.models import read_config
-from common.run.session import Run, launch
+from common.run.session import Run
 from common.tiny import TINY
 
 import bitsandbytes as bnb

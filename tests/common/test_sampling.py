@@ -5,6 +5,7 @@ import copy
 import math
 from types import SimpleNamespace
 
+from common import plain
 from common.fast import sampling
 from common.fast.sampling import complete, sample
 from common.model import load_model
@@ -219,7 +220,7 @@ def test_logits_of_a_16_bit_head_are_not_rounded(in_bfloat16):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         hidden = base.base_model(input_ids=ids).last_hidden_state
         rounded = base(input_ids=ids).logits
-        with sampling.float32_logits(base):
+        with plain.float32_logits(base):
             logits = base(input_ids=ids).logits
         assert torch.equal(base(input_ids=ids).logits, rounded)  # and it is as it was
     weight = base.get_output_embeddings().weight

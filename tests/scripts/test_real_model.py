@@ -154,9 +154,9 @@ class Writer:
             program = re.match(r"```python\n(.*?)\n```", user, re.DOTALL)[1]
             if last == "Repair it.":
                 return f"```python\n{self.whole.get(program, program) if good else 'print(0)'}\n```"
-            shorter = program.rpartition("\n")[0].strip()
-            self.whole[shorter] = program
-            return f"```python\n{shorter}\n```\n**Hidden tests:** {1 if good else 99}"
+            broken = program.strip().rpartition("\n")[0] + "\nprint('no')"
+            self.whole[broken] = program
+            return f"```python\n{broken}\n```\n**Hidden tests:** {1 if good else 99}"
         if last in ("What is the output?", "What is the input?"):
             sum_of = re.search(r"return x \+ (\d+)", user)
             given = re.search(r"^(?:Input|Output): (\d+)", user, re.MULTILINE)
