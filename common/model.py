@@ -83,11 +83,7 @@ def load_model(
     except Exception as error:  # what a broken file raises depends on its format and on the break
         raise not_loaded(name, "weights", error, " Is the download whole?") from None
     check_weights(name, model, loading)
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            # Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a layer for inference at its
-            # first forward pass in eval mode, and the packed layer has no backward pass.
-            module.support_avx512bf16_for_cpu = False
+    keep_backward(model)
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
     # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
@@ -98,6 +94,15 @@ def load_model(
     if not plain:
         replace_layers(model, gpu)
     return model, tokenizer
+
+
+def keep_backward(model):
+    """Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a 4-bit layer for inference at its
+    first forward pass in eval mode, and the packed layer has no backward pass.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
 
 
 def without_dropout(name: str):
