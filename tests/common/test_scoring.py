@@ -226,7 +226,7 @@ def rows_of(part) -> list[int]:
     return part["rewards"].int().tolist()
 
 
-def test_like_with_like_keeps_rows_of_one_prompt_together():
+def test_rows_of_one_prompt_stay_together_in_order():
     lengths = [5, 9, 2, 3, 1, 8]  # of prompts x, y, x, z, y, z
     batch = {
         "prompt_ids": torch.tensor([[0, 7], [0, 8], [0, 7], [7, 7], [0, 8], [7, 7]]),
