@@ -2,6 +2,7 @@ r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its veri
 
     python tango.py                                       the embedded model on a CPU, 2 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
+    python tango.py --labels 32 ...         answers of 32 questions only, see docs/tango.md
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
 The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
@@ -72,6 +73,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
+    labels: CountOrZero = 0
+    """not the paper's: only so many training questions have answers; 0: all. The verifier is then
+    trained on these, and verdicts on its steps are the only reward of a solution without answer"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -84,6 +88,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
         if self.alpha_end == 0 < self.alpha:
             raise UserError("--alpha-end 0: alpha falls by a factor; make it small, or --alpha 0.")
+        if self.labels and self.verifier != "none" and self.alpha == 0:
+            raise UserError("--labels, --alpha 0: most solutions would have no reward at all.")
 
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
@@ -139,9 +145,12 @@ def judgement_format(text: str, solution: str) -> float:
 
 
 # ------------------------------------------------------------------ rewards, called by TRL
-def outcome_reward(completions, answer, **_) -> list[float]:
-    """Generator: r_out = [answer == gold]. Nothing that the verifier writes is in it."""
-    return [float(is_correct(c[0]["content"], gold)) for c, gold in zip(completions, answer)]
+def outcome_reward(completions, answer, **_) -> list[float | None]:
+    """Generator: r_out = [answer == gold], None where no answer is known. Nothing that the verifier
+    writes is in it.
+    """
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
 
 
 def verdict_reward(completions, label, **_) -> list[float]:
@@ -179,7 +188,7 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
 
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
     """Eq. 4-7: the generator's per-token advantages, as two terms that add up to them.
-    (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
+    (B,) outcomes in {0, 1} or NaN, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
 
     >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])
     >>> terms = tango_advantages(torch.tensor([1.0, 0]), r_step, tokens, torch.ones(2, 4), 2, 0.5)
@@ -196,7 +205,8 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # no step: z is 0
     A_step = return_to_go(at_ends, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
-    return (1 - alpha) * A_out, alpha * A_step
+    no_answer = outcome.isnan()[:, None]  # (B, 1), with --labels: verdicts are the only reward
+    return (1 - alpha) * A_out, torch.where(no_answer, A_step, alpha * A_step)
 
 
 # ------------------------------------------------------------------ the trainer
@@ -205,9 +215,23 @@ class Tango(CoTrainer):
 
     def step(self, rows):
         """rows: B, every question M times in a row."""
+        M = self.cfg.group_size
+        known = self.with_answers(rows[::M])  # P
+        if self.cfg.verifier == "none":
+            return [self.generator_step([row for row in known for _ in range(M)])]
         if self.player_at(self.state.global_step) == "generator":
             return [self.generator_step(rows)]
-        return [self.verifier_step(rows[:: self.cfg.group_size])]
+        return [self.verifier_step(known)]
+
+    def with_answers(self, questions):
+        """As many questions with known answers: with --labels others than the loader's."""
+        if not self.cfg.labels:
+            return questions
+        known = [row for row in self.train_rows if row["answer"]]
+        draw = self.random_numbers()
+        rows = draw.sample(known, min(len(questions), len(known)))
+        rows += draw.choices(known, k=len(questions) - len(rows))
+        return [{"prompt": solve_prompt(row["question"]), **row} for row in rows]
 
     @staticmethod
     def players(args: Args) -> dict[str, Player]:
@@ -286,13 +310,15 @@ class Tango(CoTrainer):
     # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_generator(self, rows, batch, judgements, alpha):
         # Here reward equals correctness. With a second reward, use is_correct.
-        self.log_mean("generator/accuracy", batch["rewards"])
+        known = ~batch["rewards"].isnan()
+        self.log_mean("generator/accuracy", batch["rewards"][known])
         self.log_mean("co/alpha", alpha)
         gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch["texts"])]
         self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
         if "judgements" not in batch:
             return
-        self.report_verdicts(judgements, batch["rewards"].bool().tolist())
+        judged = [judgement for judgement, k in zip(judgements, known) if k]
+        self.report_verdicts(judged, batch["rewards"][known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch["texts"]]
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
@@ -323,6 +349,8 @@ class Tango(CoTrainer):
     def report_verdicts(self, judgements: list[Judgement], labels: list[bool]):
         """Co-training that goes wrong shows here first."""
         judgements, labels = self.gather(judgements), self.gather(labels)
+        if not labels:
+            return
         metrics = verdict_metrics(judgements, labels)
         for key, value in metrics.items():
             self.log_mean(f"verifier/{key}", value)
@@ -408,12 +436,20 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
 
 
+def load(args: Args) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows); training answers after the first --labels are ""."""
+    train, held_out = load_for_steps(args)
+    for row in train[args.labels :] if args.labels else []:
+        row |= {"answer": "", "reference": ""}
+    return train, held_out
+
+
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
     both = args.generator == args.verifier == "co-trained"
     if both and args.steps <= args.ver_warmup:
         say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
-    launch(Tango, args, load_for_steps, evaluate, curves, solve_prompt, args.group_size)
+    launch(Tango, args, load, evaluate, curves, solve_prompt, args.group_size)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 warnings.filterwarnings("ignore", message=".*pin_memory.*")
-for _name in ("bitsandbytes", "math_verify", "torch.distributed.elastic.multiprocessing.redirects"):
+# trl.trainer.grpo_trainer prints a row at every step in which one has no reward; ours says it once
+_multi = "torch.distributed.elastic.multiprocessing.redirects"
+for _name in ("bitsandbytes", "math_verify", _multi, "trl.trainer.grpo_trainer"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 # Ctrl-C outside of training, while libraries are imported for example, which takes seconds. During
