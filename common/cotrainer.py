@@ -21,6 +21,7 @@ A batch is a dict
     completion_ids, completion_mask  (B, T), padded on the right             rollout
     num_items_in_batch               tokens of the batch on all processes    rollout
     base_logps                       (B, T), only with a KL term             rollout
+    sampled_logps                    (B, T), only with --rollouts            rollout
     texts, notes                     B strings; B dicts for the report       rollout
     rewards                          (B,), NaN where nobody judged           rollout, set_rewards
     advantages                       (B,) or (B, T)                          rollout, set_rewards
@@ -51,6 +52,7 @@ from common.run.recording import record
 from common.tasks.answers import grouped
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 
 class CoTrainer(AdapterTrainer):
@@ -107,6 +109,8 @@ class CoTrainer(AdapterTrainer):
         mask, A = batch["completion_mask"], batch["advantages"]  # (b, T), (b,) or (b, T)
         A = A[:, None] if A.dim() == 1 else A
         ratio = (logp - logp.detach()).exp()  # (b, T)
+        if self.clip_max and "sampled_logps" in batch:  # truncated importance sampling, as TRL's
+            ratio = ratio * (logp.detach() - batch["sampled_logps"]).exp().clamp(max=self.clip_max)
         loss = -A * ratio  # (b, T)
         if self.kl:
             log_q = batch["base_logps"] - logp
@@ -191,12 +195,14 @@ class CoTrainer(AdapterTrainer):
         """
         player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
         checks.check_rollout(self, name, rows, player.group_size)
-        prompt_ids, ids = self.sample(name, prompts)
+        prompt_ids, ids, logps = self.sample(name, prompts)
         device, pad_id = self.accelerator.device, self.processing_class.pad_token_id
         batch = {"player": name, **padded_batch(prompt_ids, ids, pad_id, device)}
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch["num_items_in_batch"] = torch.tensor(sum(tokens), device=device)
         batch["texts"] = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        if logps:
+            batch["sampled_logps"] = pad_sequence([*map(torch.tensor, logps)], True).to(device)
         if self.kl:
             batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
         batch["trained"] = [[False]]  # shared: copies and concat's batches see it change
@@ -227,8 +233,10 @@ class CoTrainer(AdapterTrainer):
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
-        """(token ids of each prompt, those of its completion, with its end token)."""
-        player, completions = self.player_named(name), []
+        """(token ids of each prompt, those of its completion, with its end token; and with
+        --rollouts the log-probs of these, as the server drew them, else None).
+        """
+        player, completions, logps = self.player_named(name), [], None
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
@@ -241,12 +249,17 @@ class CoTrainer(AdapterTrainer):
             torch.manual_seed(key + self.asked_in_evaluation[key])
         # autocast, as in scoring: else LoRA would compute in float32 here, and only here
         with self.playing(name), self.accelerator.autocast():
-            for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
-                completions += self.engine.complete(
-                    self.model, part, player.max_tokens, temperature, ends, pad_id
+            if self.server:
+                completions, logps = self.server.complete(
+                    self.model, prompt_ids, player.max_tokens, temperature, ends
                 )
+            else:
+                for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
+                    completions += self.engine.complete(
+                        self.model, part, player.max_tokens, temperature, ends, pad_id
+                    )
         self.sampled_tokens += sum(map(len, completions))
-        return prompt_ids, completions
+        return prompt_ids, completions, logps
 
     def generate_ids(
         self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
@@ -333,7 +346,11 @@ class CoTrainer(AdapterTrainer):
         """
         temperature = self.player_named(batch["player"]).temperature or 1.0
         with self.accelerator.autocast():
-            return self.engine.score(self.model.get_base_model(), batch, temperature)
+            logp, entropy = self.engine.score(self.model.get_base_model(), batch, temperature)
+        if logp.requires_grad and "sampled_logps" in batch:  # who is trained, as it was sampled
+            gap = (logp.detach() - batch["sampled_logps"]).abs()
+            self.log_mean("co/sampler_gap", gap[batch["completion_mask"].bool()])
+        return logp, entropy
 
     @torch.no_grad()
     def log_probs(self, name: str | None, batch: dict) -> torch.Tensor:

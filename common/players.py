@@ -16,6 +16,7 @@ requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if 
 import dataclasses
 import json
 import random
+import secrets
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 from common import fast, plain
 from common.batch import padded
 from common.errors import ScriptError
+from common.fast import vllm
 from common.run.checks import check_players, check_saved, checked, stripped, warn_once
 from common.run.folder import seal
 
@@ -82,8 +84,8 @@ class AdapterTrainer(GRPOTrainer):
         Args:
             model: from common/model.py, with an adapter for every player.
             players: from `with_adapters`.
-            cfg: the script's arguments. Of them this class and CoTrainer read kl, plain,
-                micro_batch and rows_at_once.
+            cfg: the script's arguments. Of them this class and CoTrainer read kl, plain, rollouts,
+                vllm_importance_sampling_clip_max, micro_batch and rows_at_once.
             config: from `args.grpo_config`.
             dataset: what the data loader gives `step`: rows with a prompt.
             train_rows, held_out: the data as they were loaded.
@@ -92,6 +94,7 @@ class AdapterTrainer(GRPOTrainer):
             raise ScriptError("set self.saved after super().__init__, which makes it")
         check_players(players)
         self.players, self.cfg, self.kl = players, cfg, getattr(cfg, "kl", 0.0)
+        self.clip_max = getattr(cfg, "vllm_importance_sampling_clip_max", None)
         self.engine = plain if getattr(cfg, "plain", False) else fast
         self.train_rows, self.held_out = list(train_rows), list(held_out)
         asked = [row["question"] for row in held_out if "question" in row]
@@ -111,6 +114,10 @@ class AdapterTrainer(GRPOTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
+        self.server = None  # what samples with --rollouts
+        if url := getattr(cfg, "rollouts", None):
+            word = self.gather([secrets.token_hex(4)])[0]  # of all processes
+            self.server = vllm.Server(url, config.output_dir, word)
         self.inherited = set(vars(self)) | {"inherited"}  # else the script's, see keeping_state
 
     # ------------------------------------------------------------------ whose turn it is
