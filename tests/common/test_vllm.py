@@ -4,22 +4,42 @@ The small server reads a published folder by PEFT alone and answers by our sampl
 copy of the embedded model.
 """
 
+import contextlib
 import json
+import os
+import signal
+import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 from common.errors import UserError
 from common.fast import vllm
 from common.fast.sampling import sample
+from common.model import load_model
 from common.plain import tokenize
 from common.tiny import EMBEDDED
 
 import pytest
 import torch
-from conftest import gradient, make_trainer, perturb, refused, relative, run_here, small, steps_of
+from conftest import (
+    evaluated_once,
+    gradient,
+    make_trainer,
+    module_of,
+    perturb,
+    refused,
+    relative,
+    run_here,
+    run_module,
+    small,
+    steps_of,
+    trained_adapters,
+)
 from peft import PeftModel
 from trainers import close, logged, some_rows
 from transformers import AutoModelForCausalLM
@@ -328,3 +348,94 @@ def test_a_run_asks_the_server_only_and_the_gap_is_rounding(
     steps = steps_of(tmp_path / "run")
     assert len(steps) == 2 and all(0 <= row["co/sampler_gap"] < 1e-4 for row in steps)
     assert {body["temperature"] for body in server.asked} == {0.0, 1.0}
+
+
+# ------------------------------------------------------------------ vLLM itself
+@pytest.fixture(scope="module")
+def real(smollm2, tmp_path_factory):
+    """The URL of a vLLM server of SmolLM2-135M on the CPU, in float32."""
+    python = os.environ.get("DUET_VLLM")
+    if not python:
+        pytest.skip("no vLLM: DUET_VLLM names no Python that has it (.ci/run makes one)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2)]
+    command += "--host 127.0.0.1 --dtype float32 --max-model-len 512 --enforce-eager".split()
+    command += "--enable-lora --max-loras 2 --max-lora-rank 16 --port".split() + [port]
+    more = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
+    # its threads spin while they wait, and with ours on two cores all of them would
+    more |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+    more |= {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    said, url = tmp_path_factory.mktemp("vllm") / "said", f"http://127.0.0.1:{port}"
+    with open(said, "w") as file:
+        server = subprocess.Popen(command, env=os.environ | more, stdout=file, stderr=file)
+    try:
+        until = time.time() + 900
+        while True:
+            with contextlib.suppress(UserError):
+                vllm.find_base(url)
+                break
+            assert server.poll() is None and time.time() < until, said.read_text()[-5000:]
+            time.sleep(1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_on_vllm_two_players_learn(real, smollm2, tmp_path, monkeypatch, no_report):
+    """Two adapters write, greedy, what they write here; a changed one what it would write now; and
+    a run of tango.py is stopped, and resumes.
+    """
+    model, tokenizer = load_model(str(smollm2), ["generator", "verifier"], 16, False, 0)
+    asked, ends = ["What is 2 + 3?", "Name a colour.", "Who are you?"], [2]
+    assert tokenizer.eos_token_id in ends
+    prompts = tokenize([[{"role": "user", "content": text}] for text in asked], tokenizer)
+    client, written = vllm.Server(real, tmp_path, "test"), []
+    perturb(SimpleNamespace(model=model))
+    for name in ("generator", "verifier", "generator"):
+        model.set_adapter(name)
+        theirs, ours = (
+            complete(model, prompts * 2, 12, 0.0, ends, *more)
+            for complete, more in ((client.complete, ()), (sample, (0,)))
+        )
+        assert theirs[0] == ours[0]
+        for one, other in zip(theirs[1], ours[1]):
+            close(torch.tensor(one), torch.tensor(other), 1e-3)
+        written.append(theirs[0])
+        for parameter_name, p in model.named_parameters():
+            if "lora_B.generator" in parameter_name and len(written) == 2:
+                p.data *= 2  # an update
+    assert len({str(ids) for ids in written}) == 3
+    torch.manual_seed(0)
+    ids, logps = client.complete(model, prompts[:1] * 4, 12, 1.0, ends)
+    assert len({str(row) for row in ids}) > 1  # a seed for each row of a group
+    client.forget()
+
+    tango, turns = module_of("tango.py"), []
+    odd = lambda completions, **_: [len(c[0]["content"]) % 2.0 for c in completions]  # noqa: E731
+    odd.__name__ = "verdict_reward"
+    monkeypatch.setattr(tango, "verdict_reward", odd)  # that a model which knows no format learns
+    monkeypatch.setattr(tango, "is_correct", lambda text, _: len(text) % 2 == 0)
+    monkeypatch.setattr(tango, "evaluate", tango.evaluate)
+    evaluated_once(tango, most_tokens=2)
+    step = tango.Tango.step
+
+    def stopped_in_the_second(trainer, rows):
+        turns.append(trainer.state.global_step)
+        if turns == [0, 1]:
+            signal.raise_signal(signal.SIGINT)
+        return step(trainer, rows)
+
+    monkeypatch.setattr(tango.Tango, "step", stopped_in_the_second)
+    command = f"--model {smollm2} --steps 3 --ver-warmup 1 --gen-steps 1 --ver-steps 1 --lr 1e-3"
+    command += " --questions 2 --group-size 4 --solution-tokens 12 --judgement-tokens 12"
+    command += f" --eval-questions 2 --eval-samples 1 --out {tmp_path / 'run'} --rollouts {real}"
+    printed, said, code = run_module(tango, *command.split())
+    assert code == 130 and "stopped at step 2" in printed, printed + said
+    printed, said, code = run_module(tango, *command.split())
+    assert code is None and "resumes from checkpoint-2" in printed, printed + said
+    steps = steps_of(tmp_path / "run")
+    assert [row["step"] for row in steps] == [1, 2, 3] and turns == [0, 1, 2]
+    assert all(0 < row["co/sampler_gap"] < 1e-3 for row in steps)
+    assert trained_adapters(tmp_path / "run") == {"generator", "verifier"}
