@@ -1,7 +1,7 @@
 """Sampling and scoring by the book: what `--plain` runs, and what common/fast/ must equal.
 
-`complete`, `score`, `in_order` and `in_parts` are all that CoTrainer asks of this module, or of
-common/fast/ in its place.
+CoTrainer asks four things of this module, or of common/fast/ in its place: `complete`,
+`token_logps`, `in_order` and `in_parts`.
 
 Shapes: B rows, P prompt tokens, T completion tokens, H hidden units, V tokens of the vocabulary.
 """
@@ -10,7 +10,7 @@ import functools
 import re
 from contextlib import contextmanager
 
-from common.batch import take_rows
+from common.batch import Batch
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -121,19 +121,19 @@ def without_checkpointing(model):
 
 
 # ------------------------------------------------------------------ scoring
-def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
 
     Args:
         base: the causal LM inside of the PeftModel; its active adapter is scored.
-        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, T).
+        batch: of B rows.
 
     Returns:
         (B, T) each, 0 outside of the mask.
     """
     ids, mask, places = joined(batch)  # (B, P + T) each
-    targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
-    P = batch["prompt_ids"].shape[1]
+    targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
+    P = batch.prompt_ids.shape[1]
     run = {"input_ids": ids, "attention_mask": mask, "position_ids": places, "use_cache": False}
     states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]  # (B, T, H): before each token
     logits = logits_of(base.get_output_embeddings(), states[valid])  # (N, V)
@@ -144,27 +144,27 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     return zeros.masked_scatter(valid, of_token), zeros.masked_scatter(valid, entropy)  # (B, T)
 
 
-def joined(batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def joined(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Prompt and completion as one text: token ids, mask and position ids, (B, P + T) each.
 
     Position ids skip padding, because not every model's attention goes by distances alone. An
     exception: padding in front of *all* rows moves the positions; prime.py uses that to measure
     what rounding does.
     """
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    first = int((mask.sum(0) == 0)[: batch["prompt_ids"].shape[1]].sum())
+    ids = torch.cat([batch.prompt_ids, batch.completion_ids], 1)
+    mask = torch.cat([batch.prompt_mask, batch.completion_mask], 1)
+    first = int((mask.sum(0) == 0)[: batch.prompt_ids.shape[1]].sum())
     return ids, mask, (mask.cumsum(1) - 1).clamp(min=0) + first
 
 
 # ------------------------------------------------------------------ micro-batches
-def in_order(batch: dict) -> torch.Tensor:
+def in_order(batch: Batch) -> torch.Tensor:
     """(B,) row numbers, as the rows stand."""
-    return torch.arange(len(batch["completion_mask"]))
+    return torch.arange(len(batch))
 
 
-def in_parts(batch: dict, size: int, all_rows=True, sharing=False) -> list[dict]:
+def in_parts(batch: Batch, size: int, all_rows=True, sharing=False) -> list[Batch]:
     """All rows in parts of at most `size`, as they stand. The last two arguments say what
     common/fast/ may leave out or keep together; here nothing is.
     """
-    return [take_rows(batch, rows) for rows in in_order(batch).split(size)]
+    return [batch.take(rows) for rows in in_order(batch).split(size) if len(rows)]

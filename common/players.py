@@ -97,7 +97,7 @@ class AdapterTrainer(GRPOTrainer):
         asked = [row["question"] for row in held_out if "question" in row]
         self.held_out_questions = {*asked, *map(stripped, asked)}  # a space more is no other one
         self.saved = {}
-        self.player = ""  # whose batch was trained last
+        self.trained_last = ""  # player of the latest update
         self.sampled_tokens = 0  # by all players, since the step began
         self.asked_in_evaluation = None  # prompts -> how often, while an evaluation lasts
         self.idle = {}  # player -> its latest updates in a row without a gradient

@@ -24,8 +24,9 @@ from types import SimpleNamespace
 
 from common.cotrainer import CoTrainer
 from common.players import AdapterTrainer
-from common.run.session import Run, mean
+from common.run.session import Run
 from common.tasks import answers, verdicts
+from common.tasks.answers import mean
 from common.tiny import tasks
 
 import claims

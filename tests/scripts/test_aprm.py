@@ -232,7 +232,7 @@ def test_a_frozen_corruptor_writes_and_is_not_trained():
     trainer = given_texts(edits, verdicts, corruptor="frozen")
     assert [batch["player"] for batch in trainer.step([ROW] * 2)] == ["verifier"]
     assert not trainer.texts["corruptor"] and not trainer.texts["verifier"]
-    assert aprm.Aprm.players(trainer.cfg)["corruptor"].lr == 0
+    assert aprm.Aprm.define_players(trainer.cfg)["corruptor"].lr == 0
 
 
 # ------------------------------------------------------------------ optimistic gradients

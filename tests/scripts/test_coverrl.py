@@ -5,7 +5,7 @@ import math
 import re
 
 import coverrl
-from common.run.session import mean
+from common.tasks.answers import mean
 from coverrl import (
     advantages,
     final_answer,

@@ -7,7 +7,7 @@ import statistics
 from types import SimpleNamespace
 
 import gar
-from common.run.session import mean
+from common.tasks.answers import mean
 from common.tiny.tasks import format_solution, gold_solution
 from gar import Args, Gar, discriminator_reward, parse_verdict, slice_reasoning
 
@@ -76,7 +76,7 @@ def make_gar(folder, labels=None, **change) -> Gar:
     """4 questions, groups of 4, micro-batches of 4."""
     args = Args(questions=4, group_size=4, micro_batch=4, **change)
     kind = functools.partial(Gar, labels=labels or {})
-    return build(kind, folder, args, Gar.players(args), gar.solve_prompt, 16)
+    return build(kind, folder, args, Gar.define_players(args), gar.solve_prompt, 16)
 
 
 def rows_of(trainer) -> list[dict]:

@@ -5,7 +5,7 @@ import itertools
 
 import maporl
 from common.errors import UserError
-from common.run.session import mean
+from common.tasks.answers import mean
 from maporl import agreements, bonuses, debate_metrics, scores, shown
 
 import pytest
@@ -232,7 +232,7 @@ def test_a_verifier_in_the_answers_place(verifier):
 
 
 def test_players():
-    of = lambda **change: maporl.Maporl.players(maporl.Args(**change))  # noqa: E731
+    of = lambda **change: maporl.Maporl.define_players(maporl.Args(**change))  # noqa: E731
     assert [*of(turns=1)] == ["alice", "bob"]
     assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
     assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co-trained")["verifier"].lr

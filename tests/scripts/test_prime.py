@@ -83,7 +83,7 @@ def make_prime(folder, micro_batch=16, **change) -> Prime:
     """2 questions, groups of 8; the filter lets everything pass, so that a step samples once."""
     change = {"questions": 2, "group_size": 8, "keep_low": 0.0, "keep_high": 1.0} | change
     args = Args(micro_batch=micro_batch, **change)
-    trainer = build(Prime, folder, args, Prime.players(args), solve_prompt, rows=16)
+    trainer = build(Prime, folder, args, Prime.define_players(args), solve_prompt, rows=16)
     trainer.create_optimizer()
     torch.manual_seed(0)
     return trainer

@@ -6,7 +6,7 @@ import re
 from contextlib import nullcontext
 
 import raro
-from common.run.session import mean
+from common.tasks.answers import mean
 from raro import by_truth, shown
 
 import pytest
@@ -152,7 +152,7 @@ def test_controls_are_never_trained_and_a_coin_is_not_asked():
     batches = trainer.step(ROWS)
     assert [batch["player"] for batch in batches] == ["policy"] and len(trainer.asked) == 4
     assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
-    players = raro.Raro.players
+    players = raro.Raro.define_players
     assert {player.adapter for player in players(raro.Args()).values()} == {"agent"}
     apart = players(raro.Args(shared=False, critic="frozen"))
     assert apart["critic"].lr == 0 < apart["policy"].lr and not apart["critic"].adapter

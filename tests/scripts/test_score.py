@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 
 import score
-from common.run.session import mean
+from common.tasks.answers import mean
 from common.tiny.demonstrations import try_again
 from score import Score, again_prompt, content, shaped
 
@@ -129,7 +129,7 @@ def test_the_loss_and_its_gradient_equal_the_loop(numbers):
     batch |= {"advantages": A[:, None] * mask, "rollout": torch.tensor([0, 0, 1, 1])}
     batch["kl_weight"] = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
     cfg = score.Args()
-    trainer = without_model(Score, cfg, kl=0.5, players=Score.players(cfg))
+    trainer = without_model(Score, cfg, kl=0.5, players=Score.define_players(cfg))
     trainer.score = lambda part: (logp, torch.ones(4, 3))
     loss = trainer.loss(batch)
     (gradient,) = torch.autograd.grad(loss, logp)

@@ -76,7 +76,9 @@ def make_spin(folder, **change) -> Spin:
     """A Spin trainer in the middle of iteration 0, its eight pairs made, its two adapters apart."""
     args = Args(**{"steps": 8, "questions": 8, "micro_batch": 8} | change)
     kind = lambda *inputs: Spin(*inputs, inputs[-1][-8:])  # noqa: E731  the last are held out
-    trainer = build(kind, folder, args, Spin.players(args), solve_prompt, rows=args.questions)
+    trainer = build(
+        kind, folder, args, Spin.define_players(args), solve_prompt, rows=args.questions
+    )
     perturb(trainer, 0.05)
     human = [human_ids(row, trainer.processing_class) for row in trainer.train_rows]
     pairs = [
