@@ -431,7 +431,7 @@ def moved(before: dict, after: dict) -> float:
 
 def gradient(trainer, batch: dict, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
     """What `update` hands to the optimiser for this batch; nobody moves by it."""
-    found, player = {}, trainer.player_named(batch["player"])
+    found, player = {}, trainer.player_named(batch.player)
     trainer.create_optimizer()
 
     def step():

@@ -105,7 +105,7 @@ def without_model(kind, cfg, texts=(), **attributes):
             }
 
         def concat(self, batches):
-            self.batches = {batch["player"]: batch for batch in batches}
+            self.batches = {batch.player: batch for batch in batches}
             return batches
 
         def gather(self, values):

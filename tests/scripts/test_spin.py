@@ -248,9 +248,9 @@ def test_evaluation_by_hand():
         return rf"\boxed{{{1 if greedy else samples[asked][before]}}}"
 
     def log_probs(player, batch):
-        for ids, mask in zip(batch["completion_ids"], batch["completion_mask"]):
+        for ids, mask in zip(batch.completion_ids, batch.completion_mask):
             seen.append(ids[mask.bool()].tolist())
-        return -0.5 * batch["completion_mask"]
+        return -0.5 * batch.completion_mask
 
     trainer = answering(say, eval_samples=2)
     trainer.processing_class, trainer.log_probs = AutoTokenizer.from_pretrained(TINY), log_probs

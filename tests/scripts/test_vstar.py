@@ -55,7 +55,7 @@ def likelihood(trainer, adapter, text: str) -> float:
 def step_loss(trainer) -> float:
     """Of the step that the trainer would take, micro-batch by micro-batch."""
     (batch,) = trainer.step([])
-    with trainer.playing(batch["player"]):
+    with trainer.playing(batch.player):
         return sum(trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True))
 
 
