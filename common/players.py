@@ -1,37 +1,26 @@
 """AdapterTrainer: one GRPOTrainer, several players, each a LoRA adapter on one shared base.
 
-What co-training needs of TRL and what need not be read to follow an optimiser step, which is in
-common/cotrainer.py: whose turn it is, the optimiser, metrics, several processes and checkpoints.
-Everything that overrides TRL is here, but for `training_step`:
-
-    _get_train_sampler                       a resumed run continues in a later pass over the data
-    create_optimizer                         one AdamW, a parameter group per adapter
-    log                                      Trainer's own loss, norm and rate are left out
-    _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
-    create_model_card                        none
-
-requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
+Whose turn it is, the optimiser, rewards by TRL, metrics, several processes. What else overrides TRL
+(data order, log lines, checkpoints) is in common/run/trainer.py and need not be read to follow an
+optimiser step, which is in common/cotrainer.py.
 """
 
 import dataclasses
-import json
 import random
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from common import fast, plain
 from common.batch import padded
 from common.errors import ScriptError
-from common.run.checks import check_players, check_saved, checked, stripped, warn_once
-from common.run.folder import seal
+from common.run.checks import check_players, checked, stripped, warn_once
+from common.run.trainer import ResumableTrainer
 
 import torch
 from accelerate.utils import gather_object
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 
 @dataclass
@@ -59,11 +48,9 @@ class Player:
     """rows of a forward pass per unit of --micro-batch, 2 for pairs: for the same estimate"""
 
 
-class AdapterTrainer(GRPOTrainer):
+class AdapterTrainer(ResumableTrainer):
     """See the top of this file."""
 
-    saved: dict
-    """what a checkpoint keeps beside adapters, optimiser and random numbers; JSON"""
     engine = fast
     """what samples and scores: common/fast/, or common/plain.py with --plain"""
 
@@ -240,17 +227,7 @@ class AdapterTrainer(GRPOTrainer):
         seed, step = self.args.seed, self.state.global_step
         return random.Random(f"{seed} {step} {self.accelerator.process_index}")
 
-    # ------------------------------------------------------------------ overrides of TRL
-    def _get_train_sampler(self, dataset=None):
-        """TRL's shuffles with random numbers that continue from pass to pass and are in no
-        checkpoint: a run that resumes draws those of the passes before, or the first would repeat.
-        """
-        sampler = super()._get_train_sampler(dataset)
-        rows = self._resumed_at * self.args.generation_batch_size
-        for _ in range(rows // len(sampler) if rows and sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
-
+    # ------------------------------------------------------------------ the optimiser
     def create_optimizer(self, model=None):
         """One AdamW, one parameter group per adapter, so that each has its own learning rate."""
         if self.optimizer is None:
@@ -262,41 +239,6 @@ class AdapterTrainer(GRPOTrainer):
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             self.optimizer = optimizer_class(groups, **options)
         return self.optimizer
-
-    def log(self, logs: dict, start_time: float | None = None):
-        """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
-        optimiser step, which has nothing to do; `update` logs each player's.
-        """
-        theirs = ("loss", "grad_norm", "learning_rate")
-        ours = {key: x for key, x in logs.items() if key not in theirs}
-        everyones = self.gather([self._sums])  # one collective call for all metrics
-        self._sums = {}
-        for name in dict.fromkeys(name for sums in everyones for name in sums):
-            totals, counts = zip(*(sums.get(name, (0.0, 0)) for sums in everyones))
-            if sum(counts):
-                self._metrics["train"][name] = [sum(totals) / sum(counts)]
-        super().log(ours, start_time)
-
-    def create_model_card(self, *_, **__):
-        """None: it could not name the base, nor say what the paper's players are."""
-
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()  # every process writes its own random numbers
-        if self.args.should_save:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            check_saved(self.saved)
-            (folder / "saved.json").write_text(json.dumps(self.saved))
-            seal(folder)  # last: one that was cut short is not finished
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """Every adapter by its own name; Trainer would load into the active one."""
-        folder = Path(resume_from_checkpoint)
-        for adapter in {player.adapter for player in self.players.values()}:
-            state = load_file(folder / adapter / "adapter_model.safetensors")
-            set_peft_model_state_dict(self.model, state, adapter_name=adapter)
-        self.saved = json.loads((folder / "saved.json").read_text())
-        self._resumed_at = int(folder.name.removeprefix("checkpoint-"))
 
 
 def with_adapters(players: dict[str, Player]) -> dict[str, Player]:
