@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from common.batch import padded_batch
+from common.batch import Batch
 from common.errors import UserError, say
 from common.plain import tokenize
 
@@ -160,8 +160,8 @@ class Server:
                 ids, logps = self.complete(*asked)
             gap = math.inf
             if max(ids[0]) < base.config.get_text_config().vocab_size:
-                batch = padded_batch(prompts, ids, pad_id, base.device)
-                found = trainer.log_probs(name, {"player": name} | batch).cpu()  # (1, T)
+                batch = Batch.of(name, prompts, ids, pad_id, base.device)
+                found = trainer.log_probs(name, batch).cpu()  # (1, T)
                 gap = (found - torch.tensor(logps)).abs().mean().item()
             if gap > LARGEST_GAP:
                 raise self.error(

@@ -5,6 +5,7 @@ copy of the embedded model.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -28,12 +29,10 @@ import pytest
 import torch
 from conftest import (
     evaluated_once,
-    gradient,
     make_trainer,
     module_of,
     perturb,
     refused,
-    relative,
     run_here,
     run_module,
     small,
@@ -197,9 +196,9 @@ def test_what_is_asked_is_what_is_scored(asking, server):
     torch.manual_seed(3)
     batch = asking.rollout("generator", rows)
     logps = asking.log_probs("generator", batch)
-    close(batch["sampled_logps"], logps, 1e-4)
+    close(batch.sampled_logps, logps, 1e-4)
     assert (logps != 0).any(1).all() and len(server.asked) == 4  # prompts, of 4 rows each
-    texts = batch["texts"]
+    texts = batch.texts
     assert all(len(set(texts[i : i + 4])) > 1 for i in range(0, 16, 4)), "one seed for all"
     for body in server.asked:
         assert (body["top_p"], body["top_k"], body["min_p"]) == (1, -1, 0)
@@ -219,7 +218,7 @@ def test_a_new_version_answers_after_an_update_and_only_then(asking, server):
     assert [what for what, _ in server.told] == ["load", "load"]
     first, verifiers = (name for _, name in server.told)
     batch = asking.rollout("generator", some_rows(asking))
-    batch["advantages"] = torch.linspace(-1, 1, 8)
+    batch.advantages = torch.linspace(-1, 1, 8)
     before = len(server.asked)
     asking.create_optimizer()
     asking.update(batch)
@@ -252,25 +251,36 @@ def test_of_two_processes_one_publishes(asking, server):
 
 
 # ------------------------------------------------------------------ the loss
+def gradient(trainer, batch) -> list[torch.Tensor]:
+    with trainer.playing(batch.player):
+        return torch.autograd.grad(trainer.loss(batch), trainer.parameters_of(batch.player))
+
+
+def distance(one: list, other: list) -> float:
+    """The largest difference, as a share of the largest entry."""
+    most = max(g.abs().max().item() for g in other)
+    return max((a - b).abs().max().item() for a, b in zip(one, other)) / most
+
+
 def test_the_weight_of_a_token_is_truncated_importance_sampling(asking):
     """The gradient with it is the one with advantages times min(p_trainer / p_server, 2); without
     the argument nothing changes.
     """
     batch = asking.rollout("generator", some_rows(asking))
-    mask, A = batch["completion_mask"], torch.linspace(-1, 1, 8)
-    batch["advantages"], exact = A, batch["sampled_logps"]
-    batch["sampled_logps"] = exact + torch.linspace(-1.5, 1, mask.numel()).view(mask.shape) * mask
+    mask, A = batch.completion_mask, torch.linspace(-1, 1, 8)
+    batch.advantages, exact = A, batch.sampled_logps
+    batch.sampled_logps = exact + torch.linspace(-1.5, 1, mask.numel()).view(mask.shape) * mask
     logps = asking.log_probs("generator", batch).double()
-    ratios = (logps - batch["sampled_logps"]).exp().tolist()
+    ratios = (logps - batch.sampled_logps).exp().tolist()
     ratio = torch.tensor([[min(x, 2.0) for x in row] for row in ratios])
     assert (ratio == 2).any() and (ratio < 1).any()
     plain = gradient(asking, batch)
-    by_hand = gradient(asking, batch | {"advantages": A[:, None] * ratio.float()})
+    by_hand = gradient(asking, dataclasses.replace(batch, advantages=A[:, None] * ratio))
     asking.clip_max = 2.0
     weighted = gradient(asking, batch)
-    assert relative(weighted, by_hand) < 1e-5 < 1e-2 < relative(weighted, plain)
+    assert distance(weighted, by_hand) < 1e-5 < 1e-2 < distance(weighted, plain)
     asking.clip_max = None
-    assert relative(gradient(asking, batch | {"sampled_logps": exact}), plain) == 0
+    assert distance(gradient(asking, dataclasses.replace(batch, sampled_logps=exact)), plain) == 0
 
 
 # ------------------------------------------------------------------ refusals
