@@ -77,7 +77,8 @@ class Batch:
 
     def lengths(self) -> Tensor:
         """(B,) tokens of each row's completion; of a pair's longer one."""
-        return self.completion_mask.sum(-1).reshape(len(self), -1).amax(1)
+        lengths = self.completion_mask.sum(-1)
+        return lengths if lengths.dim() == 1 else lengths.amax(1)
 
     def take(self, rows: Tensor) -> "Batch":
         """These rows, trimmed to the longest prompt and the longest completion among them."""

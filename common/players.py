@@ -177,8 +177,9 @@ class AdapterTrainer(GRPOTrainer):
     def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
         """(B, functions) of this process, NaN where one does not judge; TRL calls them."""
         functions = self.player_named(name).rewards
-        if not functions:
-            return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
+        if not functions or not rows:
+            shape = len(texts), len(functions)
+            return torch.full(shape, torch.nan, device=self.accelerator.device)
         self.reward_funcs = [*map(checked, functions)]
         self.reward_func_names = [function.__name__ for function in functions]
         self.reward_processing_classes = [None] * len(functions)
