@@ -32,7 +32,11 @@ REFUSED = [  # old, new, the sentence
         "group_size 2.0 and max_tokens 24 must be whole",
     ),
     (PLAYER, "Player([], args.lr)", "missing 1 required positional argument: 'max_tokens'"),
-    ("    @staticmethod\n    def players(args", "    def players(self, args", "be a @staticmethod"),
+    (
+        "    @staticmethod\n    def define_players(args",
+        "    def define_players(self, args",
+        "be a @staticmethod",
+    ),
     ("args.group_size)", "args.group_size, config={'max_steps': 9})", "or lead the run astray"),
     (LOADED, EVERY.format("r | {'answer': 7}"), "training row 0: 'answer' must be a text; got 7"),
     (LOADED, SPACE, "rollout trains the solver on a held-out question"),
