@@ -196,7 +196,9 @@ def check_a_process_without_a_row_takes_part_in_rollout_and_update(trainer):
         batch = trainer.rollout("ann", [trainer.train_dataset[0]] * (4 * me))
         assert len(batch) == len(batch.texts) == 4 * me and batch.total_tokens > 0
         trainer.set_rewards(batch, [0.0, 1.0, 0.0, 1.0][: 4 * me])
-        whole = trainer.concat([batch, trainer.rollout("ann", [])])
+        none = trainer.rollout("ann", [])
+        trainer.set_rewards(none, [])
+        whole = trainer.concat([batch, none])
         before = lora(trainer, "ann")
         trainer.update(whole)
     assert moved(before, lora(trainer, "ann")) > 0
