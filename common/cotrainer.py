@@ -1,23 +1,22 @@
 """CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base.
 
-A script writes `define_players(args)` and `step(rows)`, one optimiser step of its paper, which
-returns the batches to train on, in order. The verbs it is written with:
-    rollout(player, rows)            sample and reward completions -> batch, with group advantages
-    generate(player, prompts)        sample without training -> texts (generate_ids: token ids)
-    set_rewards(batch, rewards)      rewards known only later: sets them and the group advantages
-    concat(batches)                  several rollouts of one adapter as one batch
-    update(batch)                    one optimiser step at once, before `step` continues
-    log_probs(player, batch)         (B, T) of any player; None is the base
+A script defines its players and writes `step`, one optimiser step of its paper, which returns the
+batches to train on, in order. A step is written with these verbs:
+    rollout(player, rows)            samples completions and rewards them -> batch with advantages
+    generate(player, prompts)        samples without training -> texts (generate_ids: token ids)
+    set_rewards(batch, rewards)      sets rewards that are known only later, and group advantages
+    concat(batches)                  joins several rollouts of one adapter to one batch
+    update(batch)                    trains at once, before `step` continues
+    log_probs(player, batch)         (B, T) log-probs under any player; None is the base
     playing(player), score(batch)    the same with gradients, inside of a script's own loss
-    log_mean(name, values)           a metric, averaged over all processes
-    over_all_processes(fn, columns)  this process's rows of fn(everyone's rows)
-    generate_all, in_parallel        work shared between processes, results to all: for evaluation
+    log_mean(name, values)           logs a metric, the mean over all processes
+    over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
+    generate_all, in_parallel        share work between processes; all get the results
     my_share(items)                  this process's part of a list that is the same everywhere
 
-common/batch.py says what a batch is. `saved`, a dict, holds what a checkpoint keeps of the script's
-own state. How players share a trainer is in common/players.py; the rest is TRL's: data loader,
-reward calls, schedule, logging, checkpoints, several processes. docs/how-grpotrainer-works.md lists
-every override.
+common/batch.py defines a batch, common/players.py a player. `self.saved` is a dict of the script's
+own state that a checkpoint keeps. TRL provides the data loader, the reward calls, the schedule,
+logging, checkpoints and several processes: see docs/how-grpotrainer-works.md.
 
 Shapes: B rows, P prompt tokens, T completion tokens.
 """
@@ -45,25 +44,27 @@ class CoTrainer(AdapterTrainer):
     """See the top of this file."""
 
     all_rows = False
-    """Rows whose advantages are all zero are left out, unless there is a KL term. A script whose
-    `loss` has another term with a gradient there, such as an entropy bonus, sets this."""
+    """False: rows whose advantages are all zero are skipped, because their gradient is zero unless
+    there is a KL term. A script whose `loss` has another term there, such as an entropy bonus, sets
+    True."""
 
     # ------------------------------------------------------------------ one optimiser step
     @staticmethod
     def define_players(args) -> dict[str, Player]:
-        """THE SCRIPT WRITES THIS: name -> Player. Metrics begin with these names."""
+        """THE SCRIPT WRITES THIS and returns name -> Player. Metrics begin with these names."""
         raise NotImplementedError
 
     def step(self, rows: list[dict]) -> list[Batch]:
-        """THE SCRIPT WRITES THIS: one optimiser step -> the batches to train on, in order.
+        """THE SCRIPT WRITES THIS: one optimiser step, which returns the batches to train on.
 
-        rows: this process's share of the data loader's, every question group_size times in a row.
+        rows: this process's questions from the data loader, each group_size times in a row.
         """
         raise NotImplementedError
 
     def training_step(self, model, rows, num_items_in_batch=None):
-        """Trainer calls this once per optimiser step. The gradients that Trainer knows of stay
-        None, so its own optimiser step does nothing: every batch is trained by `update`.
+        """Runs the script's step and trains its batches; Trainer calls this once per optimiser
+        step. `update` sets, uses and clears p.grad, so the optimiser step that Trainer takes
+        afterwards finds no gradient and does nothing.
         """
         start, self.sampled_tokens = time.perf_counter(), 0
         model.train()
@@ -80,16 +81,15 @@ class CoTrainer(AdapterTrainer):
         return torch.zeros((), device=self.accelerator.device)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """This micro-batch's share of the step's loss:
+        """Returns this micro-batch's share of the step's loss:
 
             loss     = sum over all tokens t of a step (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
-        There is one update per batch of rollouts, so PPO's clip would never act. A script whose
-        paper has another loss overrides this; `batch.player` says whose micro-batch it is.
-        Rows whose advantages are all zero are left out of it, see `all_rows`. The shares of all
-        micro-batches and processes add up to the loss, and so do their gradients.
+        There is one update per batch of rollouts, so PPO's clip would never act. The shares of all
+        micro-batches and processes add up to the loss, and so do their gradients. A script whose
+        paper has another loss overrides this method; `batch.player` names the player.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -105,8 +105,8 @@ class CoTrainer(AdapterTrainer):
         return (loss * mask).sum() / batch.total_tokens
 
     def update(self, batch: Batch):
-        """One optimiser step of the batch's player: loss and gradient micro-batch by micro-batch,
-        the sum over all processes, clipping, AdamW.
+        """Takes one optimiser step of the batch's player: computes loss and gradient for each
+        micro-batch, adds the gradients over all processes, clips, and applies AdamW.
         """
         if self.asked_in_evaluation is not None:
             raise ScriptError("update inside of `evaluate` would train on held-out questions")
@@ -129,7 +129,7 @@ class CoTrainer(AdapterTrainer):
                     p.grad = g if p.grad is None else p.grad + g
         self.add_up_gradients(name, parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm or math.inf).item()
-        # log_mean averages over the processes; their shares add up
+        # the processes' shares add up, and log_mean takes their mean
         self.log_mean(f"{name}/loss", total * self.accelerator.num_processes)
         self.log_mean(f"{name}/grad_norm", norm)
         self.log_mean(f"{name}/learning_rate", group["lr"])  # as scheduled
@@ -140,12 +140,14 @@ class CoTrainer(AdapterTrainer):
                 f"the first thing to try."
             )
         checks.check_learning(self, batch, norm)
-        if norm > 0:  # all advantages were 0: not even Adam's momentum may move the adapter
+        if norm > 0:  # if all advantages are 0, Adam's momentum must not move the adapter either
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
-        """Over the processes, in one collective call. One without live rows adds zeros."""
+        """Sums the gradients over the processes, in one collective call. A process whose rows have
+        no gradient adds zeros.
+        """
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         if self.accelerator.num_processes > 1:
@@ -172,17 +174,17 @@ class CoTrainer(AdapterTrainer):
 
     # ------------------------------------------------------------------ the verbs: sampling
     def rollout(self, name: str, rows: list[dict]) -> Batch:
-        """A completion per row, its rewards, and the advantages of its group; without advantages if
-        the player has no reward functions.
+        """Samples a completion for each row, has TRL call the player's reward functions, and
+        computes the advantages of each group. A player without reward functions gets no advantages.
 
         Args:
             name: the player.
-            rows: {"prompt": [messages], further columns for the reward functions}; groups adjacent.
-                A process may have none, but all must call `rollout` together.
+            rows: {"prompt": [messages], further columns for the reward functions}; rows of a group
+                are adjacent. A process may have no rows, but all processes call `rollout` together.
 
         Returns:
-            A batch, whose rewards (B,) are the sums over the reward functions;
-            notes say what the report shows of each row, and a script may add to them.
+            A batch. Its rewards (B,) are sums over the reward functions; a script may add to its
+            notes, which the report shows.
         """
         player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
         checks.check_rollout(self, name, rows, player.group_size)
@@ -222,7 +224,7 @@ class CoTrainer(AdapterTrainer):
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
-        """(token ids of each prompt, those of its completion, with its end token)."""
+        """Returns (token ids of each prompt, token ids of its completion with the end token)."""
         if not prompts:
             return [], []
         player, completions = self.player_named(name), []
@@ -232,11 +234,11 @@ class CoTrainer(AdapterTrainer):
         temperature = 0.0 if greedy else player.temperature
         ends, pad_id = self.eos_token_ids, self.processing_class.pad_token_id
         if self.asked_in_evaluation is not None:
-            # draws that depend neither on the step nor on what others have written before
+            # the draws must not depend on the step or on texts that were sampled before
             key = zlib.crc32(f"{self.args.seed} {name} {prompt_ids}".encode())
             self.asked_in_evaluation[key] += 1
             torch.manual_seed(key + self.asked_in_evaluation[key])
-        # autocast, as in scoring: else LoRA would compute in float32 here, and only here
+        # autocast, as in scoring: without it LoRA would compute in float32 here only
         with self.playing(name), self.accelerator.autocast():
             for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
                 completions += self.engine.complete(
@@ -248,15 +250,15 @@ class CoTrainer(AdapterTrainer):
     def generate_ids(
         self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
     ) -> list[list[int]]:
-        """Token ids of one completion per prompt, as sampled; nothing is trained on them.
+        """Returns the token ids of one completion per prompt; nothing is trained on them.
 
-        begun: token ids with which each completion has begun already; what comes back follows them.
+        begun: token ids with which each completion starts; the returned ids continue them.
         """
         checks.check_prompts(self, name, prompts)
         return self.sample(name, prompts, greedy, begun)[1]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
-        """One completion per prompt, as text; nothing is trained on them."""
+        """Returns one completion per prompt as text; nothing is trained on them."""
         ids = self.generate_ids(name, prompts, greedy)
         return self.decode(ids)
 
@@ -265,20 +267,19 @@ class CoTrainer(AdapterTrainer):
         return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
 
     def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
-        """`generate` for prompts that are the same on all processes; all of them get all texts."""
+        """Splits `generate` between the processes; prompts and results are the same on all."""
         return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
 
     # ------------------------------------------------------------------ the verbs: batches
     def set_rewards(self, batch: Batch, rewards, groups: list | None = None):
-        """Rewards that are known only after the rollout, because somebody judged, ran or counted.
-
-        Sets the batch's rewards and group advantages, and says so in notes and metrics.
+        """Sets rewards that are known only after the rollout, because another player judged the
+        texts or a program ran; sets the group advantages; and adds both to notes and metrics.
 
         Args:
-            rewards: (B,); NaN where nobody judged, which makes the row's advantage 0.
-            groups: a key per row; rows with the same key are compared with each other, whatever
-                their prompts and wherever they are. By default the player's groups of adjacent
-                rows; with groups of one there are no advantages, and the script writes them.
+            rewards: (B,). NaN marks a row without a reward, and its advantage is 0.
+            groups: a key per row. Rows with the same key are compared with each other, whatever
+                their prompts and wherever they are. By default `group_size` adjacent rows are a
+                group; with a group_size of 1 the script writes the advantages itself.
         """
         checks.check_rewards(batch, rewards, groups)
         rewards = torch.as_tensor(rewards).to(batch.rewards)  # (B,)
@@ -297,8 +298,8 @@ class CoTrainer(AdapterTrainer):
         self.log_rewards(name, "total_reward", rewards, groups)
 
     def concat(self, batches: list[Batch]) -> Batch:
-        """Several rollouts of ONE adapter as one batch, for one update on all of them. Its player
-        is called as the adapter; see `Batch.join`.
+        """Joins several rollouts of ONE adapter to a batch for one update, see `Batch.join`. The
+        player of the joined batch is the adapter's name.
         """
         adapter = self.player_named(batches[0].player).adapter
         names = [*(batch.player for batch in batches), adapter]
@@ -307,8 +308,8 @@ class CoTrainer(AdapterTrainer):
 
     # ------------------------------------------------------------------ the verbs: log-probs
     def score(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the completions under who is `playing`, and entropies, both (B, T), at the
-        temperature at which the batch's player samples (1 if it decodes greedily).
+        """Returns log-probs of the completions under the player that is `playing`, and entropies,
+        (B, T) each, at the sampling temperature of the batch's player (1 if it decodes greedily).
         """
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
@@ -316,8 +317,8 @@ class CoTrainer(AdapterTrainer):
 
     @torch.no_grad()
     def log_probs(self, name: str | None, batch: Batch) -> torch.Tensor:
-        """(B, T) log-probs of the batch's completions under a player, or under the base for None;
-        without a gradient, micro-batch by micro-batch.
+        """Returns (B, T) log-probs of the batch's completions under a player, or under the base for
+        None, without a gradient. Scores one micro-batch at a time.
         """
         logps = torch.zeros(batch.completion_ids.shape, device=self.accelerator.device)
         if not len(batch):

@@ -392,9 +392,9 @@ def check_learning(trainer, batch: Batch, norm: float):
     learn from several times in a row, or has it next to nothing at the start of the run?
     """
     for key, part in _rollouts(batch):
-        name = part.player
+        name, A = part.player, part.advantages
         rewards = torch.tensor([]) if part.rewards is None else part.rewards
-        idle = norm == 0 or (part.source is not None and not part.advantages.any())
+        idle = norm == 0 or (part.source is not None and A is not None and not A.any())
         trainer.idle[key] = trainer.idle.get(key, 0) + 1 if idle else 0
         if trainer.idle[key] == IDLE:
             what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
