@@ -78,7 +78,7 @@ def without_model(kind, cfg, texts=(), **attributes):
 
         def generate(self, name, prompts, greedy=False):
             self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]
-            texts = self.texts[name] if isinstance(self.texts, dict) else self.texts
+            texts = self.texts.get(name, []) if isinstance(self.texts, dict) else self.texts
             return [texts.pop(0) for _ in prompts]
 
         def generate_ids(self, name, prompts, greedy=False, begun=None):
