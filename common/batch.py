@@ -132,7 +132,7 @@ class Batch:
             of(each("completion_ids"), fill=pad_id),
             of(each("completion_mask")),
             row=torch.arange(len(source), device=device),
-            total_tokens=sum(each("total_tokens")),
+            total_tokens=None if None in each("total_tokens") else sum(each("total_tokens")),
             base_logps=of(each("base_logps")),
             texts=of(each("texts")),
             notes=of(each("notes")),
