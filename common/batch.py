@@ -79,7 +79,8 @@ class Batch:
 
     def lengths(self) -> Tensor:
         """(B,) tokens of each row's completion; of a pair's longer one."""
-        return self.completion_mask.sum(-1).reshape(len(self), -1).amax(1)
+        lengths = self.completion_mask.sum(-1)
+        return lengths if lengths.dim() == 1 else lengths.amax(1)
 
     def take(self, rows: Tensor) -> "Batch":
         """These rows, trimmed to the longest prompt and the longest completion among them."""
@@ -133,7 +134,7 @@ class Batch:
             of(each("completion_ids"), fill=pad_id),
             of(each("completion_mask")),
             row=torch.arange(len(source), device=device),
-            total_tokens=sum(each("total_tokens")),
+            total_tokens=None if None in each("total_tokens") else sum(each("total_tokens")),
             base_logps=of(each("base_logps")),
             sampled_logps=of(each("sampled_logps")),
             texts=of(each("texts")),

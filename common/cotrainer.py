@@ -197,7 +197,7 @@ class CoTrainer(AdapterTrainer):
         batch.origins = [Origin()]
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch.total_tokens = sum(tokens)
-        batch.texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        batch.texts = self.decode(ids)
         if logps:
             batch.sampled_logps = pad_sequence([*map(torch.tensor, logps)], True).to(device)
         if self.kl:
@@ -272,7 +272,11 @@ class CoTrainer(AdapterTrainer):
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Returns one completion per prompt as text; nothing is trained on them."""
         ids = self.generate_ids(name, prompts, greedy)
-        return self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        return self.decode(ids)
+
+    def decode(self, ids: list[list[int]]) -> list[str]:
+        # of no row, transformers would make the text of one that is empty
+        return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
 
     def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Splits `generate` between the processes; prompts and results are the same on all."""
@@ -335,6 +339,8 @@ class CoTrainer(AdapterTrainer):
         None, without a gradient. Scores one micro-batch at a time.
         """
         logps = torch.zeros(batch.completion_ids.shape, device=self.accelerator.device)
+        if not len(batch):
+            return logps
         with self.playing(name), without_checkpointing(self.model):
             for rows in self.engine.in_order(batch).split(self.cfg.micro_batch):
                 part = self.score(batch.take(rows))[0]  # (b, t)

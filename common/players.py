@@ -176,8 +176,9 @@ class AdapterTrainer(ResumableTrainer):
         where a function returns None.
         """
         functions = self.player_named(name).rewards
-        if not functions:
-            return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
+        if not functions or not rows:
+            shape = len(texts), len(functions)
+            return torch.full(shape, torch.nan, device=self.accelerator.device)
         self.reward_funcs = [*map(checked, functions)]
         self.reward_func_names = [function.__name__ for function in functions]
         self.reward_processing_classes = [None] * len(functions)

@@ -322,7 +322,8 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
     def rolled(name, rows):
         batch = rollout(name, rows)
         z = whitened([(r, i // 3) for i, r in enumerate(batch.rewards.tolist())])
-        return batch | {"advantages": torch.tensor(z)}
+        batch.advantages = torch.tensor(z)
+        return batch
 
     trainer.rollout = rolled
     trainer.over_all_processes = lambda fn, labels: 2 * fn(labels)
