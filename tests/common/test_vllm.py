@@ -201,8 +201,8 @@ def test_what_is_asked_is_what_is_scored(asking, server):
         assert body["stop_token_ids"] == asking.eos_token_ids and body["ignore_eos"]
     assert len({body["seed"] for body in server.asked}) == 4
     torch.manual_seed(3)
-    assert asking.rollout("generator", rows)["texts"] == texts
-    assert asking.rollout("generator", rows)["texts"] != texts
+    assert asking.rollout("generator", rows).texts == texts
+    assert asking.rollout("generator", rows).texts != texts
 
 
 def test_a_new_version_answers_after_an_update_and_only_then(asking, server):
