@@ -33,7 +33,6 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +45,7 @@ from common.run.machine import on_gpu
 from common.run.recording import read_lines
 from common.run.report.build import write_report
 from common.run.report.health import is_evaluation
-from common.tasks.answers import solve_prompt
+from common.tasks.answers import mean, solve_prompt  # noqa: F401  mean: for scripts
 
 import torch
 import transformers
@@ -130,12 +129,6 @@ def begin(model: str) -> PartialState:
     transformers.utils.logging.disable_progress_bar()
     # NCCL would give up after ten minutes, and evaluations of two processes may differ by more
     return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
-
-
-def mean(values: Iterable) -> float:
-    """0.0 of nothing; where that would say something wrong, a metric is left out."""
-    values = list(values)
-    return sum(values) / max(1, len(values))
 
 
 # ------------------------------------------------------------------ the run's folder

@@ -9,8 +9,7 @@ import bisect
 import itertools
 import re
 import threading
-
-from common.plain import special_tokens
+from collections.abc import Iterable
 
 from math_verify import parse, verify
 from math_verify.grader import take_last_relation
@@ -46,6 +45,12 @@ def solve_prompt(question: str) -> list[dict]:
     return prompt(SOLVE, question)
 
 
+def mean(values: Iterable) -> float:
+    """0.0 of nothing; where that would say something wrong, a metric is left out."""
+    values = list(values)
+    return sum(values) / max(1, len(values))
+
+
 def grouped(values: list, size: int) -> list[list]:
     """B values of adjacent groups -> a list per group."""
     return [values[i : i + size] for i in range(0, len(values), size)]
@@ -70,6 +75,8 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
     spells out no special token, which would become one.
     """
+    from common.plain import special_tokens  # and torch, which the loaders do without
+
     ids = trainer.generate_ids(player, [solve_prompt(row["question"]) for row in rows])
     texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
     special = special_tokens(trainer.processing_class)

@@ -18,8 +18,6 @@ from common.tasks.answers import boxed, is_correct
 from common.tasks.references import render, solve_equation
 from common.tiny import tasks
 
-from datasets import load_dataset
-
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -171,6 +169,8 @@ def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dic
         raise UserError(f"--dataset {dataset}: programs have one level only, tiny.")
     if dataset.endswith((".jsonl", ".json")):
         return read_jsonl(Path(dataset)), []
+    from datasets import load_dataset  # takes two seconds, which a file does without
+
     try:
         # gsm8k names its one configuration "main"
         splits = load_dataset(dataset, "main" if dataset.endswith("gsm8k") else None)
