@@ -453,7 +453,7 @@ def load_labels(path: str) -> dict[int, list[dict]]:
         are_texts = all(isinstance(text, str) and text for text in texts)
         verdict = parse_verdict(row["judgement"]) if are_texts else None
         if verdict is None:
-            raise UserError(f"--sft-labels {where} needs question, slice and judgement (verdict).")
+            raise UserError(f"{where} needs question, slice and judgement (verdict).")
         labels[verdict].append(row)
     if not all(labels.values()):
         raise UserError(f"--sft-labels {path}: it needs both labels, YES and NO.")

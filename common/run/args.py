@@ -58,6 +58,9 @@ class RunArgs:
     dataset: str = "tiny"
     """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question and answer"""
+    held_out: str | None = None
+    """a .jsonl file whose rows are held out; by default the data set's own test or validation
+    split, or a tenth of its questions"""
     out: str | None = None
     """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run resumes where it stopped
     """
@@ -107,6 +110,11 @@ class RunArgs:
             )
         if self.model in LEVELS and self.model not in MODELS:
             raise UserError(f"--model {self.model}: that is a data set, --dataset {self.model}.")
+        if self.held_out and self.dataset in LEVELS:
+            raise UserError(
+                f"--held-out {self.held_out}: the embedded questions, --dataset {self.dataset}, "
+                f"have a held-out part of their own."
+            )
         for name, value in vars(self).items():
             if hasattr(value, "for_tiny"):
                 vars(self)[name] = value.for_tiny if self.model in MODELS else value.for_real

@@ -30,7 +30,7 @@ def answer(script: ModuleType):
         space = {**vars(script)}
         try:
             args = evaluate(ask, tree, script.__file__, space)
-            if load and not args.dry_run and args.dataset.endswith((".json", ".jsonl")):
+            if load and not args.dry_run and any(map(is_file, (args.dataset, args.held_out))):
                 with contextlib.redirect_stdout(io.StringIO()):  # the run itself will say it
                     evaluate(load, tree, script.__file__, space)(args)
         except UserError as error:
@@ -91,3 +91,7 @@ def defined(statement: ast.stmt) -> set[str]:
 def names_in(node: ast.AST, context: type = ast.Load) -> set[str]:
     names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
     return {name.id for name in names if isinstance(name.ctx, context)}
+
+
+def is_file(dataset: str | None) -> bool:
+    return str(dataset).endswith((".json", ".jsonl"))

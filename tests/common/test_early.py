@@ -34,6 +34,7 @@ for script, cases in json.load(sys.stdin).items():
 print(json.dumps(found))
 """
 HELP, NUMBER, FLAG, NO_FILE = "--help", "--steps 0", "--stepz 5", "--dataset no.jsonl"
+NO_TEST, EMBEDDED = f"{NO_FILE} --held-out none.jsonl", "--held-out none.jsonl"
 REAL = f"--model some/model {NO_FILE}"
 
 
@@ -50,7 +51,8 @@ def ask(cases: dict[str, list[str]]) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def asked():
-    return ask({script: [HELP, NUMBER, FLAG, NO_FILE, REAL, ""] for script in SCRIPTS})
+    cases = [HELP, NUMBER, FLAG, NO_FILE, NO_TEST, EMBEDDED, REAL, ""]
+    return ask(dict.fromkeys(SCRIPTS, cases))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -62,6 +64,9 @@ def test_the_first_answer_needs_no_torch(script, asked):
     assert code == 2 and "Unrecognized options: --stepz" in said
     missing = [2, "error: --dataset no.jsonl: there is no such file.\n"]
     assert asked[f"{script} {NO_FILE}"] == asked[f"{script} {REAL}"] == missing
+    none = "error: --held-out none.jsonl: "
+    assert asked[f"{script} {NO_TEST}"] == [2, f"{none}there is no such file.\n"]
+    assert asked[f"{script} {EMBEDDED}"][1].startswith(f"{none}the embedded questions, ")
     assert asked[f"{script} "] == [None, ""]  # nothing is wrong: the script is run
 
 

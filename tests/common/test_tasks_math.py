@@ -85,9 +85,30 @@ def test_what_is_odd_in_own_data_is_said_once(tmp_path, capsys):
     sentence, copies, contradiction, few = capsys.readouterr().out.splitlines()
     assert f"{path}: row 68, and 1 more: the answer 'It is 4 marbles.' reads like a s" in sentence
     assert "3 rows repeat" in copies
-    assert f"{path}: row 66 contradicts {path}: row 3, which is read" in contradiction
+    assert f"{path}: row 66 contradicts --dataset {path}: row 3, which is read" in contradiction
     assert "3 for 2 (2 such rows)" in contradiction
     assert few.endswith("rows are held out, fewer than the 40 asked for.")
+
+
+def test_a_file_is_held_out_and_nothing_else(tmp_path, capsys):
+    """No question of it is trained on, in whatever capitals; what contradicts it is named."""
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(60)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    given = [("Q3 ?", "3"), ("q5", "6"), ("new", "1")]
+    given = [{"question": question, "answer": answer} for question, answer in given]
+    file = write_rows(tmp_path / "test.jsonl", given)
+    train, held_out = load_questions(path, 1000, 3, 0, file)
+    assert {row["question"] for row in held_out} == {"Q3 ?", "q5", "new"}
+    kept = {f"q{i}" for i in range(60)} - {"q3", "q5"}
+    assert len(train) == 58 and {row["question"] for row in train} == kept
+    contradiction, shared = capsys.readouterr().out.splitlines()
+    assert f"--dataset {path}: row 6 contradicts --held-out {file}: row 2" in contradiction
+    assert shared == f"--held-out {file}: 2 training rows have a held-out question; left out."
+    with pytest.raises(UserError, match="0 training and 60 held-out questions; both are needed"):
+        load_questions(path, 1000, 60, 0, path)
+    for rows, wrong in (([{"question": "q"}], "row 1 has no answer"), ([], "the file is empty")):
+        with pytest.raises(UserError, match=f"--held-out {file}: {wrong}"):
+            load_questions(path, 1000, 60, 0, write_rows(tmp_path / "test.jsonl", rows))
 
 
 def test_any_valid_json_lines_are_read(tmp_path):
