@@ -45,7 +45,7 @@ from common.run.folder import claim, forget_older, release, write_whole
 from common.run.machine import on_gpu
 from common.run.recording import read_lines
 from common.run.report.build import write_report
-from common.run.report.health import is_evaluation
+from common.run.report.health import highest_of, is_evaluation, main_metrics
 from common.tasks.answers import mean, solve_prompt  # noqa: F401  mean: for scripts
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
@@ -255,12 +255,6 @@ def versions(model: str) -> dict:
 NEEDED = re.compile("/(accuracy|parsed)$")  # shares; at 0 hardly anything is rewarded
 
 
-def highest_of(evaluations: list[dict], key: str) -> tuple[float, int]:
-    """The highest value of a metric, and the first step that has it."""
-    row = max((row for row in evaluations if key in row), key=lambda row: row[key])
-    return row[key], row["step"]
-
-
 def control(args) -> str:
     """The argument that makes a run for comparison: of a player that is co-trained the next choice,
     else the next seed.
@@ -466,9 +460,7 @@ class Run(TrainerCallback):
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write(step, result)
-            # of each panel the first metric that is measured here; the table at the end has all
-            panels = [[key for key in keys if key in found] for keys in self.curves.values()]
-            main = [keys[0] for keys in panels if keys] or [*found]
+            main = main_metrics(self.curves, found)  # the table at the end has all
             shown = "  ".join(f"{key} {found[key]:.3f}" for key in main)
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
