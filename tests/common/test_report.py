@@ -481,7 +481,8 @@ def test_a_page_opens_where_a_judge_is_fooled(browser, tmp_path):
     seen = []
     for _ in range(4):
         seen.append(ask(browser, "document.querySelector('#said').textContent"))
-        assert each(browser, ".found", "e.closest('.question').innerText[0]") == [seen[-1][45]]
+        (prompt,) = each(browser, ".found", "e.closest('.question').innerText[0]")
+        assert f"at step {prompt}: " in seen[-1]
         each(browser, "#rollouts button", "e.textContent == 'next disagreement' && e.click()")
     start = "Disagreement {} of 3 on this page, at step {}: a judge {} what is "
     places = [(1, 1, "accepts"), (2, 2, "rejects"), (3, 3, "accepts"), (1, 1, "accepts")]
