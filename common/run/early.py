@@ -59,8 +59,7 @@ def loaded(tree: ast.Module) -> ast.expr | None:
     """What `launch` is given as `load`."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     launches = [call for call in calls if ast.unparse(call.func) == "launch"]
-    named = [k.value for call in launches for k in call.keywords if k.arg == "load"]
-    return next(iter([*named, *(call.args[2] for call in launches if call.args[2:])]), None)
+    return next((k.value for call in launches for k in call.keywords if k.arg == "load"), None)
 
 
 def evaluate(expression: ast.expr, tree: ast.Module, file: str, space: dict):

@@ -401,7 +401,7 @@ class Run(TrainerCallback):
         eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
         keys = [keys[0] for keys in self.curves.values()]
         shown = "  ".join(f"{key} {logs[key]:.3f}" for key in keys if logs.get(key) is not None)
-        line = f"step {step}/{steps}  {self.trainer.player}  {shown}"
+        line = f"step {step}/{steps}  {self.trainer.trained_last}  {shown}"
         say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
         if self.args.show_every and step % self.args.show_every == 0:
             self._show(step)
