@@ -77,7 +77,7 @@ class AdapterTrainer(ResumableTrainer):
             players: from `with_adapters`.
             cfg: the script's arguments. Of them this class and CoTrainer read kl, plain, rollouts,
                 vllm_importance_sampling_clip_max, micro_batch and rows_at_once.
-            config: from `args.grpo_config`.
+            config: from `launch.grpo_config`.
             dataset: what the data loader gives `step`: rows with a prompt.
             train_rows, held_out: the data as they were loaded.
         """
