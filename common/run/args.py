@@ -71,7 +71,7 @@ class RunArgs:
     lora_rank: Annotated[int, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
     four_bit: bool = per_model(tiny=False, real=None)
-    """load the base in 4-bit NF4, by default on a GPU without --rollouts; works on a CPU too, slowly"""
+    """load the base in 4-bit NF4, by default on a GPU, without --rollouts; on a CPU it is slow"""
     rows_at_once: Count | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
     checkpointing: Literal["auto", "on", "off"] = "auto"
