@@ -71,7 +71,7 @@ class RunArgs:
     lora_rank: Annotated[int, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
     four_bit: bool = per_model(tiny=False, real=None)
-    """load the base in 4-bit NF4, by default on a GPU; works on a CPU too, slowly"""
+    """load the base in 4-bit NF4, by default on a GPU, without --rollouts; on a CPU it is slow"""
     rows_at_once: Count | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
     checkpointing: Literal["auto", "on", "off"] = "auto"
@@ -142,7 +142,7 @@ class RunArgs:
         if self.four_bit:
             raise UserError(
                 "--rollouts with --four-bit: the server has its base in 16 bits, this process in "
-                "4, and these are two models; take --no-four-bit."
+                "4, and these are two models; leave out --four-bit."
             )
 
     def check(self):

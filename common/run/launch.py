@@ -50,7 +50,8 @@ def launch(
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     if args.four_bit is None:
-        args = dataclasses.replace(args, four_bit=on_gpu(args.model))
+        # a server's base is in 16 bits
+        args = dataclasses.replace(args, four_bit=on_gpu(args.model) and not args.rollouts)
     players = players_of(Trainer, args)
     at_once, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
     args = dataclasses.replace(args, rows_at_once=at_once, checkpointing=checkpointing)
