@@ -199,6 +199,17 @@ def test_a_mean_is_one_of_anything_that_can_be_gone_through():
     assert mean([]) == mean(iter(())) == 0.0
 
 
+@pytest.mark.parametrize(
+    "dataset, helps", [("x.jsonl", "another --model"), ("tiny", "a model that follows")]
+)
+def test_what_helps_where_nothing_is_rewarded(tmp_path, dataset, helps):
+    """Of a script that asks in words of its own, which the warm-up does not teach."""
+    run = Run(tmp_path, "fork", None, module_of("tango.py").Args(dataset=dataset))
+    run.trainer = SimpleNamespace()
+    said = run._hopeless(["a/accuracy"])
+    assert said.startswith("note: a/accuracy 0 before training") and f"helps is {helps}" in said
+
+
 def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):
     """Nothing to reward, for the evaluation is cut, and a player who will not be trained."""
     shown = brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 1))
