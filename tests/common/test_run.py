@@ -170,7 +170,7 @@ def test_the_end_shows_the_best_evaluation_and_the_next_command(
     run.table()
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a", "0.500", "0.750", "+0.250", "0.900", "at", "step", "4"]
-    assert lines[3].split() == ["b", "-", "1.000", "1.000", "at", "step", "8"]
+    assert lines[3].split() == ["b", "-", "1.000"]
     assert f"next: the same command with {other} " in lines[-1]
     assert f"python -m common.run.report {tmp_path} OTHER" in lines[-1]
 
