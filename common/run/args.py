@@ -80,6 +80,11 @@ class RunArgs:
     plain: bool = False
     """sample and score by transformers, PEFT and autograd alone: slower, the same numbers but for
     rounding; to see whether a fast path is at fault"""
+    rollouts: str | None = None
+    """URL of a vLLM server that samples in place of this process; docs/scale.md has its command"""
+    vllm_importance_sampling_clip_max: Scale | None = None
+    """with --rollouts, and named as in TRL: weight each token by min(p_trainer / p_server, this); 2
+    where co/sampler_gap is more than rounding"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
     eval_every: CountOrZero = 16
@@ -122,7 +127,23 @@ class RunArgs:
             check_number(name, getattr(self, name), kind)
         if self.report_to not in ("none", "all"):
             check_tracker(self.report_to)
+        self.check_rollouts()
         self.check()
+
+    def check_rollouts(self):
+        """--rollouts, and what it does not go with."""
+        if self.rollouts is None:
+            if self.vllm_importance_sampling_clip_max:
+                raise UserError("--vllm-importance-sampling-clip-max needs --rollouts.")
+            return
+        self.rollouts = self.rollouts.rstrip("/").removesuffix("/v1")
+        if self.plain:
+            raise UserError("--rollouts with --plain: only one of them can sample.")
+        if self.four_bit:
+            raise UserError(
+                "--rollouts with --four-bit: the server has its base in 16 bits, this process in "
+                "4, and these are two models; take --no-four-bit."
+            )
 
     def check(self):
         """A SCRIPT MAY WRITE THIS: raises UserError for arguments that do not go together."""

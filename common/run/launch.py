@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import ScriptError
+from common.fast.vllm import find_base
 from common.model import load_model
 from common.players import Player, with_adapters
 from common.run.args import RunArgs
@@ -53,6 +54,8 @@ def launch(
     players = players_of(Trainer, args)
     at_once, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
     args = dataclasses.replace(args, rows_at_once=at_once, checkpointing=checkpointing)
+    if args.rollouts:
+        find_base(args.rollouts)  # before anything is loaded
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded
@@ -78,6 +81,8 @@ def launch(
         held_out,
         **more,
     )
+    if trainer.server:
+        trainer.server.check(trainer)
     run.train(trainer, evaluate, curves)
     return trainer
 
