@@ -289,6 +289,25 @@ def bed() -> str:
     return markdown(["part", *columns, "best constant"], rows)
 
 
+def one_question() -> tuple[str, str]:
+    """Of docs/idea.md: a solution beside its judgement; the wrong step's verdicts, see idea.py."""
+    found = json.loads((FOLDER / "idea.json").read_text())
+    asked, judged = found["solutions"], found["judgements"]
+    text = f"Asked {asked} times at temperature 1, the model answers right {found['right']} times "
+    text += f"and writes `60/5=51` {found['wrong_quotient']} times. Greedily it writes what is "
+    text += "left; asked to judge that, the same model writes, greedily, what is right:\n\n```\n"
+    own = found["judges"]["never trained"]["plain"]["greedy"].splitlines()
+    own = [line for line in own if "step_verification" not in line]
+    text += "".join(f"{a:32}{b}\n" for a, b in zip(found["greedy"].splitlines(), own)) + "```\n"
+    rows = []
+    for judge, verdicts in found["judges"].items():
+        for name, step in (("plain", "60/5=51"), ("sure", "60/5=51!")):
+            said = verdicts[name]["greedy"].splitlines()[2]  # behind the section's tag and a step
+            accepted = f"{verdicts[name]['step_accepted']} of {judged}"
+            rows.append([judge, f"`{step}`", f"`{re.sub('</?step>', '', said)}`", accepted])
+    return text, markdown(["verifier", "step", "it writes, greedily", "accepts, sampled"], rows)
+
+
 def warm_up() -> str:
     """What a warm-up has taught a pretrained model: its figures before and after, and what is left
     of it when the result is loaded in four bits.
@@ -337,7 +356,10 @@ def blocks() -> dict[tuple[str, str], str]:
     readme = [[linked(r, "docs/"), figure_of(r), stands(r)] for r in some]
     nulls = markdown(header[:2], [[linked(r, ""), in_words(r)] for r in nulls])
     lines = [[r["claim"], linked(r, ""), r["paper"], in_words(r), r["seeds"]] for r in rows]
+    gap, verdicts = one_question()
     return found | {
+        ("docs/idea.md", "gap"): gap,
+        ("docs/idea.md", "verdicts"): verdicts,
         ("README.md", "headline"): headline(),
         ("README.md", "evidence"): f"{counted(rows)}\n{markdown([*header[:2], 'paper'], readme)}",
         ("docs/idea.md", "nulls"): nulls,
