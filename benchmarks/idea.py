@@ -1,4 +1,4 @@
-"""One question, by hand: docs/evidence/idea.json, of which pages.py makes two blocks of docs/idea.md.
+"""One question, by hand: docs/evidence/idea.json, for two blocks of docs/idea.md.
 
     python benchmarks/idea.py                    the embedded model as it is
     python benchmarks/idea.py RUN/verifier       and a trained verifier beside it
@@ -14,15 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from common.tasks.answers import is_correct, solve_prompt
-from common.tasks.verdicts import verify_prompt
-from common.tiny import TINY
-from common.tiny.tasks import gold_answer, is_held_out
-from tango import parse_judgement
+from common.tasks.answers import is_correct, solve_prompt  # noqa: E402
+from common.tasks.verdicts import verify_prompt  # noqa: E402
+from common.tiny import TINY  # noqa: E402
+from common.tiny.tasks import gold_answer, is_held_out  # noqa: E402
+from tango import parse_judgement  # noqa: E402
 
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch  # noqa: E402
+from peft import PeftModel  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 OUT = ROOT / "docs" / "evidence" / "idea.json"
 QUESTION = "((51+9)/5)/3 mod 61"

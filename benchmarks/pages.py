@@ -139,8 +139,8 @@ def counted(rows: list[dict]) -> str:
     found = Counter(stands(row) for row in rows)
     apart = len(rows) - found["not separated"]
     return (
-        f"Of {len(rows)} comparisons, in {apart} the 95 % interval leaves out zero (of a ratio: one): "
-        f"{found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
+        f"Of {len(rows)} comparisons, in {apart} the 95 % interval leaves out zero (of a "
+        f"ratio: one): {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
         f"{found['control']} are our controls.\n"
     )
 
@@ -335,7 +335,9 @@ def headline() -> str:
         worse = sum(measure("gain:generator/accuracy", run) < 0 for run in runs)
         if ends:
             rows.append([judge, gold, cell(ends, True), f"{worse} of {len(ends)}"])
-    begin = [measure("first:generator/accuracy", run) for run in runs_of(*chosen["rows"][0][:2]).values()]
+    begin = [
+        measure("first:generator/accuracy", run) for run in runs_of(*chosen["rows"][0][:2]).values()
+    ]
     start = f"accuracy, %; {cell(begin, True)} before" if begin else "accuracy, %"
     header = ["the generator's reward", "who sees gold answers", start, "seeds worse"]
     return f"{text}*{chosen['says']}*\n\n{markdown(header, rows)}"
