@@ -176,8 +176,9 @@ def table(name: str) -> str:
     cells = zip(*[line(v, before) for v in variants if v not in own and not of[v].patches])
     rows = [["before training", *[next((c for c in its if c != "-"), "-") for its in cells]]]
     rows += [[f"before training, {variant}", *line(variant, before)] for variant in own]
-    rows += [[variant, *line(variant, str)] for variant in variants]
-    return markdown(["variant (± 95 %)", *[title for title, *_ in columns]], rows)
+    seeds = {variant: len(runs_of(name, variant)) for variant in variants}
+    rows += [[f"{v}, {seeds[v]}", *line(v, str)] for v in variants]
+    return markdown(["variant, seeds", *[title for title, *_ in columns]], rows)
 
 
 def rates_table(name: str) -> str:
@@ -216,15 +217,10 @@ def block(name: str) -> str:
     first, *others = options.values()
     everyones = [option for option in first if all(option in other for other in others)]
     command = " ".join([experiment.script, experiment.arguments, *everyones])
-    text += f"`{' '.join(command.split())}` with\n"  # mkdocs: a list has room above
-    for variant in ran:
-        own = " ".join(option for option in options[variant] if option not in everyones)
-        changes = [own, "; ".join(PATCHES[p] for p in experiment.variants[variant].patches)]
-        words = " and ".join(f"`{change}`" for change in changes if change)
-        seeds = len(runs_of(name, variant))
-        text += f"\n- {variant}, {seeds} seed{'s' * (seeds > 1)}: {words or 'nothing else'}"
+    text += f"`{' '.join(command.split())}`; a variant's own arguments are in [experiments.toml]"
     missing = [variant for variant in experiment.variants if variant not in ran]
-    text += f"\n- not run yet: {', '.join(missing)}\n\n" if missing else "\n\n"
+    text += "(../benchmarks/experiments.toml)" + "; not run yet: " * bool(missing)
+    text += f"{', '.join(missing)}.\n\n"
     if experiment.since:
         text += f"Since these runs the code has changed: {experiment.since}.\n\n"
     if rows := results([name]):
