@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import evidence
 from claims import CLAIMS, SHOWN, having, interval, measure, result
-from evidence import EXPERIMENTS, FOLDER, PATCHES, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
+from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
 
 XLABELS = {
     "step": "optimiser step",
@@ -139,8 +139,8 @@ def counted(rows: list[dict]) -> str:
     found = Counter(stands(row) for row in rows)
     apart = len(rows) - found["not separated"]
     return (
-        f"Of {len(rows)} comparisons, in {apart} the 95 % interval leaves out zero (of a "
-        f"ratio: one): {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
+        f"Of {len(rows)} comparisons, in {apart} the 95 % interval leaves out zero (of a ratio: "
+        f"one): {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
         f"{found['control']} are our controls.\n"
     )
 
