@@ -477,8 +477,8 @@ def run_script(bench: Bench, script: str, size: str, out: Path, steps: int, more
 
     def with_signs(self, batch):
         if "advantages" in batch:
-            mask = batch["completion_mask"]
-            batch["advantages"] = random_signs(len(mask), mask.device)
+            mask = batch.completion_mask
+            batch.advantages = random_signs(len(mask), mask.device)
         update(self, batch)
 
     args = tyro.cli(module.Args, args=options.split())

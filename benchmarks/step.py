@@ -104,7 +104,7 @@ def gradients(trainer) -> dict:
 
 def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:
     batch = ours.rollout("player", rows)
-    batch["advantages"][: len(rows) // 2] = 0.0  # half of the groups constant
+    batch.advantages[: len(rows) // 2] = 0.0  # half of the groups constant
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     methods = {
         "TRL's": without_us(lambda: their_gradient(theirs, tensors)),

@@ -296,7 +296,7 @@ def players_of(script: str) -> dict:
 
     module = module_of(script)
     (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
-    return with_adapters(trainer.players(module.Args()))
+    return with_adapters(trainer.define_players(module.Args()))
 
 
 def adapters_of(script: str) -> set[str]:
@@ -388,7 +388,7 @@ def make_trainer(folder, micro_batch=8, kl=0.0, **change):
 
     cfg = {"questions": 2, "group_size": 4, "lr": 1e-3, "ver_warmup": 1, "kl": kl} | change
     args = Args(micro_batch=micro_batch, **cfg)
-    return build(Tango, folder, args, Tango.players(args), solve_prompt)
+    return build(Tango, folder, args, Tango.define_players(args), solve_prompt)
 
 
 @pytest.fixture
@@ -431,7 +431,7 @@ def moved(before: dict, after: dict) -> float:
 
 def gradient(trainer, batch: dict, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
     """What `update` hands to the optimiser for this batch; nobody moves by it."""
-    found, player = {}, trainer.player_named(batch["player"])
+    found, player = {}, trainer.player_named(batch.player)
     trainer.create_optimizer()
 
     def step():

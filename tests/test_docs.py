@@ -24,8 +24,9 @@ from types import SimpleNamespace
 
 from common.cotrainer import CoTrainer
 from common.players import AdapterTrainer
-from common.run.session import Run, mean
+from common.run.session import Run
 from common.tasks import answers, verdicts
+from common.tasks.answers import mean
 from common.tiny import tasks
 
 import claims
@@ -235,7 +236,7 @@ def test_a_patch_of_cure_trains_one_role(patch, trained):
             return [{"player": "coder"}, {"player": "tester"}]
 
     exec(evidence.PATCHES[patch], {"cure": SimpleNamespace(Cure=Cure)})
-    assert [batch["player"] for batch in Cure().step([])] == [trained]
+    assert [batch.player for batch in Cure().step([])] == [trained]
 
 
 # ------------------------------------------------------------------ metrics
@@ -483,7 +484,7 @@ def test_the_example_runs_and_trains_its_players(example):
     for command in commands:
         tyro.cli(example.module.Args, args=shlex.split(command))
     assert commands
-    players = list(dict.fromkeys(b["player"] for batches in example.returned for b in batches))
+    players = list(dict.fromkeys(b.player for batches in example.returned for b in batches))
     assert len(players) == 2
     adapters = weights(example.folder)
     for player in players:  # B is zero before the first update
@@ -500,8 +501,8 @@ def test_a_batch_contains_what_cotrainer_says(example):
     for batch in (batch for batches in example.returned for batch in batches):
         known = written.keys() - {"base_logps", "rollout", "components"}  # no KL term, no concat
         assert batch.keys() | {"rewarded"} == known
-        shapes = {"(B,)": batch["rewards"].shape, "(B, P)": batch["prompt_ids"].shape}
-        shapes["(B, T)"] = batch["completion_ids"].shape
+        shapes = {"(B,)": batch.rewards.shape, "(B, P)": batch.prompt_ids.shape}
+        shapes["(B, T)"] = batch.completion_ids.shape
         for key, value in batch.items():
             if isinstance(value, torch.Tensor) and value.dim() and "(" in written[key]:
                 said = re.findall(r"\(B,(?: [PT])?\)", written[key])

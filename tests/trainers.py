@@ -68,7 +68,7 @@ def without_model(kind, cfg, texts=(), **attributes):
     class WithoutModel(kind):
         def __init__(self):
             self.cfg, self.asked, self.begun, self.logged, self.saved = cfg, [], [], {}, {}
-            self.players, self._sums = with_adapters(kind.players(cfg)), {}
+            self.players, self._sums = with_adapters(kind.define_players(cfg)), {}
             of_each = isinstance(texts, dict)
             self.texts = {n: [*its] for n, its in texts.items()} if of_each else [*texts]
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
@@ -92,7 +92,7 @@ def without_model(kind, cfg, texts=(), **attributes):
             ids = [torch.tensor(self.processing_class(text).input_ids) for text in texts]
             padded = pad_sequence(ids, batch_first=True, padding_value=-1)
             rewards, completions = torch.zeros(len(rows)), [[{"content": text}] for text in texts]
-            for function in kind.players(cfg)[name].rewards:
+            for function in kind.define_players(cfg)[name].rewards:
                 columns = {key: [row[key] for row in rows] for key in rows[0]}
                 rewards += torch.tensor(function(completions, **columns))
             return {
@@ -105,7 +105,7 @@ def without_model(kind, cfg, texts=(), **attributes):
             }
 
         def concat(self, batches):
-            self.batches = {batch["player"]: batch for batch in batches}
+            self.batches = {batch.player: batch for batch in batches}
             return batches
 
         def gather(self, values):

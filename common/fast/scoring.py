@@ -5,7 +5,7 @@ Nothing here changes what is computed, only how much: tests/common/test_scoring.
 saving with the plain computation.
 """
 
-from common.batch import take_rows
+from common.batch import Batch
 from common.fast.logprob import linear_logprob
 from common.fast.sampling import common_beginning, has_plain_attention
 from common.plain import joined
@@ -19,13 +19,13 @@ compute thousands of tokens: a tenth of a second at 1.5B on an H200."""
 
 
 # ------------------------------------------------------------------ log-probs
-def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `plain.score`. What prompts share runs once where that saves time, see
+def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `plain.token_logps`. What prompts share runs once where that saves time, see
     `states_with_shared_prompts`; the head's logits are never held whole, see fast/logprob.py.
     """
     ids, mask, places = joined(batch)  # (B, P + T) each
-    targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
-    P = batch["prompt_ids"].shape[1]
+    targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
+    P = batch.prompt_ids.shape[1]
     # activation checkpointing cannot keep a cache
     if has_plain_attention(base) and not base.is_gradient_checkpointing:
         states = states_with_shared_prompts(base.base_model, ids, mask, places, P)
@@ -82,30 +82,31 @@ def states_with_shared_prompts(backbone, ids, mask, places, P: int) -> torch.Ten
 
 
 # ------------------------------------------------------------------ micro-batches
-def in_order(batch: dict, sharing: bool = True) -> torch.Tensor:
+def in_order(batch: Batch, sharing: bool = True) -> torch.Tensor:
     """(B,) row numbers, from short completions to long, so that little is padding. Where prompts
-    are shared (`score`), rows with the same one stay together.
+    are shared (`token_logps`), rows with the same one stay together.
     """
     if not sharing:
-        return torch.argsort(batch["completion_mask"].sum(1), stable=True).cpu()
-    marked = 2 * batch["prompt_ids"] + batch["prompt_mask"]  # token and padding in one number
+        return torch.argsort(batch.lengths(), stable=True).cpu()
+    marked = 2 * batch.prompt_ids + batch.prompt_mask  # token and padding in one number
     prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)
-    lengths = batch["completion_mask"].sum(1)  # (B,)
+    lengths = batch.lengths()  # (B,)
     longest = torch.zeros_like(lengths).scatter_reduce(0, prompts, lengths, "amax")[prompts]  # (B,)
     keys = list(zip(longest.tolist(), prompts.tolist(), lengths.tolist()))
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def in_parts(batch: dict, size: int, all_rows=False, sharing: bool = True) -> list[dict]:
+def in_parts(batch: Batch, size: int, all_rows=False, sharing: bool = True) -> list[Batch]:
     """The rows of a batch that can have a gradient, in parts of at most `size` rows of similar
     length: without `all_rows` not those whose advantages are all zero.
 
     The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
     not change the gradient. Each part is trimmed to its own longest prompt and completion.
     """
-    order = in_order(batch, sharing)  # (B,)
-    if not all_rows and "advantages" in batch:  # without them the script's loss counts all rows
-        A = batch["advantages"]  # (B,) or (B, T)
+    if not len(batch):
+        return []
+    order, A = in_order(batch, sharing), batch.advantages  # (B,); (B,) or (B, T)
+    if not all_rows and A is not None:  # without them the script's loss counts all rows
         order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
     parts = -(-len(order) // size)  # rounded up
-    return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)] if parts else []
+    return [batch.take(rows) for rows in torch.tensor_split(order, parts)] if parts else []

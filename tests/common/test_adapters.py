@@ -118,7 +118,7 @@ def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path,
         turn = order[trainer.state.global_step]
         batches = rollouts(trainer, [name.split()[-1] for name in turn])
         for name, batch in zip(turn, batches):
-            batch["advantages"] *= not name.startswith("flat ")
+            batch.advantages *= not name.startswith("flat ")
         return batches
 
     sizes = {"kl": kl, "steps": len(order), "micro_batch": 3}

@@ -32,14 +32,14 @@ def play(trainer, step):
         (lambda batch: None, "step must return a list of at least one batch; got None"),
         (lambda batch: [], "at least one batch.*To train nothing, give one advantages of 0"),
         (lambda batch: [None], "must return batches.*one has no player"),
-        (lambda batch: [{"advantages": batch["advantages"]}], "one has no player"),
+        (lambda batch: [{"advantages": batch.advantages}], "one has no player"),
         (lambda batch: [batch | {"player": "eve"}], "no player 'eve'; there are ann, bob, cat"),
         (lambda batch: [batch | {"player": "bob"}], "bob cannot be trained on what the ann has"),
         (lambda batch: [batch | {"completion_mask": HOLE}], "completion_mask must be ones"),
         (lambda batch: [batch | {"completion_mask": 0 * HOLE}], "completion_mask must be ones"),
         (lambda batch: [batch | {"texts": ["a"] * 4}], "8 rows and 4 texts; to leave.*of 0"),
-        (lambda batch: [batch | {"notes": batch["notes"][1:]}], "8 rows and 7 notes"),
-        (lambda batch: [batch | {"rewards": batch["rewards"] + 1}], "rewards.*ann has changed"),
+        (lambda batch: [batch | {"notes": batch.notes[1:]}], "8 rows and 7 notes"),
+        (lambda batch: [batch | {"rewards": batch.rewards + 1}], "rewards.*ann has changed"),
     ],
 )
 def test_a_step_must_return_batches_of_players(trainer, result, says):
@@ -63,7 +63,7 @@ def test_a_step_must_return_batches_of_players(trainer, result, says):
 @pytest.mark.parametrize("call", ["step", "update"])
 def test_advantages_are_finite_floats_of_rows_or_tokens(trainer, advantages, says, call):
     batch = a_batch(trainer, "ann")
-    batch["advantages"] = advantages(batch["advantages"])
+    batch.advantages = advantages(batch.advantages)
     with pytest.raises(ScriptError, match=f"advantages.*{says}"):
         play(trainer, lambda *_: [batch]) if call == "step" else trainer.update(batch)
 
@@ -194,8 +194,8 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     said = []
     for flat in (True, True, False, True, True, True, True):
         batch = a_batch(trainer, "ann", 16)
-        batch["advantages"] *= not flat
-        batch["rewards"] = batch["rewards_of_advantages"] = torch.arange(16.0)
+        batch.advantages *= not flat
+        batch.rewards = batch["rewards_of_advantages"] = torch.arange(16.0)
         trainer.update(batch)
         said.append(capsys.readouterr().out.partition(".")[0])
     idle = "warning: 3 updates in a row of the ann had no gradient: all advantages were 0"
@@ -209,7 +209,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
         assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
     assert "a longer limit (100% of its completions are cut)" in said
     assert "python -m common.run.warm_up SCRIPT" in said
-    batch["completion_ids"] = MASK * trainer.processing_class.eos_token_id  # of one length, not cut
+    batch.completion_ids = MASK * trainer.processing_class.eos_token_id  # of one length, not cut
     checks.check_learning(trainer, batch | {"rewards": torch.ones(16)}, 1.0)
     assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said
 
@@ -222,9 +222,9 @@ def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     for _ in range(3):
         parts = [a_batch(trainer, name, 16) for name in ("bob", "cat")]
         parts[1]["advantages"] *= 0
-        parts[0]["rewards"], parts[1]["rewards"] = torch.arange(16.0), torch.zeros(16)
+        parts[0].rewards, parts[1]["rewards"] = torch.arange(16.0), torch.zeros(16)
         for part in parts:
-            part["rewards_of_advantages"] = part["rewards"]
+            part["rewards_of_advantages"] = part.rewards
         trainer.update(trainer.concat(parts))
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")
@@ -260,10 +260,10 @@ def test_metrics_begin_with_a_name_that_is_free(trainer, name):
 )
 def test_set_rewards_wants_one_finite_reward_per_row(trainer, rewards, groups, says):
     batch = trainer.rollout("ann", some_rows(trainer, 4))
-    before = batch["rewards"].tolist()
+    before = batch.rewards.tolist()
     with pytest.raises(ScriptError, match=f"set_rewards: .*{says}"):
         trainer.set_rewards(batch, rewards, groups)
-    assert batch["rewards"].tolist() == before
+    assert batch.rewards.tolist() == before
 
 
 def test_set_rewards_is_called_once_on_a_batch(trainer):

@@ -38,7 +38,7 @@ def some_rows(prompts: int, each: int, T=9, P=7) -> dict:
 
 def plain(base, batch, temperature=1.0):
     """Log-probs and entropies through all logits, every row by itself, without any padding."""
-    B, T = batch["completion_ids"].shape
+    B, T = batch.completion_ids.shape
     logps, entropies = torch.zeros(B, T), torch.zeros(B, T)
     for i in range(B):
         prompt, completion = (
@@ -67,7 +67,7 @@ def tokens_run(base, monkeypatch) -> list[int]:
 
 def assert_score_is_plain(base, batch, temperature, monkeypatch) -> list[int]:
     """Log-probs, entropies and gradient; returns the tokens of the passes that `score` took."""
-    weight = torch.randn(batch["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(batch.completion_ids.shape, generator=torch.Generator().manual_seed(0))
     named = {n: p for n, p in base.named_parameters() if ".a." in n}
     tokens, found = [], []
     for function in (plain, scoring.score):
@@ -105,7 +105,7 @@ def test_on_a_gpu_padding_has_a_finite_gradient(monkeypatch, completion):
     monkeypatch.setattr("common.model.on_gpu", lambda _: True)
     model, _ = load_model("tiny", ["player"], 4, True, seed=0)
     batch = some_rows(6, 1, T=completion, P=256)
-    batch["prompt_mask"] *= (torch.arange(256) >= 40 * torch.arange(6)[:, None]).long()
+    batch.prompt_mask *= (torch.arange(256) >= 40 * torch.arange(6)[:, None]).long()
     batch = {key: tensor.cuda() for key, tensor in batch.items()}
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.autocast("cuda", torch.bfloat16):
@@ -120,10 +120,10 @@ def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prom
     monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
     batch = some_rows(prompts, each, P=9)
     lengths = torch.tensor([6, 8, 9, 7])[:prompts].repeat_interleave(each)
-    batch["prompt_mask"] = (torch.arange(9) >= 9 - lengths[:, None]).long()
+    batch.prompt_mask = (torch.arange(9) >= 9 - lengths[:, None]).long()
     for row, length in enumerate(lengths.tolist()):
-        batch["prompt_ids"][row, 9 - length : 14 - length] = torch.tensor([7, 8, 9, 10, 11])
-        batch["prompt_ids"][row, 14 - length] = 12 + row // each
+        batch.prompt_ids[row, 9 - length : 14 - length] = torch.tensor([7, 8, 9, 10, 11])
+        batch.prompt_ids[row, 14 - length] = 12 + row // each
     tokens = assert_score_is_plain(model, batch, 1.0, monkeypatch)
     assert len(tokens) == passes and tokens[0] == 5
 
@@ -132,8 +132,8 @@ def test_of_prompts_that_differ_in_their_last_token_only_nothing_is_left(model, 
     """To be run once for the rows that share one."""
     monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
     batch = some_rows(2, 2) | {"prompt_mask": torch.ones(4, 7, dtype=torch.long)}
-    batch["prompt_ids"][:, :6] = torch.arange(7, 13)
-    batch["prompt_ids"][:, 6] = torch.tensor([13, 13, 14, 14])
+    batch.prompt_ids[:, :6] = torch.arange(7, 13)
+    batch.prompt_ids[:, 6] = torch.tensor([13, 13, 14, 14])
     assert len(assert_score_is_plain(model, batch, 1.0, monkeypatch)) == 2
 
 
@@ -141,8 +141,8 @@ def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(mod
     """Which changes nothing but how numbers are rounded: prime.py measures its noise by that."""
     monkeypatch.setattr(sampling, "WORTH_A_PASS", 2)
     batch, places, forward = some_rows(3, 1), [], model.base_model.forward
-    batch["prompt_mask"] = torch.ones(3, 7, dtype=torch.long)
-    batch["prompt_ids"][:, :3] = torch.tensor([7, 8, 9])
+    batch.prompt_mask = torch.ones(3, 7, dtype=torch.long)
+    batch.prompt_ids[:, :3] = torch.tensor([7, 8, 9])
 
     def seen(**inputs):
         places.append(inputs["position_ids"][0, 0].item())
@@ -161,7 +161,7 @@ def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model, 
     ids = torch.randint(5, 40, (1, 12), generator=torch.Generator().manual_seed(0)).expand(4, 12)
     batch = {"prompt_ids": ids[:, :7], "completion_ids": ids[:, 7:]}
     batch |= {f"{key[:-4]}_mask": torch.ones_like(ids) for key, ids in batch.items()}
-    batch["prompt_mask"][2:, :3] = 0
+    batch.prompt_mask[2:, :3] = 0
     assert_score_is_plain(model, batch, 1.0, monkeypatch)
     logps, _ = plain(model, batch)
     assert (logps[0] - logps[2]).abs().max() > 1e-3
@@ -223,7 +223,7 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
 
 
 def rows_of(part) -> list[int]:
-    return part["rewards"].int().tolist()
+    return part.rewards.int().tolist()
 
 
 def test_rows_of_one_prompt_stay_together_in_order():
@@ -235,9 +235,9 @@ def test_rows_of_one_prompt_stay_together_in_order():
     }
     assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
     # the same tokens, one of them padding: another prompt
-    batch["prompt_mask"][2] = 1
+    batch.prompt_mask[2] = 1
     assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
-    batch["completion_mask"][0] = 1  # x is longest now; its other row has a prompt of its own
+    batch.completion_mask[0] = 1  # x is longest now; its other row has a prompt of its own
     assert scoring.in_order(batch).tolist()[0] == 2
     assert scoring.in_order(batch, sharing=False).tolist() == [4, 2, 3, 5, 0, 1]
 
@@ -250,15 +250,15 @@ def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
     assert [rows_of(part) for part in parts] == [[4, 1], [3, 5], [0]]
     for part in parts:
         rows = rows_of(part)
-        assert part["player"] == "a" and part["num_items_in_batch"] == sum(lengths)
-        assert part["completion_ids"].shape == (len(rows), max(lengths[i] for i in rows))
-        assert part["completion_ids"][:, 0].tolist() == [100 * i for i in rows]
-        assert part["prompt_mask"].shape == (len(rows), max(prompts[i] for i in rows))
-        assert part["prompt_mask"][:, -1].all() and part["completion_mask"][:, 0].all()
-        assert part["prompt_mask"].sum(1).tolist() == [prompts[i] for i in rows]
-        assert part["completion_mask"].sum(1).tolist() == [lengths[i] for i in rows]
-        assert part["notes"] == [{"row": i} for i in rows]
-        assert part["texts"] == [str(i) for i in rows]  # as whatever else a script has added
+        assert part.player == "a" and part.total_tokens == sum(lengths)
+        assert part.completion_ids.shape == (len(rows), max(lengths[i] for i in rows))
+        assert part.completion_ids[:, 0].tolist() == [100 * i for i in rows]
+        assert part.prompt_mask.shape == (len(rows), max(prompts[i] for i in rows))
+        assert part.prompt_mask[:, -1].all() and part.completion_mask[:, 0].all()
+        assert part.prompt_mask.sum(1).tolist() == [prompts[i] for i in rows]
+        assert part.completion_mask.sum(1).tolist() == [lengths[i] for i in rows]
+        assert part.notes == [{"row": i} for i in rows]
+        assert part.texts == [str(i) for i in rows]  # as whatever else a script has added
         assert (part["limit"], part["names"]) == (80, ["x"])  # no value of each row
 
 

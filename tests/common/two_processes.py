@@ -59,13 +59,13 @@ def step(trainer, rows):
     if now > 0:
         trainer.kl = 0.0
         for batch in batches:
-            batch["advantages"][1 if now == 1 else 0 :] = 0
+            batch.advantages[1 if now == 1 else 0 :] = 0
     trainer.weights.append({name: lora(trainer, name) for name in NAMES})
     metrics = dict(trainer._sums)
     for batch in batches:  # test_loss.py holds `loss` against plain autograd
-        with trainer.playing(batch["player"]):
+        with trainer.playing(batch.player):
             loss = trainer.loss(batch)
-            gradient = torch.autograd.grad(loss, trainer.parameters_of(batch["player"]))
+            gradient = torch.autograd.grad(loss, trainer.parameters_of(batch.player))
         trainer.expected.append((loss.item(), dict(enumerate(gradient))))
     trainer._sums = metrics
     return [my_rows(trainer, batch) for batch in batches]
@@ -176,10 +176,10 @@ def check_metrics_are_means_over_all_rows(trainer):
 def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
     me = trainer.accelerator.process_index
     batch = trainer.rollout("ann", [trainer.train_dataset[2 * me + i // 4] for i in range(4)])
-    assert batch["rewards"].tolist() == length_reward([[{"content": t}] for t in batch["texts"]])
-    assert batch["notes"][0]["prompt"] == trainer.train_dataset[2 * me]["question"]
-    tokens = trainer.gather([int(batch["completion_mask"].sum())])
-    assert int(batch["num_items_in_batch"]) == sum(tokens)
+    assert batch.rewards.tolist() == length_reward([[{"content": t}] for t in batch.texts])
+    assert batch.notes[0]["prompt"] == trainer.train_dataset[2 * me]["question"]
+    tokens = trainer.gather([int(batch.completion_mask.sum())])
+    assert int(batch.total_tokens) == sum(tokens)
     trainer.set_rewards(batch, [float(me)] * 4)
     assert gathered(trainer)["ann/total_reward"] == 0.5
 

@@ -38,7 +38,7 @@ update, add_up_gradients = CoTrainer.update, CoTrainer.add_up_gradients
 
 def rows_of_both(trainer, batch: dict) -> dict:
     """The batch that a single process would have: this one's rows, and the other's."""
-    whole = {"player": batch["player"]}
+    whole = {"player": batch.player}
     for key, value in sorted(batch.items()):
         if isinstance(value, torch.Tensor) and value.dim():
             parts = trainer.gather([value])
@@ -58,8 +58,8 @@ def update_both_ways(trainer, batch: dict):
     last["trainer"] = trainer
     whole, metrics = rows_of_both(trainer, batch), dict(trainer._sums)
     if trainer.accelerator.is_main_process:
-        parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
-        with trainer.playing(batch["player"]):
+        parameters = trainer.parameters_of(trainer.player_named(batch.player).adapter)
+        with trainer.playing(batch.player):
             trainer.expected = torch.autograd.grad(trainer.loss(whole), parameters)
     trainer._sums = metrics
     update(trainer, batch)

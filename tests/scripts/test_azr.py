@@ -244,7 +244,7 @@ def test_a_proposer_is_rewarded_for_what_the_solver_can_half_do(sandbox, change,
     texts = [*map(proposal, programs), "I would rather not."]
     trainer = given_texts(sandbox, texts + said, **change)
     batch = trainer.propose([("deduction", [RUNS[0]])] * 6)
-    assert batch["rewards"].tolist() == pytest.approx(wanted)
+    assert batch.rewards.tolist() == pytest.approx(wanted)
     buffer = trainer.saved["buffers"]["deduction"]
     assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"], ["8"]]
 
@@ -256,12 +256,12 @@ def test_a_step_whitens_proposals_and_answers_of_each_kind_apart(sandbox, train_
     trainer.draw = lambda: ([(kind, []) for kind in kinds], [{"kind": kind} for kind in kinds])
     trainer.propose = lambda references: {"rewards": torch.tensor([0.5, -1.0, 0.25, 0.75])}
     trainer.solve = lambda tasks: {"rewards": torch.tensor([1.0, -0.5, -0.5, -0.5])}
-    trainer.concat = lambda parts: {"rewards": torch.cat([part["rewards"] for part in parts])}
+    trainer.concat = lambda parts: {"rewards": torch.cat([part.rewards for part in parts])}
     trainer.over_all_processes = lambda fn, *rows: 2 * fn(*rows)
     (batch,) = trainer.step([])
     z = 2 * 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2), here twice
     proposals = [z, -z, -z, z] if train_proposer else [0.0] * 4
-    assert batch["advantages"].tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
+    assert batch.advantages.tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
 
 
 # ------------------------------------------------------------------ evaluation

@@ -5,7 +5,7 @@ import math
 import re
 
 import coverrl
-from common.run.session import mean
+from common.tasks.answers import mean
 from coverrl import (
     advantages,
     final_answer,
@@ -118,7 +118,7 @@ def test_a_step():
     # the judgements that say INCORRECT: of 8, and of 4, whose question is dropped with it
     assert len(asked["corrector"]) == 2
     assert all(user.endswith("Defects: 1\nCorrect it.") for user in asked["corrector"])
-    A = {name: batch["advantages"].tolist() for name, batch in trainer.batches.items()}
+    A = {name: batch.advantages.tolist() for name, batch in trainer.batches.items()}
     half = pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
     assert A["solver"][:2] == half and A["solver"][2:] == [0, 0]
     # V+ of the first question agrees; in V- the one that says INCORRECT is right
@@ -171,7 +171,7 @@ def test_a_process_without_a_judgement_takes_part_in_vain():
     assert set(trainer.batches) == {"solver", *said} and trainer.logged["co/kept"] == [True] * 2
     for name in said:
         batch = trainer.batches[name]
-        assert batch["rewards"].isnan().all() and not batch["advantages"].any()
+        assert batch.rewards.isnan().all() and not batch.advantages.any()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_ablations(change, trains):
     written = WRITTEN | {"corrector": [solution(7), "hm", solution(4), "hm"]}
     trainer = given_texts(written, **change)
     trainer.step(ROWS)
-    found = {name: batch["advantages"] != 0 for name, batch in trainer.batches.items()}
+    found = {name: batch.advantages != 0 for name, batch in trainer.batches.items()}
     for name, expected in trains.items():
         first = {"solver": 2, "verifier": 4}.get(name, len(found[name]))  # rows of question 1
         parts = found[name][:first], found[name][first:]

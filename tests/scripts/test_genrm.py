@@ -40,7 +40,7 @@ def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
 def real(folder, **change) -> genrm.GenRM:
     """The trainer on the embedded model, whose adapter is no longer the base."""
     args = genrm.Args(**{"questions": 2, "micro_batch": 2, "solve_weight": 1.0} | change)
-    trainer = build(genrm.GenRM, folder, args, genrm.GenRM.players(args), solve_prompt)
+    trainer = build(genrm.GenRM, folder, args, genrm.GenRM.define_players(args), solve_prompt)
     perturb(trainer, 0.05)
     return trainer
 

@@ -294,18 +294,18 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
     cfg = Args(group_size=2, ver_warmup=0, alpha=0.3)
     trainer = without_model(Tango, cfg, {"generator": texts, "verifier": said})
     batch = trainer.generator_step([ROW] * 4)
-    assert batch["player"] == "generator" and batch["rewards"].tolist() == [1, 0, 0, 1]
+    assert batch.player == "generator" and batch.rewards.tolist() == [1, 0, 0, 1]
     asked = [f"Problem: {ROW['question']}\nSolution:\n{y}\nVerify its 2 steps." for y in texts]
     assert trainer.asked[4:] == [("verifier", prompt) for prompt in asked]
     ends = torch.tensor([[m.end() - 1 for m in re.finditer("</step>", y)] for y in texts])
     r_step = torch.tensor([[0.5, 0.5], [0.5, -0.5], [0.5, -0.5], [NAN, NAN]])
     mask = torch.tensor([[t < len(y) for t in range(max(map(len, texts)))] for y in texts])
-    expected = loop_tango(batch["rewards"], r_step, ends, mask, 2, 0.3)
-    close(batch["advantages"], expected, atol=1e-5)
+    expected = loop_tango(batch.rewards, r_step, ends, mask, 2, 0.3)
+    close(batch.advantages, expected, atol=1e-5)
     of_steps = loop_tango(torch.ones(4), r_step, ends, mask, 2, 0.3)
-    close(batch["components"]["step"], of_steps, atol=1e-5)
-    close(batch["components"]["outcome"], expected - of_steps, atol=1e-5)
-    assert [note["verdicts"] for note in batch["notes"]] == [parse_judgement(y)[0] for y in said]
+    close(batch.components["step"], of_steps, atol=1e-5)
+    close(batch.components["outcome"], expected - of_steps, atol=1e-5)
+    assert [note["verdicts"] for note in batch.notes] == [parse_judgement(y)[0] for y in said]
     assert trainer.logged["co/step_rewards_dropped"] == [False] * 3 + [True]
     assert trainer.logged["co/wrong_steps_accepted"] == [False, True, False]
 
@@ -321,21 +321,21 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
 
     def rolled(name, rows):
         batch = rollout(name, rows)
-        z = whitened([(r, i // 3) for i, r in enumerate(batch["rewards"].tolist())])
+        z = whitened([(r, i // 3) for i, r in enumerate(batch.rewards.tolist())])
         return batch | {"advantages": torch.tensor(z)}
 
     trainer.rollout = rolled
     trainer.over_all_processes = lambda fn, labels: 2 * fn(labels)
     batch = trainer.verifier_step([ROW, other])
-    assert batch["player"] == "verifier"
-    assert batch["rewards"].tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
+    assert batch.player == "verifier"
+    assert batch.rewards.tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
     asked = [f"Solution:\n{y}\nVerify its 2 steps." for y in solutions for _ in range(3)]
     assert [text.split("61\n")[1] for _, text in trainer.asked[2:]] == asked
-    assert [note["solution is right"] for note in batch["notes"]] == [True] * 3 + [False] * 3
+    assert [note["solution is right"] for note in batch.notes] == [True] * 3 + [False] * 3
     counts = [0.8 * 30 + 0.2 * 3, 0.8 * 2 + 0.2 * 3]  # of wrong and of right ones
     s = torch.tensor([counts[1]] * 3 + [counts[0]] * 3) ** -0.5
     z = whitened([(1.8, 0), (0.8, 0), (0.0, 0), (0.8, 1), (1.8, 1), (0.0, 1)])
-    close(batch["advantages"], 2 * torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
+    close(batch.advantages, 2 * torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
     assert trainer.saved["class_counts"] == pytest.approx(counts)
 
 
