@@ -1,7 +1,7 @@
 """One question, by hand: docs/evidence/idea.json, for two blocks of docs/idea.md.
 
     python benchmarks/idea.py                    the embedded model as it is
-    python benchmarks/idea.py RUN/verifier       and a trained verifier beside it
+    python benchmarks/idea.py "trained along" RUN/verifier      and a trained verifier beside it
 
 The model solves the question many times. Its most frequent solution, which is wrong, is judged many
 times as it stands, and again with `!` behind the wrong step.
@@ -60,7 +60,7 @@ def judged(model, tokenizer) -> dict:
     return found
 
 
-def main(adapters: list[str]):
+def main(label: str = "", adapter: str = ""):
     assert is_held_out(QUESTION)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY).eval()
@@ -74,12 +74,11 @@ def main(adapters: list[str]):
         "greedy": ask(model, tokenizer, solve_prompt(QUESTION), 0)[0],
         "judges": {"never trained": judged(model, tokenizer)},
     }
-    for adapter in adapters:  # a run's player, PEFT's format
+    if adapter:  # a run's player, in PEFT's format
         trained = PeftModel.from_pretrained(model, adapter).eval()
-        found["judges"][Path(adapter).parent.name] = judged(trained, tokenizer)
-        model = trained.unload()
+        found["judges"][label] = judged(trained, tokenizer)
     OUT.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
