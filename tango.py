@@ -88,7 +88,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.gen_steps + self.ver_steps == 0:
             raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
         if self.alpha_end == 0 < self.alpha:
-            raise UserError("--alpha-end 0: must be above 0 (alpha decays by a factor); or --alpha 0.")
+            raise UserError("--alpha-end 0: alpha decays by a factor, so the end must be above 0.")
         if self.labels and self.verifier != "none" and self.alpha == 0:
             raise UserError("--labels, --alpha 0: most solutions would have no reward at all.")
 
