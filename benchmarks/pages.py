@@ -217,10 +217,8 @@ def block(name: str) -> str:
     first, *others = options.values()
     everyones = [option for option in first if all(option in other for other in others)]
     command = " ".join([experiment.script, experiment.arguments, *everyones])
-    text += f"`{' '.join(command.split())}`; a variant's own arguments are in [experiments.toml]"
-    missing = [variant for variant in experiment.variants if variant not in ran]
-    text += "(../benchmarks/experiments.toml)" + "; not run yet: " * bool(missing)
-    text += f"{', '.join(missing)}.\n\n"
+    missing = ", ".join(variant for variant in experiment.variants if variant not in ran)
+    text += f"`{' '.join(command.split())}`" + f"; not run yet: {missing}" * bool(missing) + ".\n\n"
     if experiment.since:
         text += f"Since these runs the code has changed: {experiment.since}.\n\n"
     if rows := results([name]):
