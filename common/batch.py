@@ -46,6 +46,8 @@ class Batch:
     """completion tokens of the whole batch on all processes; a mean over tokens divides by it"""
     base_logps: Tensor | None = None
     """(B, T) log-probs under the base, with a KL term only"""
+    sampled_logps: Tensor | None = None
+    """(B, T) log-probs at which the server sampled the tokens, with --rollouts only"""
     texts: list[str] = field(default_factory=list)
     """B completions"""
     notes: list[dict] = field(default_factory=list)
@@ -77,7 +79,8 @@ class Batch:
 
     def lengths(self) -> Tensor:
         """(B,) tokens of each row's completion; of a pair's longer one."""
-        return self.completion_mask.sum(-1).reshape(len(self), -1).amax(1)
+        lengths = self.completion_mask.sum(-1)
+        return lengths if lengths.dim() == 1 else lengths.amax(1)
 
     def take(self, rows: Tensor) -> "Batch":
         """These rows, trimmed to the longest prompt and the longest completion among them."""
@@ -131,8 +134,9 @@ class Batch:
             of(each("completion_ids"), fill=pad_id),
             of(each("completion_mask")),
             row=torch.arange(len(source), device=device),
-            total_tokens=sum(each("total_tokens")),
+            total_tokens=None if None in each("total_tokens") else sum(each("total_tokens")),
             base_logps=of(each("base_logps")),
+            sampled_logps=of(each("sampled_logps")),
             texts=of(each("texts")),
             notes=of(each("notes")),
             rewards=of(each("rewards")),

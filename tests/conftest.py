@@ -6,6 +6,7 @@ run of each is made once for all files (`finished`).
 """
 
 import contextlib
+import dataclasses
 import gc
 import importlib.util
 import io
@@ -367,7 +368,7 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
     """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
     from common.model import load_model
     from common.players import with_adapters
-    from common.run.args import grpo_config
+    from common.run.launch import grpo_config
     from common.tasks.math import load_questions
 
     from datasets import Dataset
@@ -429,7 +430,7 @@ def moved(before: dict, after: dict) -> float:
     return max((before[name] - after[name]).abs().max().item() for name in before)
 
 
-def gradient(trainer, batch: dict, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
+def gradient(trainer, batch, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
     """What `update` hands to the optimiser for this batch; nobody moves by it."""
     found, player = {}, trainer.player_named(batch.player)
     trainer.create_optimizer()
@@ -441,7 +442,7 @@ def gradient(trainer, batch: dict, max_grad_norm=0.0) -> dict[str, torch.Tensor]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.optimizer, "step", step)
         patch.setattr(player, "max_grad_norm", max_grad_norm)
-        trainer.update({key: value for key, value in batch.items() if key != "trained"})
+        trainer.update(dataclasses.replace(batch, origins=[]))  # it may be trained on again
     return found
 
 

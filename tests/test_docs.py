@@ -3,6 +3,7 @@ the measured runs, edits apply and do what they say, and the scripts of README.m
 your-own-script.md run. Links and anchors are mkdocs' business: `mkdocs build --strict`.
 """
 
+import ast
 import dataclasses
 import doctest
 import importlib.util
@@ -18,6 +19,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from common.batch import Batch
 from common.cotrainer import CoTrainer
 from common.players import AdapterTrainer
 from common.run.session import Run
@@ -287,10 +289,13 @@ def example(tmp_path_factory) -> SimpleNamespace:
     (block,) = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
     path = tmp_path_factory.mktemp("example") / "trust.py"
     path.write_text(block)
-    module = load(path)
+    module, returned = load(path), []
     evaluated_once(module, most_tokens=8)
+    step = module.Trust.step
+    module.Trust.step = lambda self, rows: returned.append(step(self, rows)) or returned[-1]
     arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 16 --tokens 64"
-    return run(module, arguments, path.parent / "run")
+    done = run(module, arguments, path.parent / "run")
+    return SimpleNamespace(**vars(done), batches=[batch for some in returned for batch in some])
 
 
 def test_the_example_runs_and_trains_its_players(example):
@@ -302,6 +307,23 @@ def test_the_example_runs_and_trains_its_players(example):
         B = [w for name, w in adapters.items() if name.startswith(player) and "lora_B" in name]
         assert B and all(w.any() for w in B), player
         assert f"{player}/grad_norm" in example.steps[0]
+
+
+def test_a_batch_has_the_shapes_that_its_class_says(example):
+    body = ast.parse(inspect.getsource(Batch)).body[0].body
+    said = {
+        field.target.id: text.value.value
+        for field, text in zip(body, body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    assert said.keys() | {"origins"} == {field.name for field in dataclasses.fields(Batch)}
+    for batch in example.batches:
+        shapes = {"(B,)": batch.rewards.shape, "(B, P)": batch.prompt_ids.shape}
+        shapes["(B, T)"] = batch.completion_ids.shape
+        for key, text in said.items():
+            if isinstance(value := getattr(batch, key), torch.Tensor):
+                found = re.findall(r"\(B,(?: [PT])?\)", text)
+                assert value.shape in [shapes[shape] for shape in found], key
 
 
 def test_every_verb_of_the_page_exists():

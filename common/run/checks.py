@@ -101,8 +101,8 @@ def check_prompts(trainer, name: str, prompts: list):
     """Of a rollout or of `generate`: messages, of which the last is not the player's own. An
     embedded model, which ignores instructions, must have been taught to answer some of them.
     """
-    if not prompts:
-        raise ScriptError(f"no rows for the {name}: there is nothing to sample")
+    if not prompts:  # of a process that has none
+        return
     for prompt in prompts:
         messages = prompt if isinstance(prompt, list) and prompt else [None]
         if not all(
@@ -143,6 +143,8 @@ def check_prompts(trainer, name: str, prompts: list):
 
 def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
     """Prompts, groups, and questions that training must not see."""
+    if not rows:  # of a process that has none
+        return
     prompts = [row.get("prompt") for row in rows]
     check_prompts(trainer, name, prompts)
     if len(rows) % group_size:
@@ -264,7 +266,7 @@ def check_rewards(batch: Batch, rewards, groups: list | None):
         )
     if groups is not None and not all(isinstance(key, Hashable) for key in groups):
         raise ScriptError(f"set_rewards: keys of groups are texts or numbers; got {groups!r:.60}")
-    if groups is not None and len(set(groups)) == len(groups):
+    if groups and len(set(groups)) == len(groups):
         raise ScriptError("set_rewards: every row is a group of its own; nothing is compared")
 
 

@@ -69,7 +69,8 @@ def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
             config, turns, adapters=sum(trained.values()),
             frozen_adapters=len(trained) - sum(trained.values()),
             lora_rank=args.lora_rank, four_bit=args.four_bit,
-            rows=rows, micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
+            rows=0 if args.rollouts else rows,
+            micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
             entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
             processes=PartialState().num_processes,
         )  # fmt: skip

@@ -189,7 +189,7 @@ def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
 def test_a_gradient_that_is_no_number_stops_the_run_with_a_sentence(tmp_path, at):
     def step(trainer, rows):
         batches = rollouts(trainer, ["bob", "ann"])
-        batches[at == "last"]["advantages"][3] = 3e38  # finite, but not the sum over its tokens
+        batches[at == "last"].advantages[3] = 3e38  # finite, but not the sum over its tokens
         return batches
 
     trainer = four_players(tmp_path, step)

@@ -3,6 +3,7 @@ test_checks.py, what two processes do in test_two_processes.py."""
 
 import math
 import random
+from dataclasses import replace
 
 from common.cotrainer import CoTrainer, Player
 from tango import verify_prompt
@@ -50,9 +51,9 @@ def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
     expected = whitened([(r, i // 4) for i, r in enumerate(batch.rewards.tolist())], added=1e-6)
     assert batch.advantages.tolist() == pytest.approx(expected, abs=1e-4)
     lengths = batch.completion_mask.sum(1).tolist()
-    assert int(batch.total_tokens) == sum(lengths)
+    assert batch.total_tokens == sum(lengths)
     assert batch.prompt_mask[:, -1].all() and batch.completion_mask[:, 0].all()
-    assert "base_logps" not in batch  # kl 0 needs none
+    assert batch.base_logps is None  # kl 0 needs none
     metrics = gathered(trainer)
     assert metrics["verifier/completions/mean_length"] == sum(lengths) / 8
     cut = [length == 112 for length in lengths]
@@ -127,19 +128,19 @@ def test_concat_is_one_update_on_all_rows(at_rest):
     T = [b.completion_ids.shape[1] for b in (one, two)]
     P = [b.prompt_ids.shape[1] for b in (one, two)]
     assert T[0] != T[1]
-    joined = trainer.concat([dict(one), dict(two)])
+    joined = trainer.concat([one, two])
     assert joined.player == "bob"  # the adapter's name
     assert joined.completion_ids.shape == joined.advantages.shape == (8, max(T))
     assert joined.prompt_ids.shape == (8, max(P))
     assert joined.texts == one.texts + two.texts
     assert [note["player"] for note in joined.notes] == ["bob"] * 4 + ["cat"] * 4
     assert joined.source.tolist() == [0] * 4 + [1] * 4
-    tokens = [int(b.total_tokens) for b in (one, two)]
-    assert int(joined.total_tokens) == sum(tokens) == int(joined.completion_mask.sum())
+    tokens = [b.total_tokens for b in (one, two)]
+    assert joined.total_tokens == sum(tokens) == int(joined.completion_mask.sum())
     parts = [gradient(trainer, b) for b in (one, two)]
     expected = {n: sum(g[n] * t for g, t in zip(parts, tokens)) / sum(tokens) for n in parts[0]}
-    two_of_cats = trainer.concat([dict(two), a_batch(trainer, "cat", 4)])
-    assert two_of_cats["player"] == "bob" and len(two_of_cats["rewards"]) == 8
+    two_of_cats = trainer.concat([two, a_batch(trainer, "cat", 4)])
+    assert two_of_cats.player == "bob" and len(two_of_cats) == 8
     got = gradient(trainer, joined)
     assert relative(got, expected) <= 1e-5 and all(".bob." in name for name in got)
 
@@ -203,7 +204,7 @@ def test_update_clips_to_the_players_norm_and_zero_is_no_limit(at_rest):
 
 def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
     trainer, rows, loss = at_rest, [], at_rest.loss
-    batch = a_batch(trainer, "ann") | {"advantages": torch.zeros(8)}
+    batch = replace(a_batch(trainer, "ann"), advantages=torch.zeros(8))
     monkeypatch.setattr(trainer, "kl", 0.0)
     monkeypatch.setattr(
         trainer, "loss", lambda part: rows.append(len(part.advantages)) or loss(part)
@@ -216,9 +217,9 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
 
 class OwnLoss(CoTrainer):
     def loss(self, batch):
-        self.losses.append((batch.player, len(batch["weights"])))
+        self.losses.append((batch.player, len(batch.columns["weights"])))
         logp, _ = self.score(batch)
-        return -(logp * batch.completion_mask * batch["weights"][:, None]).sum()
+        return -(logp * batch.completion_mask * batch.columns["weights"][:, None]).sum()
 
 
 def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
@@ -227,8 +228,8 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
     def step(trainer, rows):
         batches = [trainer.rollout("ann", rows), trainer.rollout("bob", rows)]
         for batch in batches:
-            del batch.advantages
-            batch["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
+            batch.advantages = None
+            batch.columns["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
         trainer.update(batches[0])
         return batches[1:]
 

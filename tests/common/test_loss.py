@@ -1,6 +1,10 @@
 """`CoTrainer.loss` through `update`: against TRL's own on the same batch, and against plain
 autograd in float64."""
 
+from dataclasses import replace
+
+from common.batch import Batch
+
 import pytest
 import torch
 from conftest import gradient, make_trainer, perturb, relative
@@ -18,16 +22,16 @@ def played(tmp_path_factory):
     batch = trainer.rollout("generator", rows)
     for i, mask in enumerate(batch.completion_mask):
         mask[i + 3 if i % 2 else len(mask) :] = 0
-    batch.total_tokens = batch.completion_mask.sum()
+    batch.total_tokens = int(batch.completion_mask.sum())
     return trainer, batch
 
 
-def with_advantages(batch, per_token: bool) -> dict:
+def with_advantages(batch, per_token: bool) -> Batch:
     A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 0, 0])
     mask = batch.completion_mask
     if per_token:
         A = A[:, None] * torch.linspace(-1, 2, mask.shape[1]) * mask  # (B, T), of both signs
-    return batch | {"advantages": A}
+    return replace(batch, advantages=A)
 
 
 def ours(trainer, batch, kl: float, size: int):
@@ -43,8 +47,10 @@ def ours(trainer, batch, kl: float, size: int):
 def trls(trainer, batch, kl: float, bias_correction=False):
     """The same by TRL's `_compute_loss`, log-probs included, on the plain batch: nothing dropped,
     sorted, trimmed or cut."""
-    whole = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
-    whole["ref_per_token_logps"] = whole.base_logps
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+    whole = {name: getattr(batch, name) for name in names}
+    whole["ref_per_token_logps"] = batch.base_logps
+    whole["num_items_in_batch"] = torch.tensor(batch.total_tokens)
     with pytest.MonkeyPatch.context() as patch, trainer.playing("generator"):
         patch.setattr(trainer, "beta", kl)
         patch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)

@@ -203,7 +203,7 @@ def test_more_of_anything_never_needs_less():
 
 def arguments(model, **change):
     sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256, "checkpointing": "on"}
-    flags = {"four_bit": True, "dry_run": True}
+    flags = {"four_bit": True, "dry_run": True, "rollouts": None}
     return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
 
 

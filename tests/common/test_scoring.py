@@ -1,12 +1,15 @@
 """common/fast/scoring.py: each saving gives what the plain computation gives."""
 
-from common.batch import padded
+from dataclasses import replace
+
+from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
 from common.fast import sampling, scoring
 from common.model import load_model
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import make_players, perturb, relative
 from trainers import SHAPE
 from transformers import BioGptConfig, BioGptForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -20,7 +23,7 @@ def model():
     return model.get_base_model()
 
 
-def some_rows(prompts: int, each: int, T=9, P=7) -> dict:
+def some_rows(prompts: int, each: int, T=9, P=7) -> Batch:
     """`prompts` different prompts of unlike length, `each` rows of each, completions of unlike
     length."""
     generator = torch.Generator().manual_seed(prompts * 10 + each)
@@ -28,12 +31,14 @@ def some_rows(prompts: int, each: int, T=9, P=7) -> dict:
     start = (torch.arange(prompts) % 4).repeat_interleave(each)
     end = torch.randint(1, T + 1, (B,), generator=generator)
     prompt = torch.randint(5, 40, (prompts, P), generator=generator)
-    return {
-        "prompt_ids": prompt.repeat_interleave(each, 0),
-        "prompt_mask": (torch.arange(P) >= start[:, None]).long(),
-        "completion_ids": torch.randint(5, 40, (B, T), generator=generator),
-        "completion_mask": (torch.arange(T) < end[:, None]).long(),
-    }
+    return Batch(
+        "a",
+        prompt.repeat_interleave(each, 0),
+        (torch.arange(P) >= start[:, None]).long(),
+        torch.randint(5, 40, (B, T), generator=generator),
+        (torch.arange(T) < end[:, None]).long(),
+        row=torch.arange(B),
+    )
 
 
 def plain(base, batch, temperature=1.0):
@@ -42,8 +47,11 @@ def plain(base, batch, temperature=1.0):
     logps, entropies = torch.zeros(B, T), torch.zeros(B, T)
     for i in range(B):
         prompt, completion = (
-            batch[f"{side}_ids"][i][batch[f"{side}_mask"][i].bool()]
-            for side in ("prompt", "completion")
+            ids[i][mask[i].bool()]
+            for ids, mask in (
+                (batch.prompt_ids, batch.prompt_mask),
+                (batch.completion_ids, batch.completion_mask),
+            )
         )
         n = len(completion)
         logits = base(input_ids=torch.cat([prompt, completion])[None]).logits[0, -n - 1 : -1]
@@ -70,7 +78,7 @@ def assert_score_is_plain(base, batch, temperature, monkeypatch) -> list[int]:
     weight = torch.randn(batch.completion_ids.shape, generator=torch.Generator().manual_seed(0))
     named = {n: p for n, p in base.named_parameters() if ".a." in n}
     tokens, found = [], []
-    for function in (plain, scoring.score):
+    for function in (plain, scoring.token_logps):
         logps, entropies = function(base, batch, temperature)
         gradients = torch.autograd.grad((logps * weight).sum(), named.values())
         found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
@@ -106,10 +114,11 @@ def test_on_a_gpu_padding_has_a_finite_gradient(monkeypatch, completion):
     model, _ = load_model("tiny", ["player"], 4, True, seed=0)
     batch = some_rows(6, 1, T=completion, P=256)
     batch.prompt_mask *= (torch.arange(256) >= 40 * torch.arange(6)[:, None]).long()
-    batch = {key: tensor.cuda() for key, tensor in batch.items()}
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "row")
+    batch = replace(batch, **{name: getattr(batch, name).cuda() for name in names})
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.autocast("cuda", torch.bfloat16):
-        logp, _ = scoring.score(model.get_base_model(), batch, 1.0)
+        logp, _ = scoring.token_logps(model.get_base_model(), batch, 1.0)
     gradients = torch.autograd.grad(logp.sum(), trained)
     assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -131,7 +140,7 @@ def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prom
 def test_of_prompts_that_differ_in_their_last_token_only_nothing_is_left(model, monkeypatch):
     """To be run once for the rows that share one."""
     monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
-    batch = some_rows(2, 2) | {"prompt_mask": torch.ones(4, 7, dtype=torch.long)}
+    batch = replace(some_rows(2, 2), prompt_mask=torch.ones(4, 7, dtype=torch.long))
     batch.prompt_ids[:, :6] = torch.arange(7, 13)
     batch.prompt_ids[:, 6] = torch.tensor([13, 13, 14, 14])
     assert len(assert_score_is_plain(model, batch, 1.0, monkeypatch)) == 2
@@ -149,9 +158,10 @@ def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(mod
         return forward(**inputs)
 
     monkeypatch.setattr(model.base_model, "forward", seen)
-    padded = {k: torch.nn.functional.pad(batch[k], (1, 0)) for k in ("prompt_ids", "prompt_mask")}
+    ids, mask = (F.pad(x, (1, 0)) for x in (batch.prompt_ids, batch.prompt_mask))
+    padded = replace(batch, prompt_ids=ids, prompt_mask=mask)
     with torch.no_grad():
-        one, two = (scoring.score(model, b, 1.0)[0] for b in (batch, batch | padded))
+        one, two = (scoring.token_logps(model, b, 1.0)[0] for b in (batch, padded))
     torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
     assert places[::2] == [0, 1]  # of the passes over the beginning
 
@@ -159,8 +169,9 @@ def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(mod
 def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model, monkeypatch):
     """The same token ids, once a token and once padding."""
     ids = torch.randint(5, 40, (1, 12), generator=torch.Generator().manual_seed(0)).expand(4, 12)
-    batch = {"prompt_ids": ids[:, :7], "completion_ids": ids[:, 7:]}
-    batch |= {f"{key[:-4]}_mask": torch.ones_like(ids) for key, ids in batch.items()}
+    ones = torch.ones(4, 12, dtype=torch.long)
+    parts = ids[:, :7], ones[:, :7], ids[:, 7:], ones[:, 7:]
+    batch = Batch("a", *parts, row=torch.arange(4))
     batch.prompt_mask[2:, :3] = 0
     assert_score_is_plain(model, batch, 1.0, monkeypatch)
     logps, _ = plain(model, batch)
@@ -175,7 +186,7 @@ def test_models_with_a_sliding_window_do_not_share_prompts(monkeypatch):
     batch = some_rows(2, 4)
     expected, _ = plain(sliding, batch)
     tokens = tokens_run(sliding, monkeypatch)
-    got, _ = scoring.score(sliding, batch, 1.0)
+    got, _ = scoring.token_logps(sliding, batch, 1.0)
     assert tokens == [8 * 16]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
@@ -191,7 +202,7 @@ def test_padding_moves_no_token_of_a_model_that_learned_a_vector_per_place(
     batch = some_rows(2, 4)
     expected, _ = plain(model, batch)
     tokens = tokens_run(model, monkeypatch)
-    got, _ = scoring.score(model, batch, 1.0)
+    got, _ = scoring.token_logps(model, batch, 1.0)
     assert len(tokens) == passes
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
@@ -201,25 +212,18 @@ def a_batch(lengths, advantages=None, prompts=None):
     B, T = len(lengths), max(lengths) + 2  # wider than its longest row
     P = max(prompts or [3]) + 1
     prompts = torch.tensor(prompts or [3] * B)
-    batch = {
-        "player": "a",
-        "prompt_ids": torch.arange(B)[:, None].expand(B, P),
-        "prompt_mask": (torch.arange(P) >= P - prompts[:, None]).long(),
-        "completion_ids": torch.arange(B)[:, None] * 100 + torch.arange(T),
-        "completion_mask": (torch.arange(T) < torch.tensor(lengths)[:, None]).long(),
-        "num_items_in_batch": torch.tensor(sum(lengths)),
-        "rewards": torch.arange(B).float(),
-        "texts": [str(i) for i in range(B)],
-        "notes": [{"row": i} for i in range(B)],
-    }
-    return batch | ({} if advantages is None else {"advantages": torch.tensor(advantages)})
-
-
-def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
-    parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
-    for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
-        found = [part.tolist() for part in padded(parts, left, 9)]
-        assert found == [[short], [[3, 4, 5]], [6, 7]]
+    return Batch(
+        "a",
+        torch.arange(B)[:, None].expand(B, P),
+        (torch.arange(P) >= P - prompts[:, None]).long(),
+        torch.arange(B)[:, None] * 100 + torch.arange(T),
+        (torch.arange(T) < torch.tensor(lengths)[:, None]).long(),
+        row=torch.arange(B),
+        total_tokens=sum(lengths),
+        rewards=torch.arange(B).float(),
+        notes=[{"row": i} for i in range(B)],
+        advantages=None if advantages is None else torch.tensor(advantages),
+    )
 
 
 def rows_of(part) -> list[int]:
@@ -228,11 +232,10 @@ def rows_of(part) -> list[int]:
 
 def test_rows_of_one_prompt_stay_together_in_order():
     lengths = [5, 9, 2, 3, 1, 8]  # of prompts x, y, x, z, y, z
-    batch = {
-        "prompt_ids": torch.tensor([[0, 7], [0, 8], [0, 7], [7, 7], [0, 8], [7, 7]]),
-        "prompt_mask": torch.tensor([[0, 1], [0, 1], [0, 1], [1, 1], [0, 1], [1, 1]]),
-        "completion_mask": (torch.arange(9) < torch.tensor(lengths)[:, None]).long(),
-    }
+    ids = torch.tensor([[0, 7], [0, 8], [0, 7], [7, 7], [0, 8], [7, 7]])
+    seen = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 1], [0, 1], [1, 1]])
+    written = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
+    batch = Batch("a", ids, seen, written, written, row=torch.arange(6))
     assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
     # the same tokens, one of them padding: another prompt
     batch.prompt_mask[2] = 1
@@ -245,7 +248,6 @@ def test_rows_of_one_prompt_stay_together_in_order():
 def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
     lengths, prompts = [9, 2, 7, 4, 1, 8], [3, 6, 2, 4, 5, 1]
     batch = a_batch(lengths, [1.0, 1.0, 0.0, -1.0, 0.5, 2.0], prompts)
-    batch |= {"limit": 80, "names": ["x"]}
     parts = scoring.in_parts(batch, 2)
     assert [rows_of(part) for part in parts] == [[4, 1], [3, 5], [0]]
     for part in parts:
@@ -258,8 +260,6 @@ def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
         assert part.prompt_mask.sum(1).tolist() == [prompts[i] for i in rows]
         assert part.completion_mask.sum(1).tolist() == [lengths[i] for i in rows]
         assert part.notes == [{"row": i} for i in rows]
-        assert part.texts == [str(i) for i in rows]  # as whatever else a script has added
-        assert (part["limit"], part["names"]) == (80, ["x"])  # no value of each row
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
@@ -288,7 +288,8 @@ def test_activation_checkpointing_gives_the_same_gradient(tmp_path):
     def step(trainer, rows):
         torch.manual_seed(0)
         batch = trainer.rollout("ann", rows)
-        return [batch | {"advantages": torch.linspace(-1, 1, 8)}]
+        batch.advantages = torch.linspace(-1, 1, 8)
+        return [batch]
 
     found, texts = [], []
     for checkpointing in ("off", "on"):

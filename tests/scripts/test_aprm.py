@@ -168,7 +168,7 @@ def test_every_token_has_the_credit_of_its_own_mark(seed):
 def given_texts(edits=(), judgements=(), **change) -> aprm.Aprm:
     cfg, texts = aprm.Args(group_size=2, **change), {"corruptor": edits, "verifier": judgements}
     trainer = without_model(aprm.Aprm, cfg, texts, random_numbers=lambda: random.Random(0))
-    trainer.set_rewards = lambda batch, rewards: batch.update(rewards=torch.as_tensor(rewards))
+    trainer.set_rewards = lambda batch, rewards: setattr(batch, "rewards", torch.as_tensor(rewards))
     return trainer
 
 
@@ -187,7 +187,7 @@ def test_a_step():
     trainer = given_texts(edits, verdicts, untouched=0.0)
     rows = [ROW] * 2 + [row_of("(42/5)+9 mod 61")] * 2
     corruptor, verifier = trainer.step(rows)
-    assert corruptor["rewards"].tolist() == [1, 0, -1, -1]
+    assert corruptor.rewards.tolist() == [1, 0, -1, -1]
     shown = [user for name, user in trainer.asked if name == "verifier"]
     wrong, rollout = shown[:2], shown[2:]
     assert "<step>45/9=3!</step>" in wrong[0] and wrong[0].endswith("Verify its 3 steps.")

@@ -196,12 +196,12 @@ def test_flat_groups_and_a_task_without_a_correct_program_teach_nothing(sandbox)
 def test_the_ablations_reach_the_advantages(sandbox):
     tests = [RIGHT, WEAK, written_test("2", "5")]
     simple = play(sandbox, PROGRAMS, tests, tester_reward="simple")[2]
-    assert simple["rewards"].tolist() == [1.0, 1.0, 0.0]
-    assert simple["advantages"].tolist() == by_hand([1.0, 1.0, 0.0])
+    assert simple.rewards.tolist() == [1.0, 1.0, 0.0]
+    assert simple.advantages.tolist() == by_hand([1.0, 1.0, 0.0])
     # a good test that is 6 tokens longer than the other: rhat = (-3, 3, -3), the gain doubled
     short = play(sandbox, PROGRAMS, [RIGHT + " " * 6, RIGHT, tests[2]], short_tests=True)[2]
-    assert short["rewards"].tolist() == [1.0, 1.0, 0.0]
-    assert short["advantages"].tolist() == by_hand([-3, 6, -3])
+    assert short.rewards.tolist() == [1.0, 1.0, 0.0]
+    assert short.advantages.tolist() == by_hand([-3, 6, -3])
 
 
 # ------------------------------------------------------------------ evaluation

@@ -90,7 +90,7 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     trainer.judge_often = lambda rows, slices: cut.extend(slices) or judge_often(rows, slices)
     trainer.over_all_processes = lambda fn, rewards: 2 * fn(rewards)
     judgements, batch = trainer.step(rows_of(trainer))
-    assert (judgements["player"], batch.player) == ("discriminator", "reasoner")
+    assert (judgements.player, batch.player) == ("discriminator", "reasoner")
     # the reasoner: its answer, and the mean over its slices of the share of YES
     matches = [note["rewards"]["match_reward"] for note in batch.notes]
     assert 0 < sum(matches) < len(matches)
@@ -107,8 +107,8 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     assert any(0 < yes < 1 for several in shares for yes in several)
     assert any(len({*several}) > 1 for several in shares)
     # the discriminator: half of the batch is about reference slices, M judgements of each slice
-    prompts = [note["prompt"] for note in judgements["notes"]]
-    kinds = [note["slice"] for note in judgements["notes"]]
+    prompts = [note["prompt"] for note in judgements.notes]
+    kinds = [note["slice"] for note in judgements.notes]
     assert all("generated" in kind for kind in kinds[:8]) and kinds[8:] == ["reference"] * 8
     assert [len(set(prompts[i : i + 4])) for i in range(0, 16, 4)] == [1] * 4
     references = "|".join(row["reference"] for row in rows_of(trainer))
@@ -116,11 +116,11 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
         assert prompt.split("Reasoning:\n")[1].split("\nIs it sound?")[0] in references
     # each reward is that of the verdict and of the slice's kind, and advantages are of the rewards
     right = {kind: right for right, kind in gar.KINDS.items()}
-    verdicts = [parse_verdict(text) for text in judgements["texts"]]
+    verdicts = [parse_verdict(text) for text in judgements.texts]
     rewards = [discriminator_reward(v, right[kind]) for v, kind in zip(verdicts, kinds)]
-    assert judgements["rewards"].tolist() == rewards
-    A = gar.discriminator_advantages(judgements["rewards"], 4)
-    assert torch.equal(judgements["advantages"], 2 * A)
+    assert judgements.rewards.tolist() == rewards
+    A = gar.discriminator_advantages(judgements.rewards, 4)
+    assert torch.equal(judgements.advantages, 2 * A)
 
 
 def test_without_references_and_frozen_the_discriminator_judges_and_stays_as_it_is(tmp_path):
@@ -161,7 +161,7 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
     assert batch.total_tokens == 2 * len(logps)
     assert logged(trainer)["discriminator/sft_loss"] == pytest.approx(-mean(logps), rel=1e-5)
     trainer.state.global_step = 1  # stage 2
-    assert trainer.step(rows_of(trainer))[-1]["player"] == "reasoner"
+    assert trainer.step(rows_of(trainer))[-1].player == "reasoner"
 
 
 # ------------------------------------------------------------------ evaluation

@@ -5,6 +5,7 @@ that are given; one real step; the evaluation by hand.
 import copy
 import random
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mae
@@ -123,7 +124,7 @@ def test_without_the_gate_everything_joins_and_difficulty_always_counts():
     written, said = [f"<question>{POOR}</question>"] * 4, [score(1)] * (4 + 20)
     texts = {"proposer": written, "solver": ["no box"] * 20, "judge": said}
     trainer = given_texts(texts, gate=0.0, format_reward=False)
-    rewards = trainer.propose([None] * 4)["rewards"]
+    rewards = trainer.propose([None] * 4).rewards
     assert rewards.tolist() == pytest.approx([(0 + 1 + 0) / 3] * 4)
     assert trainer.saved["questions"] == ["seed", POOR]
     assert trainer.asked[-1] == ("judge", f"Question: {POOR}\nAnswer: no box\nScore the answer.")
@@ -144,7 +145,7 @@ def test_the_solvers_reward_by_hand_and_its_pairs():
     assert [user for name, user in trainer.asked if name == "judge"] == shown
     trainer.cfg.format_reward = False
     trainer.cfg.pool_size = 6
-    rewards = trainer.solve(["q5", "q6", "q7", "q8"])["rewards"]
+    rewards = trainer.solve(["q5", "q6", "q7", "q8"]).rewards
     assert rewards.tolist() == pytest.approx([0.5, 0.25, 0.5, 1 / 6])
     kept = [pair["question"] for pair in trainer.saved["pairs"]]
     assert kept == ["q3", "q4", "q5", "q6", "q7", "q8"]
@@ -156,7 +157,7 @@ def test_the_judges_reward_is_its_format_and_nothing_else():
     batch = trainer.judge(pairs)
     assert batch.rewards.tolist() == [1.0, 0.0, 1.0, 0.5] and batch.player == "judge"
     trainer.cfg.format_reward = False
-    assert trainer.judge(pairs)["rewards"].tolist() == [0.0] * 4
+    assert trainer.judge(pairs).rewards.tolist() == [0.0] * 4
 
 
 PAIRS = [{"question": f"{i}+4 mod 61", "answer": str(i)} for i in range(4)]
@@ -226,8 +227,8 @@ def test_a_role_that_is_not_trained_plays_and_adds_nothing(tmp_path, part, role)
     assert (A[own] == 0).all() and A.shape == (12,) and len(trainer.saved["pairs"]) == 8
     assert [note["player"] == role for note in batch.notes] == own.tolist()
     batch.advantages = A + (~own).float()  # so that no other role is flat
-    without = batch | {"completion_ids": batch.completion_ids.clone()}
-    without["completion_ids"][own] = 5  # whatever it writes
+    without = replace(batch, completion_ids=batch.completion_ids.clone())
+    without.completion_ids[own] = 5  # whatever it writes
     assert relative(gradient(trainer, batch), gradient(trainer, without)) < 1e-4
 
 

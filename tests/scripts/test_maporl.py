@@ -146,7 +146,7 @@ def test_a_step(pool, groups):
         assert batch.advantages.tolist() == pytest.approx(wanted, abs=1e-3)
     assert mean(trainer.logged["co/gain"]) == mean(trainer.logged["co/copies"]) == 1 / 8
     note = {"turn": 1, "answer is right": True, "score": pytest.approx(1), "bonus": 0.5}
-    assert note.items() <= alice[0]["notes"][0].items()
+    assert note.items() <= alice[0].notes[0].items()
     assert [[note["turn"] for note in batch.notes] for batch in bob] == [[1] * 4, [2] * 4]
     asked = next(text for name, text in trainer.asked if name == "bob_again")
     own, other = asked.split("Solution 2:\n")
@@ -190,7 +190,7 @@ def test_without_another_question_there_is_no_placebo():
 
 def test_the_released_rule_pays_no_influence_in_two_turns():
     alice, _ = given_texts(written(), influence_sign="released").step(twice("1+6", "2+5"))
-    assert [note["bonus"] for note in alice[0]["notes"]] == [0] * 4
+    assert [note["bonus"] for note in alice[0].notes] == [0] * 4
 
 
 def test_a_solution_without_an_answer_is_worth_nothing_to_a_verifier_that_accepts_it():
@@ -200,9 +200,9 @@ def test_a_solution_without_an_answer_is_worth_nothing_to_a_verifier_that_accept
     trainer = given_texts(texts, verifier="frozen", **dict.fromkeys(ALPHA_NAMES, 0.0))
     alice, bob = trainer.step(twice("1+6", "2+5"))
     before = {True: (1 + 0.3 * 0.5) / 1.3, False: 0.3 * 0.5 / 1.3}
-    assert alice[0]["rewards"].tolist() == pytest.approx([before[True]] * 4)
-    assert bob[0]["rewards"].tolist() == pytest.approx([before[False]] * 4)
-    assert alice[1]["rewards"].tolist() == [0] * 4 and bob[1]["rewards"].tolist() == [1] * 4
+    assert alice[0].rewards.tolist() == pytest.approx([before[True]] * 4)
+    assert bob[0].rewards.tolist() == pytest.approx([before[False]] * 4)
+    assert alice[1].rewards.tolist() == [0] * 4 and bob[1].rewards.tolist() == [1] * 4
     assert all(trainer.logged["verifier/wrong_accepted"])  # what it says itself
 
 
@@ -228,7 +228,7 @@ def test_a_verifier_in_the_answers_place(verifier):
     if trained:  # K judgements of a solution of each question, rewarded by its label
         assert judged[16:18] == [judged[16]] * 2 and judged[18:] == [judged[18]] * 2
         one, two = ("x=7" in text for text in (judged[16], judged[18]))
-        assert trained[0]["rewards"].tolist() == [one, not one, 0, not two]
+        assert trained[0].rewards.tolist() == [one, not one, 0, not two]
 
 
 def test_players():

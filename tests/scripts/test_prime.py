@@ -117,7 +117,7 @@ def test_who_scores_when_and_who_is_trained(tmp_path, when, reference):
     assert [b.player for b in first] == (["prm"] if when == "after" else [])
     assert "advantages" not in dict(*first)  # so that no row is dropped
     for prm_batch in first:
-        assert torch.equal(prm_batch["outcome"], batch.rewards)
+        assert torch.equal(prm_batch.rewards, batch.rewards)
         assert 0 < batch.rewards.mean() < 1
 
 
@@ -171,16 +171,16 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     perturb(trainer)
     prm_batch, _ = take_step(trainer)
     count = 13  # a filter that was not filled: parts of 13 rows cannot be equal
-    prm_batch = {k: v[:count] if getattr(v, "ndim", 0) else v for k, v in prm_batch.items()}
-    prm_batch["rows"] = torch.tensor(count)
+    prm_batch = prm_batch.take(torch.arange(count))
+    prm_batch.columns["rows"] = count
     with trainer.playing("prm"):
-        d = trainer.score(prm_batch)[0] - prm_batch["reference_logps"]
-        loss = prm_loss(d, prm_batch["outcome"], prm_batch.completion_mask, 0.05)
+        d = trainer.score(prm_batch)[0] - prm_batch.columns["reference_logps"]
+        loss = prm_loss(d, prm_batch.rewards, prm_batch.completion_mask, 0.05)
         named = {n: p for n, p in trainer.model.named_parameters() if ".prm." in n}
         expected = dict(zip(named, torch.autograd.grad(loss, [*named.values()])))
     assert relative(gradient(trainer, prm_batch), expected) < 1e-4
     assert logged(trainer)["prm/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    hits = ((d * prm_batch.completion_mask).sum(1) > 0) == prm_batch["outcome"].bool()
+    hits = ((d * prm_batch.completion_mask).sum(1) > 0) == prm_batch.rewards.bool()
     assert logged(trainer)["prm/accuracy"] == pytest.approx(hits.double().mean().item())
     rates = {name: (player.lr, player.max_grad_norm) for name, player in trainer.players.items()}
     assert rates == {"policy": (5e-4, 1.0), "prm": (1e-3, 10.0)}
@@ -215,7 +215,7 @@ def fill(accuracy, loader, saved=None, rank=0, others=(), **change):
         return [*theirs[:rank], *mine, *theirs[rank:]]
 
     def concat(groups):
-        questions = [[text.split(":")[0] for text in group["texts"]] for group in groups]
+        questions = [[text.split(":")[0] for text in group.texts] for group in groups]
         assert all(len({*group}) == 1 and len(group) == size for group in questions)
         trainer.trained = [group[0] for group in questions]
         return groups[0]

@@ -6,6 +6,7 @@ import re
 from contextlib import nullcontext
 
 import raro
+from common.batch import Batch
 from common.tasks.answers import mean
 from raro import by_truth, shown
 
@@ -105,9 +106,10 @@ def test_what_is_no_whole_solution_earns_nothing(text):
 
 def test_a_completion_that_was_cut_has_no_advantage():
     trainer = given_texts()
-    batch = {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
-    batch.completion_ids = torch.tensor([[5, END], [5, 5], [END, 0], [5, END]])
-    batch.completion_mask = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
+    ids = torch.tensor([[5, END], [5, 5], [END, 0], [5, END]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
+    batch = Batch("policy", ids, mask, ids, mask, row=torch.arange(4))
+    batch.rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     assert trainer.advantages(batch).tolist() == [0.5, 0.0, 0.5, 0.0]  # the last: behind the mask
 
 
@@ -151,7 +153,7 @@ def test_controls_are_never_trained_and_a_coin_is_not_asked():
     trainer = given_texts([solution(8)] * 4, [], critic="coin")
     batches = trainer.step(ROWS)
     assert [batch.player for batch in batches] == ["policy"] and len(trainer.asked) == 4
-    assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
+    assert {*batches[0].rewards.tolist()} <= {0.0, 1.0}
     players = raro.Raro.define_players
     assert {player.adapter for player in players(raro.Args()).values()} == {"agent"}
     apart = players(raro.Args(shared=False, critic="frozen"))

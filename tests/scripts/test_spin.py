@@ -128,7 +128,7 @@ def test_an_iteration_is_one_pass_over_the_mixed_pairs(tmp_path):
     previous = [{**pair, "question": f"old {pair['question']}"} for pair in trainer.saved["pairs"]]
     trainer.saved["previous_pairs"] = previous
     for trainer.state.global_step in range(2):
-        taken += [note["prompt"] for note in trainer.step([])[0]["notes"]]
+        taken += [note["prompt"] for note in trainer.step([])[0].notes]
     questions = [pair["question"] for pair in trainer.saved["pairs"] + previous]
     assert sorted(taken) == sorted(questions) and taken != questions
     assert trainer.length == 2 and len(trainer.prompts()) == 8

@@ -103,6 +103,7 @@ def at_step(step, **change):
     trainer = SimpleNamespace(cfg=Args(ver_warmup=2, **change))
     trainer.state = SimpleNamespace(global_step=step)
     trainer.player_at = lambda n: Tango.player_at(trainer, n)
+    trainer.with_answers = lambda questions: Tango.with_answers(trainer, questions)
     return trainer
 
 
@@ -310,6 +311,36 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
     assert trainer.logged["co/wrong_steps_accepted"] == [False, True, False]
 
 
+def test_with_few_labels_no_other_answer_is_known(monkeypatch):
+    """To nobody: beyond the labels an answer and a reference are empty, whatever the data say."""
+    row = lambda i, answer: {"question": f"{i}+1", "answer": answer, "reference": answer}  # noqa: E731
+    for others in ("true", "nonsense"):
+        train = [row(i, str(i + 1) if i < 2 else others) for i in range(5)]
+        monkeypatch.setattr(tango, "load_for_steps", lambda _, t=train: (t, [row(9, "10")]))
+        train, held_out = tango.load(Args(labels=2))
+        assert train == [row(0, "1"), row(1, "2"), *[row(i, "") for i in (2, 3, 4)]]
+        assert held_out == [row(9, "10")]
+    trainer = without_model(Tango, Args(labels=2, group_size=2), train_rows=train)
+    trainer.random_numbers = lambda: random.Random(0)
+    drawn = trainer.with_answers([*range(3)])
+    assert len(drawn) == 3 and {r["answer"] for r in drawn} == {"1", "2"}
+    assert all(r["prompt"][-1]["content"] == r["question"] for r in drawn)
+    right = [{"content": "\\boxed{2}"}]
+    assert tango.outcome_reward([right] * 3, answer=["2", "3", ""]) == [1.0, 0.0, None]
+
+
+def test_without_an_answer_verdicts_are_the_only_reward():
+    """In the whole of its group, or in a part of it: the weight of the verdicts is 1, not alpha."""
+    for outcome in ([NAN] * 3, [1.0, 0.0, NAN]):
+        outcome = torch.tensor(outcome)
+        terms = tango_advantages(outcome, STEPS, ENDS, MASK, 3, alpha=0.1)
+        of_steps = loop_tango(OUTCOME, STEPS, ENDS, MASK, 3, 1.0)
+        weight = torch.where(outcome.isnan(), 1.0, 0.1)[:, None]
+        close(terms[1], of_steps * weight, atol=1e-5)
+        assert (terms[0][outcome.isnan()] == 0).all()
+        assert (terms[0][~outcome.isnan()] != 0).any() or outcome.isnan().all()
+
+
 def test_a_verifier_step_weighs_normalised_rewards_by_class():
     """Three judgements each of a right solution and of one that is right for another question."""
     other = ROW | {"question": "(11+4)+1 mod 61", "answer": "16"}
@@ -322,7 +353,8 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
     def rolled(name, rows):
         batch = rollout(name, rows)
         z = whitened([(r, i // 3) for i, r in enumerate(batch.rewards.tolist())])
-        return batch | {"advantages": torch.tensor(z)}
+        batch.advantages = torch.tensor(z)
+        return batch
 
     trainer.rollout = rolled
     trainer.over_all_processes = lambda fn, labels: 2 * fn(labels)
