@@ -276,7 +276,7 @@ def bed() -> str:
     rows, columns = [], ["sampled", "greedy"]
     percent = lambda value: "-" if value is None else f"{100 * value:.0f}"  # noqa: E731
     for name, found in json.loads((FOLDER / "bed.json").read_text())["parts"].items():
-        if re.match("tiny-.*(check|sound sure|: steps)", name):  # much the same on all levels
+        if re.match("tiny-.*(check|sound sure|steps|verdict)", name):  # much the same on all levels
             continue
         values = [*[found[column]["value"] for column in columns], found["constant"]]
         rows.append([name, *map(percent, values)])
@@ -351,7 +351,9 @@ def blocks() -> dict[tuple[str, str], str]:
     header = ["what", "mean [95 % interval]", "seeds"]
     readme = [[linked(r, "docs/"), figure_of(r), stands(r)] for r in some]
     nulls = markdown(header[:2], [[linked(r, ""), in_words(r)] for r in nulls])
-    lines = [[r["claim"], linked(r, ""), r["paper"], in_words(r), r["seeds"]] for r in rows]
+    lines = [
+        [r["claim"], linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows
+    ]
     gap, verdicts = one_question()
     return found | {
         ("docs/idea.md", "gap"): gap,
