@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT, gradient, make_trainer, perturb, relative
 
 SEAMS = {
+    "__init__.py": {"common.run.early"},
     "cotrainer.py": {"common.run.checks", "common.run.recording"},
     "players.py": {"common.fast", "common.fast.vllm", "common.run.checks", "common.run.trainer"},
     "model.py": {"common.fast.layers", "common.run.machine", "common.run.models"},
