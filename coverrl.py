@@ -83,7 +83,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     verifier: Literal["co-trained", "untrained", "none"] = "co-trained"
     """ablation: judgements are not trained on; or no verifier, which is TTRL"""
     filter: Literal["verifier", "coin", "none"] = "verifier"
-    """which questions are kept; control: as many, at random; ablation: all"""
+    """questions kept: those the verifier accepts; as many at random (coin); or all (none)"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=112, real=1024)

@@ -18,7 +18,8 @@ The loop (algorithm 1) is `Cure.step`
 
 A program is correct if it passes all of the task's own tests, which are the only oracle. A test's
 reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favours correct programs
-than wrong ones; mu decides how well tests choose among programs (theorem 3.1).
+than wrong ones; mu decides how well tests choose among programs (theorem 3.1). p_u is the
+probability that a test is right, p01 that a wrong program passes a right test, p00 a wrong one.
 
 What we changed and it matters (more in docs/cure.md)
     1. One LoRA adapter plays both roles; the reference of the KL term is the base without it. In
@@ -263,7 +264,7 @@ class Cure(CoTrainer):
 
         self.report_tables(coder, tester, Ran(programs, passes_own, passes_unit), tests)
         # Two updates of one adapter. Both were sampled before the first, so the tests are one
-        # update old, as in the released code; neither loss has a weight for that.
+        # update old, as in the released code; no importance ratio corrects that.
         return [coder, tester]
 
     def run_tables(self, tasks: list[tuple[list, list]], runs: dict) -> list[torch.Tensor]:
@@ -385,10 +386,10 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
 
 
 def oracle(reference: Ran, base: Ran) -> dict[int, torch.Tensor]:
-    """Task -> (M,) bool, which of its tests are right: those that its reference program passes, or
-    without one that passes the task's own tests, those that all correct programs of the base pass.
-    So the coder as it is has no say in it. A task that has neither is left out: by an empty oracle
-    all its tests would be right.
+    """Task -> (M,) bool, which of its tests are right: those that its reference program passes. If
+    there is no valid reference, those that all correct programs of the base pass. The current coder
+    never decides. A task that has neither is left out: by an empty oracle all its tests would be
+    right.
     """
     good = {}
     for i in range(len(reference.own)):

@@ -25,7 +25,7 @@ What we changed and it matters (more in docs/prime.md)
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
-       As released, how far a token is from its response's mean counts K / (K - 1) times.
+       As released, a token's deviation from its response's mean is scaled by K / (K - 1).
     3. Process rewards are divided by the largest return-to-go of the batch; the released code takes
        that of each device. PRM and reference start equal, so d is rounding noise at first: process
        rewards stay 0 until d exceeds the noise measured in step 1.
@@ -196,8 +196,8 @@ def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def keep_bounds(args: Args) -> tuple[float, float]:
-    """Lowest and highest accuracy of a group that is trained on; by default all groups are but
-    those that are all right or all wrong.
+    """Lowest and highest accuracy of a group that is trained on; by default every
+    mixed group.
     """
     K = args.group_size
     low = 1 / K if args.keep_low is None else args.keep_low
@@ -281,8 +281,8 @@ class Prime(CoTrainer):
         than in float32. Measured in the first step and kept.
 
         The base scores the same rows twice, the second time with one more padding token in front,
-        which changes nothing but how numbers are rounded. Twice what it finds: the largest of one
-        sample is exceeded by every second other one.
+        which changes nothing but how numbers are rounded. Doubled, because another sample's maximum
+        is larger half of the time.
         """
         if "noise" in self.saved:
             return self.saved["noise"]
@@ -336,8 +336,8 @@ class Prime(CoTrainer):
         return batch
 
     def load_queue(self, questions: list[dict]) -> dict:
-        """waiting: the questions that come next, last the loader's; drawn: how many further ones
-        this process has asked for so far.
+        """waiting: the questions that come next; this step's from the loader are at the end. drawn:
+        how many further ones this process has asked for so far.
         """
         if "filter" not in self.saved:
             return {"waiting": questions, "drawn": 0}

@@ -14,9 +14,10 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
       sample one solution per question, and M judgements of it
       r = [final verdict == answer is right] + 0.8 * format, classes reweighted         eq. 8-9
 
-RL sees no step labels: the verifier is rewarded for its final verdict and its format, and learns to
-judge steps only as far as that helps (the embedded verifier was pretrained to). The generator is
-rewarded for its answer and the verdicts on its steps; fooling the final verdict earns nothing.
+RL sees no step labels: the verifier is rewarded for its final verdict and its format, so it gets
+better at judging steps only if that improves its final verdict. (The embedded model learnt step
+judging before RL.) The generator is rewarded for its answer and the verdicts on its steps; fooling
+the final verdict earns nothing.
 
 What we changed and it matters (more in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
@@ -87,7 +88,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.gen_steps + self.ver_steps == 0:
             raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
         if self.alpha_end == 0 < self.alpha:
-            raise UserError("--alpha-end 0: alpha falls by a factor; make it small, or --alpha 0.")
+            raise UserError("--alpha-end 0: alpha decays by a factor, so the end must be above 0.")
         if self.labels and self.verifier != "none" and self.alpha == 0:
             raise UserError("--labels, --alpha 0: most solutions would have no reward at all.")
 
@@ -131,7 +132,7 @@ def judgement_format(text: str, solution: str) -> float:
         text,
     )
     verdicts, final = parse_judgement(text)
-    if not match or final is None:  # otherwise tidy silence would be rewarded
+    if not match or final is None:  # else tags without a verdict would earn reward
         return 0.0
     score = 1.0
     miscounted = has_countable_steps(solution) and len(verdicts) != len(split_steps(solution))
@@ -309,7 +310,7 @@ class Tango(CoTrainer):
 
     # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_generator(self, rows, batch, judgements, alpha):
-        # Here reward equals correctness. With a second reward, use is_correct.
+        # The only reward is correctness. If you add a reward, log is_correct instead.
         known = ~batch.rewards.isnan()
         self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)
@@ -413,7 +414,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # The base's, at every evaluation: a better generator must not look like a better verifier.
+    # The base's of step 0, always: a better generator must not look like a better verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # A quarter of the questions. Accepted solutions first, then by the share of accepted steps.

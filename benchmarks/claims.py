@@ -179,17 +179,17 @@ def _plain(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 4)
 
 
-def _read_claims() -> tuple[list[str], list[Claim]]:
-    """(the names of the README's claims, all claims)"""
+def _read_claims() -> tuple[dict, list[Claim]]:
+    """(what the README and docs/idea.md show, all claims)"""
     read, experiments = (
         tomllib.loads((Path(__file__).parent / f"{file}.toml").read_text())
         for file in ("claims", "experiments")
     )
-    headlines, claims = read.pop("headlines"), []
+    shown, claims = read.pop("shown"), []
     for experiment, found in read.items():
         default = {"measure": experiments[experiment]["columns"][0][1]}
         claims += [Claim(name, experiment, **(default | given)) for name, given in found.items()]
-    return headlines, claims
+    return shown, claims
 
 
-HEADLINES, CLAIMS = _read_claims()
+SHOWN, CLAIMS = _read_claims()

@@ -10,12 +10,12 @@ import math
 import re
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import evidence
-from claims import CLAIMS, HEADLINES, having, interval, measure, result
-from evidence import EXPERIMENTS, FOLDER, PATCHES, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
+from claims import CLAIMS, SHOWN, having, interval, measure, result
+from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
 
 XLABELS = {
     "step": "optimiser step",
@@ -115,12 +115,34 @@ def in_words(row: dict) -> str:
     return text + doubt(row)
 
 
-def doubt(row: dict) -> str:
-    return "; **not separated**" if row["verdict"] == "not separated" else ""
+def doubt(row: dict, before: str = "; ") -> str:
+    return f"{before}**not separated**" if row["verdict"] == "not separated" else ""
 
 
 def linked(row: dict, folder: str) -> str:
-    return f"[{row['claim']}]({folder}{EXPERIMENTS[row['command'].split()[-1]].page})"
+    return f"[{row['says']}]({folder}{EXPERIMENTS[row['command'].split()[-1]].page})"
+
+
+def stands(row: dict) -> str:
+    """`agrees`, `contradicts` or `not separated`; `control` where no paper says anything. All
+    papers expect the second variant, or the gain, to be the larger one, and ratios above 1.
+    """
+    if row["verdict"] == "not separated":
+        return row["verdict"]
+    if row["paper"] == "-":
+        return "control"
+    return "agrees" if row["ours"] > (row["kind"] == "ratio") else "contradicts"
+
+
+def counted(rows: list[dict]) -> str:
+    """How many intervals leave out "no difference", and what these say of their papers."""
+    found = Counter(stands(row) for row in rows)
+    apart = len(rows) - found["not separated"]
+    return (
+        f"Of {len(rows)} comparisons, in {apart} the 95 % interval leaves out zero (of a ratio: "
+        f"one): {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
+        f"{found['control']} are our controls.\n"
+    )
 
 
 # ------------------------------------------------------------------ an experiment's block
@@ -133,7 +155,7 @@ def cell(values: list[float], percent: bool) -> str:
     middle, _, high = interval(there)
     digits = 2 if not percent and 0 < middle < 1 else 1 if percent or middle < 100 else 0
     text = f"{middle:,.{digits}f}"
-    text += f" ± {high - middle:,.{digits}f}" if len(there) > 1 else ""
+    text += f"±{high - middle:,.{digits}f}" if len(there) > 1 else ""
     return text + (f", {never} never" if never else "")
 
 
@@ -154,8 +176,9 @@ def table(name: str) -> str:
     cells = zip(*[line(v, before) for v in variants if v not in own and not of[v].patches])
     rows = [["before training", *[next((c for c in its if c != "-"), "-") for its in cells]]]
     rows += [[f"before training, {variant}", *line(variant, before)] for variant in own]
-    rows += [[variant, *line(variant, str)] for variant in variants]
-    return markdown(["variant (± 95 %)", *[title for title, *_ in columns]], rows)
+    seeds = {variant: len(runs_of(name, variant)) for variant in variants}
+    rows += [[f"{v}, {seeds[v]}", *line(v, str)] for v in variants]
+    return markdown(["variant, seeds", *[title for title, *_ in columns]], rows)
 
 
 def rates_table(name: str) -> str:
@@ -194,21 +217,13 @@ def block(name: str) -> str:
     first, *others = options.values()
     everyones = [option for option in first if all(option in other for other in others)]
     command = " ".join([experiment.script, experiment.arguments, *everyones])
-    text += f"`{' '.join(command.split())}` with\n"  # mkdocs: a list has room above
-    for variant in ran:
-        own = " ".join(option for option in options[variant] if option not in everyones)
-        changes = [own, "; ".join(PATCHES[p] for p in experiment.variants[variant].patches)]
-        words = " and ".join(f"`{change}`" for change in changes if change)
-        seeds = len(runs_of(name, variant))
-        text += f"\n- {variant}, {seeds} seed{'s' * (seeds > 1)}: {words or 'nothing else'}"
-    missing = [variant for variant in experiment.variants if variant not in ran]
-    text += f"\n- not run yet: {', '.join(missing)}\n\n" if missing else "\n\n"
+    missing = ", ".join(variant for variant in experiment.variants if variant not in ran)
+    text += f"`{' '.join(command.split())}`" + f"; not run yet: {missing}" * bool(missing) + ".\n\n"
     if experiment.since:
         text += f"Since these runs the code has changed: {experiment.since}.\n\n"
     if rows := results([name]):
-        header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
-        lines = [[r["claim"], r["says"], r["paper"], in_words(r), r["seeds"]] for r in rows]
-        text += f"{markdown(header, lines)}\n"
+        claims = "; ".join(f"{r['claim']} {figure_of(r)}{doubt(r, ', ')}" for r in rows)
+        text += f"[Claims](measured.md#claims), paired by seed: {claims}.\n\n"
     if experiment.panels:
         text += f"![every seed thin, their mean thick](evidence/{name}.png)\n\n"
     return text + table(name) + rates_table(name)
@@ -261,11 +276,30 @@ def bed() -> str:
     rows, columns = [], ["sampled", "greedy"]
     percent = lambda value: "-" if value is None else f"{100 * value:.0f}"  # noqa: E731
     for name, found in json.loads((FOLDER / "bed.json").read_text())["parts"].items():
-        if re.match("tiny-.*(check|sound sure|: steps)", name):  # much the same on all levels
+        if re.match("tiny-.*(check|sound sure|steps|verdict)", name):  # much the same on all levels
             continue
         values = [*[found[column]["value"] for column in columns], found["constant"]]
         rows.append([name, *map(percent, values)])
     return markdown(["part", *columns, "best constant"], rows)
+
+
+def one_question() -> tuple[str, str]:
+    """Of docs/idea.md: a solution beside its judgement; the wrong step's verdicts, see idea.py."""
+    found = json.loads((FOLDER / "idea.json").read_text())
+    asked, judged = found["solutions"], found["judgements"]
+    text = f"Asked {asked} times at temperature 1, the model answers right {found['right']} times "
+    text += f"and writes `60/5=51` {found['wrong_quotient']} times. Greedily it writes what is "
+    text += "left; asked to judge that, the same model writes, greedily, what is right:\n\n```\n"
+    own = found["judges"]["never trained"]["plain"]["greedy"].splitlines()
+    own = [line for line in own if "step_verification" not in line]
+    text += "".join(f"{a:32}{b}\n" for a, b in zip(found["greedy"].splitlines(), own)) + "```\n"
+    rows = []
+    for judge, verdicts in found["judges"].items():
+        for name, step in (("plain", "60/5=51"), ("sure", "60/5=51!")):
+            said = verdicts[name]["greedy"].splitlines()[2]  # behind the section's tag and a step
+            accepted = f"{verdicts[name]['step_accepted']} of {judged}"
+            rows.append([judge, f"`{step}`", f"`{re.sub('</?step>', '', said)}`", accepted])
+    return text, markdown(["verifier", "step", "it writes, greedily", "accepts, sampled"], rows)
 
 
 def warm_up() -> str:
@@ -282,6 +316,27 @@ def warm_up() -> str:
     return markdown(["", "as it is", after, "the same in four bits"], rows)
 
 
+def headline() -> str:
+    """The figure and the table with which the README opens, of the experiment that claims.toml
+    chooses. A row is a variant; what has not been run yet is left out.
+    """
+    chosen = SHOWN["headline"][SHOWN["headline"]["experiment"]]
+    text = f"![{chosen['figure']}](docs/evidence/{SHOWN['headline']['experiment']}.png)\n\n"
+    rows = []
+    for name, variant, judge, gold in chosen["rows"]:
+        runs = runs_of(name, variant).values()
+        ends = [measure("last:generator/accuracy", run) for run in runs]
+        worse = sum(measure("gain:generator/accuracy", run) < 0 for run in runs)
+        if ends:
+            rows.append([judge, gold, cell(ends, True), f"{worse} of {len(ends)}"])
+    begin = [
+        measure("first:generator/accuracy", run) for run in runs_of(*chosen["rows"][0][:2]).values()
+    ]
+    start = f"accuracy, %; {cell(begin, True)} before" if begin else "accuracy, %"
+    header = ["the generator's reward", "who sees gold answers", start, "seeds worse"]
+    return f"{text}*{chosen['says']}*\n\n{markdown(header, rows)}"
+
+
 # ------------------------------------------------------------------ writing
 def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between <!-- mark --> and <!-- end -->."""
@@ -291,22 +346,23 @@ def blocks() -> dict[tuple[str, str], str]:
     for name in TRAINED:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
         found[f"docs/{page}", f"results: {name}"] = block(name)
-    # the claims' pages, which both tables link, have the means of what is compared, too
     known = {row["claim"]: row for row in rows}
-    some = [known[name] for name in HEADLINES if name in known]
-    some = [[linked(r, "docs/"), r["says"], in_words(r), r["seeds"]] for r in some]
+    some, nulls = ([known[n] for n in SHOWN[k] if n in known] for k in ("readme", "nulls"))
+    header = ["what", "mean [95 % interval]", "seeds"]
+    readme = [[linked(r, "docs/"), figure_of(r), stands(r)] for r in some]
+    nulls = markdown(header[:2], [[linked(r, ""), in_words(r)] for r in nulls])
     lines = [
-        [linked(r, ""), r["says"], r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows
+        [r["claim"], linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows
     ]
-    titles = ["claim", "what", "mean [95 % interval]", "seeds"]
-    apart = sum(not doubt(row) for row in rows)
-    exclude = "their intervals exclude no difference"
-    of_all = f"\n{apart} of {len(rows)} claims are separated: {exclude}.\n"
-    header = ["claim", "what", "paper", "here: mean [95 % interval]", "seeds"]
+    gap, verdicts = one_question()
     return found | {
-        ("README.md", "evidence"): markdown(titles, some) + of_all,
+        ("docs/idea.md", "gap"): gap,
+        ("docs/idea.md", "verdicts"): verdicts,
+        ("README.md", "headline"): headline(),
+        ("README.md", "evidence"): f"{counted(rows)}\n{markdown([*header[:2], 'paper'], readme)}",
+        ("docs/idea.md", "nulls"): nulls,
         ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
-        ("docs/measured.md", "claims"): markdown(header, lines),
+        ("docs/measured.md", "claims"): markdown(["claim", "what", "paper", *header[1:]], lines),
         ("docs/measured.md", "minutes"): minutes(),
         ("docs/measured.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),

@@ -1,7 +1,9 @@
 """Makes a site of the docs: README.md and CONTRIBUTING.md become pages, and files that the pages
-link to outside of docs/ become files of the site, under source/, so that no link leaves it.
+link to outside of docs/ become files of the site, under source/, so that no link leaves it. On a
+script's page stand the script's docstring, which tells its loop, and the edits that it applies.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -10,6 +12,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md"}
+EDIT = re.compile(r"```\ngit apply (docs/edits/\S+)\n```\n")
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
@@ -33,7 +36,12 @@ def moved(match: re.Match, folder: str, own: str) -> str:
 def on_files(files, config):
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    sources = [*ROOT.glob("*.py"), *(ROOT / "LICENSE",), *ROOT.glob("requirements.txt")]
+    sources = [
+        *ROOT.glob("*.py"),
+        ROOT / "LICENSE",
+        ROOT / "CITATION.cff",
+        *ROOT.glob("requirements.txt"),
+    ]
     sources += ROOT.glob("notebooks/*.ipynb")
     for folder in ("common", "benchmarks", "tests"):
         shown = (".py", ".txt", ".toml")
@@ -44,8 +52,17 @@ def on_files(files, config):
     return files
 
 
+def told(markdown: str, script: Path) -> str:
+    """A script's page with its docstring above the equations, and with its edits."""
+    loop = f"## The loop\n\n```\n{ast.get_docstring(ast.parse(script.read_text()))}\n```\n\n"
+    markdown = markdown.replace("## Equations", f"{loop}## Equations", 1)
+    return EDIT.sub(lambda m: f"{m[0]}\n```diff\n{(ROOT / m[1]).read_text()}```\n", markdown)
+
+
 def on_page_markdown(markdown, page, config, files):
     own = page.file.src_uri
+    script = ROOT / own.replace(".md", ".py")
+    markdown = told(markdown, script) if script.exists() else markdown
     folder = "" if own in PAGES else posixpath.dirname(f"docs/{own}")
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     for i in range(0, len(parts), 2):  # not inside of code

@@ -1,8 +1,6 @@
-"""The pages in docs/ say what is true.
-
-Headings, links, metrics, commands, functions and TRL's methods exist; tables are those of the
-measured runs; every edit applies to the script as it stands, runs, and does what its page says; the
-script of your-own-script.md runs, too; and the README promises no more than was measured.
+"""The pages say what is true: what they name exists, commands are understood, blocks are those of
+the measured runs, edits apply and do what they say, and the scripts of README.md and of
+your-own-script.md run. Links and anchors are mkdocs' business: `mkdocs build --strict`.
 """
 
 import ast
@@ -10,7 +8,6 @@ import dataclasses
 import doctest
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import operator
@@ -19,7 +16,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +27,6 @@ from common.tasks import answers, verdicts
 from common.tasks.answers import mean
 from common.tiny import tasks
 
-import claims
 import evidence
 import pages
 import pytest
@@ -54,105 +49,45 @@ from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 DOCS = ROOT / "docs"
-HEADINGS = ["The idea", "The loop", "Equations", "Metrics", "Paper, released code, ours", "Results"]
-HEADINGS += ["What goes wrong", "Make it yours"]
 NAMES = [script.removesuffix(".py") for script in SCRIPTS]
-ALL_PAGES = {f"docs/{path.name}": path.read_text() for path in sorted(DOCS.glob("*.md"))}
-PAGES = {name: ALL_PAGES[f"docs/{name}.md"] for name in NAMES}
-YOUR_OWN = ALL_PAGES["docs/your-own-script.md"]
-WITH_README = ALL_PAGES | {n: (ROOT / n).read_text() for n in ("README.md", "CONTRIBUTING.md")}
+PAGES = {f"docs/{path.name}": path.read_text() for path in sorted(DOCS.glob("*.md"))}
+WITH_README = PAGES | {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+README, YOUR_OWN = WITH_README["README.md"], PAGES["docs/your-own-script.md"]
 EDITS = sorted(DOCS.glob("edits/*.diff"))
-
-ALWAYS = "--eval-questions 4 --eval-every 0 --show-every 0"
-
-
-# ------------------------------------------------------------------ reading a page
-def sections(page: str) -> dict[str, str]:
-    parts = re.split(r"^## (.*)\n", page, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2]))
+OWN_SCRIPTS = ("trust.py", "mine.py")  # of your-own-script.md and of README.md
 
 
-def expand(name: str) -> list[str]:
-    """Braces as a shell reads them: {coder,tester}/loss -> coder/loss, tester/loss."""
-    parts = re.split(r"\{([^{}]*)\}", name)
-    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
-    return ["".join(choice) for choice in itertools.product(*choices)]
-
-
-def explained(page: str) -> dict[str, str]:
-    """Metric -> its explanation, from the tables of the section on metrics."""
-    found = {}
-    for line in sections(page)["Metrics"].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("|") and "`" in cells[0]:
-            for span in re.findall(r"`([^`]+)`", cells[0]):
-                for key in expand(span):
-                    assert key not in found, f"{key} is explained twice"
-                    found[key] = cells[1]
-    return found
-
-
-def is_shared(key: str) -> bool:
-    """Whether docs/runs.md explains this metric for all scripts."""
-    page = ALL_PAGES["docs/runs.md"].split("All scripts log these")[1]
-    spans = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)))
-    patterns = [
-        re.escape(span).replace(r"\*", r"\w+").replace("FUNCTION", r"\w+") for span in spans
-    ]
-    return key in {"step", *spans} or any(re.fullmatch(pattern, key) for pattern in patterns)
-
-
-def anchors(page: str) -> set[str]:
-    """The anchors GitHub gives to headings."""
-    titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-# ------------------------------------------------------------------ running a script, in process
 def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespace:
     """The module, its metrics (a row per line), and the run's calls of the function `recorded`, as
-    tuples of arguments."""
+    tuples of arguments.
+    """
     calls = []
     if recorded:
         original = getattr(module, recorded)
         setattr(module, recorded, lambda *args: (calls.append(args), original(*args))[1])
-    _, said, code = run_module(module, *shlex.split(f"{arguments} {ALWAYS}"), "--out", out)
+    always = "--eval-questions 4 --eval-every 0 --show-every 0"
+    _, said, code = run_module(module, *shlex.split(f"{arguments} {always}"), "--out", out)
     assert code is None, said
     written = {"metrics": metrics_of(out), "steps": steps_of(out)}
     return SimpleNamespace(module=module, calls=[*calls], folder=out, **written)
 
 
-# ------------------------------------------------------------------ form
+# logged where there is something to take the share of
+ONLY_SOMETIMES = {"proposer/too_hard", "proposer/difficulty", "player/spin_loss", "solver/margin"}
+ONLY_SOMETIMES |= {"labels/kept", "corruptor/same_operation"}
+
+
+# ------------------------------------------------------------------ what is named exists
 def test_every_script_has_a_page_and_a_small_run():
-    """What git tracks as a script is tested as one."""
     left = [name for name in TRACKED if name not in SCRIPTS]
     assert not left, f"{left}: no page docs/NAME.md, or no line in SMALL of tests/conftest.py"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_page_has_one_form(name):
-    """The same headings in one order; in ten lines the idea; what is measured in a block stands
-    before it, and no table or figure, and no result is typed by hand."""
-    parts = sections(PAGES[name])
-    assert list(parts) == HEADINGS and PAGES[name].startswith("# ")
-    assert 3 <= len(parts["The idea"].strip().splitlines()) <= 10
-    block = r"<!-- (results|table): \w+ -->\n.*?<!-- end -->"
-    rest = re.sub(block, "", parts["Results"], flags=re.DOTALL)
-    assert "<!-- results" in parts["Results"] and "|" not in rest and "![" not in rest
+    assert all(f"({name})" in README and f"`{name}`" in PAGES["docs/idea.md"] for name in SCRIPTS)
 
 
 @pytest.mark.parametrize("page", WITH_README)
-def test_links_lead_somewhere_and_what_is_named_exists(page):
+def test_what_is_named_exists(page):
     """[`name`](../file.py) is a function, class, method or constant of that file."""
     folder, text = (ROOT / page).parent, WITH_README[page]
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        path, _, anchor = target.partition("#")
-        if target.startswith("https://"):
-            continue
-        assert (folder / path).exists(), f"{page}: {target}"
-        if anchor:
-            there = (folder / path).read_text() if path else text
-            assert anchor in anchors(there), f"{page}: {target}"
     for name, file in re.findall(r"\[`([\w.]+)`\]\(([\w/.]+\.py)\)", text):
         if not name.endswith(".py"):
             stem, _ = os.path.splitext(os.path.relpath(folder / file, ROOT))
@@ -161,15 +96,6 @@ def test_links_lead_somewhere_and_what_is_named_exists(page):
             assert getattr(found, "__module__", module.__name__) == module.__name__, name
     for name in re.findall(r"`((?:common|tests|docs|benchmarks)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
-
-
-@pytest.mark.parametrize("page", ALL_PAGES)
-def test_no_measured_number_is_typed_by_hand(page):
-    """Percentages stand in generated blocks, or on a line that names the paper they are from."""
-    block = r"<!-- (results: \w+|claims|minutes|speed|table: \w+) -->.*?<!-- end"
-    for line in re.sub(block, "", ALL_PAGES[page], flags=re.DOTALL).splitlines():
-        typed = re.search(r"\d\s*(%|per ?cent)", line)
-        assert "paper" in line.lower() or not typed, f"{page}: {line}"
 
 
 @pytest.mark.parametrize("page", WITH_README)
@@ -181,10 +107,8 @@ def test_commands_are_understood(page):
             assert importlib.util.find_spec(words[1]), line
             continue
         script = next(word for word in words if word.endswith(".py"))
-        if script == EXAMPLE:
-            continue
-        assert (ROOT / script).exists(), line
-        if "/" not in script and "--help" not in words:
+        assert (ROOT / script).exists() or script in OWN_SCRIPTS, line
+        if script in SCRIPTS and "--help" not in words:
             module = importlib.import_module(script.removesuffix(".py"))
             tyro.cli(module.Args, args=words[words.index(script) + 1 :])
     for diff in re.findall(r"^git apply (?:-R )?(\S+)", WITH_README[page], re.MULTILINE):
@@ -192,13 +116,36 @@ def test_commands_are_understood(page):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_flags_in_the_text_are_arguments(name):
+def test_flags_and_metrics_in_the_text_are_those_of_the_script(name, finished):
+    page = PAGES[f"docs/{name}.md"]
     fields = {field.name for field in dataclasses.fields(importlib.import_module(name).Args)}
-    # what was measured may have had arguments that are gone
-    page = re.sub(r"<!-- results.*?<!-- end", "", PAGES[name], flags=re.DOTALL)
     for flag in re.findall(r"`--([\w-]+)", page):
         argument = flag.replace("-", "_")
         assert argument in fields or argument.removeprefix("no_") in fields, flag
+    rows = metrics_of(finished(f"{name}.py")[0])
+    for experiment in evidence.EXPERIMENTS:  # a small run lacks what is a share of nothing there
+        if evidence.EXPERIMENTS[experiment].script == f"{name}.py":
+            rows += [r for run in evidence.read(experiment)["runs"] for r in run["evaluations"]]
+            rows += [r for run in evidence.read(experiment)["runs"] for r in run["steps"]]
+    written = {re.sub(r"\d+", "N", key) for row in rows for key in row} | ONLY_SOMETIMES
+    for key in re.findall(r"`((?:eval/)?\w+/\w+)`", page):
+        key = re.sub(r"\d+", "N", key)
+        assert {key, f"eval/{key}"} & written, key
+
+
+def test_every_method_named_exists_and_every_override_is_named():
+    """In how-grpotrainer-works.md a code span `Class.name` is a method or setting of that class."""
+    ours = (CoTrainer, AdapterTrainer)
+    classes = (*ours, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig, Run)
+    known = {cls.__name__: cls for cls in classes}
+    page = PAGES["docs/how-grpotrainer-works.md"]
+    dotted = {tuple(span) for span in re.findall(r"`([A-Z]\w+)\.(\w+)`", page)}
+    for owner, name in dotted:
+        assert owner not in known or hasattr(known[owner], name), f"{owner}.{name}"
+    overridden = {name for cls in ours for name in vars(cls) if hasattr(GRPOTrainer, name)}
+    overridden = {name for name in overridden if inspect.isfunction(getattr(GRPOTrainer, name))}
+    overridden = {name for name in overridden if not name.startswith("__")}
+    assert overridden and overridden <= {name for _, name in dotted}
 
 
 # ------------------------------------------------------------------ results
@@ -213,289 +160,156 @@ def test_tables_are_those_of_the_measured_runs():
         assert sorted(marks) == sorted(mark for other, mark in made if other == page)
 
 
-@pytest.mark.parametrize("name", pages.TRAINED)
-def test_measured_metrics_are_still_called_that(name):
-    """What is kept of a run from now on, and what was kept, goes by the names of the page; columns
-    and claims are made of such metrics.
-    """
-    experiment, runs = evidence.EXPERIMENTS[name], evidence.read(name)["runs"]
-    known = explained(PAGES[experiment.script.removesuffix(".py")]).keys()
-    kept = {key for key in evidence.kept_metrics(name) if not is_shared(key)}
-    assert kept - {"co/alpha"} <= known
-    texts = [text for _, text, *_ in experiment.columns]
-    texts += [claim.measure for claim in claims.CLAIMS if claim.experiment == name]
-    for text in texts:
-        for key in re.findall(r"\b(?:last|after|gain|first):([\w/]+)", text):
-            assert f"eval/{key}" in known, text
-    kept = {key for r in runs for row in r["evaluations"] + r["steps"] for key in row if "/" in key}
-    assert {key for key in kept if not is_shared(key)} <= known and (len(kept) > 3 or not runs)
-
-
 @pytest.mark.parametrize("patch, trained", [("only_coder", "coder"), ("only_tester", "tester")])
 def test_a_patch_of_cure_trains_one_role(patch, trained):
     class Cure:
         def step(self, rows):
-            return [SimpleNamespace(player="coder"), SimpleNamespace(player="tester")]
+            return ["coder", "tester"]
 
     exec(evidence.PATCHES[patch], {"cure": SimpleNamespace(Cure=Cure)})
-    assert [batch.player for batch in Cure().step([])] == [trained]
-
-
-# ------------------------------------------------------------------ metrics
-@pytest.mark.parametrize("name", NAMES)
-def test_every_metric_is_explained_and_every_explained_one_is_written(name, finished):
-    written = {key for row in metrics_of(finished(f"{name}.py")[0]) for key in row}
-    known = explained(PAGES[name])
-    assert {key for key in written - known.keys() if not is_shared(key)} == set()
-    for key, text in known.items():
-        assert key in written or "only " in text or "missing " in text, key
+    assert Cure().step([]) == [trained]
 
 
 # ------------------------------------------------------------------ make it yours
-@pytest.mark.parametrize("name", NAMES)
-def test_small_edits_are_quoted_as_they_are(name):
-    quoted = re.findall(r"```diff\n(.*?)```", sections(PAGES[name])["Make it yours"], re.DOTALL)
-    files = [path for path in EDITS if path.stem.split("-")[0] == name]
-    assert 1 <= len(files) == len(quoted) <= 3
-    assert sorted(quoted) == sorted(path.read_text() for path in files)
-    for text in quoted:
-        lines = text.splitlines()
-        assert lines[:2] == [f"--- a/{name}.py", f"+++ b/{name}.py"]
-        changed = sum(line[0] in "+-" for line in lines[2:])
-        assert changed <= 20 and max(map(len, lines)) <= 101
-    for path in files:
-        assert f"git apply {path.relative_to(ROOT)}\n" in PAGES[name]
+V = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
+T, F = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
+OWN = torch.tensor([[1], [0], [0]]).bool()  # a right program and two wrong ones
+UNIT = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]).bool()
+RIGHT, WRONG = {"choice": 2, "better": 2}, {"choice": 1, "better": 2}
 
 
-def edit(arguments: str, recorded: str = ""):
-    """Marks `def tango_length(done)` as the check of a run with tango-length.diff: arguments
-    besides the small run's, function whose calls are recorded, check.
-    """
-    return lambda check: (arguments, recorded, check)
+def saved(done, key: str, what: str) -> list:
+    return [row[what] for row in saved_of(done.folder)[key]]
+
+
+DOES = {  # edit: arguments besides the small run's, function whose calls are recorded, what is true
+    "tango-length": (
+        "--steps 1 --ver-warmup 0 --judgement-tokens 16",
+        "tango_advantages",
+        lambda d, m: {0 if x == 0 else 0.8 <= x < 1 for c in d.calls for x in c[0]} == {0, True},
+    ),
+    "prime-partial": (
+        "--steps 1",
+        "prime_advantages",
+        lambda d, m: any(0 < x < 0.5 for c in d.calls for x in c[1]),
+    ),
+    "gar-agree": (
+        "--steps 1 --silent-share 1 --solution-tokens 40 --judgement-tokens 8",
+        "",
+        lambda d, m: [m.discriminator_reward(v, True) for v in (1, 0)] == [0.5, 0.0],
+    ),
+    "spin-keep": (
+        "--steps 2 --iterations 1",
+        "",
+        lambda d, m: (
+            mean(map(operator.eq, saved(d, "pairs", "real"), saved(d, "pairs", "generated")))
+            == pytest.approx(d.steps[0]["opponent/accuracy"])
+        ),
+    ),
+    "cure-strict": (
+        "--steps 1",
+        "",
+        lambda d, m: m.tester_rewards(OWN, UNIT)[1:3].tolist() == [0, 0],
+    ),
+    "mae-half": (
+        "--steps 1 --difficulty-samples 2",
+        "proposer_reward",
+        lambda d, m: all(0 <= call[1] <= 1 for call in d.calls),
+    ),
+    "coverrl-clear": ("--steps 1 --filter none", "", lambda d, m: d.steps[0]["co/kept"] < 1),
+    "raro-absolute": (
+        "--steps 1",
+        "policy_reward",
+        lambda d, m: {m.policy_reward(*call) for call in d.calls} <= {0.0, 1.0},
+    ),
+    "score-forgive": (
+        "--steps 1 --stage1-steps 0",
+        "",
+        lambda d, m: m.shaped(T, F, 10.0).tolist() == [1.0, 11.0, 0.0, 0.0],
+    ),
+    "maporl-individual": ("--steps 1", "", lambda d, m: m.scores(V, 0.5)[0, 1].item() == 0),
+    "aprm-cautious": ("--steps 1", "", lambda d, m: m.corruptor_reward(False, False) == -1),
+    "ssr-valid": ("--steps 1", "", lambda d, m: m.injector_reward(0.0, 0.8) == 1.0),
+    "azr-half": (
+        "--steps 1 --questions 8",
+        "",
+        lambda d, m: [m.proposer_reward(True, k / 4) for k in (1, 2, 3)] == [0.5, 1, 0.5],
+    ),
+    "deepseekmath-exact": (
+        "--steps 1 --group-size 4",
+        "",
+        lambda d, m: [m.verifier_reward(s, 0.5, 0.5) for s in (0, 0.5)] == [0, 0.5],
+    ),
+    "vstar-last": (
+        "--steps 4 --ver-steps 1 --iterations 3 --pool 8",
+        "",
+        lambda d, m: (
+            {*saved(d, "D_ver", "iteration")} == {2} and 0 in saved(d, "D_gen", "iteration")
+        ),
+    ),
+    "genrm-tries": (
+        "--steps 1",
+        "",
+        lambda d, m: len({*saved(d, "D_verify", "solution")}) < d.steps[0]["co/lessons"],
+    ),
+    "self_rewarding-short": (
+        "--pool 8",
+        "best_and_worst",
+        lambda d, m: d.calls and m.best_and_worst([0.5, None, 0.5, 0.0], [9, 1, 8, 2]) == (2, 3),
+    ),
+    "self_taught-most": (
+        "--steps 2 --samples 3",
+        "first_right",
+        lambda d, m: d.calls and m.first_right([RIGHT, WRONG]) is None,
+    ),
+}
 
 
 @pytest.mark.parametrize("path", EDITS, ids=lambda path: path.stem)
 def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, no_report):
     script = path.stem.split("-")[0] + ".py"
+    assert f"git apply docs/edits/{path.name}\n" in PAGES[f"docs/{script[:-3]}.md"]
     (tmp_path / script).write_text((ROOT / script).read_text())
     command = ["git", "apply", str(path)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, f"{path.name} does not apply to {script}: {result.stderr}"
-    more, recorded, check = globals()[path.stem.replace("-", "_")]
+    more, recorded, holds = DOES[path.stem]
     module = load(tmp_path / script)
     assert doctest.testmod(module).failed == 0
     evaluated_once(module, most_tokens=2)
-    arguments = f"{SMALL[script]} {more}"
-    done = run(module, arguments, tmp_path / "run", recorded)
-    assert len(done.steps) == tyro.cli(module.Args, args=shlex.split(arguments)).steps
+    done = run(module, f"{SMALL[script]} {more}", tmp_path / "run", recorded)
     values = [value for row in done.metrics for value in row.values() if value is not None]
-    assert all(map(math.isfinite, values)) and (done.calls or not recorded)
-    check(done)
+    assert all(map(math.isfinite, values)) and holds(done, module)
 
 
-@edit("--steps 1 --ver-warmup 0 --judgement-tokens 16", recorded="tango_advantages")
-def tango_length(done):
-    outcomes = torch.cat([call[0] for call in done.calls])
-    assert all(value == 0 or 0.8 <= value < 1 for value in outcomes.tolist())
-    accuracy = done.steps[0]["generator/accuracy"]  # still the truth
-    assert accuracy == pytest.approx((outcomes > 0).float().mean().item()) and accuracy > 0
-
-
-@edit("--steps 1", recorded="prime_advantages")
-def prime_partial(done):
-    outcomes = torch.cat([call[1] for call in done.calls]).tolist()
-    assert all(0 <= value < 0.5 or value == 1 for value in outcomes)
-    assert any(0 < value < 1 for value in outcomes)
-
-
-@edit("--steps 1 --silent-share 1 --solution-tokens 40 --judgement-tokens 8")
-def gar_agree(done):
-    # YES and NO on a generated slice of a right solution, of a wrong one, and on a reference slice
-    cases = [(verdict, right) for right in (True, False, None) for verdict in (1, 0)]
-    rewards = [done.module.discriminator_reward(*case) for case in cases]
-    assert rewards == [0.5, 0.0, 0.0, 1.5, 1.0, 0.0]
-
-
-@edit("--steps 2 --iterations 1")
-def spin_keep(done):
-    equal = mean([pair["real"] == pair["generated"] for pair in saved_of(done.folder)["pairs"]])
-    assert equal == pytest.approx(done.steps[0]["opponent/accuracy"]) and 0 < equal < 1
-
-
-@edit("--steps 1")
-def cure_strict(done):
-    own = torch.tensor([[1], [0], [0]]).bool()  # a right program and two wrong ones
-    unit = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]).bool()
-    assert done.module.tester_rewards(own, unit).tolist() == [1, 0, 0, 0, -1]
-
-
-@edit("--steps 1 --difficulty-samples 2", recorded="proposer_reward")
-def mae_half(done):
-    # The mean of 5 values, each a ninth: no question is both solved by nobody and difficult
-    difficulties = [call[1] for call in done.calls]
-    assert all(0 <= d <= 1 for d in difficulties) and any(0 < d < 1 for d in difficulties)
-
-
-@edit("--steps 1 --filter none")
-def coverrl_clear(done):
-    """Of the solutions of a kept question more than a third have had the answer m."""
-    assert done.steps[0]["co/kept"] < 1  # which without the edit is 1 with --filter none
-
-
-@edit("--steps 1", recorded="policy_reward")
-def raro_absolute(done):
-    """A tie is worth nothing to the policy, so every reward is 0 or 1."""
-    assert {done.module.policy_reward(*call) for call in done.calls} <= {0.0, 1.0}
-
-
-@edit("--steps 1 --stage1-steps 0", recorded="shaped")
-def score_forgive(done):
-    """To spoil a right answer costs no more than that answer."""
-    r1, r2 = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
-    assert done.module.shaped(r1, r2, 10.0).tolist() == [1.0, 11.0, 0.0, 0.0]
-
-
-@edit("--steps 1", recorded="scores")
-def maporl_individual(done):
-    """What the other comes to later has no part in one's own score."""
-    V = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
-    assert done.module.scores(V, 0.5)[0, 1].item() == 0
-
-
-@edit("--steps 1", recorded="corruptor_reward")
-def aprm_cautious(done):
-    """Caught is worth as little as harmless."""
-    assert (False, False) in done.calls
-    assert {done.module.corruptor_reward(*call) for call in done.calls} == {-1, 1}
-
-
-@edit("--steps 1", recorded="injector_reward")
-def ssr_valid(done):
-    """Every valid bug is worth the same."""
-    assert {done.module.injector_reward(*call) for call in done.calls} <= {-1.0, 1.0}
-    assert done.module.injector_reward(0.0, 0.8) == 1.0
-
-
-@edit("--steps 1 --questions 8", recorded="proposer_reward")
-def azr_half(done):
-    rewards = [done.module.proposer_reward(True, k / 4) for k in range(5)]
-    assert rewards == [-0.5, 0.5, 1, 0.5, -0.5]
-    assert done.module.proposer_reward(False, 0.5) == -1
-    assert len(done.calls) > 18  # three kinds of eight proposals
-
-
-@edit("--steps 1 --group-size 4", recorded="verifier_reward")
-def deepseekmath_exact(done):
-    hits = [said == truth for said, truth, _ in done.calls]  # R_meta is 1
-    assert done.steps[0]["verifier/total_reward"] == pytest.approx(sum(hits) / 8) and any(hits)
-    rewards = [done.module.verifier_reward(said, 0.5, 0.5) for said in (0, 0.5, 1)]
-    assert rewards == [0, 0.5, 0]
-
-
-@edit("--steps 4 --ver-steps 1 --iterations 3 --pool 8")
-def vstar_last(done):
-    kept = saved_of(done.folder)
-    assert {row["iteration"] for row in kept["D_ver"] + kept["lessons"]} == {2}
-    assert 0 in {row["iteration"] for row in kept["D_gen"]}  # the generator's own data stay
-    assert all(row["co/all_solutions"] <= 8 * 4 for row in done.steps[:3])
-
-
-@edit("--steps 1")
-def genrm_tries(done):
-    lessons = [row["solution"] for row in saved_of(done.folder)["D_verify"]]
-    assert max(Counter(lessons).values()) > 1 and "verifier/verify_loss" in done.steps[0]
-    assert done.steps[0]["co/lessons"] == len(lessons)
-
-
-@edit("--pool 8", recorded="best_and_worst")
-def self_rewarding_short(done):
-    assert len(done.calls) == 2 * 8
-    for scores, lengths in done.calls:
-        assert 0 < len(scores) == len(lengths) <= 4 and min(lengths) > 0
-    chosen = done.module.best_and_worst
-    assert chosen([0.5, None, 0.5, 0.0], [9, 1, 8, 2]) == (2, 3)  # 8 tokens, not 9, nor 1
-    assert chosen([0.5, 0.0, 0.0], [9, 2, 8]) == (0, 2)
-    assert chosen([0.5, 0.5], [9, 8]) is None and chosen([None, 1.0], [9, 8]) is None
-
-
-@edit("--steps 2 --samples 3", recorded="first_right")
-def self_taught_most(done):
-    assert all(len(tries) == 3 for (tries,) in done.calls)
-    right, wrong = {"choice": 2, "better": 2}, {"choice": 1, "better": 2}
-    assert done.module.first_right([wrong, right, right | {"second": True}]) is right
-    assert done.module.first_right([right, wrong]) is None
-
-
-# ------------------------------------------------------------------ how-grpotrainer-works.md
-OURS = (CoTrainer, AdapterTrainer)
-CLASSES = {cls.__name__: cls for cls in (*OURS, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig)}
-
-
-def test_every_method_named_exists_and_every_override_is_named():
-    """Every code span `Class.name` is a method or setting of that class; every other name with an
-    underscore in front or brackets behind is one of some class, or an attribute that its source
-    sets.
-    """
-    sources = "".join(inspect.getsource(cls) for cls in (*OURS, GRPOTrainer, Trainer))
-    page = ALL_PAGES["docs/how-grpotrainer-works.md"]
-    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
-    dotted = [span.split(".") for span in spans if re.fullmatch(r"[A-Z]\w+\.\w+", span)]
-    assert len(dotted) > 20
-    for owner, name in dotted:
-        assert hasattr(CLASSES[owner], name), f"{owner}.{name}"
-    for span in spans:
-        if re.fullmatch(r"_\w+|\w+\(\)", span):
-            name = span.removesuffix("()")
-            known = any(hasattr(cls, name) for cls in CLASSES.values())
-            assert known or f"self.{name}" in sources, span
-    ours = {name for cls in OURS for name in vars(cls) if hasattr(GRPOTrainer, name)}
-    ours = {name for name in ours if not name.startswith("__") and name != "_abc_impl"}
-    assert len(ours) >= 7 and ours <= {name for _, name in dotted}
-
-
-# ------------------------------------------------------------------ your-own-script.md
-EXAMPLE = "trust.py"
-
-
+# ------------------------------------------------------------------ scripts that pages print
 @pytest.fixture(scope="module")
 def example(tmp_path_factory) -> SimpleNamespace:
-    """The page's script, saved as the page says and run for two steps; and what `step` returned."""
-    blocks = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
-    assert len(blocks) == 1 and f"`{EXAMPLE}`" in YOUR_OWN
-    path = tmp_path_factory.mktemp("example") / EXAMPLE
-    path.write_text(blocks[0])
+    """The script of your-own-script.md, saved as the page says and run for two steps."""
+    (block,) = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
+    path = tmp_path_factory.mktemp("example") / "trust.py"
+    path.write_text(block)
     module, returned = load(path), []
     evaluated_once(module, most_tokens=8)
     step = module.Trust.step
-
-    def recording(self, rows):
-        returned.append(step(self, rows))
-        return returned[-1]
-
-    module.Trust.step = recording
+    module.Trust.step = lambda self, rows: returned.append(step(self, rows)) or returned[-1]
     arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 16 --tokens 64"
     done = run(module, arguments, path.parent / "run")
-    return SimpleNamespace(**vars(done), returned=returned)
+    return SimpleNamespace(**vars(done), batches=[batch for some in returned for batch in some])
 
 
 def test_the_example_runs_and_trains_its_players(example):
-    assert [row["step"] for row in example.steps] == [1, 2]
-    assert all(map(math.isfinite, example.steps[-1].values()))
     assert "<html" in (example.folder / "report.html").read_text()
-    commands = re.findall(rf"^python {EXAMPLE} ?(.*)$", YOUR_OWN, re.MULTILINE)
-    for command in commands:
+    for command in re.findall(r"^python trust.py ?(.*)$", YOUR_OWN, re.MULTILINE):
         tyro.cli(example.module.Args, args=shlex.split(command))
-    assert commands
-    players = list(dict.fromkeys(b.player for batches in example.returned for b in batches))
-    assert len(players) == 2
     adapters = weights(example.folder)
-    for player in players:  # B is zero before the first update
+    for player in ("solver", "judge"):  # B is zero before the first update
         B = [w for name, w in adapters.items() if name.startswith(player) and "lora_B" in name]
         assert B and all(w.any() for w in B), player
         assert f"{player}/grad_norm" in example.steps[0]
 
 
-def test_a_batch_contains_what_its_class_says(example):
+def test_a_batch_has_the_shapes_that_its_class_says(example):
     body = ast.parse(inspect.getsource(Batch)).body[0].body
     said = {
         field.target.id: text.value.value
@@ -503,7 +317,7 @@ def test_a_batch_contains_what_its_class_says(example):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
     assert said.keys() | {"origins"} == {field.name for field in dataclasses.fields(Batch)}
-    for batch in (batch for batches in example.returned for batch in batches):
+    for batch in example.batches:
         shapes = {"(B,)": batch.rewards.shape, "(B, P)": batch.prompt_ids.shape}
         shapes["(B, T)"] = batch.completion_ids.shape
         for key, text in said.items():
@@ -512,71 +326,45 @@ def test_a_batch_contains_what_its_class_says(example):
                 assert value.shape in [shapes[shape] for shape in found], key
 
 
-ELSEWHERE = ("evaluate", "Player", "copy_adapter", "check")  # in the script or beside CoTrainer
-BESIDE = [answers, verdicts, tasks, sys.modules[Run.__module__]]
-
-
 def test_every_verb_of_the_page_exists():
-    spans = re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN)
-    assert len(spans) > 5
-    for name in spans:
-        known = any(hasattr(place, name) for place in (CoTrainer, Run, *BESIDE))
-        assert known or name in ELSEWHERE, name
+    places = (CoTrainer, Run, answers, verdicts, tasks, sys.modules[Run.__module__])
+    elsewhere = ("evaluate", "Player", "copy_adapter", "check")  # in the script or beside CoTrainer
+    for name in re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN):
+        assert name in elsewhere or any(hasattr(place, name) for place in places), name
 
 
-# ------------------------------------------------------------------ README.md
-README = WITH_README["README.md"]
-
-
-def test_the_first_screen_has_exactly_two_commands():
-    first = README[: README.index("## ")]
-    blocks = re.findall(r"```\n(.*?)\n```", first, re.DOTALL)
-    install = "pip install -r requirements.txt"
-    assert blocks == [f"{install} && python tango.py", f"{install} && pytest"]
-
-
-def test_it_can_be_read_in_five_minutes():
+def test_the_readme_is_short_and_its_script_runs(tmp_path):
     assert len(README.split()) <= 900
-
-
-def test_the_quoted_lines_are_those_of_the_code():
-    """The generator's step and the loss, as they stand in the two files that they are said to be
-    in, in their order; lines may have been left out.
-    """
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    sources = [(ROOT / name).read_text() for name in ("tango.py", "common/cotrainer.py")]
-    for part, source in zip(block.split("\n\n"), sources, strict=True):
-        for line in part.strip().splitlines():
-            found = re.search(rf"^ *{re.escape(line.strip())}$", source, re.MULTILINE)
-            assert found, line
-            source = source[found.end() :]
+    (tmp_path / "mine.py").write_text(block)
+    small = f"{SMALL['tango.py']} --steps 2 --eval-questions 4 --eval-every 0 --show-every 0"
+    command = [sys.executable, "mine.py", *small.split(), "--out", str(tmp_path / "run")]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "generator/total_reward" in steps_of(tmp_path / "run")[-1]
+
+
+def test_exercise_1_of_the_idea_gives_what_it_should(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGES["docs/idea.md"], re.DOTALL)
+    exec(block, {})
+    numbers = [float(x) for x in re.findall(r"-?\d\.\d+", capsys.readouterr().out)]
+    assert [round(x, 2) for x in numbers[::2]] == [-1.22, -1.63, 0.41, 1.22, 0.82, 0.41]
 
 
 def test_the_notebook_is_kept_without_outputs():
-    """CI runs it; here it is only looked at: every cell is Python, or a command of the README."""
+    """CI runs it; here it is only looked at."""
     cells = json.loads((ROOT / "notebooks" / "tango.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-    old = re.search(r"OLD = (\".*\")", "".join("".join(cell["source"]) for cell in code))[1]
-    assert (ROOT / "tango.py").read_text().count(json.loads(old)) == 1
-
-
-def test_every_default_keeps_its_five_minutes():
-    runs = evidence.read("defaults")["runs"]
-    assert {f"{run['variant']}.py" for run in runs} == set(SCRIPTS)
-    assert all(run["wall_seconds"] <= 300 for run in runs)
 
 
 def test_the_measured_runs_keep_the_promise():
-    """Five minutes or less; the generator up by at least 10 points, greedy by 25; the solution that
-    the verifier picks better than the mean of those it picks from; on four samples of at least 250
-    held-out questions, for each of three random seeds.
-    """
-    runs = evidence.read("tango_default")["runs"]
-    assert {0, 1, 2} <= {run["seed"] for run in runs}
-    for run in runs:
+    """Every default in five minutes; tango.py's three seeds get better, and its verifier picks."""
+    runs = evidence.read("defaults")["runs"]
+    assert {f"{run['variant']}.py" for run in runs} == set(SCRIPTS)
+    assert all(run["wall_seconds"] <= 300 for run in runs)
+    for run in evidence.read("tango_default")["runs"]:
         first, last = run["evaluations"][0], run["evaluations"][-1]
-        assert run["wall_seconds"] <= 300 and run["questions"] >= 250
-        for key, least in (("eval/generator/accuracy", 0.1), ("eval/generator/greedy", 0.25)):
-            assert last[key] - first[key] >= least
+        assert last["eval/generator/accuracy"] >= first["eval/generator/accuracy"] + 0.1
         assert last["eval/co/best_of_4"] > last["eval/co/mean_of_same"]

@@ -238,12 +238,3 @@ def test_the_same_folder_twice_at_a_time(tmp_path, finished):
     process.join(timeout=600)
     assert process.exitcode == 0, out.read_text()
     same_weights(tmp_path / "run", finished("tango.py", *SHORT)[0])
-
-
-def test_the_page_counts_these_mistakes_and_the_hostile_programs():
-    page = (ROOT / "docs" / "robustness.md").read_text()
-    titles = [title.split(" | ")[0] for title in table("mistakes.txt")]
-    numbers = [(title, len(cases(title))) for title in titles]
-    numbers += [(title, len(found)) for title, found in table("hostile_programs.txt").items()]
-    typed = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", page, re.MULTILINE)
-    assert typed == [(title, str(number)) for title, number in numbers]
