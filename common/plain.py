@@ -163,8 +163,8 @@ def in_order(batch: dict) -> torch.Tensor:
     return torch.arange(len(batch["completion_mask"]))
 
 
-def in_parts(batch: dict, size: int, all_rows=True, sharing=False) -> list[dict]:
-    """All rows in parts of at most `size`, as they stand. The last two arguments say what
-    common/fast/ may leave out or keep together; here nothing is.
+def in_parts(batch: dict, size: int, all_rows=True) -> list[dict]:
+    """All rows in parts of at most `size`, as they stand. The last argument says whether
+    common/fast/ may leave rows out; here none is.
     """
     return [take_rows(batch, rows) for rows in in_order(batch).split(size)]

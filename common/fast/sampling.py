@@ -231,12 +231,12 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
     return torch.cat(states)[rows], cache, mask[rows], positions[rows, -1]
 
 
-def common_beginning(prompts: list, least: int = 0) -> int:
+def common_beginning(prompts: list) -> int:
     """Length of the common beginning of these different prompts, instructions mostly; 0 below
-    `least` or WORTH_A_PASS. Never a whole prompt.
+    WORTH_A_PASS. Never a whole prompt.
     """
     length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
-    return length if len(prompts) > 1 and length >= max(least, WORTH_A_PASS) else 0
+    return length if len(prompts) > 1 and length >= WORTH_A_PASS else 0
 
 
 class _Slots(DynamicLayer):
