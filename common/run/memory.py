@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from common.errors import UserError, say
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
-from common.plain import READ_AT_ONCE
+from common.plain import read_at_once
 from common.run.machine import check_machine, on_gpu
 from common.run.models import read_config, sizes
 from common.tiny import MODELS
@@ -174,7 +174,8 @@ def estimate(
 
     # Sampling: the KV cache, and a pass over a part of all prompts, bytes per token at 2 an entry
     longest, prompt = max(map(sum, turns)), max(prompt for prompt, _ in turns)
-    read = max(prompt, rows * min(prompt, READ_AT_ONCE["cuda" if entry == 2 else "cpu"]))  # tokens
+    at_once = read_at_once("cuda" if entry == 2 else "cpu", gpu_bytes)
+    read = max(prompt, rows * min(prompt, at_once))  # tokens
     need["kv_cache"] = rows * longest * 2 * layers * K * entry
     prefill = read * (12 * H + 8 * I) * entry // 2
     logits = rows * V * (4 * 4 + 8)  # float32: as they are, over T, log p, p; float64: sums
