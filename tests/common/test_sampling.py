@@ -255,8 +255,8 @@ class Kernels(TorchDispatchMode):
 
     waits = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
     free = set(
-        "view _unsafe_view expand t transpose permute unsqueeze squeeze slice select alias detach split "
-        "as_strided unbind empty empty_like _reshape_alias unfold".split()
+        "view _unsafe_view expand t transpose permute unsqueeze squeeze slice select alias detach "
+        "split as_strided unbind empty empty_like _reshape_alias unfold".split()
     )
 
     def __init__(self):
