@@ -33,12 +33,19 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from common.advantage import group_advantage
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt, split_steps, step_ends
+from common.tasks.answers import (
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+    step_ends,
+)
 from common.tasks.equations import equations_hold
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import against_gold, read_verdict, verify_prompt
@@ -216,7 +223,7 @@ class Aprm(CoTrainer):
         return [corruptor, verifier] if kind == "co-trained" else [verifier]
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         G, lr = args.group_size, (args.lr if args.corruptor == "co-trained" else 0.0)
         return {
             "corruptor": Player([], lr, args.edit_tokens, G, reads=args.solution_tokens),
@@ -229,7 +236,7 @@ class Aprm(CoTrainer):
         """(batch, the chains that its readable edits have made of each question's)"""
         asked = [corrupt_prompt(row["question"], row["reference"]) for row in rows]
         batch = self.rollout("corruptor", [{"prompt": prompt} for prompt in asked])
-        edits = [parse_edit(text, row) for text, row in zip(batch["texts"], rows)]
+        edits = [parse_edit(text, row) for text, row in zip(batch.texts, rows)]
         chains = [e and chain_of(row, e, self.rng_of(row)) for row, e in zip(rows, edits)]
         labels = [chain and chain.label for chain in chains]
         wrong = [i for i, label in enumerate(labels) if label is False]
@@ -243,7 +250,7 @@ class Aprm(CoTrainer):
         G = self.cfg.group_size
         return batch, [[c for c in chains[i : i + G] if c] for i in range(0, len(rows), G)]
 
-    def verifier_step(self, questions, chains: list[list[Chain]]) -> dict:
+    def verifier_step(self, questions, chains: list[list[Chain]]) -> Batch:
         """chains: of each question; one of the wrong ones is judged, or the untouched one."""
         cfg, rng, judged = self.cfg, self.random_numbers(), []
         share, done = cfg.untouched * len(questions), self.state.global_step
@@ -255,16 +262,16 @@ class Aprm(CoTrainer):
             asked = {"prompt": verify_prompt(row["question"], chain.solution), "chain": chain}
             judged += [asked] * cfg.group_size
         batch = self.rollout("verifier", judged)
-        ids, mask = batch["completion_ids"], batch["completion_mask"]  # (B, T)
+        ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
         labels = [row["chain"].labels for row in judged]
-        marks = [parse_marks(text, len(y)) for text, y in zip(batch["texts"], labels)]
-        checks = [[is_checked(step) for step in split_steps(text)] for text in batch["texts"]]
+        marks = [parse_marks(text, len(y)) for text, y in zip(batch.texts, labels)]
+        checks = [[is_checked(step) for step in split_steps(text)] for text in batch.texts]
         r = [mark_rewards(*of, cfg.check_cost) for of in zip(marks, checks, labels)]
         r = pad_sequence([*map(torch.tensor, r)], True, torch.nan).to(mask.device)  # (B, K)
         tokens = [row[m.bool()].tolist() for row, m in zip(ids, mask)]
         ends = [m and step_ends(t, self.processing_class) for m, t in zip(marks, tokens)]
         self.set_rewards(batch, r.nanmean(1))  # for the log
-        batch["advantages"] = mark_advantages(r, ends, mask, cfg.group_size)  # (B, T)
+        batch.advantages = mark_advantages(r, ends, mask, cfg.group_size)  # (B, T)
         self.report_verifier(batch, labels, marks, checks)
         return batch
 
@@ -292,7 +299,7 @@ class Aprm(CoTrainer):
         self.log_mean("co/caught", [m is False for m, y in zip(accepted, labels) if y is False])
         kinds = {(row["question"], edit) for row, edit in zip(rows, edits) if edit}
         self.log_mean("corruptor/distinct", len(kinds) / len(edits))
-        for note, label, mark in zip(batch["notes"], labels, accepted):
+        for note, label, mark in zip(batch.notes, labels, accepted):
             note |= {"the step is right": label, "accepted": mark}
         made = [(row, e) for row, e in zip(rows, edits) if e and parse_question(row["question"])]
         pairs = [(split_steps(row["reference"])[k], new) for row, (k, new) in made]
@@ -305,7 +312,7 @@ class Aprm(CoTrainer):
         self.log_mean("verifier/checked", [check for row in checks for check in row])
         for key, value in step_figures(self.gather(marks), self.gather(labels)).items():
             self.log_mean(f"verifier/{key}", value)
-        for note, y, row in zip(batch["notes"], labels, marks):
+        for note, y, row in zip(batch.notes, labels, marks):
             note |= {"labels": y, "marks": row}
 
 
@@ -368,7 +375,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(Aprm, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Aprm, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import whiten
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import (
     Count,
@@ -53,10 +53,10 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.sandbox import Sandbox
 from common.tasks import functions
-from common.tasks.answers import grouped, prompt
+from common.tasks.answers import grouped, mean, prompt
 from common.tasks.functions import KINDS, bare, is_well_formed, parse_answer, solve_prompt
 
 import torch
@@ -214,7 +214,7 @@ class Azr(CoTrainer):
         self.saved = {"buffers": buffers, "new": dict.fromkeys(self.kinds, 0)}
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         """Without reward functions: `step` rewards them when the programs have been run."""
         shared = {"group_size": 1, "adapter": "agent"}
         proposal, reads = args.proposal_tokens, args.references * args.proposal_tokens
@@ -231,12 +231,12 @@ class Azr(CoTrainer):
         batch = self.concat([self.propose(references), self.solve(tasks)])
         groups = [KINDS.index(kind) for kind, _ in references]
         groups += [3 + KINDS.index(task["kind"]) for task in tasks]
-        group = torch.tensor(groups).to(batch["rewards"])  # (B,): role and kind of each row
+        group = torch.tensor(groups).to(batch.rewards)  # (B,): role and kind of each row
         # A = (r - mean) / std within each kind and role, over the rows of all processes
-        A = self.over_all_processes(task_role_advantages, batch["rewards"], group)  # (B,)
+        A = self.over_all_processes(task_role_advantages, batch.rewards, group)  # (B,)
         if not self.cfg.train_proposer:
             A = A * (group >= 3)
-        batch["advantages"] = A
+        batch.advantages = A
         return [batch]
 
     def draw(self) -> tuple[list, list]:
@@ -257,12 +257,12 @@ class Azr(CoTrainer):
         return self.my_share(references), self.my_share(tasks)
 
     # --- the proposer, and the gate
-    def propose(self, references: list[tuple]) -> dict:
+    def propose(self, references: list[tuple]) -> Batch:
         prompts = [propose_prompt(kind, tasks, self.cfg.inputs) for kind, tasks in references]
         batch = self.rollout("proposer", [{"prompt": prompt} for prompt in prompts])
         proposals = [
             functions.parse_proposal(kind, text, tasks[0] if tasks else None, self.cfg.inputs)
-            for (kind, tasks), text in zip(references, batch["texts"])
+            for (kind, tasks), text in zip(references, batch.texts)
         ]
         joined = self.admitted(proposals)  # row -> task with outputs
         rates = dict(zip(joined, self.rates([*joined.values()])))  # row -> rate
@@ -329,9 +329,9 @@ class Azr(CoTrainer):
             self.saved["new"][kind] = min(len(new), len(buffer))
 
     # --- the solver
-    def solve(self, tasks: list[dict]) -> dict:
+    def solve(self, tasks: list[dict]) -> Batch:
         batch = self.rollout("solver", [{"prompt": solve_prompt(task)} for task in tasks])
-        answers = [parse_answer(task["kind"], t) for task, t in zip(tasks, batch["texts"])]
+        answers = [parse_answer(task["kind"], t) for task, t in zip(tasks, batch.texts)]
         right = self.right([*zip(tasks, answers)])
         correct = self.votes(tasks, answers) if self.cfg.solver_reward == "vote" else right
         rewards = [solver_reward(answer is not None, c) for answer, c in zip(answers, correct)]
@@ -375,7 +375,7 @@ class Azr(CoTrainer):
         everything = [task for kind in self.kinds for task in self.saved["buffers"][kind]]
         self.log_mean("co/tasks", len(everything))
         self.log_mean("co/tasks_that_run", [task["runs"] for task in everything])
-        for i, note in enumerate(batch["notes"]):
+        for i, note in enumerate(batch.notes):
             note |= {"kind": references[i][0], "runs": runs[i], "rate": rates.get(i)}
             if i in joined:
                 note["outputs"] = joined[i]["outputs"]
@@ -388,7 +388,7 @@ class Azr(CoTrainer):
         self.log_mean("solver/accuracy", truly)
         self.log_mean("solver/parsed", [answer is not None for answer in answers])
         self.log_mean("co/rewarded_minus_true", mean(correct) - mean(truly))
-        for note, task, answer, hit in zip(batch["notes"], tasks, answers, truly):
+        for note, task, answer, hit in zip(batch.notes, tasks, answers, truly):
             note |= {"kind": task["kind"], "answer": answer, "right": hit}
 
 
@@ -462,7 +462,7 @@ def load(args: Args):
 
 def main(args: Args):
     with Sandbox(unsafe=args.unsafe_sandbox) as sandbox:
-        launch(Azr, args, load, evaluate, CURVES, sandbox=sandbox)
+        launch(Azr, args, load=load, evaluate=evaluate, curves=CURVES, sandbox=sandbox)
 
 
 if __name__ == "__main__":

@@ -39,15 +39,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import named_group_advantage
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.tasks.answers import (
     final_answer,
     in_one_form,
     is_correct,
+    mean,
     prompt,
     solve,
     solve_prompt,
@@ -199,7 +200,7 @@ class CoVerRL(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         solution, judgement = args.solution_tokens, args.judgement_tokens
         shared = {"group_size": 1, "adapter": "agent"}  # groups have names, see `advantages`
         return {
@@ -216,7 +217,7 @@ class CoVerRL(CoTrainer):
         more = self.generate("solver", more)  # they only vote
         asked = []
         for i, row in enumerate(rows[::T]):
-            texts = solver["texts"][i * T :][:T] + more[i * extra :][:extra]
+            texts = solver.texts[i * T :][:T] + more[i * extra :][:extra]
             answers = in_one_form([*map(final_answer, texts)])
             asked.append(Asked(row["question"], row["answer"], texts, answers, vote(answers)[0]))
         batches = [solver]
@@ -228,7 +229,7 @@ class CoVerRL(CoTrainer):
         self.report_step(asked)
         return [self.concat(batches)]
 
-    def verify_and_correct(self, asked: list[Asked]) -> list[dict]:
+    def verify_and_correct(self, asked: list[Asked]) -> list[Batch]:
         """Judgements decide which questions are kept; those that find fault are followed by
         corrections. Both are batches to train on, where there are any.
         """
@@ -238,19 +239,15 @@ class CoVerRL(CoTrainer):
             rows += [{"i": i, "for_m": True, "solution": text} for text in for_m]
             rows += [{"i": i, "for_m": False, "solution": text} for text in for_other]
         prompts = [verify_prompt(asked[row["i"]].question, row["solution"]) for row in rows]
-        if not any(self.gather([len(rows)])):
-            return []
-        # a process without a row judges one for nothing: all must take part in a rollout
-        idle = [] if rows else [verify_prompt(asked[0].question, asked[0].texts[0])]
-        verifier = self.rollout("verifier", [{"prompt": p} for p in prompts + idle])
-        found = [parse_judgement(text) for text in verifier["texts"]]
+        verifier = self.rollout("verifier", [{"prompt": p} for p in prompts])
+        found = [parse_judgement(text) for text in verifier.texts]
         self.filter(asked, rows, found)
         rewards = [judgement_reward(said, row["for_m"]) for row, (said, _) in zip(rows, found)]
         if self.cfg.verifier == "untrained":
             rewards = [torch.nan] * len(rows)
         keys = [(row["i"], row["for_m"]) for row in rows]
-        self.set_advantages(verifier, rewards, keys, asked, len(idle))
-        return [verifier, *self.correct(asked, rows, found)]
+        self.set_advantages(verifier, rewards, keys, asked)
+        return [verifier, self.correct(asked, rows, found)]
 
     def filter(self, asked: list[Asked], rows: list[dict], found: list[tuple]):
         """Sets `kept` of each question."""
@@ -264,7 +261,7 @@ class CoVerRL(CoTrainer):
         for one, keep in zip(asked, kept):
             one.kept = keep or self.cfg.filter == "none"
 
-    def correct(self, asked: list[Asked], rows: list[dict], found: list[tuple]) -> list[dict]:
+    def correct(self, asked: list[Asked], rows: list[dict], found: list[tuple]) -> Batch:
         K, prompts, keys, labels = self.cfg.corrections, [], [], []
         for j, (row, (said, faulty)) in enumerate(zip(rows, found)):
             one = asked[row["i"]]
@@ -272,27 +269,23 @@ class CoVerRL(CoTrainer):
                 prompts += [correct_prompt(one.question, row["solution"], faulty)] * K
                 keys += [(row["i"], "correction", j)] * K
                 labels += [one.m] * K
-        if not any(self.gather([len(prompts)])):
-            return []
-        idle = [] if prompts else [correct_prompt(asked[0].question, asked[0].texts[0], [])]
-        corrector = self.rollout("corrector", [{"prompt": p} for p in prompts + idle])
-        pairs = zip(labels, map(final_answer, corrector["texts"]))
+        corrector = self.rollout("corrector", [{"prompt": p} for p in prompts])
+        pairs = zip(labels, map(final_answer, corrector.texts))
         answers = [in_one_form([m, answer])[1] for m, answer in pairs]
         rewards = [reward(answer, m) for answer, m in zip(answers, labels)]
-        self.set_advantages(corrector, rewards, keys, asked, len(idle))
+        self.set_advantages(corrector, rewards, keys, asked)
         gold = [asked[key[0]].gold for key in keys]
-        right = [is_correct(text, g) for text, g in zip(corrector["texts"], gold)]
+        right = [is_correct(text, g) for text, g in zip(corrector.texts, gold)]
         self.log_mean("corrector/accuracy", right)
-        return [corrector]
+        return corrector
 
-    def set_advantages(self, batch: dict, rewards: list, keys: list, asked: list[Asked], idle=0):
-        """keys: (number of the question, ...), the group of each row. Idle rows, after the others,
-        and those of dropped questions teach nothing.
+    def set_advantages(self, batch: Batch, rewards: list, keys: list, asked: list[Asked]):
+        """keys: (number of the question, ...), the group of each row. Rows of dropped questions
+        teach nothing.
         """
         known = [r if asked[key[0]].kept else torch.nan for r, key in zip(rewards, keys)]
-        known, keys = known + [torch.nan] * idle, keys + [(None,)] * idle
         self.set_rewards(batch, known)
-        batch["advantages"] = advantages(batch["rewards"], keys)  # (B,)
+        batch.advantages = advantages(batch.rewards, keys)  # (B,)
 
     # --- what is logged and shown; no method below affects training
     def report_step(self, asked: list[Asked]):
@@ -355,7 +348,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def main(args: Args):
-    launch(CoVerRL, args, load_for_steps, evaluate, CURVES, solve_prompt, args.group_size)
+    load = load_for_steps
+    launch(CoVerRL, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

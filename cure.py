@@ -43,9 +43,9 @@ from typing import Literal, NamedTuple
 from common.cotrainer import CoTrainer, Player
 from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import grouped, prompt
+from common.tasks.answers import grouped, mean, prompt
 from common.tasks.code import load_tasks, parse_program
 
 import torch
@@ -223,7 +223,7 @@ class Cure(CoTrainer):
         self.sandbox = sandbox
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         N = args.group_size
         return {
             "coder": Player([], args.lr, args.program_tokens, N, adapter="policy"),
@@ -236,17 +236,17 @@ class Cure(CoTrainer):
 
         # CODER: N programs per task, rewarded by the task's own tests
         coder = self.rollout("coder", rows)
-        programs = grouped([parse_program(text) for text in coder["texts"]], N)
+        programs = grouped([parse_program(text) for text in coder.texts], N)
         own = [own_tests(row, self.cfg.own_tests) for row in rows[::N]]
         passes_own = self.run_tables([*zip(programs, own)], runs)  # (N, t) for each of P tasks
         rewards = [coder_rewards(table) for table in passes_own]  # (N,) each
         self.set_rewards(coder, torch.cat(rewards))
         A = torch.cat([normalised(R) for R in rewards])  # (B,)
-        coder["advantages"] = A.to(coder["rewards"])  # instead of GRPO's
+        coder.advantages = A.to(coder.rewards)  # instead of GRPO's
 
         # TESTER: N tests per task, rewarded by what they tell about these programs
         tester = self.rollout("tester", [{"prompt": test_prompt(row["question"])} for row in rows])
-        tests = grouped([parse_test(text) for text in tester["texts"]], N)
+        tests = grouped([parse_test(text) for text in tester.texts], N)
         passes_unit = self.run_tables([*zip(programs, tests)], runs)  # (N, N) for each of P tasks
         rewards = []  # (N,) each
         for group, by_own, by_unit in zip(tests, passes_own, passes_unit):
@@ -257,9 +257,9 @@ class Cure(CoTrainer):
         self.set_rewards(tester, torch.cat(rewards))
         A = [normalised(R) for R in rewards]
         if self.cfg.short_tests:
-            lengths = tester["completion_mask"].sum(1).cpu().reshape(-1, N)  # (P, N)
+            lengths = tester.completion_mask.sum(1).cpu().reshape(-1, N)  # (P, N)
             A = [shorter_is_better(a, l) for a, l in zip(A, lengths)]
-        tester["advantages"] = torch.cat(A).to(tester["rewards"])  # (B,)
+        tester.advantages = torch.cat(A).to(tester.rewards)  # (B,)
 
         self.report_tables(coder, tester, Ran(programs, passes_own, passes_unit), tests)
         # Two updates of one adapter. Both were sampled before the first, so the tests are one
@@ -310,7 +310,7 @@ class Cure(CoTrainer):
         self.log_mean("tester/p00", rates["p00"])
         self.log_mean("co/tasks_with_a_right_program", len(good) / len(correct))
         for batch in (coder, tester):  # a task's table goes with the first row of its group
-            for note, own, unit in zip(batch["notes"][:: self.cfg.group_size], ran.own, ran.unit):
+            for note, own, unit in zip(batch.notes[:: self.cfg.group_size], ran.own, ran.unit):
                 passes = torch.cat([own, unit], 1).int().tolist()
                 note["table"] = {"passes": passes, "own": own.shape[1]}
 
@@ -450,8 +450,8 @@ def load(args: Args):
 def main(args: Args):
     config = {"adam_beta2": 0.95}  # as in the released code
     with Sandbox(unsafe=args.unsafe_sandbox) as sandbox:
-        N, more = args.group_size, {"config": config, "sandbox": sandbox}
-        launch(Cure, args, load, evaluate, CURVES, code_prompt, N, **more)
+        more = {"prompt": code_prompt, "config": config, "sandbox": sandbox}
+        launch(Cure, args, load=load, evaluate=evaluate, curves=CURVES, **more)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import final_answer, grouped, prompt, split_steps
+from common.run.session import plain_errors
+from common.tasks.answers import final_answer, grouped, mean, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import load_questions
 from common.tasks.verdicts import Analysis, read_analysis, read_score
@@ -208,7 +208,7 @@ class DeepSeekMath(CoTrainer):
         self.saved = {"labelled": [], "rounds": 0}  # the same on all processes
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         """Without reward functions: a reward needs what verifier and meta-verifier say."""
         M, solution, analysis = args.group_size, args.solution_tokens, args.analysis_tokens
         return {
@@ -226,12 +226,12 @@ class DeepSeekMath(CoTrainer):
             self.label_solutions(current)
         return [self.meta_step() if phase == "meta" else self.verifier_step()]
 
-    def verifier_step(self) -> dict:
+    def verifier_step(self) -> Batch:
         M, now = self.cfg.group_size, self.state.global_step
         drawn = self.draw(self.saved["labelled"], random.Random(f"{self.cfg.seed} {now}"))  # P
         rows = [{**row, "prompt": grade_prompt(row)} for row in drawn for _ in range(M)]  # B
         batch = self.rollout("verifier", rows)
-        analyses = [read_analysis(t, r["solution"], SCORES) for t, r in zip(batch["texts"], rows)]
+        analyses = [read_analysis(t, r["solution"], SCORES) for t, r in zip(batch.texts, rows)]
         R_meta = [1.0] * len(rows)
         if self.cfg.meta_reward and now >= self.cfg.verifier_steps + self.cfg.meta_steps:
             R_meta = self.meta_verify(rows, analyses)
@@ -241,7 +241,7 @@ class DeepSeekMath(CoTrainer):
         self.report_verifier(rows, batch, analyses, R_meta)
         return batch
 
-    def meta_step(self) -> dict:
+    def meta_step(self) -> Batch:
         """It learns from the first round's solutions, whose faulty steps the truth tells."""
         rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
         pool = [row for row in self.saved["labelled"] if row["faulty"] is not None]
@@ -258,7 +258,7 @@ class DeepSeekMath(CoTrainer):
             row = row | {"claims": claims, "ms": meta_truth(claims, row["faulty"])}
             rows += [row | {"prompt": meta_prompt(row, claims)}] * self.cfg.group_size  # B
         batch = self.rollout("meta", rows)
-        said = [read_score(text, SCORES) for text in batch["texts"]]
+        said = [read_score(text, SCORES) for text in batch.texts]
         # R = R_format * (1 - |ms' - ms|)
         self.set_rewards(batch, [verifier_reward(ms, row["ms"]) for ms, row in zip(said, rows)])
         self.report_meta(rows, batch, said)
@@ -266,7 +266,7 @@ class DeepSeekMath(CoTrainer):
 
     def generator_step(self, rows: list[dict]) -> dict:
         batch = self.rollout("generator", rows)
-        solutions, own = zip(*map(parse_solution, batch["texts"]))
+        solutions, own = zip(*map(parse_solution, batch.texts))
         solved = [{"question": r["question"], "solution": s} for r, s in zip(rows, solutions)]
         readable = [i for i, analysis in enumerate(own) if analysis]  # R_format = 1
         judged = [solved[i] for i in readable]
@@ -369,13 +369,13 @@ class DeepSeekMath(CoTrainer):
             self.log_mean(f"verifier/{name}", value)
         self.log_mean("verifier/meta_reward", R_meta)
         self.log_mean("verifier/wrong_lessons", [row["label"] != row["truth"] for row in rows])
-        for note, row, a in zip(batch["notes"], rows, analyses):
+        for note, row, a in zip(batch.notes, rows, analyses):
             note |= {"label": row["label"], "truth": row["truth"], "defects": row["faulty"]}
             note["claimed"] = a and list(a.defects)
 
     def report_meta(self, rows, batch, said):
         self.log_mean("meta/accuracy", [ms == row["ms"] for row, ms in zip(rows, said)])
-        for note, row in zip(batch["notes"], rows):
+        for note, row in zip(batch.notes, rows):
             note |= {"claimed": list(row["claims"]), "defects": row["faulty"]}
 
     def report_generator(self, rows, batch, solved, own, verdicts):
@@ -385,7 +385,7 @@ class DeepSeekMath(CoTrainer):
         self.log_mean("co/over_claim", [a.score - s for a, (s, _) in zip(own, truths) if a])
         flattery = [a.score - truths[i][0] for i, a in verdicts.items() if a]
         self.log_mean("co/verdict_minus_gold", flattery)
-        for i, (note, a, (s, faulty)) in enumerate(zip(batch["notes"], own, truths)):
+        for i, (note, a, (s, faulty)) in enumerate(zip(batch.notes, own, truths)):
             note |= {"truth": s, "defects": faulty, "claimed": a and list(a.defects)}
             note["verifier's score"] = verdicts[i].score if verdicts.get(i) else None
 
@@ -462,7 +462,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(DeepSeekMath, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(DeepSeekMath, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ from pathlib import Path
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.pairs import completion_batch
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_first_verdict
@@ -194,7 +194,7 @@ class Gar(CoTrainer):
         self.labels = labels
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         G, K = args.group_size, args.judgement_tokens
         return {
             "reasoner": Player([match_reward], args.lr, args.solution_tokens, G),
@@ -207,13 +207,13 @@ class Gar(CoTrainer):
             return [self.sft_batch(len(rows))]  # stage 1
         # REASONER: G solutions per question; R_s has to wait for the verdicts
         batch = self.rollout("reasoner", rows)
-        R_m = batch["rewards"].tolist()  # B
+        R_m = batch.rewards.tolist()  # B
         self.log_mean("reasoner/accuracy", R_m)
         if self.cfg.discriminator == "none":
             return [batch]
         solutions = [
             self.cut(row["question"], text, right=R == 1)
-            for row, text, R in zip(rows, batch["texts"], R_m)
+            for row, text, R in zip(rows, batch.texts, R_m)
         ]  # B lists of slices
         generated = [part for parts in solutions for part in parts]
 
@@ -264,9 +264,9 @@ class Gar(CoTrainer):
         ]
         batch = self.rollout("discriminator", judged)
         # instead of GRPO's, and over all processes, because the std is the whole batch's
-        A = self.over_all_processes(lambda R: discriminator_advantages(R, M), batch["rewards"])
-        batch["advantages"] = A  # (B,)
-        for part, texts in zip(chosen, grouped(batch["texts"], M)):
+        A = self.over_all_processes(lambda R: discriminator_advantages(R, M), batch.rewards)
+        batch.advantages = A  # (B,)
+        for part, texts in zip(chosen, grouped(batch.texts, M)):
             part.verdicts = [parse_verdict(text) for text in texts]
         self.report_discriminator(batch, judged, chosen)
         return batch
@@ -289,7 +289,7 @@ class Gar(CoTrainer):
                 f"**YES** or **NO** within --judgement-tokens {self.cfg.judgement_tokens}. {helps}"
             )
 
-    def sft_batch(self, count: int) -> dict:
+    def sft_batch(self, count: int) -> Batch:
         """Stage 1: as many labels YES as NO. With A = 1 for every token `CoTrainer.loss` has the
         gradient of the cross-entropy.
         """
@@ -298,27 +298,27 @@ class Gar(CoTrainer):
         prompts = [judge_prompt(row["question"], row["slice"]) for row in rows]
         ids = [tokenizer(row["judgement"], add_special_tokens=False).input_ids for row in rows]
         ids = [[*tokens, tokenizer.eos_token_id] for tokens in ids]
-        batch = completion_batch(prompts, ids, tokenizer, device)
-        batch |= {"player": "discriminator", "advantages": torch.ones(count, device=device)}
-        batch["num_items_in_batch"] = torch.tensor(sum(self.gather([sum(map(len, ids))])))
+        batch = completion_batch("discriminator", prompts, ids, tokenizer, device)
+        batch.advantages = torch.ones(count, device=device)
+        batch.total_tokens = sum(self.gather([sum(map(len, ids))]))
         if self.kl:
-            batch["base_logps"] = self.log_probs(None, batch)  # (B, T)
+            batch.base_logps = self.log_probs(None, batch)  # (B, T)
         logp = self.log_probs("discriminator", batch)  # (B, T)
-        self.log_mean("discriminator/sft_loss", -logp[batch["completion_mask"].bool()])
+        self.log_mean("discriminator/sft_loss", -logp[batch.completion_mask.bool()])
         return batch
 
     # --- what is logged and shown; no method below affects training
-    def report_reasoner(self, batch: dict, solutions: list[list[Slice]], yes: list[list[float]]):
+    def report_reasoner(self, batch: Batch, solutions: list[list[Slice]], yes: list[list[float]]):
         means = torch.tensor([mean(verdicts) for verdicts in yes])  # (B,): R_s
         spread = means.reshape(-1, self.cfg.group_size).std(1)  # (P,)
         self.log_mean("discriminator/spread_in_groups", spread)
-        for note, parts, verdicts in zip(batch["notes"], solutions, yes):
+        for note, parts, verdicts in zip(batch.notes, solutions, yes):
             note |= {"parts": [part.text for part in parts], "verdicts": verdicts}
             note["gold"] = [part.sound for part in parts]
 
-    def report_discriminator(self, batch: dict, judged: list[dict], chosen: list[Slice]):
+    def report_discriminator(self, batch: Batch, judged: list[dict], chosen: list[Slice]):
         """By kind of slice: on slices of correct solutions the two rewards disagree."""
-        for note, row in zip(batch["notes"], judged):
+        for note, row in zip(batch.notes, judged):
             note["slice"] = KINDS[row["right"]]
         says_yes = [(part.right, v == 1) for part in chosen for v in part.verdicts]
         for right, kind in KINDS.items():
@@ -450,8 +450,7 @@ def load_labels(path: str) -> dict[int, list[dict]]:
     labels = {0: [], 1: []}
     for where, row in read_jsonl(Path(path), "--sft-labels"):
         texts = [row.get(key) for key in ("question", "slice", "judgement")]
-        are_texts = all(isinstance(text, str) and text for text in texts)
-        verdict = parse_verdict(row["judgement"]) if are_texts else None
+        verdict = parse_verdict(texts[2]) if all(x and type(x) is str for x in texts) else None
         if verdict is None:
             raise UserError(f"--sft-labels {where} needs question, slice and judgement (verdict).")
         labels[verdict].append(row)
@@ -462,7 +461,8 @@ def load_labels(path: str) -> dict[int, list[dict]]:
 
 def main(args: Args):
     labels = load_labels(args.sft_labels) if args.sft_labels else {}
-    launch(Gar, args, load, evaluate, CURVES, solve_prompt, args.group_size, labels=labels)
+    more = {"prompt": solve_prompt, "labels": labels}
+    launch(Gar, args, load=load, evaluate=evaluate, curves=CURVES, **more)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,14 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.pairs import completion_batch, in_passes
 from common.plain import special_tokens
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import grouped, prompt, solutions_to_teach, solve, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import grouped, mean, prompt, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
 from common.tasks.verdicts import read_verdict, verify_prompt
@@ -156,7 +156,7 @@ class GenRM(CoTrainer):
     """
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
             "verifier": Player([], args.lr, judgement, reads=solution),
@@ -177,7 +177,7 @@ class GenRM(CoTrainer):
             solutions = [(solve_prompt(row["question"]), row["solution"]) for row in right]
         return [self.batch_of(lessons, solutions)]
 
-    def batch_of(self, lessons: list[tuple], solutions: list[tuple]) -> dict:
+    def batch_of(self, lessons: list[tuple], solutions: list[tuple]) -> Batch:
         """(prompt, text) of all processes -> a batch of this process's share."""
         ids = [self.ids(text) for _, text in lessons + solutions]
         lengths, count = [len(row) for row in ids], len(lessons)
@@ -187,22 +187,18 @@ class GenRM(CoTrainer):
         rows = self.my_share(list(zip(prompts, ids, weights, solves)))
         prompts, ids, weights, solves = map(list, zip(*rows))
         device = self.accelerator.device
-        batch = completion_batch(prompts, ids, self.processing_class, device)
-        notes = [{"player": "verifier", "prompt": messages[-1]["content"]} for messages in prompts]
-        return batch | {
-            "player": "verifier",
-            "weight": torch.tensor(weights).to(device),  # (B,)
-            "solves": torch.tensor(solves).to(device),  # (B,)
-            "row": torch.arange(len(rows)).to(device),  # (B,)
-            "notes": notes,
-        }
+        batch = completion_batch("verifier", prompts, ids, self.processing_class, device)
+        batch.columns["weight"] = torch.tensor(weights).to(device)  # (B,)
+        batch.columns["solves"] = torch.tensor(solves).to(device)  # (B,)
+        batch.notes = [{"player": "verifier", "prompt": x[-1]["content"]} for x in prompts]
+        return batch
 
     def loss(self, batch):
         """A micro-batch's share of L(D_verify) + lambda L(D_correct)."""
         logp, _ = self.score(batch)  # (b, T)
         likelihood = logp.sum(1)  # (b,)
         self.report_rows(batch, logp)
-        return -(likelihood * batch["weight"]).sum()
+        return -(likelihood * batch.columns["weight"]).sum()
 
     # --- data
     def collect(self):
@@ -289,22 +285,22 @@ class GenRM(CoTrainer):
         prompts = [messages for messages, _ in begun for _ in forms]
         texts = [text + form for _, text in begun for form in forms]
         ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-        batch = completion_batch(prompts, ids, tokenizer, self.accelerator.device)
+        batch = completion_batch("verifier", prompts, ids, tokenizer, self.accelerator.device)
         logps = self.log_probs("verifier", batch).sum(1)  # (B * 2 * forms,), sums over tokens
         return p_yes(logps.reshape(len(begun), 2, -1)).tolist()
 
     # --- what is logged and shown; no method below affects training
     def report_rows(self, batch, logp):
-        tokens = batch["completion_mask"].bool()  # (b, T)
-        solves = batch["solves"][:, None]  # (b, 1)
+        tokens = batch.completion_mask.bool()  # (b, T)
+        solves = batch.columns["solves"][:, None]  # (b, 1)
         self.log_mean("verifier/verify_loss", -logp[tokens & ~solves])
         self.log_mean("verifier/solve_loss", -logp[tokens & solves])
-        if 0 in batch["row"]:  # one micro-batch of the step is shown
+        if 0 in batch.row:  # one micro-batch of the step is shown
             notes = [
                 note | {"rewards": {"log-likelihood": value}, "credit": "log-probability"}
-                for note, value in zip(batch["notes"], logp.sum(1).tolist())
+                for note, value in zip(batch.notes, logp.sum(1).tolist())
             ]
-            self.record(batch | {"advantages": logp.detach(), "notes": notes})
+            self.record(batch, logp, notes)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -338,7 +334,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(GenRM, args, load, evaluate, CURVES)
+    launch(GenRM, args, load=load, evaluate=evaluate, curves=CURVES)
 
 
 if __name__ == "__main__":

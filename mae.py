@@ -39,12 +39,12 @@ import re
 from dataclasses import dataclass
 
 from common.advantage import whiten
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import boxed, grouped, is_correct, prompt, solve, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import boxed, grouped, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
 from common.tasks.verdicts import against_gold
@@ -227,7 +227,7 @@ class Mae(CoTrainer):
         self.trouble = ""  # why the run ends early
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         shared = {"group_size": 1, "adapter": "agent"}
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
@@ -246,9 +246,9 @@ class Mae(CoTrainer):
 
         batch = self.concat(batches)
         # A = (r - mean) / std within each role, over the rows of all processes
-        A = self.over_all_processes(part_whiten, batch["rewards"], batch["rollout"])  # (B,)
-        trained = torch.tensor([getattr(self.cfg, f"train_{b['player']}") for b in batches])
-        batch["advantages"] = A * trained.to(A)[batch["rollout"]]
+        A = self.over_all_processes(part_whiten, batch.rewards, batch.source)  # (B,)
+        trained = torch.tensor([getattr(self.cfg, f"train_{b.player}") for b in batches])
+        batch.advantages = A * trained.to(A)[batch.source]
         return [batch]
 
     def draw(self) -> tuple[list, list, list]:
@@ -261,11 +261,11 @@ class Mae(CoTrainer):
         pairs = draw_from(rng, S, count)
         return self.my_share(references), self.my_share(questions), self.my_share(pairs)
 
-    def propose(self, references: list[str | None]) -> dict:
+    def propose(self, references: list[str | None]) -> Batch:
         cfg, n = self.cfg, self.cfg.difficulty_samples
         rows = [{"prompt": propose_prompt(text), "tag": "question"} for text in references]
         batch = self.rollout("proposer", rows)
-        proposals = [Proposal(proposed_question(text)) for text in batch["texts"]]  # N
+        proposals = [Proposal(proposed_question(text)) for text in batch.texts]  # N
         written = [proposal for proposal in proposals if proposal.question]
         # quality = V(q)
         V, _ = self.values([judge_question_prompt(proposal.question) for proposal in written])
@@ -279,7 +279,7 @@ class Mae(CoTrainer):
         for proposal, values in zip(good, grouped(V, n)):
             proposal.difficulty = 1 - mean(values)
         # r = (quality + difficulty + format) / 3; no question, no reward
-        formats = (batch["rewards"] * cfg.format_reward).tolist()  # N
+        formats = (batch.rewards * cfg.format_reward).tolist()  # N
         rewards = [
             proposer_reward(p.quality, p.difficulty, format, self.gate) if p.question else 0.0
             for p, format in zip(proposals, formats)
@@ -290,26 +290,26 @@ class Mae(CoTrainer):
         self.report_proposals(batch, proposals, good)
         return batch
 
-    def solve(self, questions: list[str]) -> dict:
+    def solve(self, questions: list[str]) -> Batch:
         cfg = self.cfg
         rows = [{"prompt": solve_prompt(question), "tag": "answer"} for question in questions]
         batch = self.rollout("solver", rows)
-        V, judgements = self.values([*map(judge_answer_prompt, questions, batch["texts"])])
+        V, judgements = self.values([*map(judge_answer_prompt, questions, batch.texts)])
         # r = (V(a, q) + format) / 2
-        formats = batch["rewards"] * cfg.format_reward  # (N,)
+        formats = batch.rewards * cfg.format_reward  # (N,)
         self.set_rewards(batch, (torch.tensor(V).to(formats) + formats) / 2)
-        answers = map(shown_answer, batch["texts"])
+        answers = map(shown_answer, batch.texts)
         pairs = [{"question": q, "answer": a} for q, a in zip(questions, answers)]
         self.saved["pairs"] = (self.saved["pairs"] + self.gather(pairs))[-cfg.pool_size :]
         self.log_mean("solver/judged", V)
-        for note, v, judgement in zip(batch["notes"], V, judgements):
+        for note, v, judgement in zip(batch.notes, V, judgements):
             note["rewards"]["judged"], note["judgement"] = v, judgement
         return batch
 
-    def judge(self, pairs: list[dict]) -> dict:
+    def judge(self, pairs: list[dict]) -> Batch:
         prompts = [judge_answer_prompt(pair["question"], pair["answer"]) for pair in pairs]
         batch = self.rollout("judge", [{"prompt": p, "tag": "score"} for p in prompts])
-        self.set_rewards(batch, batch["rewards"] * self.cfg.format_reward)  # r = format
+        self.set_rewards(batch, batch.rewards * self.cfg.format_reward)  # r = format
         return batch
 
     def values(self, prompts: list) -> tuple[list[float], list[str]]:
@@ -336,8 +336,8 @@ class Mae(CoTrainer):
             )
 
     # --- what is logged and shown; no method below affects training
-    def report_proposals(self, batch: dict, proposals: list[Proposal], good: list[Proposal]):
-        for note, p in zip(batch["notes"], proposals):
+    def report_proposals(self, batch: Batch, proposals: list[Proposal], good: list[Proposal]):
+        for note, p in zip(batch.notes, proposals):
             if p.question:
                 note["rewards"] |= {"quality": p.quality, "difficulty": p.difficulty}
         self.log_mean("proposer/quality", [p.quality for p in proposals if p.question])
@@ -458,7 +458,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    trainer = launch(Mae, args, load, evaluate, CURVES)
+    trainer = launch(Mae, args, load=load, evaluate=evaluate, curves=CURVES)
     if trainer.trouble:
         raise UserError(trainer.trouble)
 

@@ -42,15 +42,16 @@ import random
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.tasks.answers import (
     boxed,
     final_answer,
     is_correct,
+    mean,
     prompt,
     solve_prompt,
     split_steps,
@@ -205,7 +206,7 @@ def verdict_reward(completions, right, **_) -> list[float]:
 class Turn(NamedTuple):
     """What both agents have written in one turn; entry i of a list belongs to debate i."""
 
-    batches: list[dict]  # of each agent
+    batches: list[Batch]  # of each agent
     texts: list[list[str]]  # (2, B), without thoughts
     right: list[list[bool]]  # (2, B)
 
@@ -214,7 +215,7 @@ class Maporl(CoTrainer):
     """`step` is the loop."""
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         first, again, K = args.solution_tokens, args.debate_tokens, args.group_size
         written = [first, again, again][: args.turns]  # tokens of a text, by turn, at most
         players = {name: Player([], args.lr, first, K) for name in AGENTS}
@@ -271,8 +272,8 @@ class Maporl(CoTrainer):
         ]
 
     @staticmethod
-    def turn_of(batches: list[dict], rows: list[dict]) -> Turn:
-        texts = [[*map(shown, batch["texts"])] for batch in batches]
+    def turn_of(batches: list[Batch], rows: list[dict]) -> Turn:
+        texts = [[*map(shown, batch.texts)] for batch in batches]
         right = [[is_correct(x, row["answer"]) for x, row in zip(own, rows)] for own in texts]
         return Turn(batches, texts, right)
 
@@ -290,7 +291,7 @@ class Maporl(CoTrainer):
             self.log_mean("co/sounds_sure", [sounds_sure(s) for x in texts for s in split_steps(x)])
         return torch.tensor(V).float().reshape(len(turns), 2, len(rows))
 
-    def train_verifier(self, rows: list[dict], turns: list[Turn]) -> dict:
+    def train_verifier(self, rows: list[dict], turns: list[Turn]) -> Batch:
         """K judgements of one solution of each question, of any agent and turn."""
         rng, judged = random.Random(f"{self.cfg.seed} {self.state.global_step}"), []
         for i in range(0, len(rows), self.cfg.group_size):
@@ -305,7 +306,7 @@ class Maporl(CoTrainer):
             self.log_mean(f"co/{name}", values)
         for t, turn in enumerate(turns):
             for a, batch in enumerate(turn.batches):
-                for i, note in enumerate(batch["notes"]):
+                for i, note in enumerate(batch.notes):
                     note |= {"turn": t + 1, "answer is right": turn.right[a][i]}
                     note |= {"score": score[t, a, i].item(), "bonus": bonus[t, a, i].item()}
 
@@ -379,7 +380,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def main(args: Args):
-    launch(Maporl, args, load_for_steps, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Maporl, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

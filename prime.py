@@ -41,12 +41,11 @@ What we changed and it matters (more in docs/prime.md)
 Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from common.advantage import return_to_go, whiten
-from common.batch import SCORED, take_rows
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.plain import without_checkpointing
 from common.run.args import (
@@ -61,8 +60,8 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import is_correct, solve, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import is_correct, mean, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
 
@@ -211,7 +210,7 @@ class Prime(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the policy's loss and updates."""
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         T, K = args.solution_tokens, args.group_size
         prm_lr = args.prm_lr if args.process_reward else 0.0
         return {
@@ -224,7 +223,7 @@ class Prime(CoTrainer):
         cfg = self.cfg
         batch = self.fill_batch(rows[:: cfg.group_size])
         if not cfg.process_reward:
-            d = torch.zeros_like(batch["completion_mask"])
+            d = torch.zeros_like(batch.completion_mask)
             self.credit(batch, d, noise=0.0)
             return [batch]
         prm_batch, noise = self.prm_batch(batch), self.rounding_noise(batch)
@@ -233,12 +232,12 @@ class Prime(CoTrainer):
         if cfg.prm_update == "before":
             self.update(prm_batch)
         # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-        d = self.log_probs("prm", batch) - prm_batch["reference_logps"]  # (B, T)
+        d = self.log_probs("prm", batch) - prm_batch.columns["reference_logps"]  # (B, T)
         self.credit(batch, d, noise)
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
         if cfg.prm_update == "none":
-            self.report_prm(d, batch["rewards"], batch["completion_mask"])
+            self.report_prm(d, batch.rewards, batch.completion_mask)
         return [batch]
 
     def credit(self, batch, d, noise: float):
@@ -248,36 +247,34 @@ class Prime(CoTrainer):
         def both(d, outcome, mask):
             return torch.stack(prime_advantages(d, outcome, mask, K, noise), 2)  # (B, T, 2)
 
-        columns = d, batch["rewards"], batch["completion_mask"]
+        columns = d, batch.rewards, batch.completion_mask
         A, alone = self.over_all_processes(both, *columns).unbind(2)  # (B, T) each
-        batch["advantages"] = A
-        batch["components"] = {"outcome alone": alone, "process reward": A - alone}
-        for note, text in zip(batch["notes"], batch["texts"]):
+        batch.advantages = A
+        batch.components = {"outcome alone": alone, "process reward": A - alone}
+        for note, text in zip(batch.notes, batch.texts):
             note["gold"] = gold_steps(note["prompt"], text)  # does credit find the wrong step?
 
     # --- the PRM
-    def prm_batch(self, batch) -> dict:
+    def prm_batch(self, batch) -> Batch:
         """The same rows for the PRM, without advantages, so that all of them are trained on."""
         reference = "policy" if self.cfg.prm_reference == "policy" else None
-        return {
-            "player": "prm",
-            **{key: batch[key] for key in SCORED},  # prompt and completion, ids and masks
-            "outcome": batch["rewards"],  # (B,)
+        columns = {
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
-            "rows": sum(self.gather([len(batch["rewards"])])),  # B of all processes
+            "rows": sum(self.gather([len(batch)])),  # B of all processes
         }
+        return replace(batch, player="prm", advantages=None, notes=[], columns=columns, origins=[])
 
     def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
-        if batch["player"] != "prm":
+        if batch.player != "prm":
             return super().loss(batch)
-        outcome, mask = batch["outcome"], batch["completion_mask"]  # (b,), (b, T)
+        outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
         logp, entropy = self.score(batch)  # (b, T)
         self.log_mean("prm/entropy", entropy[mask.bool()])
-        d = logp - batch["reference_logps"]  # (b, T)
+        d = logp - batch.columns["reference_logps"]  # (b, T)
         self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
-        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch["rows"]
+        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.columns["rows"]
 
     def rounding_noise(self, batch) -> float:
         """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
@@ -291,17 +288,18 @@ class Prime(CoTrainer):
             return self.saved["noise"]
         largest = 0.0
         with torch.no_grad(), self.playing(None), without_checkpointing(self.model):
-            for rows in torch.arange(len(batch["rewards"])).split(self.cfg.micro_batch):
-                part = take_rows(batch, rows)
-                prompt = {key: F.pad(part[key], (1, 0)) for key in ("prompt_ids", "prompt_mask")}
-                d = self.score(part | prompt)[0] - self.score(part)[0]  # (b, t)
-                returns = return_to_go(d, part["completion_mask"])
+            for rows in torch.arange(len(batch)).split(self.cfg.micro_batch):
+                part = batch.take(rows)
+                ids, mask = (F.pad(x, (1, 0)) for x in (part.prompt_ids, part.prompt_mask))
+                moved = replace(part, prompt_ids=ids, prompt_mask=mask)
+                d = self.score(moved)[0] - self.score(part)[0]  # (b, t)
+                returns = return_to_go(d, part.completion_mask)
                 largest = max(largest, returns.abs().max().item())
         self.saved["noise"] = 2 * max(self.gather([largest]))
         return self.saved["noise"]
 
     # --- the filter
-    def fill_batch(self, questions: list[dict]) -> dict:
+    def fill_batch(self, questions: list[dict]) -> Batch:
         """P groups of K responses with an accuracy within `keep_bounds`; fewer, if max_refills
         rounds of sampling do not bring as many.
         """
@@ -312,11 +310,12 @@ class Prime(CoTrainer):
         for _ in range(cfg.max_refills):
             tried = self.next_questions(queue)
             batch = self.rollout("policy", [row for row in tried for _ in range(K)])
-            accuracy = batch["rewards"].reshape(P, K).mean(1)  # (P,)
+            accuracy = batch.rewards.reshape(P, K).mean(1)  # (P,)
             keep = (accuracy > low - 1e-6) & (accuracy < high + 1e-6)  # (P,), thirds are rounded
-            kept += [(tried[g], rows_of(batch, g, K)) for g in keep.nonzero().flatten().tolist()]
+            groups = torch.arange(P * K).split(K)  # P times the K rows of a question
+            kept += [(tried[g], batch.take(groups[g])) for g in keep.nonzero().flatten().tolist()]
             accuracies += accuracy.tolist()
-            tokens += int(batch["completion_mask"].sum())
+            tokens += int(batch.completion_mask.sum())
             # all processes sample as many rounds, and train on as many groups
             count = min(P, *self.gather([len(kept)]))
             if count == P:
@@ -333,8 +332,7 @@ class Prime(CoTrainer):
         queue["waiting"] += [question for question, _ in kept[count:]]
         self.saved["filter"] = self.gather([queue])
         batch = self.concat([group for _, group in kept[:count]])
-        trained_tokens = batch["completion_mask"].sum()
-        batch["num_items_in_batch"] = self.accelerator.reduce(trained_tokens, "sum")
+        batch.total_tokens = sum(self.gather([int(batch.completion_mask.sum())]))
         return batch
 
     def load_queue(self, questions: list[dict]) -> dict:
@@ -375,13 +373,6 @@ class Prime(CoTrainer):
         self.log_mean("co/samples", self.saved["samples"])
 
 
-def rows_of(batch: dict, group: int, size: int) -> dict:
-    """One group of a batch: its rows of every tensor and list."""
-    rows, whole = slice(group * size, (group + 1) * size), ("player", "num_items_in_batch")
-    part = {key: value if key in whole else value[rows] for key, value in batch.items()}
-    return part | {"trained": [[False]]}  # CoTrainer's mark, a list of another length
-
-
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
     """The policy on held-out questions. Sampling comes first, so that it meets the same random
@@ -406,7 +397,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(Prime, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Prime, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

@@ -36,15 +36,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.tasks.answers import (
     boxed,
     final_answer,
     is_correct,
+    mean,
     prompt,
     solve,
     solve_prompt,
@@ -169,7 +170,7 @@ class Raro(CoTrainer):
     """`step` is the loop. `saved` holds the buffer, the same on all processes."""
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         K, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
         adapter = {"adapter": "agent"} if args.shared else {}
         lr = args.lr if args.shared or args.critic == "co-trained" else 0.0
@@ -183,12 +184,12 @@ class Raro(CoTrainer):
         cfg = self.cfg
         policy = self.rollout("policy", rows)  # P * K solutions
         rng = random.Random(f"{cfg.seed} {self.state.global_step} {rows[0]['question']}")
-        pairs = [pair_of(row, text, rng.choice("12")) for row, text in zip(rows, policy["texts"])]
+        pairs = [pair_of(row, text, rng.choice("12")) for row, text in zip(rows, policy.texts)]
         choices = self.judged(pairs, rng)  # B
         rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
-        whole = map(is_whole, policy["texts"])
+        whole = map(is_whole, policy.texts)
         self.set_rewards(policy, [r if w else 0.0 for r, w in zip(rewards, whole)])
-        policy["advantages"] = cfg.weight_pol * self.advantages(policy)  # (B,)
+        policy.advantages = cfg.weight_pol * self.advantages(policy)  # (B,)
         self.report_step(pairs, choices)
         batches = [policy]
         if cfg.critic == "co-trained":
@@ -209,7 +210,7 @@ class Raro(CoTrainer):
         frozen = self.cfg.shared and self.cfg.critic == "frozen"
         return self.playing(None) if frozen else nullcontext()
 
-    def train_critic(self, new: list[dict], rng: random.Random) -> dict:
+    def train_critic(self, new: list[dict], rng: random.Random) -> Batch:
         """G judgements of each of C pairs, of this step and of old policies."""
         cfg, buffer = self.cfg, self.saved.get("buffer", [])
         share, done = cfg.pairs * cfg.old_share, self.state.global_step
@@ -222,17 +223,17 @@ class Raro(CoTrainer):
             for _ in range(cfg.group_size)
         ]
         critic = self.rollout("critic", rows)
-        critic["advantages"] = cfg.weight_crit * self.advantages(critic)  # (C * G,)
+        critic.advantages = cfg.weight_crit * self.advantages(critic)  # (C * G,)
         return critic
 
-    def advantages(self, batch: dict) -> torch.Tensor:
+    def advantages(self, batch: Batch) -> torch.Tensor:
         """A = r - mean over the group, without dividing by its deviation (Dr. GRPO); 0 for a
         completion that was cut at its limit. (B,)
         """
         # A = R - mean(R of the group)
-        A = group_advantage(batch["rewards"], self.cfg.group_size, scale=False)  # (B,)
-        ends = torch.tensor(self.eos_token_ids, device=batch["completion_ids"].device)
-        ended = torch.isin(batch["completion_ids"], ends) & batch["completion_mask"].bool()
+        A = group_advantage(batch.rewards, self.cfg.group_size, scale=False)  # (B,)
+        ends = torch.tensor(self.eos_token_ids, device=batch.completion_ids.device)
+        ended = torch.isin(batch.completion_ids, ends) & batch.completion_mask.bool()
         return A * ended.any(1)
 
     # --- what is logged and shown; no method below affects training
@@ -310,7 +311,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(Raro, args, load, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Raro, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.run.args import (
     Count,
     CountOrZero,
@@ -50,10 +50,11 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.tasks.answers import (
     boxed,
     is_correct,
+    mean,
     prompt,
     solve_prompt,
     split_steps,
@@ -153,7 +154,7 @@ class Score(CoTrainer):
     """`step` is the loop, `loss` has a KL weight for each row."""
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         first, second = args.solution_tokens, args.second_tokens
         return {
             "first": Player([], args.lr, first, args.group_size, adapter="agent"),
@@ -170,30 +171,30 @@ class Score(CoTrainer):
         # a switch, for each row has its own weight: at 0 the base's log-probs are not computed
         self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)
         first = self.rollout("first", rows)  # B tries y1
-        r1 = torch.tensor(are_right(first["texts"], rows)).to(first["rewards"])  # (B,)
+        r1 = torch.tensor(are_right(first.texts, rows)).to(first.rewards)  # (B,)
         self.set_turn_rewards(first, r1)
         if stage1:
-            first["advantages"] = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
-        first["kl_weight"] = torch.full_like(r1, self.kl)  # (B,)
+            first.advantages = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
+        first.columns["kl_weight"] = torch.full_like(r1, self.kl)  # (B,)
         if cfg.turns == 1:
             self.log_mean("first/accuracy", r1)
             return [first]
-        asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, first["texts"])]
+        asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, first.texts)]
         second = self.rollout("second", [{"prompt": x2} for x2 in asked])  # B tries y2
-        r2 = torch.tensor(are_right(second["texts"], rows)).to(second["rewards"])  # (B,)
+        r2 = torch.tensor(are_right(second.texts, rows)).to(second.rewards)  # (B,)
         self.set_turn_rewards(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
-        second["kl_weight"] = torch.full_like(r2, cfg.kl)  # (B,)
+        second.columns["kl_weight"] = torch.full_like(r2, cfg.kl)  # (B,)
         self.report_step(first, second, r1, r2)
         return [self.concat([first, second])]
 
-    def set_turn_rewards(self, batch: dict, rewards: torch.Tensor):
+    def set_turn_rewards(self, batch: Batch, rewards: torch.Tensor):
         """Rewards of one turn, and its advantages: the K tries of a question are a group, also in
         the second turn, where they follow different first tries.
         """
         K = self.cfg.group_size
         self.set_rewards(batch, rewards, groups=[i // K for i in range(len(rewards))])
         # A = r - mean; not / std, which would scale 11 and -10 back to the size of 1 and 0
-        batch["advantages"] = group_advantage(rewards, K, scale=False)  # (B,)
+        batch.advantages = group_advantage(rewards, K, scale=False)  # (B,)
 
     def loss(self, batch):
         """CoTrainer's loss, with a KL weight beta for each row:
@@ -201,34 +202,34 @@ class Score(CoTrainer):
         sum over all tokens t of a step (-A ratio_t + beta k3_t) / their number
         """
         logp, entropy = self.score(batch)  # (b, T)
-        mask, A = batch["completion_mask"], batch["advantages"]  # (b, T), (b,) or (b, T)
+        mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
         A = A[:, None] if A.dim() == 1 else A
         ratio = (logp - logp.detach()).exp()  # (b, T)
         loss = -A * ratio  # (b, T)
         if self.kl:
-            log_q = batch["base_logps"] - logp
+            log_q = batch.base_logps - logp
             k3 = log_q.exp() - log_q - 1
-            loss = loss + batch["kl_weight"][:, None] * k3
+            loss = loss + batch.columns["kl_weight"][:, None] * k3
             self.report_turns("kl", k3, batch)
         self.report_turns("entropy", entropy, batch)
-        return (loss * mask).sum() / batch["num_items_in_batch"]
+        return (loss * mask).sum() / batch.total_tokens
 
     # --- what is logged and shown; no method below affects training
-    def report_step(self, first: dict, second: dict, r1: torch.Tensor, r2: torch.Tensor):
+    def report_step(self, first: Batch, second: Batch, r1: torch.Tensor, r2: torch.Tensor):
         one, two = r1.bool().tolist(), r2.bool().tolist()
         self.log_mean("first/accuracy", one)
         self.log_mean("second/accuracy", two)
         for name, values in transitions(one, two).items():
             self.log_mean(f"co/{name}", values)
-        same = [content(y1) == content(y2) for y1, y2 in zip(first["texts"], second["texts"])]
+        same = [content(y1) == content(y2) for y1, y2 in zip(first.texts, second.texts)]
         self.log_mean("co/same", same)
-        for note, right1, right2 in zip(second["notes"], r1.tolist(), r2.tolist()):
+        for note, right1, right2 in zip(second.notes, r1.tolist(), r2.tolist()):
             note["rewards"] |= {"r1": right1, "r2": right2}
 
-    def report_turns(self, name: str, values: torch.Tensor, batch: dict):
+    def report_turns(self, name: str, values: torch.Tensor, batch: Batch):
         """The mean over the tokens of each turn. (b, T)"""
-        mask = batch["completion_mask"].bool()
-        turn = batch.get("rollout", torch.zeros_like(mask[:, 0], dtype=torch.long))  # (b,) 0 or 1
+        mask = batch.completion_mask.bool()
+        turn = batch.row * 0 if batch.source is None else batch.source  # (b,) 0 or 1
         for i, player in enumerate(self.players):
             self.log_mean(f"{player}/{name}", values[mask & (turn == i)[:, None]])
 
@@ -264,7 +265,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def main(args: Args):
-    launch(Score, args, load_for_steps, evaluate, CURVES, solve_prompt, args.group_size)
+    launch(Score, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

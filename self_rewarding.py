@@ -34,7 +34,7 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_batch
 from common.players import copy_adapter
@@ -50,8 +50,8 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import grouped, is_correct, prompt, solve, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_score
 
@@ -193,7 +193,7 @@ class SelfRewarding(CoTrainer):
         self.saved = {"round": -1, "pairs": []}
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         """Solver and judge are one model: one adapter plays both."""
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
@@ -266,7 +266,7 @@ class SelfRewarding(CoTrainer):
         prompts = [score_prompt(a["question"], a["text"]) for a in answers for _ in range(R)]
         return grouped([parse_score(text) for text in self.generate("judge", prompts)], R)
 
-    def preference_batch(self, pairs: list[dict]) -> dict:
+    def preference_batch(self, pairs: list[dict]) -> Batch:
         batch = pair_batch(
             "solver",
             [solve_prompt(pair["question"]) for pair in pairs],
@@ -274,7 +274,7 @@ class SelfRewarding(CoTrainer):
             self.processing_class,
             self.accelerator.device,
         )
-        batch["notes"] = [
+        batch.notes = [
             {
                 "player": "solver",
                 "prompt": pair["question"],
@@ -289,7 +289,7 @@ class SelfRewarding(CoTrainer):
         """A micro-batch's part of the mean over the pairs of the step."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
         logp, entropy = self.score(both)  # (2b, T), under M
-        self.log_mean("solver/entropy", entropy[both["completion_mask"].bool()])
+        self.log_mean("solver/entropy", entropy[both.completion_mask.bool()])
         # scored in the same micro-batches as M, so that the loss is ln 2 when a round begins
         with torch.no_grad(), self.playing("previous"):
             ref = self.score(both)[0]  # (2b, T), under M_t
@@ -317,7 +317,7 @@ class SelfRewarding(CoTrainer):
     def report_pairs(self, batch, both, log_ratio, losses, margin):
         self.log_mean("solver/pair_loss", losses)
         self.log_mean("solver/margin", margin)
-        if 0 not in batch["row"]:
+        if 0 not in batch.row:
             return  # one micro-batch of the step is shown
         notes = [
             {
@@ -326,10 +326,10 @@ class SelfRewarding(CoTrainer):
                 "rewards": {"own score": score, "margin": m},
                 "credit": "log-ratio",
             }
-            for note, m in zip(batch["notes"], margin.tolist())
+            for note, m in zip(batch.notes, margin.tolist())
             for which, score, right in zip(("chosen", "rejected"), note["scores"], note["right"])
         ]
-        self.record(both | {"advantages": log_ratio.detach(), "notes": notes})
+        self.record(both, log_ratio, notes)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -408,7 +408,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(SelfRewarding, args, load, evaluate, CURVES)
+    launch(SelfRewarding, args, load=load, evaluate=evaluate, curves=CURVES)
 
 
 if __name__ == "__main__":

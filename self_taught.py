@@ -37,18 +37,17 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.pairs import completion_batch, in_passes
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import final_answer, grouped, is_correct, prompt, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import final_answer, grouped, is_correct, mean, prompt, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import MODULO, parse_question
 
-import torch
 import tyro
 
 
@@ -173,7 +172,7 @@ class SelfTaught(CoTrainer):
         self.untrained = [p.detach().clone() for p in self.parameters_of("judge")]
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         """The solver only plays at step 0, where the judge's adapter still is M_0, so it
         needs no adapter.
         """
@@ -256,24 +255,22 @@ class SelfTaught(CoTrainer):
             for row, token_ids, text in zip(comparisons, ids, texts)
         ]
 
-    def lesson_batch(self, everyones: list[dict]) -> dict:
+    def lesson_batch(self, everyones: list[dict]) -> Batch:
         """everyones: the lessons of the step on all processes, by whose tokens `loss` divides."""
         mine, device = self.my_share(everyones), self.accelerator.device
         prompts = [lesson["prompt"] for lesson in mine]
         ids = [lesson["ids"] for lesson in mine]
-        batch = completion_batch(prompts, ids, self.processing_class, device)
-        batch["player"] = "judge"
-        batch["row"] = torch.arange(len(mine), device=device)  # (B,)
+        batch = completion_batch("judge", prompts, ids, self.processing_class, device)
         tokens = sum(len(lesson["ids"]) for lesson in everyones)
-        batch["num_items_in_batch"] = torch.tensor(tokens, device=device)
-        batch["notes"] = [{"player": "judge", "prompt": p[-1]["content"]} for p in prompts]
+        batch.total_tokens = tokens
+        batch.notes = [{"player": "judge", "prompt": p[-1]["content"]} for p in prompts]
         return batch
 
     def loss(self, batch):
         """A micro-batch's part of - mean of log M(j | x, y, y') over all tokens of the step."""
         logp = self.score(batch)[0]  # (b, T), 0 behind the end of a judgement
         self.report_lessons(batch, logp)
-        return -logp.sum() / batch["num_items_in_batch"]
+        return -logp.sum() / batch.total_tokens
 
     # --- what is logged and shown; no method below affects training
     def report_pairs(self, pairs):
@@ -290,12 +287,12 @@ class SelfTaught(CoTrainer):
 
     def report_lessons(self, batch, logp):
         self.log_mean("judge/logp", logp.sum(1))
-        if 0 in batch["row"]:  # one micro-batch of the step is shown
+        if 0 in batch.row:  # one micro-batch of the step is shown
             notes = [
                 note | {"rewards": {"log-likelihood": total}, "credit": "log-probability"}
-                for note, total in zip(batch["notes"], logp.sum(1).tolist())
+                for note, total in zip(batch.notes, logp.sum(1).tolist())
             ]
-            self.record(batch | {"advantages": logp.detach(), "notes": notes})
+            self.record(batch, logp, notes)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -371,7 +368,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(SelfTaught, args, load, evaluate, CURVES)
+    launch(SelfTaught, args, load=load, evaluate=evaluate, curves=CURVES)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ from common.pairs import (
 from common.players import copy_adapter
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import is_correct, solve, solve_prompt
+from common.run.session import plain_errors
+from common.tasks.answers import is_correct, mean, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
 
@@ -165,7 +165,7 @@ class Spin(CoTrainer):
             )
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         tokens, temperature = args.solution_tokens, args.opponent_temperature
         return {
             "player": Player([], args.lr, tokens, rows=2),
@@ -189,8 +189,8 @@ class Spin(CoTrainer):
             self.processing_class,
             self.accelerator.device,
         )
-        batch["human_tokens"] = sum(len(pair["real"]) for pair in pairs)
-        batch["notes"] = [{"player": "player", "prompt": pair["question"]} for pair in mine]
+        batch.columns["human_tokens"] = sum(len(pair["real"]) for pair in pairs)
+        batch.notes = [{"player": "player", "prompt": pair["question"]} for pair in mine]
         return [batch]
 
     def start_iteration(self, t: int):
@@ -246,10 +246,10 @@ class Spin(CoTrainer):
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
         logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
-        self.log_mean("player/entropy", entropy[both["completion_mask"].bool()])
+        self.log_mean("player/entropy", entropy[both.completion_mask.bool()])
         self.log_mean("player/logp_human", real)
         if self.cfg.opponent == "none":
-            return -real.sum() / batch["human_tokens"]  # - log p(y) per token
+            return -real.sum() / batch.columns["human_tokens"]  # - log p(y) per token
         with torch.no_grad(), self.playing("opponent"):  # the same rows at a time: ln 2 is exact
             ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
@@ -290,16 +290,16 @@ class Spin(CoTrainer):
             self.log_mean("player/reward_human", r_real)
             self.log_mean("player/reward_generated", r_generated)
             self.log_mean("player/pair_accuracy", r_real > r_generated)
-        if 0 not in batch["row"]:
+        if 0 not in batch.row:
             return  # the report shows one micro-batch of the step
         notes = [
             {**note, "player": who, "credit": "share of the reward"}
-            for note in batch["notes"]
+            for note in batch.notes
             for who in ("human", "opponent")
         ]
         for note, reward in zip(notes, token_rewards.sum(1).tolist()):
             note["rewards"] = {"reward": reward}
-        self.record(both | {"advantages": token_rewards.detach(), "notes": notes})
+        self.record(both, token_rewards, notes)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -311,6 +311,7 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
             return []
         tokenizer = trainer.processing_class
         batch = completion_batch(
+            "player",
             [solve_prompt(row["question"]) for row in rows],
             [human_ids(row, tokenizer) for row in rows],
             tokenizer,
@@ -344,7 +345,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(Spin, args, load, evaluate, CURVES)
+    launch(Spin, args, load=load, evaluate=evaluate, curves=CURVES)
 
 
 if __name__ == "__main__":

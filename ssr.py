@@ -39,7 +39,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import (
     Count,
@@ -52,9 +52,9 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import grouped, prompt
+from common.tasks.answers import grouped, mean, prompt
 from common.tasks.code import load_tasks, parse_program
 from common.tasks.functions import bare
 from common.tiny.repairs import sample_rows
@@ -226,7 +226,7 @@ class Ssr(CoTrainer):
         self.never = {bare(row["program"]) for row in self.held_out}
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         bug, repair, N, G = args.bug_tokens, args.repair_tokens, args.injections, args.group_size
         read = max(bug, repair)  # a bug, or a wrong repair
         return {
@@ -237,7 +237,7 @@ class Ssr(CoTrainer):
     def step(self, rows):
         """rows: P * N, every program N times in a row."""
         injector = self.rollout("injector", rows)  # P * N bugs
-        bugs = [parse_bug(text, row) for text, row in zip(injector["texts"], rows)]
+        bugs = [parse_bug(text, row) for text, row in zip(injector.texts, rows)]
         failed = self.check(bugs)
         valid = [bug for bug, reason in zip(bugs, failed) if reason is None]
         solver, right, wrong = self.attempt(valid)  # G attempts on each
@@ -256,10 +256,10 @@ class Ssr(CoTrainer):
         second = rng.sample(wrong, min(self.cfg.second_order, len(wrong)))
         again, right_again, _ = self.attempt(second)
 
-        batches = [batch for batch in (injector, solver, again) if batch]
+        batches = [injector, solver, again]
         for batch in batches:
-            if self.cfg.train not in (batch["player"], "both"):
-                batch["advantages"] = torch.zeros_like(batch["rewards"])
+            if self.cfg.train not in (batch.player, "both"):
+                batch.advantages = torch.zeros_like(batch.rewards)
         self.report_step(injector, valid, failed, s, right, right_again)
         return [self.concat(batches)]
 
@@ -286,25 +286,19 @@ class Ssr(CoTrainer):
                     failed[i] = "it is random"
         return failed
 
-    def attempt(self, bugs: list[Bug]) -> tuple[dict | None, list[bool], list[Bug]]:
+    def attempt(self, bugs: list[Bug]) -> tuple[Batch, list[bool], list[Bug]]:
         """G repairs of each bug -> (batch with rewards, whether each one is right, wrong ones as
         bugs of the next order: programs unlike the one that was to be repaired).
         """
-        if not any(self.gather([len(bugs)])):
-            return None, [], []
         G = self.cfg.group_size
-        # a process without a bug repairs one for nothing: all must take part in a rollout
-        first = self.train_rows[0]
-        idle = [] if bugs else [Bug(first, first["program"], [1])]
-        prompts = [repair_prompt(bug) for bug in bugs + idle for _ in range(G)]
+        prompts = [repair_prompt(bug) for bug in bugs for _ in range(G)]
         batch = self.rollout("solver", [{"prompt": p} for p in prompts])
         several = [bug for bug in bugs for _ in range(G)]
-        repairs = [parse_program(text) for text in batch["texts"]][: len(several)]
+        repairs = [parse_program(text) for text in batch.texts]
         right = self.pass_all_tests([*zip(repairs, several)])
-        rewards = [1.0 if r else -1.0 for r in right] + [torch.nan] * (G * len(idle))
-        self.set_rewards(batch, rewards)
+        self.set_rewards(batch, [1.0 if r else -1.0 for r in right])
         wrong = []
-        for note, program, bug, r in zip(batch["notes"], repairs, several, right):
+        for note, program, bug, r in zip(batch.notes, repairs, several, right):
             note |= {"right": r, "original": bug.row["program"]}
             if not r and program not in (None, bug.program) and bare(program) not in self.never:
                 wrong.append(Bug(bug.row, program, bug.hidden))
@@ -347,7 +341,7 @@ class Ssr(CoTrainer):
         self.log_mean("injector/different", len({bug.program for bug in valid}) / len(s))
         self.log_mean("solver/accuracy", right)
         self.log_mean("solver/second_order", right_again)
-        for note, reason, rate in zip(injector["notes"], failed, s):
+        for note, reason, rate in zip(injector.notes, failed, s):
             note |= {"failed_check": reason} if reason else {"solve_rate": rate}
 
 
@@ -410,8 +404,8 @@ def load(args: Args):
 
 def main(args: Args):
     with Sandbox(unsafe=args.unsafe_sandbox) as sandbox:
-        N, more = args.injections, {"sandbox": sandbox}
-        launch(Ssr, args, load, evaluate, CURVES, inject_prompt, N, **more)
+        more = {"prompt": inject_prompt, "group_size": args.injections, "sandbox": sandbox}
+        launch(Ssr, args, load=load, evaluate=evaluate, curves=CURVES, **more)
 
 
 if __name__ == "__main__":

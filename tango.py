@@ -36,8 +36,8 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError, say
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
-from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
+from common.run.session import plain_errors
+from common.tasks.answers import is_correct, mean, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import against_gold, final_verdict, read_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
@@ -234,7 +234,7 @@ class Tango(CoTrainer):
         return [{"prompt": solve_prompt(row["question"]), **row} for row in rows]
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         M, solution, judgement = args.group_size, args.solution_tokens, args.judgement_tokens
         rewards = [verdict_reward, format_reward]
         return {
@@ -254,20 +254,20 @@ class Tango(CoTrainer):
 
     def generator_step(self, rows):
         batch = self.rollout("generator", rows)  # texts, rewards (B,)
-        ids, mask = batch["completion_ids"], batch["completion_mask"]  # (B, T)
+        ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
         M, alpha = self.cfg.group_size, self.alpha()
         judgements = [Judgement([], None)] * len(rows)
         if alpha > 0:
             # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
-            prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch["texts"])]
-            batch["judgements"] = self.generate("verifier", prompts)
-            judgements = [parse_judgement(text) for text in batch["judgements"]]
+            prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch.texts)]
+            batch.columns["judgement"] = self.generate("verifier", prompts)
+            judgements = [parse_judgement(text) for text in batch.columns["judgement"]]
         verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
         ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
-        of_outcome, of_steps = tango_advantages(batch["rewards"], r_step, tokens, mask, M, alpha)
-        batch["advantages"] = of_outcome + of_steps  # (B, T)
-        batch["components"] = {"outcome": of_outcome, "step": of_steps}
+        of_outcome, of_steps = tango_advantages(batch.rewards, r_step, tokens, mask, M, alpha)
+        batch.advantages = of_outcome + of_steps  # (B, T)
+        batch.components = {"outcome": of_outcome, "step": of_steps}
         self.report_generator(rows, batch, judgements, alpha)
         return batch
 
@@ -282,7 +282,7 @@ class Tango(CoTrainer):
         batch = self.rollout("verifier", judged)
         s = self.over_all_processes(self.class_weights, [row["label"] for row in judged])  # (B,)
         # The weights come after the group normalisation, which would undo them.
-        batch["advantages"] = batch["advantages"] * s.to(batch["advantages"])  # (B,)
+        batch.advantages = batch.advantages * s.to(batch.advantages)  # (B,)
         self.report_verifier(judged, batch)
         return batch
 
@@ -310,28 +310,29 @@ class Tango(CoTrainer):
     # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_generator(self, rows, batch, judgements, alpha):
         # Here reward equals correctness. With a second reward, use is_correct.
-        known = ~batch["rewards"].isnan()
-        self.log_mean("generator/accuracy", batch["rewards"][known])
+        known = ~batch.rewards.isnan()
+        self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)
-        gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch["texts"])]
+        gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch.texts)]
         self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
-        if "judgements" not in batch:
+        if "judgement" not in batch.columns:
             return
         judged = [judgement for judgement, k in zip(judgements, known) if k]
-        self.report_verdicts(judged, batch["rewards"][known].bool().tolist())
+        self.report_verdicts(judged, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
-        counts = [len(split_steps(text)) for text in batch["texts"]]
+        counts = [len(split_steps(text)) for text in batch.texts]
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
-        for i, note in enumerate(batch["notes"]):
-            note |= {"judgement": batch["judgements"][i], "verdicts": verdicts[i], "gold": gold[i]}
+        texts = batch.columns["judgement"]
+        for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
+            note |= {"judgement": text, "verdicts": verdict, "gold": truth}
         # a generator that games its verifier exploits these
         pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         if None in gold:
             return
         # how it does, on embedded questions: `!` makes a step sound sure, a check is 28*5=18
-        steps = [step for text in batch["texts"] for step in split_steps(text)]
-        judged = [step for text in batch["judgements"] for step in split_steps(text)]
+        steps = [step for text in batch.texts for step in split_steps(text)]
+        judged = [step for text in texts for step in split_steps(text)]
         self.log_mean("co/sounds_sure", [sounds_sure(step) for step in steps])
         self.log_mean("verifier/checked", [is_checked(step) for step in judged])
         asked = [len(parse_question(row["question"])[1]) for row in rows]
@@ -340,9 +341,9 @@ class Tango(CoTrainer):
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
         self.log_mean("generator/accuracy", labels)
-        judgements = [parse_judgement(text) for text in batch["texts"]]
+        judgements = [parse_judgement(text) for text in batch.texts]
         self.report_verdicts(judgements, labels)
-        for note, row, judgement in zip(batch["notes"], judged, judgements):
+        for note, row, judgement in zip(batch.notes, judged, judgements):
             note |= {"solution is right": row["label"], "verdicts": judgement.verdicts}
             note["gold"] = gold_steps(row["question"], row["solution"])
 
@@ -449,7 +450,7 @@ def main(args: Args):
     both = args.generator == args.verifier == "co-trained"
     if both and args.steps <= args.ver_warmup:
         say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
-    launch(Tango, args, load, evaluate, curves, solve_prompt, args.group_size)
+    launch(Tango, args, load=load, evaluate=evaluate, curves=curves, prompt=solve_prompt)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.pairs import (
     as_completions,
@@ -46,10 +46,11 @@ from common.pairs import (
 )
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import mean, plain_errors
+from common.run.session import plain_errors
 from common.tasks.answers import (
     grouped,
     is_correct,
+    mean,
     solutions_to_teach,
     solve,
     solve_prompt,
@@ -162,7 +163,7 @@ class VStar(CoTrainer):
         self.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
 
     @staticmethod
-    def players(args: Args) -> dict[str, Player]:
+    def define_players(args: Args) -> dict[str, Player]:
         begun = args.solution_tokens if args.verifier == "prm" else 0  # see `step_labels`
         return {
             "generator": Player([], args.lr, args.solution_tokens, reads=begun),
@@ -180,16 +181,17 @@ class VStar(CoTrainer):
             self.start_verifier(t)
         return [self.verifier_step()]
 
-    def generator_step(self) -> dict:
+    def generator_step(self) -> Batch:
         """The next solutions of D_gen."""
         rows = self.next_rows(self.saved["D_gen"], "G")
         tokens = sum(len(self.ids(row["solution"])) for row in rows)  # of all processes
         mine = self.my_share(rows)  # B
-        batch = self.completions(mine, [self.ids(row["solution"]) for row in mine])
-        batch["weight"] = torch.full_like(batch["row"], 1 / tokens, dtype=torch.float32)  # (B,)
-        return batch | {"player": "generator"}
+        batch = self.completions("generator", mine, [self.ids(row["solution"]) for row in mine])
+        weight = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)  # (B,)
+        batch.columns["weight"] = weight
+        return batch
 
-    def verifier_step(self) -> dict:
+    def verifier_step(self) -> Batch:
         """The next lessons, as pairs: y+ and y-, or either verdict behind the same text."""
         mine = self.my_share(self.next_rows(self.saved["lessons"], "V"))  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
@@ -199,8 +201,8 @@ class VStar(CoTrainer):
             pairs = [self.with_verdicts(row["part"]) for row in mine]
         device = self.accelerator.device
         batch = pair_batch("verifier", prompts, pairs, self.processing_class, device)
-        batch["z"] = torch.tensor([row["z"] for row in mine]).to(device)  # (B,)
-        batch["notes"] = [
+        batch.columns["z"] = torch.tensor([row["z"] for row in mine]).to(device)  # (B,)
+        batch.notes = [
             {"player": "verifier", "prompt": row["question"], "z": row["z"]} for row in mine
         ]
         return batch
@@ -212,13 +214,13 @@ class VStar(CoTrainer):
 
     def loss(self, batch):
         """A micro-batch's share of the mean over the tokens, or over the pairs, of the step."""
-        if batch["player"] == "generator":
+        if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
             self.log_mean("generator/logp", likelihood)
             self.report_rows(batch, batch, logp, "log-likelihood", likelihood, ["generator"])
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch["weight"]).sum()
+            return -(likelihood * batch.columns["weight"]).sum()
         both = as_completions(batch)  # 2b rows: y+ or good, y- or bad, ...
         logp, _ = self.score(both)  # (2b, T)
         first, second = chosen_and_rejected(logp.sum(1))  # (b,) each
@@ -231,10 +233,10 @@ class VStar(CoTrainer):
         else:
             # a pair differs in its last token only, so that all else cancels out
             margin = first - second  # (b,): the logit, log p("+") - log p("-")
-            losses = verdict_loss(margin, batch["z"])  # (b,)
+            losses = verdict_loss(margin, batch.columns["z"])  # (b,)
         self.log_mean("verifier/pair_loss", losses)
         self.log_mean("verifier/margin", margin)
-        self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch["z"] > 0.5))
+        self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch.columns["z"] > 0.5))
         sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
         self.report_rows(batch, both, logp, "margin", margin, sides)
         return losses.sum() / self.rows_per_step
@@ -374,15 +376,14 @@ class VStar(CoTrainer):
 
     def likelihoods(self, rows: list[dict], ids: list[list[int]]) -> list[float]:
         """log V(y | x), a sum over tokens."""
-        return self.log_probs("verifier", self.completions(rows, ids)).sum(1).tolist()
+        return self.log_probs("verifier", self.completions("verifier", rows, ids)).sum(1).tolist()
 
-    def completions(self, rows: list[dict], ids: list[list[int]]) -> dict:
+    def completions(self, player: str, rows: list[dict], ids: list[list[int]]) -> Batch:
         """Token ids behind each row's question, as a batch."""
         prompts = [solve_prompt(row["question"]) for row in rows]
         device = self.accelerator.device
-        batch = completion_batch(prompts, ids, self.processing_class, device)
-        batch["row"] = torch.arange(len(rows)).to(device)  # (B,)
-        batch["notes"] = [{"player": "generator", "prompt": row["question"]} for row in rows]
+        batch = completion_batch(player, prompts, ids, self.processing_class, device)
+        batch.notes = [{"player": "generator", "prompt": row["question"]} for row in rows]
         return batch
 
     def ids(self, text: str) -> list[int]:
@@ -399,13 +400,13 @@ class VStar(CoTrainer):
     # --- what is logged and shown; no method below affects training
     def report_rows(self, batch, completions, logp, name, values, sides):
         """One micro-batch of a step is shown, every token with its log-probability."""
-        if 0 in batch["row"]:
+        if 0 in batch.row:
             notes = [
                 note | {"player": side, "rewards": {name: value}, "credit": "log-probability"}
-                for note, value in zip(batch["notes"], values.tolist())
+                for note, value in zip(batch.notes, values.tolist())
                 for side in sides
             ]
-            self.record(completions | {"advantages": logp.detach(), "notes": notes})
+            self.record(completions, logp, notes)
 
 
 def player_at(step: int, cfg: Args) -> tuple[str, int]:
@@ -445,7 +446,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(VStar, args, load, evaluate, CURVES)
+    launch(VStar, args, load=load, evaluate=evaluate, curves=CURVES)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from side_by_side import ROOT  # isort: skip
 import mae
 import tango
 from common.model import load_model
-from common.run.session import mean
-from common.tasks.answers import grouped, is_correct, solve_prompt, split_steps
+from common.tasks.answers import grouped, is_correct, mean, solve_prompt, split_steps
 from common.tasks.graded import meta_truth, truth_of
 from common.tiny import demonstrations, tasks
 

@@ -36,11 +36,13 @@ import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import GPU, ROOT, machine, now  # isort: skip
+from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
 from common.fast.layers import FusedNorm
 from common.fast.sampling import complete, sample
@@ -322,7 +324,7 @@ def gap(bench: Bench, size: str) -> dict:
     with as_scripts_do(model):
         texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [], 0)
     sampled = torch.tensor(logps, device=model.device)  # (B, T)
-    batch = completion_batch(prompts, texts, tokenizer, model.device)
+    batch = completion_batch("player", prompts, texts, tokenizer, model.device)
     own, equal = (trainer.log_probs(name, batch) for name in names)
     return {
         "sampler_and_trainer": (sampled - own).abs().mean().item(),
@@ -375,20 +377,22 @@ def random_signs(rows: int, device) -> torch.Tensor:
     return (torch.randint(2, (rows,), generator=draw) * 2.0 - 1).to(device)  # (B,)
 
 
-def full_batch(bench: Bench, device, alike=False) -> dict:
+def full_batch(bench: Bench, device, alike=False) -> Batch:
     """Rows without padding; all prompts different, the most work that there can be, or `alike`."""
     draw = torch.Generator().manual_seed(0)
     B, P, T = bench.rows, bench.prompt, bench.completion
     ids = torch.randint(5, 151_000, (B, P + T), generator=draw).to(device)
     ones = torch.ones_like(ids)
-    return {
-        "prompt_ids": ids[:1, :P].repeat(B, 1) if alike else ids[:, :P],
-        "prompt_mask": ones[:, :P],
-        "completion_ids": ids[:, P:],
-        "completion_mask": ones[:, P:],
-        "advantages": random_signs(B, device),
-        "num_items_in_batch": torch.tensor(B * T, device=device),
-    }
+    return Batch(
+        "player",
+        ids[:1, :P].repeat(B, 1) if alike else ids[:, :P],
+        ones[:, :P],
+        ids[:, P:],
+        ones[:, P:],
+        row=torch.arange(B, device=device),
+        total_tokens=B * T,
+        advantages=random_signs(B, device),
+    )
 
 
 def our_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
@@ -396,8 +400,8 @@ def our_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=F
     names, args = ["player", "other"], arguments(micro, checkpointing)
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
     trainer = our_trainer(model, tokenizer, names, args, bench.rows)
-    ready = full_batch(bench, model.device, alike) | {"player": "player"}
-    trainer.step = lambda _: [dict(ready)]
+    ready = full_batch(bench, model.device, alike)
+    trainer.step = lambda _: [ready]
     return timed(trainer, warm=2)
 
 
@@ -407,7 +411,10 @@ def their_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike
     more = {"gradient_checkpointing": checkpointing == "on"}
     trainer = their_trainer(bench, size, rows, alternate, micro, bench.rows, **more)
     batch = full_batch(bench, trainer.accelerator.device, alike)
-    trainer._generate_and_score_completions = lambda _: dict(batch)
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+    given = {name: getattr(batch, name) for name in names}
+    given["num_items_in_batch"] = torch.tensor(batch.total_tokens, device=batch.row.device)
+    trainer._generate_and_score_completions = lambda _: dict(given)
     return timed(trainer, warm=2)
 
 
@@ -431,7 +438,7 @@ def peak(bench: Bench, size: str, what: str) -> dict:
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
     trainer = our_trainer(model, tokenizer, names, arguments(micro), bench.rows)
     batch = full_batch(bench, model.device)
-    trainer.step = lambda _: [batch | {"player": name, "trained": [[False]]} for name in names]
+    trainer.step = lambda _: [replace(batch, player=name) for name in names]
     found = {"training": timed(trainer, warm=2)}
     tidy()
     length = bench.prompt + bench.completion
@@ -476,9 +483,9 @@ def run_script(bench: Bench, script: str, size: str, out: Path, steps: int, more
         return found
 
     def with_signs(self, batch):
-        if "advantages" in batch:
-            mask = batch["completion_mask"]
-            batch["advantages"] = random_signs(len(mask), mask.device)
+        if batch.advantages is not None:
+            mask = batch.completion_mask
+            batch.advantages = random_signs(len(mask), mask.device)
         update(self, batch)
 
     args = tyro.cli(module.Args, args=options.split())

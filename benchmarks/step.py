@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import arguments, keep, with_memory  # isort: skip
+from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
 from common.fast.layers import FrozenLinear, FusedLora
 from common.fast.sampling import sample
@@ -89,7 +90,7 @@ def their_gradient(trainer: GRPOTrainer, batch: dict) -> dict:
     return gradients(trainer)
 
 
-def our_gradient(trainer: CoTrainer, batch: dict) -> dict:
+def our_gradient(trainer: CoTrainer, batch: Batch) -> dict:
     """As CoTrainer.update takes it, without the optimiser."""
     trainer.model.zero_grad(set_to_none=True)
     with trainer.playing("player"):
@@ -104,8 +105,10 @@ def gradients(trainer) -> dict:
 
 def update(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:
     batch = ours.rollout("player", rows)
-    batch["advantages"][: len(rows) // 2] = 0.0  # half of the groups constant
-    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    batch.advantages[: len(rows) // 2] = 0.0  # half of the groups constant
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+    tensors = {name: getattr(batch, name) for name in names}
+    tensors["num_items_in_batch"] = torch.tensor(batch.total_tokens)
     methods = {
         "TRL's": without_us(lambda: their_gradient(theirs, tensors)),
         "ours": lambda: our_gradient(ours, batch),

@@ -30,7 +30,8 @@ def group_advantage(
     """
     if len(rewards) % group_size:
         raise ValueError(f"{len(rewards)} rows are not a multiple of the group size {group_size}")
-    pool = rewards.reshape(len(rewards) // group_size, -1)  # (P, n): all values that a group pools
+    P = len(rewards) // group_size  # no group, if there is no row
+    pool = rewards.unflatten(0, (P, group_size)).flatten(1)  # (P, n): what a group pools
     missing = pool.isnan()
     count = (~missing).sum(1, keepdim=True)  # (P, 1)
     values = pool.nan_to_num(0.0)

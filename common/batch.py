@@ -1,53 +1,162 @@
-"""A batch of token ids: made of lists, joined, and taken apart by rows.
+"""A batch: rows that one player is trained on, a completion each; made, cut, taken apart, joined.
 
 Shapes: B rows, P prompt tokens, padded on the left, T completion tokens, padded on the right.
 """
 
+import dataclasses
+from dataclasses import dataclass, field
+
 import torch
 import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
-
-SCORED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""What a batch needs for its log-probs."""
+from torch import Tensor
 
 
-def padded_batch(
-    prompts: list[list[int]], completions: list[list[int]], pad_id: int, device
-) -> dict:
-    """Token ids -> prompt_ids and prompt_mask (B, P), padded on the left, completion_ids and
-    completion_mask (B, T), padded on the right.
+class Origin:
+    """What common/run/checks.py remembers of one rollout. All batches that hold rows of the rollout
+    share this object, and no copy is ever made of it.
     """
-    batch = {}
-    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        ones = [torch.ones_like(row) for row in ids]
-        batch[f"{name}_ids"] = pad_sequence(ids, True, pad_id, padding_side=side).to(device)
-        batch[f"{name}_mask"] = pad_sequence(ones, True, 0, padding_side=side).to(device)
-    return batch
+
+    trained = False
+    rewarded = False  # by `set_rewards`
+    rewards: Tensor | None = None  # (B,), of which the advantages are made
+
+    def __deepcopy__(self, _):
+        return self
 
 
-def padded(tensors: list[torch.Tensor], left: bool, fill: float = 0) -> list[torch.Tensor]:
+@dataclass(slots=True, eq=False)  # slots: to set a field that does not exist raises
+class Batch:
+    """Fields are None, or empty, until somebody sets them. A batch of pairs has completions of
+    shape (B, 2, T), the chosen one first.
+    """
+
+    player: str
+    """the name of who is trained on it"""
+    prompt_ids: Tensor
+    """(B, P), padded on the left"""
+    prompt_mask: Tensor
+    """(B, P), 1 at a token"""
+    completion_ids: Tensor
+    """(B, T), padded on the right"""
+    completion_mask: Tensor
+    """(B, T), 1 at a token"""
+    row: Tensor
+    """(B,) the row's place in the whole batch, however it is cut"""
+    total_tokens: int | None = None
+    """completion tokens of the whole batch on all processes; a mean over tokens divides by it"""
+    base_logps: Tensor | None = None
+    """(B, T) log-probs under the base, with a KL term only"""
+    texts: list[str] = field(default_factory=list)
+    """B completions"""
+    notes: list[dict] = field(default_factory=list)
+    """B dicts, what the report shows of each row: player, prompt, rewards, and what a script adds
+    """
+    rewards: Tensor | None = None
+    """(B,), NaN where nobody judged"""
+    advantages: Tensor | None = None
+    """(B,), or (B, T) for one per token"""
+    components: dict[str, Tensor] = field(default_factory=dict)
+    """where the advantages are a sum: its terms, (B,) or (B, T) each, for the report"""
+    source: Tensor | None = None
+    """(B,) which of the joined batches the row comes from, after `join`"""
+    columns: dict = field(default_factory=dict)
+    """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch
+    """
+    origins: list[Origin] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, player: str, prompts: list[list[int]], completions: list, pad_id: int, device):
+        """Token ids of B prompts and B completions -> a batch."""
+        ids, mask = padded_ids(prompts, pad_id, device, left=True)
+        written, valid = padded_ids(completions, pad_id, device)
+        row = torch.arange(len(prompts), device=device)
+        return cls(player, ids, mask, written, valid, row)
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    def lengths(self) -> Tensor:
+        """(B,) tokens of each row's completion; of a pair's longer one."""
+        lengths = self.completion_mask.sum(-1)
+        return lengths if lengths.dim() == 1 else lengths.amax(1)
+
+    def take(self, rows: Tensor) -> "Batch":
+        """These rows, trimmed to the longest prompt and the longest completion among them."""
+        rows = rows.to(self.row.device)
+        P = int(self.prompt_mask[rows].sum(1).max()) if len(rows) else 0
+        T = int(self.lengths()[rows].max()) if len(rows) else 0
+
+        def of(value, prompt=False):
+            if isinstance(value, dict):
+                return {key: of(each) for key, each in value.items()}
+            if isinstance(value, list):
+                return [value[i] for i in rows.tolist()] if value else value
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            part = value[rows]
+            if prompt:
+                return part[:, part.shape[1] - P :]
+            return part[..., :T] if part.dim() > 1 else part
+
+        names = {field.name for field in dataclasses.fields(self)} - {"origins"}
+        taken = {name: of(getattr(self, name), name.startswith("prompt")) for name in names}
+        return Batch(**taken, origins=self.origins)
+
+    @staticmethod
+    def join(player: str, batches: list["Batch"], pad_id: int) -> "Batch":
+        """The rows of several batches, one after the other. Advantages become (B, T); components
+        are to be set on the whole.
+        """
+
+        def of(values: list, left=False, fill=0):
+            if any(value is None for value in values):
+                return None
+            if isinstance(values[0], list):
+                return [value for part in values for value in part]
+            return torch.cat(padded(values, left, fill))
+
+        def each(name: str) -> list:
+            return [getattr(batch, name) for batch in batches]
+
+        def per_token(batch: Batch):
+            A = batch.advantages
+            return A if A is None or A.dim() == 2 else A[:, None] * batch.completion_mask
+
+        counts = torch.tensor([len(batch) for batch in batches])
+        source = torch.arange(len(batches)).repeat_interleave(counts)
+        device = batches[0].row.device
+        return Batch(
+            player,
+            of(each("prompt_ids"), left=True, fill=pad_id),
+            of(each("prompt_mask"), left=True),
+            of(each("completion_ids"), fill=pad_id),
+            of(each("completion_mask")),
+            row=torch.arange(len(source), device=device),
+            total_tokens=None if None in each("total_tokens") else sum(each("total_tokens")),
+            base_logps=of(each("base_logps")),
+            texts=of(each("texts")),
+            notes=of(each("notes")),
+            rewards=of(each("rewards")),
+            advantages=of([per_token(batch) for batch in batches]),
+            source=source.to(device),
+            columns={name: of([b.columns[name] for b in batches]) for name in batches[0].columns},
+            origins=of(each("origins")),
+        )
+
+
+def padded_ids(rows: list[list[int]], pad_id: int, device, left: bool = False) -> tuple:
+    """B lists of token ids -> ids and mask, (B, longest) each."""
+    width = max(map(len, rows), default=0)
+    ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(len(row))
+        ids[i, place], mask[i, place] = torch.tensor(row, dtype=torch.long), 1
+    return ids.to(device), mask.to(device)
+
+
+def padded(tensors: list[Tensor], left: bool, fill: float = 0) -> list[Tensor]:
     """(B_i, T_i) each -> (B_i, longest T); (B_i,) as they are."""
     width = max(t.shape[-1] for t in tensors)
     missing = [width - t.shape[-1] if t.dim() == 2 else 0 for t in tensors]
     return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
-
-
-def take_rows(batch: dict, rows: torch.Tensor) -> dict:
-    """These rows of every tensor and list, tensors trimmed to their longest; what has no rows (a
-    name, a sum) stays as it is.
-
-    Tensors (B, P) have names that begin with "prompt" and are padded on the left, all others of two
-    dimensions are (B, T) and padded on the right.
-    """
-    part, B = dict(batch), len(batch["completion_mask"])
-    for key, value in batch.items():
-        if isinstance(value, list) and len(value) == B:
-            part[key] = [value[i] for i in rows.tolist()]
-        elif isinstance(value, torch.Tensor) and value.dim():
-            part[key] = value[rows.to(value.device)]
-    P, T = (int(part[f"{side}_mask"].sum(1).max()) for side in ("prompt", "completion"))
-    for key, value in part.items():
-        if isinstance(value, torch.Tensor) and value.dim() == 2:
-            part[key] = value[:, -P:] if key.startswith("prompt") else value[:, :T]
-    return part

@@ -10,16 +10,14 @@ log-ratios to the base, say:
     chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
     return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
 
-A batch of pairs is a dict: player; prompt_ids and prompt_mask (B, P); pair_ids and pair_mask (B, 2,
-T), the chosen completion first; completion_mask (B, T), 1 where either has a token, by which
-micro-batches are sorted and trimmed; row (B,), the pair's place in the step, however it is cut.
+The completions of a batch of pairs are (B, 2, T), the chosen one first.
 
 Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion tokens.
 """
 
 import random
 
-from common.batch import padded_batch
+from common.batch import Batch
 from common.plain import tokenize
 
 import torch
@@ -43,7 +41,7 @@ def in_passes(items: list, first: int, count: int, key: str) -> list:
     return taken
 
 
-def pair_batch(player: str, prompts: list, pairs: list[tuple], tokenizer, device) -> dict:
+def pair_batch(player: str, prompts: list, pairs: list[tuple], tokenizer, device) -> Batch:
     """B pairs as a batch that trains `player`, for `step` to return.
 
     Args:
@@ -53,32 +51,31 @@ def pair_batch(player: str, prompts: list, pairs: list[tuple], tokenizer, device
             end token, and gets none here.
     """
     twice = [prompt for prompt in prompts for _ in range(2)]
-    both = completion_batch(twice, [ids for pair in pairs for ids in pair], tokenizer, device)
-    two = {key: rows.reshape(len(pairs), 2, -1) for key, rows in both.items()}
-    return {
-        "player": player,
-        "prompt_ids": two["prompt_ids"][:, 0],  # (B, P)
-        "prompt_mask": two["prompt_mask"][:, 0],
-        "pair_ids": two["completion_ids"],  # (B, 2, T)
-        "pair_mask": two["completion_mask"],
-        "completion_mask": two["completion_mask"].amax(1),  # (B, T)
-        "row": torch.arange(len(pairs), device=device),
-    }
+    ids = [ids for pair in pairs for ids in pair]
+    both = completion_batch(player, twice, ids, tokenizer, device)  # 2B rows
+    return Batch(
+        player,
+        both.prompt_ids[::2],  # (B, P)
+        both.prompt_mask[::2],
+        both.completion_ids.reshape(len(pairs), 2, -1),  # (B, 2, T)
+        both.completion_mask.reshape(len(pairs), 2, -1),
+        row=both.row[: len(pairs)],
+    )
 
 
-def as_completions(batch: dict) -> dict:
+def as_completions(batch: Batch) -> Batch:
     """B pairs, or a micro-batch of them -> 2B completions for `log_probs`: chosen, rejected, ...
 
     Prompts are repeated; that costs little, because a prompt that rows share is run once.
     """
-    T = batch["completion_mask"].shape[1]  # micro-batches trim this mask, not (B, 2, T)
-    return {
-        "player": batch["player"],
-        "prompt_ids": batch["prompt_ids"].repeat_interleave(2, 0),  # (2B, P)
-        "prompt_mask": batch["prompt_mask"].repeat_interleave(2, 0),
-        "completion_ids": batch["pair_ids"][..., :T].flatten(0, 1),  # (2B, T)
-        "completion_mask": batch["pair_mask"][..., :T].flatten(0, 1),
-    }
+    return Batch(
+        batch.player,
+        batch.prompt_ids.repeat_interleave(2, 0),  # (2B, P)
+        batch.prompt_mask.repeat_interleave(2, 0),
+        batch.completion_ids.flatten(0, 1),  # (2B, T)
+        batch.completion_mask.flatten(0, 1),
+        row=torch.arange(2 * len(batch), device=batch.row.device),
+    )
 
 
 def chosen_and_rejected(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,11 +86,13 @@ def chosen_and_rejected(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return values.reshape(-1, 2).unbind(1)
 
 
-def completion_batch(prompts: list, completions: list[list[int]], tokenizer, device) -> dict:
-    """Completions that nobody sampled just now, or longer ago, as `log_probs` wants them.
+def completion_batch(player: str, prompts: list, completions: list, tokenizer, device) -> Batch:
+    """Completions that nobody sampled just now, or longer ago, as `log_probs` and `loss` want them.
 
     Args:
+        player: at whose temperature they are scored, and who is trained if `step` returns them.
         prompts: B lists of messages, which are tokenised as for a rollout.
         completions: B lists of token ids.
     """
-    return padded_batch(tokenize(prompts, tokenizer), completions, tokenizer.pad_token_id, device)
+    prompt_ids = tokenize(prompts, tokenizer)
+    return Batch.of(player, prompt_ids, completions, tokenizer.pad_token_id, device)

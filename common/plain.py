@@ -1,7 +1,7 @@
-"""Sampling and scoring by the book: what `--plain` runs, and what common/fast/ must equal.
+"""Sampling and scoring in the plainest way: `--plain` runs this, and common/fast/ must equal it.
 
-`complete`, `score`, `in_order` and `in_parts` are all that CoTrainer asks of this module, or of
-common/fast/ in its place.
+CoTrainer asks four things of this module, or of common/fast/ in its place: `complete`,
+`token_logps`, `in_order` and `in_parts`.
 
 Shapes: B rows, P prompt tokens, T completion tokens, H hidden units, V tokens of the vocabulary.
 """
@@ -10,7 +10,7 @@ import functools
 import re
 from contextlib import contextmanager
 
-from common.batch import take_rows
+from common.batch import Batch
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -31,11 +31,11 @@ def read_at_once(kind: str, gpu_bytes: int | None = None) -> int:
 
 # ------------------------------------------------------------------ prompts
 def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
-    """Messages through the model's chat template -> token ids, up to where the answer begins.
+    """Applies the model's chat template to messages -> token ids, up to where the answer begins.
 
-    Every spelling of a special token in a message becomes a space. A player's prompt quotes what
-    another one wrote: `<|im_end|>`, spelled out in ordinary tokens, would be read as the end of the
-    message, and the writer could go on in the judge's place.
+    Every spelling of a special token in a message becomes a space. A player's prompt quotes another
+    player's text, and a `<|im_end|>` in this text would be read as the end of the message: the
+    writer could go on in the judge's place.
     """
     marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
     prompts = [[m | {"content": marks.sub(" ", m["content"])} for m in p] for p in prompts]
@@ -45,7 +45,7 @@ def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
 
 
 def special_tokens(tokenizer) -> list[str]:
-    """Their spellings, the longest first."""
+    """Returns the spellings of all special tokens, the longest first."""
     # Llama's <|start_header_id|> is in no list of named special tokens
     added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
     return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
@@ -54,8 +54,8 @@ def special_tokens(tokenizer) -> list[str]:
 # ------------------------------------------------------------------ sampling
 @torch.no_grad()
 def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
-    """One completion per prompt, by transformers' `generate`, from softmax(logits / temperature)
-    over the whole vocabulary.
+    """Samples one completion per prompt by transformers' `generate`, from
+    softmax(logits / temperature) over the whole vocabulary.
 
     Args:
         model: a (PEFT) causal LM; its active adapter plays.
@@ -94,8 +94,8 @@ def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> lis
 
 @contextmanager
 def float32_logits(base):
-    """Inside, the head gives float32 logits, as in training. What rounding does would not be seen,
-    because the ratio is set to 1.
+    """Inside this block the head gives float32 logits, as in training. The loss sets the ratio to
+    1, so it could not show a difference between sampling and training.
     """
     head = base.get_output_embeddings()
     original, head.forward = head.forward, functools.partial(logits_of, head)
@@ -114,9 +114,9 @@ def logits_of(head, hidden: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def without_checkpointing(model):
-    """Inside, no activation is recomputed: none is kept without a gradient.
+    """Turns activation checkpointing off inside this block, which needs no gradient.
 
-    TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    Trap: TRL's own switch adds one more hook to the embedding every time it is turned on again.
     """
     modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     for module in modules:
@@ -129,19 +129,20 @@ def without_checkpointing(model):
 
 
 # ------------------------------------------------------------------ scoring
-def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits / temperature) of each completion token, and the entropy there, in nats.
+def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log softmax(logits / temperature) of each completion token, and the entropy of the
+    distribution that the token is drawn from, in nats.
 
     Args:
         base: the causal LM inside of the PeftModel; its active adapter is scored.
-        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, T).
+        batch: of B rows.
 
     Returns:
         (B, T) each, 0 outside of the mask.
     """
     ids, mask, places = joined(batch)  # (B, P + T) each
-    targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
-    P = batch["prompt_ids"].shape[1]
+    targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
+    P = batch.prompt_ids.shape[1]
     run = {"input_ids": ids, "attention_mask": mask, "position_ids": places, "use_cache": False}
     states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]  # (B, T, H): before each token
     logits = logits_of(base.get_output_embeddings(), states[valid])  # (N, V)
@@ -152,27 +153,27 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     return zeros.masked_scatter(valid, of_token), zeros.masked_scatter(valid, entropy)  # (B, T)
 
 
-def joined(batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Prompt and completion as one text: token ids, mask and position ids, (B, P + T) each.
+def joined(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Joins prompt and completion to one text -> token ids, mask and position ids, (B, P + T) each.
 
-    Position ids skip padding, because not every model's attention goes by distances alone. An
-    exception: padding in front of *all* rows moves the positions; prime.py uses that to measure
-    what rounding does.
+    Position ids skip padding, because some models' attention depends on absolute positions. There
+    is one exception: padding in front of *all* rows moves the positions, by which prime.py measures
+    rounding.
     """
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    first = int((mask.sum(0) == 0)[: batch["prompt_ids"].shape[1]].sum())
+    ids = torch.cat([batch.prompt_ids, batch.completion_ids], 1)
+    mask = torch.cat([batch.prompt_mask, batch.completion_mask], 1)
+    first = int((mask.sum(0) == 0)[: batch.prompt_ids.shape[1]].sum())
     return ids, mask, (mask.cumsum(1) - 1).clamp(min=0) + first
 
 
 # ------------------------------------------------------------------ micro-batches
-def in_order(batch: dict) -> torch.Tensor:
-    """(B,) row numbers, as the rows stand."""
-    return torch.arange(len(batch["completion_mask"]))
+def in_order(batch: Batch) -> torch.Tensor:
+    """Returns (B,) row numbers in the order of the batch."""
+    return torch.arange(len(batch))
 
 
-def in_parts(batch: dict, size: int, all_rows=True) -> list[dict]:
-    """All rows in parts of at most `size`, as they stand. The last argument says whether
-    common/fast/ may leave rows out; here none is.
+def in_parts(batch: Batch, size: int, all_rows=True) -> list[Batch]:
+    """Cuts the batch into parts of at most `size` rows, in order. `all_rows` is for common/fast/,
+    which may leave rows out; here it has no effect.
     """
-    return [take_rows(batch, rows) for rows in in_order(batch).split(size)]
+    return [batch.take(rows) for rows in in_order(batch).split(size) if len(rows)]

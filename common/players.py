@@ -1,71 +1,58 @@
 """AdapterTrainer: one GRPOTrainer, several players, each a LoRA adapter on one shared base.
 
-What co-training needs of TRL and what need not be read to follow an optimiser step, which is in
-common/cotrainer.py: whose turn it is, the optimiser, metrics, several processes and checkpoints.
-Everything that overrides TRL is here, but for `training_step`:
-
-    _get_train_sampler                       a resumed run continues in a later pass over the data
-    create_optimizer                         one AdamW, a parameter group per adapter
-    log                                      Trainer's own loss, norm and rate are left out
-    _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
-    create_model_card                        none
-
-requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
+This file holds what players share: whose turn it is, the optimiser, TRL's reward calls, metrics and
+several processes. An optimiser step is in common/cotrainer.py. Other overrides of TRL (data order,
+log lines, checkpoints) are in common/run/trainer.py; skip them when you follow a step.
 """
 
 import dataclasses
-import json
 import random
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from common import fast, plain
 from common.batch import padded
 from common.errors import ScriptError
-from common.run.checks import check_players, check_saved, checked, stripped, warn_once
-from common.run.folder import seal
+from common.run.checks import check_players, checked, stripped, warn_once
+from common.run.trainer import ResumableTrainer
 
 import torch
 from accelerate.utils import gather_object
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 
 @dataclass
 class Player:
-    """What TRL keeps once per trainer and co-training needs once per player."""
+    """The settings that TRL has once per trainer and co-training needs once per player."""
 
     rewards: list[Callable]
-    """reward functions, called as TRL calls them; empty for a player that `set_rewards` rewards, or
-    nobody"""
+    """reward functions with TRL's signature; empty where `set_rewards` gives the rewards, or where
+    the player gets none"""
     lr: float
-    """learning rate of its adapter; 0 for a frozen one"""
+    """learning rate of the player's adapter; 0 freezes the player"""
     max_tokens: int
     """length limit of a completion"""
     group_size: int = 8
-    """adjacent rows whose rewards are compared with each other"""
+    """number of adjacent rows whose rewards are compared with each other"""
     temperature: float = 1.0
-    """sampling temperature of its rollouts; 0 = greedy"""
+    """sampling temperature; 0 = greedy"""
     adapter: str = ""
-    """the adapter it plays with; by default one named after the player"""
+    """name of the player's adapter; by default the player's own name"""
     max_grad_norm: float = 1.0
-    """its gradient is clipped to this norm; 0 = not clipped"""
+    """norm to which the gradient is clipped; 0 = no clipping"""
     reads: int = 0
-    """tokens of other players' texts in its prompt, at most: for the estimate of memory"""
+    """at most so many tokens of other players' texts are in a prompt (for the memory estimate)"""
     rows: int = 1
-    """rows of a forward pass per unit of --micro-batch, 2 for pairs: for the same estimate"""
+    """rows of a forward pass for each row of --micro-batch, 2 for pairs (for the same estimate)"""
 
 
-class AdapterTrainer(GRPOTrainer):
+class AdapterTrainer(ResumableTrainer):
     """See the top of this file."""
 
-    saved: dict
-    """what a checkpoint keeps beside adapters, optimiser and random numbers; JSON"""
     engine = fast
-    """what samples and scores: common/fast/, or common/plain.py with --plain"""
+    """the module that samples and scores: common/fast/, or common/plain.py with --plain"""
 
     def __init__(
         self,
@@ -97,7 +84,7 @@ class AdapterTrainer(GRPOTrainer):
         asked = [row["question"] for row in held_out if "question" in row]
         self.held_out_questions = {*asked, *map(stripped, asked)}  # a space more is no other one
         self.saved = {}
-        self.player = ""  # whose batch was trained last
+        self.trained_last = ""  # player of the latest update
         self.sampled_tokens = 0  # by all players, since the step began
         self.asked_in_evaluation = None  # prompts -> how often, while an evaluation lasts
         self.idle = {}  # player -> its latest updates in a row without a gradient
@@ -116,10 +103,10 @@ class AdapterTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager
     def playing(self, name: str | None):
-        """Inside of this block the model is the base with this player's adapter; None: the base.
+        """Inside this block the model is the base with this player's adapter; for None, the base.
 
-        The adapters of all others get no gradient (PEFT turns their requires_grad off), and AdamW
-        leaves what has no gradient alone, momentum included.
+        PEFT turns requires_grad off for all other adapters, so they get no gradient, and AdamW
+        changes neither weights nor momentum of a parameter without one.
         """
         before = self.model.active_adapter
         try:
@@ -133,7 +120,7 @@ class AdapterTrainer(GRPOTrainer):
             self.model.set_adapter(before)
 
     def player_named(self, name: str) -> Player:
-        """A player by its name, or by that of its adapter, as `concat` calls a joined batch."""
+        """Returns a player by name; or by the name of its adapter, which a joined batch carries."""
         if name in self.players:
             return self.players[name]
         for player in self.players.values():
@@ -148,9 +135,9 @@ class AdapterTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ metrics
     def log_mean(self, name: str, values):
-        """A metric under its full name, such as "verifier/accuracy": the mean over all values of
-        this step and of all processes.
+        """Logs the mean of all values that this step and all processes give to a metric.
 
+        name: the full name, such as "verifier/accuracy".
         values: a number, a list or a tensor; nothing is logged if no process has any.
         """
         if "/" not in name or name.startswith("eval/"):
@@ -165,7 +152,7 @@ class AdapterTrainer(GRPOTrainer):
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
     def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
-        """The mean, and the share of groups whose rewards are all equal, which teach nothing."""
+        """Logs the mean, and the share of groups whose rewards are all equal and teach nothing."""
         self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
         if groups is not None and len(set(groups)) < len(groups):
             different = {}
@@ -175,10 +162,13 @@ class AdapterTrainer(GRPOTrainer):
             self.log_mean(f"{name}/frac_reward_zero_std", flat)
 
     def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
-        """(B, functions) of this process, NaN where one does not judge; TRL calls them."""
+        """Has TRL call the player's reward functions -> (B, functions) of this process's rows, NaN
+        where a function returns None.
+        """
         functions = self.player_named(name).rewards
-        if not functions:
-            return torch.full((len(texts), 0), torch.nan, device=self.accelerator.device)
+        if not functions or not rows:
+            shape = len(texts), len(functions)
+            return torch.full(shape, torch.nan, device=self.accelerator.device)
         self.reward_funcs = [*map(checked, functions)]
         self.reward_func_names = [function.__name__ for function in functions]
         self.reward_processing_classes = [None] * len(functions)
@@ -197,11 +187,12 @@ class AdapterTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ several processes
     def gather(self, values: list) -> list:
-        """The lists of all processes, one after the other."""
+        """Returns the lists of all processes, one after the other."""
         return gather_object(values)
 
     def over_all_processes(self, fn: Callable, *columns):
-        """This process's rows of fn(everyone's rows): for whatever must see the whole batch.
+        """Applies fn to the rows of all processes and returns this process's rows of the result,
+        for mathematics that must see the whole batch.
 
         columns: lists or tensors with an entry per row, (B,) or (B, T); tensors are padded with
         zeros to the longest T of all processes. fn takes as many columns and returns one, of the
@@ -223,11 +214,12 @@ class AdapterTrainer(GRPOTrainer):
         return mine
 
     def my_share(self, items: list) -> list:
-        """This process's part of a list that is the same on all processes."""
+        """Returns this process's part of a list that is the same on all processes."""
         return items[self.accelerator.process_index :: self.accelerator.num_processes]
 
     def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
-        """fn(items), each process doing its share; items and result are the same on all processes.
+        """Returns fn(items), of which each process computes its share; items and result are the
+        same on all processes.
 
         fn: a list -> a list with an entry for each item, in order.
         """
@@ -236,23 +228,13 @@ class AdapterTrainer(GRPOTrainer):
         return [shares[i % world][i // world] for i in range(len(items))]
 
     def random_numbers(self) -> random.Random:
-        """Of this process and this step only: a resumed run draws the same ones."""
+        """Returns a generator seeded by run, step and process, so a resumed run draws the same."""
         seed, step = self.args.seed, self.state.global_step
         return random.Random(f"{seed} {step} {self.accelerator.process_index}")
 
-    # ------------------------------------------------------------------ overrides of TRL
-    def _get_train_sampler(self, dataset=None):
-        """TRL's shuffles with random numbers that continue from pass to pass and are in no
-        checkpoint: a run that resumes draws those of the passes before, or the first would repeat.
-        """
-        sampler = super()._get_train_sampler(dataset)
-        rows = self._resumed_at * self.args.generation_batch_size
-        for _ in range(rows // len(sampler) if rows and sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
-
+    # ------------------------------------------------------------------ the optimiser
     def create_optimizer(self, model=None):
-        """One AdamW, one parameter group per adapter, so that each has its own learning rate."""
+        """Makes one AdamW with a parameter group, and so a learning rate, for each adapter."""
         if self.optimizer is None:
             rates = {player.adapter: player.lr for player in self.players.values()}
             groups = [
@@ -263,44 +245,9 @@ class AdapterTrainer(GRPOTrainer):
             self.optimizer = optimizer_class(groups, **options)
         return self.optimizer
 
-    def log(self, logs: dict, start_time: float | None = None):
-        """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
-        optimiser step, which has nothing to do; `update` logs each player's.
-        """
-        theirs = ("loss", "grad_norm", "learning_rate")
-        ours = {key: x for key, x in logs.items() if key not in theirs}
-        everyones = self.gather([self._sums])  # one collective call for all metrics
-        self._sums = {}
-        for name in dict.fromkeys(name for sums in everyones for name in sums):
-            totals, counts = zip(*(sums.get(name, (0.0, 0)) for sums in everyones))
-            if sum(counts):
-                self._metrics["train"][name] = [sum(totals) / sum(counts)]
-        super().log(ours, start_time)
-
-    def create_model_card(self, *_, **__):
-        """None: it could not name the base, nor say what the paper's players are."""
-
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()  # every process writes its own random numbers
-        if self.args.should_save:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            check_saved(self.saved)
-            (folder / "saved.json").write_text(json.dumps(self.saved))
-            seal(folder)  # last: one that was cut short is not finished
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """Every adapter by its own name; Trainer would load into the active one."""
-        folder = Path(resume_from_checkpoint)
-        for adapter in {player.adapter for player in self.players.values()}:
-            state = load_file(folder / adapter / "adapter_model.safetensors")
-            set_peft_model_state_dict(self.model, state, adapter_name=adapter)
-        self.saved = json.loads((folder / "saved.json").read_text())
-        self._resumed_at = int(folder.name.removeprefix("checkpoint-"))
-
 
 def with_adapters(players: dict[str, Player]) -> dict[str, Player]:
-    """The same players, each with the name of its adapter."""
+    """Returns the same players, each with the name of its adapter filled in."""
     return {
         name: dataclasses.replace(player, adapter=player.adapter or name)
         for name, player in players.items()
@@ -308,11 +255,11 @@ def with_adapters(players: dict[str, Player]) -> dict[str, Player]:
 
 
 def copy_adapter(model, source: str, target: str):
-    """The weights of the adapter `source` become those of `target`, too."""
+    """Copies the weights of the adapter `source` into the adapter `target`."""
     state = get_peft_model_state_dict(model, adapter_name=source)
     set_peft_model_state_dict(model, state, adapter_name=target)
 
 
 def no_reward(completions, **_) -> list[float]:
-    """GRPOTrainer must be constructed with a reward function; each player brings its own."""
+    """Stands for the reward function that GRPOTrainer demands; each player brings its own."""
     return [0.0] * len(completions)

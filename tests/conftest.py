@@ -6,6 +6,7 @@ run of each is made once for all files (`finished`).
 """
 
 import contextlib
+import dataclasses
 import gc
 import importlib.util
 import io
@@ -296,7 +297,7 @@ def players_of(script: str) -> dict:
 
     module = module_of(script)
     (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
-    return with_adapters(trainer.players(module.Args()))
+    return with_adapters(trainer.define_players(module.Args()))
 
 
 def adapters_of(script: str) -> set[str]:
@@ -388,7 +389,7 @@ def make_trainer(folder, micro_batch=8, kl=0.0, **change):
 
     cfg = {"questions": 2, "group_size": 4, "lr": 1e-3, "ver_warmup": 1, "kl": kl} | change
     args = Args(micro_batch=micro_batch, **cfg)
-    return build(Tango, folder, args, Tango.players(args), solve_prompt)
+    return build(Tango, folder, args, Tango.define_players(args), solve_prompt)
 
 
 @pytest.fixture
@@ -429,9 +430,9 @@ def moved(before: dict, after: dict) -> float:
     return max((before[name] - after[name]).abs().max().item() for name in before)
 
 
-def gradient(trainer, batch: dict, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
+def gradient(trainer, batch, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
     """What `update` hands to the optimiser for this batch; nobody moves by it."""
-    found, player = {}, trainer.player_named(batch["player"])
+    found, player = {}, trainer.player_named(batch.player)
     trainer.create_optimizer()
 
     def step():
@@ -441,7 +442,7 @@ def gradient(trainer, batch: dict, max_grad_norm=0.0) -> dict[str, torch.Tensor]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.optimizer, "step", step)
         patch.setattr(player, "max_grad_norm", max_grad_norm)
-        trainer.update({key: value for key, value in batch.items() if key != "trained"})
+        trainer.update(dataclasses.replace(batch, origins=[]))  # it may be trained on again
     return found
 
 

@@ -5,6 +5,7 @@ measured runs; every edit applies to the script as it stands, runs, and does wha
 script of your-own-script.md runs, too; and the README promises no more than was measured.
 """
 
+import ast
 import dataclasses
 import doctest
 import importlib.util
@@ -22,10 +23,12 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+from common.batch import Batch
 from common.cotrainer import CoTrainer
 from common.players import AdapterTrainer
-from common.run.session import Run, mean
+from common.run.session import Run
 from common.tasks import answers, verdicts
+from common.tasks.answers import mean
 from common.tiny import tasks
 
 import claims
@@ -232,10 +235,10 @@ def test_measured_metrics_are_still_called_that(name):
 def test_a_patch_of_cure_trains_one_role(patch, trained):
     class Cure:
         def step(self, rows):
-            return [{"player": "coder"}, {"player": "tester"}]
+            return [SimpleNamespace(player="coder"), SimpleNamespace(player="tester")]
 
     exec(evidence.PATCHES[patch], {"cure": SimpleNamespace(Cure=Cure)})
-    assert [batch["player"] for batch in Cure().step([])] == [trained]
+    assert [batch.player for batch in Cure().step([])] == [trained]
 
 
 # ------------------------------------------------------------------ metrics
@@ -483,7 +486,7 @@ def test_the_example_runs_and_trains_its_players(example):
     for command in commands:
         tyro.cli(example.module.Args, args=shlex.split(command))
     assert commands
-    players = list(dict.fromkeys(b["player"] for batches in example.returned for b in batches))
+    players = list(dict.fromkeys(b.player for batches in example.returned for b in batches))
     assert len(players) == 2
     adapters = weights(example.folder)
     for player in players:  # B is zero before the first update
@@ -492,20 +495,21 @@ def test_the_example_runs_and_trains_its_players(example):
         assert f"{player}/grad_norm" in example.steps[0]
 
 
-def test_a_batch_contains_what_cotrainer_says(example):
-    doc = sys.modules[CoTrainer.__module__].__doc__
-    table = doc[doc.index("A batch is a dict") : doc.index("`saved`")].splitlines()[2:]
-    rows = re.findall(r"^    ([\w, ]+?)  +(.*)$", "\n".join(table), re.MULTILINE)
-    written = {key: text for keys, text in rows for key in keys.split(", ")}
+def test_a_batch_contains_what_its_class_says(example):
+    body = ast.parse(inspect.getsource(Batch)).body[0].body
+    said = {
+        field.target.id: text.value.value
+        for field, text in zip(body, body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    assert said.keys() | {"origins"} == {field.name for field in dataclasses.fields(Batch)}
     for batch in (batch for batches in example.returned for batch in batches):
-        known = written.keys() - {"base_logps", "rollout", "components"}  # no KL term, no concat
-        assert batch.keys() | {"rewarded"} == known
-        shapes = {"(B,)": batch["rewards"].shape, "(B, P)": batch["prompt_ids"].shape}
-        shapes["(B, T)"] = batch["completion_ids"].shape
-        for key, value in batch.items():
-            if isinstance(value, torch.Tensor) and value.dim() and "(" in written[key]:
-                said = re.findall(r"\(B,(?: [PT])?\)", written[key])
-                assert value.shape in [shapes[shape] for shape in said], key
+        shapes = {"(B,)": batch.rewards.shape, "(B, P)": batch.prompt_ids.shape}
+        shapes["(B, T)"] = batch.completion_ids.shape
+        for key, text in said.items():
+            if isinstance(value := getattr(batch, key), torch.Tensor):
+                found = re.findall(r"\(B,(?: [PT])?\)", text)
+                assert value.shape in [shapes[shape] for shape in found], key
 
 
 ELSEWHERE = ("evaluate", "Player", "copy_adapter", "check")  # in the script or beside CoTrainer

@@ -14,15 +14,16 @@ SHORT = "--steps 1 --questions 2 --group-size 4 --eval-questions 4 --tokens 24 -
 REWARD = "self.set_rewards(solver, [r + 0.5 * a for r, a in zip(right, accepted)])"
 BACK = "return [judge, solver]"
 
-PLAYER, LOADED = "Player([], args.lr, tokens, G)", "load_for_steps, evaluate"
+PLAYER, LOADED = "Player([], args.lr, tokens, G)", "load=load_for_steps"
+PROMPT = "prompt=solve_prompt"
 FIGURES = 'return {"solver/accuracy": mean(right)}'
-EVERY = "lambda a: tuple([{} for r in part] for part in load_for_steps(a)), evaluate"
+EVERY = "load=lambda a: tuple([{} for r in part] for part in load_for_steps(a))"
 UPDATE = """more = trainer.rollout("solver", [{"prompt": solve_prompt("1+1")}] * 4)
     trainer.set_rewards(more, range(4))
     trainer.update(more)
     """
-SPACE = "lambda a: (load_for_steps(a)[0], [r | {'question': r['question'] + ' '} for r in "
-SPACE += "load_for_steps(a)[0]]), evaluate"
+SPACE = "load=lambda a: (load_for_steps(a)[0], [r | {'question': r['question'] + ' '} for r in "
+SPACE += "load_for_steps(a)[0]])"
 
 REFUSED = [  # old, new, the sentence
     ("tokens, G, reads", "tokens, 0, reads", "group_size 0"),
@@ -32,20 +33,24 @@ REFUSED = [  # old, new, the sentence
         "group_size 2.0 and max_tokens 24 must be whole",
     ),
     (PLAYER, "Player([], args.lr)", "missing 1 required positional argument: 'max_tokens'"),
-    ("    @staticmethod\n    def players(args", "    def players(self, args", "be a @staticmethod"),
-    ("args.group_size)", "args.group_size, config={'max_steps': 9})", "or lead the run astray"),
+    (
+        "    @staticmethod\n    def define_players(args",
+        "    def define_players(self, args",
+        "be a @staticmethod",
+    ),
+    (PROMPT, f"{PROMPT}, config={{'max_steps': 9}}", "or lead the run astray"),
     (LOADED, EVERY.format("r | {'answer': 7}"), "training row 0: 'answer' must be a text; got 7"),
     (LOADED, SPACE, "rollout trains the solver on a held-out question"),
     ('"right": right[i]}', '"right": right[i], "completion": 1}', "cannot be called 'completion'"),
     ("(completions, right, **_)", "(completions, rigth, **_)", "'rigth'. It is given completions"),
-    (BACK, f"solver['notes'][0]['a'] = {{1}}; {BACK}", "a note cannot hold {1}"),
+    (BACK, f"solver.notes[0]['a'] = {{1}}; {BACK}", "a note cannot hold {1}"),
     (FIGURES, UPDATE + FIGURES, "update inside of `evaluate` would train on held-out questions"),
     ('rollout("solver"', 'rollout("sover"', "there is no player 'sover'"),
-    ("args.group_size)", "args.group_size, config={'top_p': 0.9})", "would have no effect"),
+    (PROMPT, f"{PROMPT}, config={{'top_p': 0.9}}", "would have no effect"),
     ('return {"solver/accuracy": mean(right)}', "return None", "evaluate must return a dict"),
     (
-        "load_for_steps, evaluate",
-        "lambda _: ([{'question': '1+1'}, {'questions': '1+2'}], []), evaluate",
+        LOADED,
+        "load=lambda _: ([{'question': '1+1'}, {'questions': '1+2'}], [])",
         "training row 1 differs from row 0 in its columns: question, questions",
     ),
 ]
@@ -70,7 +75,7 @@ UNSAID = [  # old, new, what shows it: no check can know what was meant
         '"solver", trainer.train_rows[:4],',
         "held out is as good as in training",
     ),
-    (BACK, f"solver['advantages'] = solver['rewards'] - 0.5; {BACK}", "the credit of the report"),
+    (BACK, f"solver.advantages = solver.rewards - 0.5; {BACK}", "the credit of the report"),
     ("zip(completions, right)", "zip(completions, _.get('rigth', [0] * 99))", "a gradient of 0"),
     ("is_correct(text, row", "is_correct(boxed(text) or '', row", "an accuracy of exactly 0"),
     ('boxed(judgement) == "CORRECT"', '"CORRECT" in judgement', "the judge accepts everything"),
@@ -135,9 +140,9 @@ def test_few_mistakes_are_unsaid():
 
 
 def test_questions_that_come_again_are_said(fork):
-    four = "lambda args: tuple(rows[:4] for rows in load_for_steps(args)), evaluate"
+    four = "load=lambda args: tuple(rows[:4] for rows in load_for_steps(args))"
     steps = SHORT.replace("--steps 1", "--steps 3")
-    output, _, _ = fork("load_for_steps, evaluate", four, steps)
+    output, _, _ = fork(LOADED, four, steps)
     assert "after 2 steps its 4 questions come again" in output
 
 

@@ -5,13 +5,13 @@ import math
 import statistics
 from types import SimpleNamespace
 
+from common.batch import Batch, Origin
 from common.cotrainer import Player
 from common.players import with_adapters
 from common.tiny.tasks import gold_solution
 
 import torch
 from conftest import make_players
-from torch.nn.utils.rnn import pad_sequence
 
 QUESTION = "(38+4)*7 mod 61"  # 42, 50
 RIGHT = gold_solution(QUESTION)
@@ -68,7 +68,7 @@ def without_model(kind, cfg, texts=(), **attributes):
     class WithoutModel(kind):
         def __init__(self):
             self.cfg, self.asked, self.begun, self.logged, self.saved = cfg, [], [], {}, {}
-            self.players, self._sums = with_adapters(kind.players(cfg)), {}
+            self.players, self._sums = with_adapters(kind.define_players(cfg)), {}
             of_each = isinstance(texts, dict)
             self.texts = {n: [*its] for n, its in texts.items()} if of_each else [*texts]
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
@@ -78,7 +78,7 @@ def without_model(kind, cfg, texts=(), **attributes):
 
         def generate(self, name, prompts, greedy=False):
             self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]
-            texts = self.texts[name] if isinstance(self.texts, dict) else self.texts
+            texts = self.texts.get(name, []) if isinstance(self.texts, dict) else self.texts
             return [texts.pop(0) for _ in prompts]
 
         def generate_ids(self, name, prompts, greedy=False, begun=None):
@@ -89,23 +89,18 @@ def without_model(kind, cfg, texts=(), **attributes):
 
         def rollout(self, name, rows):
             texts = self.generate(name, [row["prompt"] for row in rows])
-            ids = [torch.tensor(self.processing_class(text).input_ids) for text in texts]
-            padded = pad_sequence(ids, batch_first=True, padding_value=-1)
+            ids = [self.processing_class(text).input_ids for text in texts]
+            batch = Batch.of(name, [[0]] * len(rows), ids, -1, "cpu")
             rewards, completions = torch.zeros(len(rows)), [[{"content": text}] for text in texts]
-            for function in kind.players(cfg)[name].rewards:
+            for function in kind.define_players(cfg)[name].rewards:
                 columns = {key: [row[key] for row in rows] for key in rows[0]}
                 rewards += torch.tensor(function(completions, **columns))
-            return {
-                "player": name,
-                "texts": texts,
-                "rewards": rewards,
-                "completion_ids": padded,
-                "completion_mask": (padded >= 0).long(),
-                "notes": [{"player": name, "rewards": {}} for _ in rows],
-            }
+            batch.texts, batch.rewards, batch.origins = texts, rewards, [Origin()]
+            batch.notes = [{"player": name, "rewards": {}} for _ in rows]
+            return batch
 
         def concat(self, batches):
-            self.batches = {batch["player"]: batch for batch in batches}
+            self.batches = {batch.player: batch for batch in batches}
             return batches
 
         def gather(self, values):
@@ -186,9 +181,10 @@ def some_rows(trainer, count=8) -> list[dict]:
     return [trainer.train_dataset[i // 4] for i in range(count)]
 
 
-def a_batch(trainer, name, count=8) -> dict:
+def a_batch(trainer, name, count=8) -> Batch:
     batch = trainer.rollout(name, some_rows(trainer, count))
-    return batch | {"advantages": torch.linspace(-1, 1, count)}
+    batch.advantages = torch.linspace(-1, 1, count)
+    return batch
 
 
 def gathered(trainer) -> dict[str, float]:

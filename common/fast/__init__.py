@@ -4,4 +4,4 @@
 """
 
 from common.fast.sampling import complete  # noqa: F401
-from common.fast.scoring import in_order, in_parts, score  # noqa: F401
+from common.fast.scoring import in_order, in_parts, token_logps  # noqa: F401

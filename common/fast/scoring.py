@@ -5,7 +5,7 @@ Nothing here changes what is computed, only how much: tests/common/test_scoring.
 saving with the plain computation.
 """
 
-from common.batch import take_rows
+from common.batch import Batch
 from common.fast.logprob import linear_logprob
 from common.fast.sampling import has_plain_attention
 from common.plain import joined
@@ -16,12 +16,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
 # ------------------------------------------------------------------ log-probs
-def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `plain.score`, without a state for padding; the head's logits are never held whole, see
-    fast/logprob.py.
+def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `plain.token_logps`, without a state for padding; the head's logits are never held whole,
+    see fast/logprob.py.
     """
     ids, mask, places = joined(batch)  # (B, P + T) each
-    targets, valid = batch["completion_ids"], batch["completion_mask"].bool()  # (B, T)
+    targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
     # rows padded on the right, (B, W), without their last tokens, after which nothing is asked
     ends = mask.sum(1, keepdim=True) - 1  # (B, 1)
     columns = torch.arange(int(ends.max()), device=ids.device)  # (W,)
@@ -30,7 +30,7 @@ def score(base, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Te
     one_row = has_plain_attention(base) and base._supports_attention_backend
     states, of = (packed if one_row else right_padded)(base.base_model, rows, places.min())
     nth = torch.arange(valid.shape[1], device=ids.device)  # (T,)
-    before = batch["prompt_mask"].sum(1, keepdim=True) - 1 + nth  # (B, T): where each is foretold
+    before = batch.prompt_mask.sum(1, keepdim=True) - 1 + nth  # (B, T): where each is foretold
     states = states.index_select(0, of.gather(1, before.clamp(max=len(columns) - 1))[valid])
     head = base.get_output_embeddings().weight
     logp, entropy = linear_logprob(states, head, targets[valid], temperature)  # (n,) each
@@ -103,26 +103,27 @@ AttentionInterface.register("sdpa", attention)
 
 
 # ------------------------------------------------------------------ micro-batches
-def in_order(batch: dict) -> torch.Tensor:
+def in_order(batch: Batch) -> torch.Tensor:
     """(B,) row numbers, from short completions to long, rows with the same prompt together."""
-    marked = 2 * batch["prompt_ids"] + batch["prompt_mask"]  # token and padding in one number
+    marked = 2 * batch.prompt_ids + batch.prompt_mask  # token and padding in one number
     prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)
-    lengths = batch["completion_mask"].sum(1)  # (B,)
+    lengths = batch.lengths()  # (B,)
     longest = torch.zeros_like(lengths).scatter_reduce(0, prompts, lengths, "amax")[prompts]  # (B,)
     keys = list(zip(longest.tolist(), prompts.tolist(), lengths.tolist()))
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def in_parts(batch: dict, size: int, all_rows=False) -> list[dict]:
+def in_parts(batch: Batch, size: int, all_rows=False) -> list[Batch]:
     """The rows of a batch that can have a gradient, in parts of at most `size` rows of similar
     length: without `all_rows` not those whose advantages are all zero.
 
     The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
     not change the gradient. Each part is trimmed to its own longest prompt and completion.
     """
-    order = in_order(batch)  # (B,)
-    if not all_rows and "advantages" in batch:  # without them the script's loss counts all rows
-        A = batch["advantages"]  # (B,) or (B, T)
+    if not len(batch):
+        return []
+    order, A = in_order(batch), batch.advantages  # (B,); (B,) or (B, T)
+    if not all_rows and A is not None:  # without them the script's loss counts all rows
         order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
     parts = -(-len(order) // size)  # rounded up
-    return [take_rows(batch, rows) for rows in torch.tensor_split(order, parts)] if parts else []
+    return [batch.take(rows) for rows in torch.tensor_split(order, parts)] if parts else []

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Hashable
 from contextlib import contextmanager
 
-from common.batch import take_rows
+from common.batch import Batch
 from common.errors import ScriptError, say
 from common.tiny import ENDINGS
 from common.tiny.tasks import misfit, parse_question
@@ -101,8 +101,8 @@ def check_prompts(trainer, name: str, prompts: list):
     """Of a rollout or of `generate`: messages, of which the last is not the player's own. An
     embedded model, which ignores instructions, must have been taught to answer some of them.
     """
-    if not prompts:
-        raise ScriptError(f"no rows for the {name}: there is nothing to sample")
+    if not prompts:  # of a process that has none
+        return
     for prompt in prompts:
         messages = prompt if isinstance(prompt, list) and prompt else [None]
         if not all(
@@ -143,6 +143,8 @@ def check_prompts(trainer, name: str, prompts: list):
 
 def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
     """Prompts, groups, and questions that training must not see."""
+    if not rows:  # of a process that has none
+        return
     prompts = [row.get("prompt") for row in rows]
     check_prompts(trainer, name, prompts)
     if len(rows) % group_size:
@@ -228,17 +230,17 @@ def checked(function: Callable) -> Callable:
     return call
 
 
-def check_rewards(batch: dict, rewards, groups: list | None):
+def check_rewards(batch: Batch, rewards, groups: list | None):
     """What `set_rewards` is given."""
-    if not isinstance(batch, dict) or "player" not in batch:
+    if not isinstance(batch, Batch):
         raise ScriptError(f"set_rewards: the first argument must be a batch; got {batch!r:.60}")
-    name = batch["player"]
-    if "rollout" in batch:
+    name = batch.player
+    if len(batch.origins) != 1:
         raise ScriptError(
-            "set_rewards: concat has joined several rollouts in this batch; set the rewards of "
-            "each one before"
+            "set_rewards: this batch is not what one rollout returned; where concat has joined "
+            "several, set the rewards of each one before"
         )
-    if batch.get("rewarded"):
+    if batch.origins[0].rewarded:
         raise ScriptError(
             f"set_rewards: the {name}'s batch has its rewards already; the second ones would take "
             f"their place. Set the sum once"
@@ -249,7 +251,7 @@ def check_rewards(batch: dict, rewards, groups: list | None):
         raise ScriptError(
             f"set_rewards: rewards must be numbers, NaN where nobody judged; got {rewards!r:.80}"
         ) from None
-    wanted = batch["rewards"].shape
+    wanted = batch.rewards.shape
     if rewards.shape != wanted:
         raise ScriptError(
             f"set_rewards: the {name}'s rewards must be ({wanted[0]},), one per row; got "
@@ -264,7 +266,7 @@ def check_rewards(batch: dict, rewards, groups: list | None):
         )
     if groups is not None and not all(isinstance(key, Hashable) for key in groups):
         raise ScriptError(f"set_rewards: keys of groups are texts or numbers; got {groups!r:.60}")
-    if groups is not None and len(set(groups)) == len(groups):
+    if groups and len(set(groups)) == len(groups):
         raise ScriptError("set_rewards: every row is a group of its own; nothing is compared")
 
 
@@ -277,20 +279,19 @@ def check_concat(batches: list[dict], players: dict):
         if len({getattr(player, what) for player in players.values()}) != 1:
             found = ", ".join(f"{name}: {getattr(p, what)}" for name, p in players.items())
             raise ScriptError(f"concat: batches must be of one {what}; got {found}")
-    own = {"rewarded", "components", "rewards_of_advantages"}  # of some batches only
-    keys = [batch.keys() - own for batch in batches]
-    if odd := set.union(*(keys[0] ^ other for other in keys)):
+    optional = ("advantages", "rewards", "base_logps", "total_tokens")
+    has = [{n for n in optional if getattr(b, n) is not None} | {*b.columns} for b in batches]
+    if odd := set.union(*(has[0] ^ other for other in has)):
         hint = ""
         if "advantages" in odd:
-            without = [batch["player"] for batch in batches if "advantages" not in batch]
+            without = [batch.player for batch in batches if batch.advantages is None]
             hint = f": {_no_advantages(without[0])}"
         raise ScriptError(f"concat: not every batch has {', '.join(sorted(odd))}{hint}")
-    for key in sorted(keys[0] - {"num_items_in_batch"}):  # which is added up
-        value = batches[0][key]
-        if isinstance(value, int | float) or torch.is_tensor(value) and not value.dim():
+    for key, value in batches[0].columns.items():
+        if not isinstance(value, list) and not (torch.is_tensor(value) and value.dim()):
             raise ScriptError(f"concat: {key} has no rows to join; set it on the joined batch")
     for batch in batches:
-        if "advantages" in batch:
+        if batch.advantages is not None:
             check_advantages(batch)
 
 
@@ -310,17 +311,17 @@ def check_step(trainer, batches):
 
 def check_batch(trainer, batch):
     """A batch that is going to be trained on."""
-    if not isinstance(batch, dict) or "player" not in batch:
-        raise ScriptError("step must return batches that rollout or concat made: one has no player")
-    name, A, mask = batch["player"], batch.get("advantages"), batch["completion_mask"]
+    if not isinstance(batch, Batch):
+        raise ScriptError(f"step must return batches, as rollout or concat make; got {batch!r:.60}")
+    name, A, mask = batch.player, batch.advantages, batch.completion_mask
     adapter = trainer.player_named(name).adapter
-    for writer in {note["player"] for note in batch.get("notes", [])} & trainer.players.keys():
+    for writer in {note["player"] for note in batch.notes} & trainer.players.keys():
         if trainer.players[writer].adapter != adapter:
             raise ScriptError(
                 f"the {name} cannot be trained on what the {writer} has written: its samples are "
                 f"not the {name}'s own"
             )
-    if any(flag[0] for flag in batch.get("trained", [])):
+    if any(origin.trained for origin in batch.origins):
         raise ScriptError(f"a batch of the {name} has been trained on already: {TWICE}")
     own_loss = type(trainer).loss.__qualname__ != "CoTrainer.loss"  # it may do without
     if A is None and not own_loss:
@@ -333,15 +334,15 @@ def check_batch(trainer, batch):
             "completion ends; advantages of 0 leave tokens out of the loss"
         )
     for key in ("texts", "notes"):
-        if len(batch.get(key, mask)) != len(mask):
+        if (given := getattr(batch, key)) and len(given) != len(mask):
             raise ScriptError(
-                f"the {name}'s batch has {len(mask)} rows and {len(batch[key])} {key}; to leave "
+                f"the {name}'s batch has {len(mask)} rows and {len(given)} {key}; to leave "
                 f"rows out, give them advantages of 0"
             )
 
 
-def check_advantages(batch: dict):
-    name, A, mask = batch["player"], batch["advantages"], batch["completion_mask"]
+def check_advantages(batch: Batch):
+    name, A, mask = batch.player, batch.advantages, batch.completion_mask
     if not isinstance(A, torch.Tensor) or not A.is_floating_point():
         kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
         raise ScriptError(f"the {name}'s advantages must be a tensor of floats; got {kind}")
@@ -366,16 +367,18 @@ def _no_advantages(name: str) -> str:
     return (
         f"the {name}'s batch has no advantages. A player without reward functions has none before "
         f"set_rewards(batch, rewards); with groups of one row they come from groups=..., or you "
-        f"write batch['advantages']"
+        f"write batch.advantages"
     )
 
 
-def check_unchanged(batch: dict):
+def check_unchanged(batch: Batch):
     """Rewards that were written over after the advantages had been made of them."""
-    made_of = batch.get("rewards_of_advantages")
-    if made_of is not None and not torch.equal(batch["rewards"].nan_to_num(), made_of.nan_to_num()):
+    made_of = batch.origins[0].rewards if len(batch.origins) == 1 else None
+    if made_of is None or len(made_of) != len(batch):
+        return
+    if not torch.equal(batch.rewards.nan_to_num(), made_of.nan_to_num()):
         raise ScriptError(
-            f"batch['rewards'] of the {batch['player']} has changed, and the advantages are still "
+            f"batch.rewards of the {batch.player} has changed, and the advantages are still "
             f"those of the rewards before; use set_rewards(batch, rewards)"
         )
 
@@ -384,13 +387,14 @@ def check_unchanged(batch: dict):
 IDLE = 3  # updates in a row without a gradient
 
 
-def check_learning(trainer, batch: dict, norm: float):
+def check_learning(trainer, batch: Batch, norm: float):
     """After an update: had its player, or one of the rollouts that `concat` has joined, nothing to
     learn from several times in a row, or has it next to nothing at the start of the run?
     """
     for key, part in _rollouts(batch):
-        name, rewards = part["player"], part.get("rewards", torch.tensor([]))
-        idle = norm == 0 or ("rollout" in part and not part["advantages"].any())
+        name, A = part.player, part.advantages
+        rewards = torch.tensor([]) if part.rewards is None else part.rewards
+        idle = norm == 0 or (part.source is not None and A is not None and not A.any())
         trainer.idle[key] = trainer.idle.get(key, 0) + 1 if idle else 0
         if trainer.idle[key] == IDLE:
             what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
@@ -403,28 +407,28 @@ def check_learning(trainer, batch: dict, norm: float):
                 warn_once(f"{what} to learn from", f". {_what_helps(trainer, part)}")
 
 
-def _rollouts(batch: dict) -> list[tuple]:
+def _rollouts(batch: Batch) -> list[tuple]:
     """(key, batch) of each rollout that a batch consists of; the key is the same in every step."""
-    if not {"rollout", "notes", "advantages"} <= batch.keys():
-        return [(batch["player"], batch)]
+    if batch.source is None or not batch.notes or batch.advantages is None:
+        return [(batch.player, batch)]
     parts = []
-    for number in batch["rollout"].unique().tolist():
-        part = take_rows(batch, (batch["rollout"] == number).nonzero()[:, 0])
-        name = part["notes"][0].get("player", batch["player"])
-        parts.append(((name, number), part | {"player": name}))
+    for number in batch.source.unique().tolist():
+        part = batch.take((batch.source == number).nonzero()[:, 0])
+        part.player = part.notes[0].get("player", batch.player)
+        parts.append(((part.player, number), part))
     return parts
 
 
-def _what_helps(trainer, batch: dict) -> str:
-    if "texts" not in batch:
+def _what_helps(trainer, batch: Batch) -> str:
+    if not batch.texts:
         return ""
-    ends = batch["completion_mask"].sum(1, keepdim=True) - 1  # (B, 1)
-    last = batch["completion_ids"].gather(1, ends)[:, 0].tolist()
+    ends = batch.lengths()[:, None] - 1  # (B, 1)
+    last = batch.completion_ids.gather(1, ends)[:, 0].tolist()
     cut = sum(token not in trainer.eos_token_ids for token in last) / len(last)
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
-    return f"One of its completions ends {ending(batch['texts'][0])}. What helps: {helps}."
+    return f"One of its completions ends {ending(batch.texts[0])}. What helps: {helps}."
 
 
 # ------------------------------------------------------------------ what a checkpoint keeps

@@ -18,11 +18,12 @@ from datasets import Dataset
 def launch(
     Trainer: type,
     args,
+    *,
     load: Callable,
     evaluate: Callable,
     curves: dict[str, list[str]],
     prompt: Callable | None = None,
-    group_size: int = 2,
+    group_size: int | None = None,
     config: dict | None = None,
     **more,
 ):
@@ -37,6 +38,7 @@ def launch(
             step's line.
         prompt: a training row's question -> its messages; `step` then gets --questions rows, each
             group_size times in a row. Without it `step` gets no rows that it could use.
+        group_size: by default --group-size.
         config: fields of GRPOConfig in which the paper differs.
         more: what the Trainer takes besides.
     """
@@ -44,8 +46,8 @@ def launch(
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = players_of(Trainer, args)
-    rows, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
-    args = dataclasses.replace(args, rows_at_once=rows, checkpointing=checkpointing)
+    at_once, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
+    args = dataclasses.replace(args, rows_at_once=at_once, checkpointing=checkpointing)
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded
@@ -53,6 +55,7 @@ def launch(
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
     kind = (args.lora_rank, args.four_bit, args.seed, args.plain)
     model, tokenizer = load_model(args.model, adapters, *kind)
+    group_size = group_size or getattr(args, "group_size", 2) if prompt else 2
     if prompt:
         rows = args.questions * group_size
         data = [{"prompt": prompt(row["question"]), **row} for row in train]
@@ -75,11 +78,11 @@ def launch(
 
 
 def players_of(Trainer: type, args) -> dict[str, Player]:
-    """What `players` has returned, with the names of the adapters."""
+    """What `define_players` has returned, with the names of the adapters."""
     try:
-        players = with_adapters(Trainer.players(args))
+        players = with_adapters(Trainer.define_players(args))
     except (TypeError, AttributeError) as error:
-        sentence = f"players must be a @staticmethod, args -> {{name: Player}}: {error}"
+        sentence = f"define_players must be a @staticmethod, args -> {{name: Player}}: {error}"
         raise ScriptError(sentence).with_traceback(error.__traceback__) from None
     check_players(players)
     return players

@@ -6,36 +6,35 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+from common.batch import Batch
 from common.errors import ScriptError
 
 RECORDED_TOKENS = 512  # of a completion
 
 
-def record(batch: dict, file: Path, step: int, tokenizer):
+def write_rows(batch: Batch, file: Path, step: int, tokenizer):
     """Append a few rows of this update.
 
     Args:
-        batch: completion_ids and completion_mask (B, T), advantages (B,) or (B, T), and notes: B
-            dicts with player, prompt, rewards, and whatever else a script wants to show. Where the
-            advantages are a sum, its terms can be in components: {name: (B,) or (B, T)}.
+        batch: with advantages, and the notes that are shown.
     """
     with open(file, "a") as lines:
-        for i in rows_to_show(batch["notes"]):
-            valid = batch["completion_mask"][i].bool()  # (T,)
-            ids = batch["completion_ids"][i][valid]  # (T_i,)
+        for i in rows_to_show(batch.notes):
+            valid = batch.completion_mask[i].bool()  # (T,)
+            ids = batch.completion_ids[i][valid]  # (T_i,)
 
             def of_tokens(A):
                 """A row's numbers, (T,) or one for all of them, to four digits."""
                 A = A.expand_as(valid)[valid][:RECORDED_TOKENS]
                 return [float(f"{a:.4g}") for a in A.tolist()]
 
-            terms = batch.get("components", {}).items()
+            terms = batch.components.items()
             row = {
                 "step": step,
-                **batch["notes"][i],
+                **batch.notes[i],
                 "length": len(ids),
                 "tokens": token_texts(ids[:RECORDED_TOKENS].tolist(), tokenizer),
-                "advantages": of_tokens(batch["advantages"][i]),
+                "advantages": of_tokens(batch.advantages[i]),
                 "components": {name: of_tokens(A[i]) for name, A in terms},
             }
             lines.write(json.dumps(row, default=as_list) + "\n")

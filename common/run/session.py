@@ -33,7 +33,6 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -130,12 +129,6 @@ def begin(model: str) -> PartialState:
     transformers.utils.logging.disable_progress_bar()
     # NCCL would give up after ten minutes, and evaluations of two processes may differ by more
     return PartialState(cpu=not on_gpu(model), timeout=timedelta(hours=2))
-
-
-def mean(values: Iterable) -> float:
-    """0.0 of nothing; where that would say something wrong, a metric is left out."""
-    values = list(values)
-    return sum(values) / max(1, len(values))
 
 
 # ------------------------------------------------------------------ the run's folder
@@ -392,7 +385,7 @@ class Run(TrainerCallback):
         eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
         keys = [keys[0] for keys in self.curves.values()]
         shown = "  ".join(f"{key} {logs[key]:.3f}" for key in keys if logs.get(key) is not None)
-        line = f"step {step}/{steps}  {self.trainer.player}  {shown}"
+        line = f"step {step}/{steps}  {self.trainer.trained_last}  {shown}"
         say(f"{line}  eta {eta // 60:.0f}:{eta % 60:02.0f}")
         if self.args.show_every and step % self.args.show_every == 0:
             self._show(step)

@@ -24,8 +24,8 @@ from common.plain import tokenize
 from common.run.args import Count, Tokens, Weight, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
-from common.run.session import begin, mean, plain_errors
-from common.tasks.answers import grouped, solve_prompt
+from common.run.session import begin, plain_errors
+from common.tasks.answers import grouped, mean, solve_prompt
 from common.tasks.demonstrations import demonstrations, figures
 from common.tasks.math import load_questions
 

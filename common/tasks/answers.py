@@ -9,6 +9,7 @@ import bisect
 import itertools
 import re
 import threading
+from collections.abc import Iterable
 
 from common.plain import special_tokens
 
@@ -44,6 +45,12 @@ def prompt(system: str, user: str) -> list[dict]:
 
 def solve_prompt(question: str) -> list[dict]:
     return prompt(SOLVE, question)
+
+
+def mean(values: Iterable) -> float:
+    """0.0 of nothing; where that would say something wrong, a metric is left out."""
+    values = list(values)
+    return sum(values) / max(1, len(values))
 
 
 def grouped(values: list, size: int) -> list[list]:

@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable
 
 from common.errors import UserError
-from common.run.session import mean
-from common.tasks.answers import boxed, grouped, is_correct, split_steps
+from common.tasks.answers import boxed, grouped, is_correct, mean, split_steps
 from common.tasks.references import OPERATIONS, as_number
 from common.tasks.verdicts import against_gold, final_verdict, mark, read_verdict, verify_prompt
 

@@ -4,8 +4,7 @@ steps are faulty.
 
 from collections.abc import Callable
 
-from common.run.session import mean
-from common.tasks.answers import is_correct, split_steps
+from common.tasks.answers import is_correct, mean, split_steps
 from common.tasks.equations import equations_hold
 from common.tasks.verdicts import Analysis
 from common.tiny.tasks import faulty_steps

@@ -5,8 +5,7 @@ the majority's answer, a pick at random, and an oracle.
 import math
 from collections import Counter
 
-from common.run.session import mean
-from common.tasks.answers import final_answer, grouped, in_one_form
+from common.tasks.answers import final_answer, grouped, in_one_form, mean
 
 
 def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[str, float]:

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.run.session import mean
-from common.tasks.answers import prompt, split_steps
+from common.tasks.answers import mean, prompt, split_steps
 
 BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"

@@ -118,7 +118,7 @@ def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path,
         turn = order[trainer.state.global_step]
         batches = rollouts(trainer, [name.split()[-1] for name in turn])
         for name, batch in zip(turn, batches):
-            batch["advantages"] *= not name.startswith("flat ")
+            batch.advantages *= not name.startswith("flat ")
         return batches
 
     sizes = {"kl": kl, "steps": len(order), "micro_batch": 3}
@@ -189,7 +189,7 @@ def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
 def test_a_gradient_that_is_no_number_stops_the_run_with_a_sentence(tmp_path, at):
     def step(trainer, rows):
         batches = rollouts(trainer, ["bob", "ann"])
-        batches[at == "last"]["advantages"][3] = 3e38  # finite, but not the sum over its tokens
+        batches[at == "last"].advantages[3] = 3e38  # finite, but not the sum over its tokens
         return batches
 
     trainer = four_players(tmp_path, step)

@@ -1,7 +1,10 @@
 """common/run/checks.py: mistakes that one call can make, and the sentence that each ends in."""
 
+import copy
 import math
+from dataclasses import replace
 
+from common.batch import Batch
 from common.errors import ScriptError
 from common.run import checks
 
@@ -26,25 +29,29 @@ def play(trainer, step):
 
 
 # ------------------------------------------------------------------ what `step` returns
+def changed(**fields):
+    return lambda batch: [replace(batch, **fields)]
+
+
 @pytest.mark.parametrize(
     "result, says",
     [
         (lambda batch: None, "step must return a list of at least one batch; got None"),
         (lambda batch: [], "at least one batch.*To train nothing, give one advantages of 0"),
-        (lambda batch: [None], "must return batches.*one has no player"),
-        (lambda batch: [{"advantages": batch["advantages"]}], "one has no player"),
-        (lambda batch: [batch | {"player": "eve"}], "no player 'eve'; there are ann, bob, cat"),
-        (lambda batch: [batch | {"player": "bob"}], "bob cannot be trained on what the ann has"),
-        (lambda batch: [batch | {"completion_mask": HOLE}], "completion_mask must be ones"),
-        (lambda batch: [batch | {"completion_mask": 0 * HOLE}], "completion_mask must be ones"),
-        (lambda batch: [batch | {"texts": ["a"] * 4}], "8 rows and 4 texts; to leave.*of 0"),
-        (lambda batch: [batch | {"notes": batch["notes"][1:]}], "8 rows and 7 notes"),
-        (lambda batch: [batch | {"rewards": batch["rewards"] + 1}], "rewards.*ann has changed"),
+        (lambda batch: [None], "must return batches, as rollout or concat make; got None"),
+        (lambda batch: [{"player": "ann"}], "must return batches, .*; got {'player'"),
+        (changed(player="eve"), "no player 'eve'; there are ann, bob, cat"),
+        (changed(player="bob"), "bob cannot be trained on what the ann has"),
+        (changed(completion_mask=HOLE), "completion_mask must be ones"),
+        (changed(completion_mask=0 * HOLE), "completion_mask must be ones"),
+        (changed(texts=["a"] * 4), "8 rows and 4 texts; to leave.*of 0"),
+        (changed(notes=[{"player": "ann"}] * 7), "8 rows and 7 notes"),
+        (changed(rewards=torch.full((8,), -1.0)), "rewards.*ann has changed"),
     ],
 )
 def test_a_step_must_return_batches_of_players(trainer, result, says):
     with pytest.raises(ScriptError, match=says):
-        play(trainer, lambda *_: result(a_batch(trainer, "ann") | {"completion_mask": MASK}))
+        play(trainer, lambda *_: result(replace(a_batch(trainer, "ann"), completion_mask=MASK)))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_a_step_must_return_batches_of_players(trainer, result, says):
 @pytest.mark.parametrize("call", ["step", "update"])
 def test_advantages_are_finite_floats_of_rows_or_tokens(trainer, advantages, says, call):
     batch = a_batch(trainer, "ann")
-    batch["advantages"] = advantages(batch["advantages"])
+    batch.advantages = advantages(batch.advantages)
     with pytest.raises(ScriptError, match=f"advantages.*{says}"):
         play(trainer, lambda *_: [batch]) if call == "step" else trainer.update(batch)
 
@@ -74,7 +81,7 @@ def test_a_batch_is_trained_on_once(tmp_path):
 
     def of_this_step(trainer, rows):
         batch = a_batch(trainer, "ann")
-        return [batch, dict(batch)]
+        return [batch, copy.deepcopy(batch)]
 
     def of_the_step_before(trainer, rows):
         kept.append(a_batch(trainer, "ann"))
@@ -132,7 +139,6 @@ ROW, OTHER = ({"prompt": [user(text)]} for text in ("1+1", "1+2"))
         ([ROW] * 6 + [OTHER] * 2, "rows 4 to 7.* a group.*their prompts differ; repeat each row 4"),
         ([ROW, OTHER] * 4, "rows 0 to 3 for the ann are a group"),  # the group not adjacent
         ([ROW] * 6, "6 rows for the ann are not a multiple.* 4"),
-        ([], "no rows for the ann"),
         ([{"prompt": [user("")]}] * 4, "the ann is asked nothing: all.*without a `prompt`"),
         ([ROW] * 3 + [ROW | {"label": 1}], "rows for the ann differ in their columns: label"),
         ([ROW | {"question": "1+1"}] * 4, r"the ann on a held-out question \('1\+1'\)"),
@@ -144,7 +150,7 @@ def test_rows_of_a_rollout(trainer, monkeypatch, rows, says):
     monkeypatch.setattr(trainer, "held_out_questions", {"1+1"})
     with pytest.raises(ScriptError, match=says):
         trainer.rollout("ann", rows)
-    assert len(trainer.rollout("cat", [ROW] * 2 + [OTHER] * 2)["texts"]) == 4  # groups of two
+    assert len(trainer.rollout("cat", [ROW] * 2 + [OTHER] * 2).texts) == 4  # groups of two
 
 
 @pytest.mark.parametrize("call", ["rollout", "generate"])
@@ -194,23 +200,24 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     said = []
     for flat in (True, True, False, True, True, True, True):
         batch = a_batch(trainer, "ann", 16)
-        batch["advantages"] *= not flat
-        batch["rewards"] = batch["rewards_of_advantages"] = torch.arange(16.0)
+        batch.advantages *= not flat
+        batch.rewards = batch.origins[0].rewards = torch.arange(16.0)
         trainer.update(batch)
         said.append(capsys.readouterr().out.partition(".")[0])
     idle = "warning: 3 updates in a row of the ann had no gradient: all advantages were 0"
     assert said == [""] * 5 + [idle, ""]
     for equal, step in ((15, 0), (16, 1), (16, 0)):
         trainer.state.global_step = step
-        batch = {"player": "bob", "rewards": (torch.arange(16) >= equal).float(), "texts": ["."]}
-        batch |= {"completion_mask": MASK, "completion_ids": MASK * 9}
+        batch = Batch("bob", MASK, MASK, MASK * 9, MASK, row=torch.arange(8), texts=["."])
+        batch.rewards = (torch.arange(16) >= equal).float()
         checks.check_learning(trainer, batch, 1.0)
         said = capsys.readouterr().out
         assert ("100% of the bob's rewards are 0" in said) == (equal == 16 and step == 0)
     assert "a longer limit (100% of its completions are cut)" in said
     assert "python -m common.run.warm_up SCRIPT" in said
-    batch["completion_ids"] = MASK * trainer.processing_class.eos_token_id  # of one length, not cut
-    checks.check_learning(trainer, batch | {"rewards": torch.ones(16)}, 1.0)
+    batch.completion_ids = MASK * trainer.processing_class.eos_token_id  # of one length, not cut
+    batch.rewards = torch.ones(16)
+    checks.check_learning(trainer, batch, 1.0)
     assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said
 
 
@@ -221,10 +228,9 @@ def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     capsys.readouterr()
     for _ in range(3):
         parts = [a_batch(trainer, name, 16) for name in ("bob", "cat")]
-        parts[1]["advantages"] *= 0
-        parts[0]["rewards"], parts[1]["rewards"] = torch.arange(16.0), torch.zeros(16)
-        for part in parts:
-            part["rewards_of_advantages"] = part["rewards"]
+        parts[1].advantages *= 0
+        for part, rewards in zip(parts, (torch.arange(16.0), torch.zeros(16))):
+            part.rewards = part.origins[0].rewards = rewards
         trainer.update(trainer.concat(parts))
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")
@@ -260,10 +266,10 @@ def test_metrics_begin_with_a_name_that_is_free(trainer, name):
 )
 def test_set_rewards_wants_one_finite_reward_per_row(trainer, rewards, groups, says):
     batch = trainer.rollout("ann", some_rows(trainer, 4))
-    before = batch["rewards"].tolist()
+    before = batch.rewards.tolist()
     with pytest.raises(ScriptError, match=f"set_rewards: .*{says}"):
         trainer.set_rewards(batch, rewards, groups)
-    assert batch["rewards"].tolist() == before
+    assert batch.rewards.tolist() == before
 
 
 def test_set_rewards_is_called_once_on_a_batch(trainer):
@@ -271,7 +277,7 @@ def test_set_rewards_is_called_once_on_a_batch(trainer):
     trainer.set_rewards(batches[0], [1.0, 2.0, 3.0, 4.0])
     for batch, says in (
         (batches[0], "the ann's batch has its rewards already"),
-        (trainer.concat(batches), "joined several rollouts"),
+        (trainer.concat(batches), "concat has joined several"),
         ("a text", "first argument must be a batch"),
     ):
         with pytest.raises(ScriptError, match=f"set_rewards: .*{says}"):
@@ -280,14 +286,14 @@ def test_set_rewards_is_called_once_on_a_batch(trainer):
 
 def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches = {name: a_batch(trainer, name, 4) for name in ("ann", "bob", "cat", "dan")}
-    batches["more"] = a_batch(trainer, "bob", 4) | {"judgements": ["fine"] * 4}
     batches["again"] = a_batch(trainer, "dan", 4)
-    batches["sum"] = a_batch(trainer, "bob", 4) | {"tokens": 8}
-    batches["sums"] = a_batch(trainer, "bob", 4) | {"tokens": torch.tensor(8)}
-    batches["new"] = a_batch(trainer, "bob", 4)
-    batches["new"]["rewards"] = batches["new"]["rewards"] + 1
-    batches["numpy"] = a_batch(trainer, "bob", 4)
-    batches["numpy"]["advantages"] = batches["numpy"]["advantages"].numpy()
+    for name in ("more", "sum", "sums", "new", "numpy"):
+        batches[name] = a_batch(trainer, "bob", 4)
+    batches["more"].columns["judgements"] = ["fine"] * 4
+    batches["sum"].columns["tokens"] = 8
+    batches["sums"].columns["tokens"] = torch.tensor(8)
+    batches["new"].rewards = batches["new"].rewards + 1
+    batches["numpy"].advantages = batches["numpy"].advantages.numpy()
     for names, says in (
         ("ann bob", "batches must be of one adapter; got ann: ann, bob: bob"),
         ("bob dan", r"batches must be of one temperature; got bob: 1.0, dan: 0.5"),

@@ -3,6 +3,7 @@ test_checks.py, what two processes do in test_two_processes.py."""
 
 import math
 import random
+from dataclasses import replace
 
 from common.cotrainer import CoTrainer, Player
 from tango import verify_prompt
@@ -37,27 +38,27 @@ def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
     batch = trainer.rollout("verifier", [row] * 8)
     functions = trainer.players["verifier"].rewards
     assert len(functions) == 2
-    for i, text in enumerate(batch["texts"]):
+    for i, text in enumerate(batch.texts):
         messages = [[{"content": text}]]
         each = [f(messages, label=[True], solution=[row["solution"]])[0] for f in functions]
-        assert batch["rewards"][i].item() == pytest.approx(sum(each))
-        note = batch["notes"][i]
+        assert batch.rewards[i].item() == pytest.approx(sum(each))
+        note = batch.notes[i]
         assert note["player"] == "verifier" and note["prompt"] == row["prompt"][-1]["content"]
         assert list(note["rewards"].values()) == pytest.approx(each)
     decode = trainer.processing_class.decode
-    for text, ids, mask in zip(batch["texts"], batch["completion_ids"], batch["completion_mask"]):
+    for text, ids, mask in zip(batch.texts, batch.completion_ids, batch.completion_mask):
         assert decode(ids[mask.bool()], skip_special_tokens=True) == text
-    expected = whitened([(r, i // 4) for i, r in enumerate(batch["rewards"].tolist())], added=1e-6)
-    assert batch["advantages"].tolist() == pytest.approx(expected, abs=1e-4)
-    lengths = batch["completion_mask"].sum(1).tolist()
-    assert int(batch["num_items_in_batch"]) == sum(lengths)
-    assert batch["prompt_mask"][:, -1].all() and batch["completion_mask"][:, 0].all()
-    assert "base_logps" not in batch  # kl 0 needs none
+    expected = whitened([(r, i // 4) for i, r in enumerate(batch.rewards.tolist())], added=1e-6)
+    assert batch.advantages.tolist() == pytest.approx(expected, abs=1e-4)
+    lengths = batch.completion_mask.sum(1).tolist()
+    assert batch.total_tokens == sum(lengths)
+    assert batch.prompt_mask[:, -1].all() and batch.completion_mask[:, 0].all()
+    assert batch.base_logps is None  # kl 0 needs none
     metrics = gathered(trainer)
     assert metrics["verifier/completions/mean_length"] == sum(lengths) / 8
     cut = [length == 112 for length in lengths]
     assert metrics["verifier/completions/clipped_ratio"] == sum(cut) / 8
-    assert metrics["verifier/reward"] == pytest.approx(batch["rewards"].mean().item())
+    assert metrics["verifier/reward"] == pytest.approx(batch.rewards.mean().item())
 
 
 def test_a_reward_function_may_leave_a_row_unjudged_and_log_figures_of_its_own(tmp_path):
@@ -75,12 +76,12 @@ def test_a_reward_function_may_leave_a_row_unjudged_and_log_figures_of_its_own(t
     players["bob"] = Player([last_unjudged], 1e-3, 8, 4)
     trainer = make_players(tmp_path, players)
     batch = trainer.rollout("ann", some_rows(trainer, 4))
-    lengths = length_reward([[{"content": text}] for text in batch["texts"]])
-    assert batch["rewards"].tolist() == [1 + lengths[0], lengths[1], 1 + lengths[2], lengths[3]]
-    assert [len(note["rewards"]) for note in batch["notes"]] == [2, 1, 2, 1]
+    lengths = length_reward([[{"content": text}] for text in batch.texts])
+    assert batch.rewards.tolist() == [1 + lengths[0], lengths[1], 1 + lengths[2], lengths[3]]
+    assert [len(note["rewards"]) for note in batch.notes] == [2, 1, 2, 1]
     batch = trainer.rollout("bob", some_rows(trainer, 4))
-    assert batch["rewards"].isnan().tolist() == [False, False, False, True]
-    assert batch["advantages"].tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-5)
+    assert batch.rewards.isnan().tolist() == [False, False, False, True]
+    assert batch.advantages.tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-5)
     metrics = gathered(trainer)
     assert metrics["ann/rewards/sometimes/mean"] == 1.0 and metrics["ann/asked"] == 4.0
     assert metrics["bob/reward"] == 3.0
@@ -96,11 +97,11 @@ def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, se
     rewards = [random.choice([0.0, 1.0, 2.5, math.nan]) for _ in groups]
     at_rest.set_rewards(batch, rewards, groups if seed else None)
     groups = groups if seed else [0, 0, 1, 1, 2, 2, 3, 3]  # of two
-    said = [note["rewards"]["total"] for note in batch["notes"]]
-    for found in (batch["rewards"].tolist(), said):
+    said = [note["rewards"]["total"] for note in batch.notes]
+    for found in (batch.rewards.tolist(), said):
         assert found == pytest.approx(rewards, nan_ok=True)
     expected = whitened([*zip(rewards, groups)], added=1e-6)
-    assert batch["advantages"].tolist() == pytest.approx(expected, abs=1e-4)
+    assert batch.advantages.tolist() == pytest.approx(expected, abs=1e-4)
     flat = [len({r for r, g in zip(rewards, groups) if g == k and r == r}) < 2 for k in set(groups)]
     judged = [reward for reward in rewards if reward == reward]
     metrics = gathered(at_rest)  # what `rollout` has logged of flat groups is replaced
@@ -120,26 +121,26 @@ def test_concat_is_one_update_on_all_rows(at_rest):
     trainer = at_rest
     one, two = a_batch(trainer, "bob", 4), a_batch(trainer, "cat", 4)
     for batch in (one, two):  # tokens that are not likely have a gradient worth comparing
-        batch["completion_ids"] = torch.randint(5, 40, batch["completion_ids"].shape)
-        batch["base_logps"] = trainer.log_probs(None, batch)
-    ramp = torch.linspace(1, 2, 12)[: two["base_logps"].shape[1]]
-    two["advantages"] = two["advantages"][:, None] * ramp
-    T = [b["completion_ids"].shape[1] for b in (one, two)]
-    P = [b["prompt_ids"].shape[1] for b in (one, two)]
+        batch.completion_ids = torch.randint(5, 40, batch.completion_ids.shape)
+        batch.base_logps = trainer.log_probs(None, batch)
+    ramp = torch.linspace(1, 2, 12)[: two.base_logps.shape[1]]
+    two.advantages = two.advantages[:, None] * ramp
+    T = [b.completion_ids.shape[1] for b in (one, two)]
+    P = [b.prompt_ids.shape[1] for b in (one, two)]
     assert T[0] != T[1]
-    joined = trainer.concat([dict(one), dict(two)])
-    assert joined["player"] == "bob"  # the adapter's name
-    assert joined["completion_ids"].shape == joined["advantages"].shape == (8, max(T))
-    assert joined["prompt_ids"].shape == (8, max(P))
-    assert joined["texts"] == one["texts"] + two["texts"]
-    assert [note["player"] for note in joined["notes"]] == ["bob"] * 4 + ["cat"] * 4
-    assert joined["rollout"].tolist() == [0] * 4 + [1] * 4
-    tokens = [int(b["num_items_in_batch"]) for b in (one, two)]
-    assert int(joined["num_items_in_batch"]) == sum(tokens) == int(joined["completion_mask"].sum())
+    joined = trainer.concat([one, two])
+    assert joined.player == "bob"  # the adapter's name
+    assert joined.completion_ids.shape == joined.advantages.shape == (8, max(T))
+    assert joined.prompt_ids.shape == (8, max(P))
+    assert joined.texts == one.texts + two.texts
+    assert [note["player"] for note in joined.notes] == ["bob"] * 4 + ["cat"] * 4
+    assert joined.source.tolist() == [0] * 4 + [1] * 4
+    tokens = [b.total_tokens for b in (one, two)]
+    assert joined.total_tokens == sum(tokens) == int(joined.completion_mask.sum())
     parts = [gradient(trainer, b) for b in (one, two)]
     expected = {n: sum(g[n] * t for g, t in zip(parts, tokens)) / sum(tokens) for n in parts[0]}
-    two_of_cats = trainer.concat([dict(two), a_batch(trainer, "cat", 4)])
-    assert two_of_cats["player"] == "bob" and len(two_of_cats["rewards"]) == 8
+    two_of_cats = trainer.concat([two, a_batch(trainer, "cat", 4)])
+    assert two_of_cats.player == "bob" and len(two_of_cats) == 8
     got = gradient(trainer, joined)
     assert relative(got, expected) <= 1e-5 and all(".bob." in name for name in got)
 
@@ -151,9 +152,9 @@ def test_log_probs_of_every_player_and_of_the_base(at_rest):
     trainer.cfg.micro_batch = 3
     for writer, temperature in (("ann", 1.0), ("dan", 0.5)):
         batch = a_batch(trainer, writer)
-        T, mask = batch["completion_ids"].shape[1], batch["completion_mask"].bool()
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        T, mask = batch.completion_ids.shape[1], batch.completion_mask.bool()
+        ids = torch.cat([batch.prompt_ids, batch.completion_ids], 1)
+        seen = torch.cat([batch.prompt_mask, batch.completion_mask], 1)
         found = {}
         for name in ("ann", "cat", "dan", None):
             found[name] = got = trainer.log_probs(name, batch)
@@ -163,11 +164,11 @@ def test_log_probs_of_every_player_and_of_the_base(at_rest):
                 logits = trainer.model(input_ids=ids, attention_mask=seen).logits[:, -T - 1 : -1]
                 assert with_gradient.requires_grad == (name is not None)
             logp = (logits / temperature).log_softmax(-1)
-            expected = logp.gather(2, batch["completion_ids"][..., None]).squeeze(2).detach()
+            expected = logp.gather(2, batch.completion_ids[..., None]).squeeze(2).detach()
             for ours in (got, with_gradient.detach()):
                 torch.testing.assert_close(ours[mask], expected[mask], rtol=0, atol=1e-4)
         assert torch.equal(found["cat"], found["dan"])
-        assert torch.equal(found[None], batch["base_logps"])
+        assert torch.equal(found[None], batch.base_logps)
         assert (found[None] - found["ann"]).abs().max() > 0.01
 
 
@@ -203,10 +204,10 @@ def test_update_clips_to_the_players_norm_and_zero_is_no_limit(at_rest):
 
 def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
     trainer, rows, loss = at_rest, [], at_rest.loss
-    batch = a_batch(trainer, "ann") | {"advantages": torch.zeros(8)}
+    batch = replace(a_batch(trainer, "ann"), advantages=torch.zeros(8))
     monkeypatch.setattr(trainer, "kl", 0.0)
     monkeypatch.setattr(
-        trainer, "loss", lambda part: rows.append(len(part["advantages"])) or loss(part)
+        trainer, "loss", lambda part: rows.append(len(part.advantages)) or loss(part)
     )
     assert gradient(trainer, batch) == {} and rows == []
     monkeypatch.setattr(trainer, "all_rows", True, raising=False)
@@ -216,9 +217,9 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
 
 class OwnLoss(CoTrainer):
     def loss(self, batch):
-        self.losses.append((batch["player"], len(batch["weights"])))
+        self.losses.append((batch.player, len(batch.columns["weights"])))
         logp, _ = self.score(batch)
-        return -(logp * batch["completion_mask"] * batch["weights"][:, None]).sum()
+        return -(logp * batch.completion_mask * batch.columns["weights"][:, None]).sum()
 
 
 def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
@@ -227,8 +228,8 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
     def step(trainer, rows):
         batches = [trainer.rollout("ann", rows), trainer.rollout("bob", rows)]
         for batch in batches:
-            del batch["advantages"]
-            batch["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
+            batch.advantages = None
+            batch.columns["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
         trainer.update(batches[0])
         return batches[1:]
 

@@ -1,6 +1,10 @@
 """`CoTrainer.loss` through `update`: against TRL's own on the same batch, and against plain
 autograd in float64."""
 
+from dataclasses import replace
+
+from common.batch import Batch
+
 import pytest
 import torch
 from conftest import gradient, make_trainer, perturb, relative
@@ -16,18 +20,18 @@ def played(tmp_path_factory):
     torch.manual_seed(0)
     rows = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[3]] * 4
     batch = trainer.rollout("generator", rows)
-    for i, mask in enumerate(batch["completion_mask"]):
+    for i, mask in enumerate(batch.completion_mask):
         mask[i + 3 if i % 2 else len(mask) :] = 0
-    batch["num_items_in_batch"] = batch["completion_mask"].sum()
+    batch.total_tokens = int(batch.completion_mask.sum())
     return trainer, batch
 
 
-def with_advantages(batch, per_token: bool) -> dict:
+def with_advantages(batch, per_token: bool) -> Batch:
     A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 0, 0])
-    mask = batch["completion_mask"]
+    mask = batch.completion_mask
     if per_token:
         A = A[:, None] * torch.linspace(-1, 2, mask.shape[1]) * mask  # (B, T), of both signs
-    return batch | {"advantages": A}
+    return replace(batch, advantages=A)
 
 
 def ours(trainer, batch, kl: float, size: int):
@@ -43,8 +47,10 @@ def ours(trainer, batch, kl: float, size: int):
 def trls(trainer, batch, kl: float, bias_correction=False):
     """The same by TRL's `_compute_loss`, log-probs included, on the plain batch: nothing dropped,
     sorted, trimmed or cut."""
-    whole = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
-    whole["ref_per_token_logps"] = whole["base_logps"]
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+    whole = {name: getattr(batch, name) for name in names}
+    whole["ref_per_token_logps"] = batch.base_logps
+    whole["num_items_in_batch"] = torch.tensor(batch.total_tokens)
     with pytest.MonkeyPatch.context() as patch, trainer.playing("generator"):
         patch.setattr(trainer, "beta", kl)
         patch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
@@ -89,23 +95,23 @@ def test_the_equation_by_plain_autograd_in_float64(played, tmp_path, per_token, 
     perturb(trainer)
     trainer.model.double()
     batch = with_advantages(played[1], per_token)
-    T, mask = batch["completion_mask"].shape[1], batch["completion_mask"]
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    T, mask = batch.completion_mask.shape[1], batch.completion_mask
+    ids = torch.cat([batch.prompt_ids, batch.completion_ids], 1)
+    seen = torch.cat([batch.prompt_mask, batch.completion_mask], 1)
 
     def log_pi():
         logits = trainer.model(input_ids=ids, attention_mask=seen).logits[:, -T - 1 : -1]
-        chosen = batch["completion_ids"][..., None]
+        chosen = batch.completion_ids[..., None]
         return logits.log_softmax(-1).gather(2, chosen).squeeze(2)  # (B, T)
 
     with torch.no_grad(), trainer.playing(None):
-        batch["base_logps"] = log_pi()
+        batch.base_logps = log_pi()
     loss, found, _ = ours(trainer, batch, kl, 3)
     with trainer.playing("generator"):
         logp = log_pi()
         assert logp.dtype == torch.float64
-        A = batch["advantages"] if per_token else batch["advantages"][:, None]
-        q = (batch["base_logps"] - logp).exp()
+        A = batch.advantages if per_token else batch.advantages[:, None]
+        q = (batch.base_logps - logp).exp()
         terms = -A * logp + kl * (q - q.log() - 1)
         named = {n: p for n, p in trainer.model.named_parameters() if ".generator." in n}
         expected = torch.autograd.grad((terms * mask).sum() / mask.sum(), named.values())

@@ -3,7 +3,6 @@ pass per completion."""
 
 from collections import Counter
 
-from common.batch import take_rows
 from common.fast.scoring import in_parts
 from common.pairs import (
     as_completions,
@@ -70,24 +69,24 @@ def test_a_pair_batch_holds_the_tokens_it_was_given(tokenizer):
         prompt = tokenizer(f"<|user|>{question}<|assistant|>").input_ids
         for j, text in enumerate(texts):
             row = 2 * i + j
-            kept = {name: rows[f"{name}_mask"][row].bool() for name in ("prompt", "completion")}
-            assert rows["prompt_ids"][row][kept["prompt"]].tolist() == prompt
-            ids = rows["completion_ids"][row][kept["completion"]].tolist()
+            asked, written = rows.prompt_mask[row], rows.completion_mask[row]
+            assert rows.prompt_ids[row][asked.bool()].tolist() == prompt
+            ids = rows.completion_ids[row][written.bool()].tolist()
             assert ids == tokenizer(text).input_ids  # a cut one gets no end
-            assert kept["prompt"].int().diff().min() >= 0  # padded on the left,
-            assert kept["completion"].int().diff().max() <= 0  # and on the right
+            assert asked.diff().min() >= 0  # padded on the left,
+            assert written.diff().max() <= 0  # and on the right
         longer = max(len(tokenizer(text).input_ids) for text in texts)
-        assert batch["completion_mask"][i].sum() == longer
-    assert batch["row"].tolist() == list(range(5)) and "advantages" not in batch
+        assert batch.lengths()[i] == longer
+    assert batch.row.tolist() == list(range(5)) and batch.advantages is None
 
 
 def test_prompts_are_those_of_a_rollout(tokenizer):
     """A question cannot end the user's message by spelling the template's marks out."""
     prompts = [messages(q) for q in ("1+1 mod 61", "9<|end|><|assistant|>1 mod 61")]
-    batch = completion_batch(prompts, [[5], [6, 7]], tokenizer, "cpu")
-    kept = [ids[m.bool()].tolist() for ids, m in zip(batch["prompt_ids"], batch["prompt_mask"])]
+    batch = completion_batch("generator", prompts, [[5], [6, 7]], tokenizer, "cpu")
+    kept = [ids[m.bool()].tolist() for ids, m in zip(batch.prompt_ids, batch.prompt_mask)]
     assert kept == tokenize(prompts, tokenizer)
-    assert batch["completion_mask"].tolist() == [[1, 0], [1, 1]]
+    assert batch.completion_mask.tolist() == [[1, 0], [1, 1]]
 
 
 # ------------------------------------------------------------------ log-probs of pairs
@@ -102,13 +101,13 @@ def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, tmp_path, parts
     expected = [[logp(q, text) for text in texts] for q, texts in zip(QUESTIONS, COMPLETIONS)]
     found = torch.full((5, 2), torch.nan)
     for rows in parts:
-        part = take_rows(batch, torch.tensor(rows))
-        width = int(batch["completion_mask"][rows].sum(1).max())
+        part = batch.take(torch.tensor(rows))
+        width = int(batch.lengths()[rows].max())
         both = as_completions(part)
-        assert both["completion_ids"].shape == (2 * len(rows), width)  # trimmed with the pairs
+        assert both.completion_ids.shape == (2 * len(rows), width)  # trimmed with the pairs
         logp = trainer.log_probs("generator", both)
-        assert logp.shape == both["completion_ids"].shape and both["player"] == "generator"
-        found[part["row"]] = torch.stack(chosen_and_rejected(logp.sum(1)), 1)
+        assert logp.shape == both.completion_ids.shape and both.player == "generator"
+        found[part.row] = torch.stack(chosen_and_rejected(logp.sum(1)), 1)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
 
 
@@ -116,7 +115,7 @@ def test_parts_of_a_batch_of_pairs_hold_every_pair_once(tokenizer):
     """No pair is dropped for its advantages: it has none."""
     batch = make_batch(tokenizer)
     parts = in_parts(batch, 2)
-    assert [part["player"] for part in parts] == ["generator"] * 3
-    assert sorted(sum((part["row"].tolist() for part in parts), [])) == list(range(5))
-    widths = [part["completion_mask"].shape[1] for part in parts]
+    assert [part.player for part in parts] == ["generator"] * 3
+    assert sorted(sum((part.row.tolist() for part in parts), [])) == list(range(5))
+    widths = [part.completion_mask.shape[2] for part in parts]
     assert widths == sorted(widths) and widths[0] < widths[-1]

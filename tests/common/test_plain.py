@@ -12,7 +12,7 @@ from conftest import ROOT, gradient, make_trainer, perturb, relative
 
 SEAMS = {
     "cotrainer.py": {"common.run.checks", "common.run.recording"},
-    "players.py": {"common.fast", "common.run.checks", "common.run.folder"},
+    "players.py": {"common.fast", "common.run.checks", "common.run.trainer"},
     "model.py": {"common.fast.layers", "common.run.machine", "common.run.models"},
 }
 """What the files that one reads import of common/fast/ and common/run/."""
@@ -74,7 +74,7 @@ def test_log_probs_and_gradients_are_equal(both):
     rows = [row for row in [*both[0].train_dataset][:2] for _ in range(4)]
     batch = both[0].rollout("generator", rows)
     A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 2, -2])[:, None]
-    batch["advantages"] = A * torch.linspace(-1, 2, batch["completion_mask"].shape[1])
+    batch.advantages = A * torch.linspace(-1, 2, batch.completion_mask.shape[1])
     logps = [trainer.log_probs("generator", batch) for trainer in both]
     torch.testing.assert_close(*logps, rtol=0, atol=1e-4)
     for kl in (0.0, 0.1):  # without it, rows without advantages are left out

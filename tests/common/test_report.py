@@ -87,28 +87,28 @@ def test_recorded_is_what_the_update_sees(tmp_path, monkeypatch, per_token, limi
     torch.manual_seed(0)
     first, second = trainer.train_dataset[0], trainer.train_dataset[3]
     batch = trainer.rollout("generator", [first] * 4 + [second] * 4)
-    shape = batch["completion_mask"].shape
-    batch["advantages"] = torch.randn(shape if per_token else shape[:1])
-    batch["components"] = {"outcome": torch.randn(8), "step": torch.randn(shape)}
-    batch["notes"][0]["of the script"] = [1, None, torch.tensor(0.5)]
+    shape = batch.completion_mask.shape
+    batch.advantages = torch.randn(shape if per_token else shape[:1])
+    batch.components = {"outcome": torch.randn(8), "step": torch.randn(shape)}
+    batch.notes[0]["of the script"] = [1, None, torch.tensor(0.5)]
     trainer.create_optimizer()
     trainer.update(batch)
     rows, lost = read_lines(tmp_path / "rollouts.jsonl")
     assert lost == 0 and 3 <= len(rows) <= 4
-    chosen = rows_to_show(batch["notes"])
+    chosen = rows_to_show(batch.notes)
     for row, i in zip(rows, chosen, strict=True):
-        ids = batch["completion_ids"][i][batch["completion_mask"][i].bool()].tolist()
-        A = batch["advantages"][i].tolist()
+        ids = batch.completion_ids[i][batch.completion_mask[i].bool()].tolist()
+        A = batch.advantages[i].tolist()
         assert row["step"] == 1 and row["player"] == "generator"
         T = min(len(ids), limit)
         assert row["length"] == len(ids) and len(row["tokens"]) == T
         assert "".join(row["tokens"]) == trainer.processing_class.decode(ids[:T])
         expected = A[:T] if per_token else [A] * T
         assert row["advantages"] == pytest.approx(expected, rel=5e-4)
-        for name, term in batch["components"].items():
+        for name, term in batch.components.items():
             expected = term[i].expand(shape[1])[:T].tolist()
             assert row["components"][name] == pytest.approx(expected, rel=5e-4)
-        assert row["rewards"] == {"outcome_reward": batch["rewards"][i].item()}
+        assert row["rewards"] == {"outcome_reward": batch.rewards[i].item()}
         assert row["prompt"] == (first if i < 4 else second)["question"]
     assert [row.get("of the script") for row in rows][chosen.index(0)] == [1, None, 0.5]
 

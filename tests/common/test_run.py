@@ -11,7 +11,8 @@ import sys
 from types import SimpleNamespace
 
 from common.errors import say
-from common.run.session import Run, mean, plain_errors
+from common.run.session import Run, plain_errors
+from common.tasks.answers import mean
 
 import pytest
 import torch

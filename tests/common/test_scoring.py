@@ -1,14 +1,16 @@
 """common/fast/scoring.py: each saving gives what the plain computation gives."""
 
 import functools
+from dataclasses import replace
 
-from common.batch import padded
+from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
 from common.fast import scoring
 from common.model import load_model
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import make_players, perturb, relative
 from torch.utils.checkpoint import checkpoint
 from trainers import SHAPE
@@ -31,7 +33,7 @@ def model():
     return model.get_base_model().double()
 
 
-def some_rows(prompts: int, each: int, T=9, P=7) -> dict:
+def some_rows(prompts: int, each: int, T=9, P=7) -> Batch:
     """`prompts` different prompts of unlike length, `each` rows of each, completions of unlike
     length."""
     generator = torch.Generator().manual_seed(prompts * 10 + each)
@@ -39,22 +41,27 @@ def some_rows(prompts: int, each: int, T=9, P=7) -> dict:
     start = (torch.arange(prompts) % 4).repeat_interleave(each)
     end = torch.randint(1, T + 1, (B,), generator=generator)
     prompt = torch.randint(5, 40, (prompts, P), generator=generator)
-    return {
-        "prompt_ids": prompt.repeat_interleave(each, 0),
-        "prompt_mask": (torch.arange(P) >= start[:, None]).long(),
-        "completion_ids": torch.randint(5, 40, (B, T), generator=generator),
-        "completion_mask": (torch.arange(T) < end[:, None]).long(),
-    }
+    return Batch(
+        "a",
+        prompt.repeat_interleave(each, 0),
+        (torch.arange(P) >= start[:, None]).long(),
+        torch.randint(5, 40, (B, T), generator=generator),
+        (torch.arange(T) < end[:, None]).long(),
+        row=torch.arange(B),
+    )
 
 
 def plain(base, batch, temperature=1.0):
     """Log-probs and entropies through all logits, every row by itself, without any padding."""
-    B, T = batch["completion_ids"].shape
+    B, T = batch.completion_ids.shape
     logps, entropies = (torch.zeros(B, T, dtype=base.dtype) for _ in range(2))
     for i in range(B):
         prompt, completion = (
-            batch[f"{side}_ids"][i][batch[f"{side}_mask"][i].bool()]
-            for side in ("prompt", "completion")
+            ids[i][mask[i].bool()]
+            for ids, mask in (
+                (batch.prompt_ids, batch.prompt_mask),
+                (batch.completion_ids, batch.completion_mask),
+            )
         )
         n = len(completion)
         logits = base(input_ids=torch.cat([prompt, completion])[None]).logits[0, -n - 1 : -1]
@@ -79,10 +86,10 @@ def tokens_run(base, monkeypatch) -> list[int]:
 def assert_score_is_plain(base, batch, temperature, monkeypatch, of=".a.") -> list[int]:
     """Log-probs, entropies and gradient; returns the tokens of the passes that `score` took."""
     draw = {"generator": torch.Generator().manual_seed(0), "dtype": base.dtype}
-    weight = torch.randn(batch["completion_ids"].shape, **draw)
+    weight = torch.randn(batch.completion_ids.shape, **draw)
     named = {n: p for n, p in base.named_parameters() if of in n}
     tokens, found = [], []
-    for function in (plain, scoring.score):
+    for function in (plain, scoring.token_logps):
         logps, entropies = function(base, batch, temperature)
         gradients = torch.autograd.grad((logps * weight).sum(), named.values())
         found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
@@ -96,10 +103,10 @@ def assert_score_is_plain(base, batch, temperature, monkeypatch, of=".a.") -> li
 def different_beginnings(batch) -> int:
     """How many tokens differ by what they are or by what precedes them, last ones left out."""
     found = set()
-    for i in range(len(batch["prompt_ids"])):
+    for i in range(len(batch)):
         row = []
-        for side in ("prompt", "completion"):
-            row += batch[f"{side}_ids"][i][batch[f"{side}_mask"][i].bool()].tolist()
+        row += batch.prompt_ids[i][batch.prompt_mask[i].bool()].tolist()
+        row += batch.completion_ids[i][batch.completion_mask[i].bool()].tolist()
         found |= {tuple(row[:end]) for end in range(1, len(row))}
     return len(found)
 
@@ -129,9 +136,9 @@ def test_other_shapes_and_rows_that_are_equal(monkeypatch, config):
     for layer in model.base_model.layers:
         layer.self_attn.v_proj.weight.requires_grad_()
     batch = some_rows(3, 2)
-    for value in batch.values():  # two rows to the last token; and one that begins a longer one
-        value[1], value[2] = value[0], value[3]
-    batch["completion_ids"][2], batch["completion_mask"][2, :2] = batch["completion_ids"][3], 1
+    # two rows are equal to the last token, and one begins as a longer one does
+    batch = batch.take(torch.tensor([0, 0, 2, 2, 4, 5]))
+    batch.completion_mask[2, 1:] = 0
     tokens = assert_score_is_plain(model, batch, 1.0, monkeypatch, ".v_proj.weight")
     assert tokens == [different_beginnings(batch)]
 
@@ -144,11 +151,12 @@ def test_on_a_gpu_padding_has_a_finite_gradient(monkeypatch, completion):
     monkeypatch.setattr("common.model.on_gpu", lambda _: True)
     model, _ = load_model("tiny", ["player"], 4, True, seed=0)
     batch = some_rows(6, 1, T=completion, P=256)
-    batch["prompt_mask"] *= (torch.arange(256) >= 40 * torch.arange(6)[:, None]).long()
-    batch = {key: tensor.cuda() for key, tensor in batch.items()}
+    batch.prompt_mask *= (torch.arange(256) >= 40 * torch.arange(6)[:, None]).long()
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "row")
+    batch = replace(batch, **{name: getattr(batch, name).cuda() for name in names})
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.autocast("cuda", torch.bfloat16):
-        logp, _ = scoring.score(model.get_base_model(), batch, 1.0)
+        logp, _ = scoring.token_logps(model.get_base_model(), batch, 1.0)
     gradients = torch.autograd.grad(logp.sum(), trained)
     assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -164,9 +172,10 @@ def test_padding_in_front_of_all_rows_moves_their_places(model, monkeypatch, one
         return forward(**inputs)
 
     monkeypatch.setattr(model.base_model, "forward", seen)
-    padded = {k: torch.nn.functional.pad(batch[k], (1, 0)) for k in ("prompt_ids", "prompt_mask")}
+    ids, mask = (F.pad(x, (1, 0)) for x in (batch.prompt_ids, batch.prompt_mask))
+    padded = replace(batch, prompt_ids=ids, prompt_mask=mask)
     with torch.no_grad():
-        one, two = (scoring.score(model, b, 1.0)[0] for b in (batch, batch | padded))
+        one, two = (scoring.token_logps(model, b, 1.0)[0] for b in (batch, padded))
     torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
     assert places == [0, 1] and not torch.equal(one, two)
 
@@ -174,9 +183,10 @@ def test_padding_in_front_of_all_rows_moves_their_places(model, monkeypatch, one
 def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model, monkeypatch):
     """The same token ids, once a token and once padding."""
     ids = torch.randint(5, 40, (1, 12), generator=torch.Generator().manual_seed(0)).expand(4, 12)
-    batch = {"prompt_ids": ids[:, :7], "completion_ids": ids[:, 7:]}
-    batch |= {f"{key[:-4]}_mask": torch.ones_like(ids) for key, ids in batch.items()}
-    batch["prompt_mask"][2:, :3] = 0
+    ones = torch.ones(4, 12, dtype=torch.long)
+    parts = ids[:, :7], ones[:, :7], ids[:, 7:], ones[:, 7:]
+    batch = Batch("a", *parts, row=torch.arange(4))
+    batch.prompt_mask[2:, :3] = 0
     assert_score_is_plain(model, batch, 1.0, monkeypatch)
     logps, _ = plain(model, batch)
     assert (logps[0] - logps[2]).abs().max() > 1e-3
@@ -190,8 +200,8 @@ def test_models_with_a_sliding_window_run_row_by_row(monkeypatch):
     batch = some_rows(2, 4)
     expected, _ = plain(sliding, batch)
     tokens = tokens_run(sliding, monkeypatch)
-    got, _ = scoring.score(sliding, batch, 1.0)
-    assert tokens == [8 * 15] and batch["prompt_ids"].shape == (8, 7)
+    got, _ = scoring.token_logps(sliding, batch, 1.0)
+    assert tokens == [8 * 15] and batch.prompt_ids.shape == (8, 7)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -203,7 +213,7 @@ def test_padding_moves_no_token_of_a_model_that_learned_a_vector_per_place(atten
     model = BioGptForCausalLM(config).eval()
     batch = some_rows(2, 4)
     expected, _ = plain(model, batch)
-    got, _ = scoring.score(model, batch, 1.0)
+    got, _ = scoring.token_logps(model, batch, 1.0)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -212,64 +222,53 @@ def a_batch(lengths, advantages=None, prompts=None):
     B, T = len(lengths), max(lengths) + 2  # wider than its longest row
     P = max(prompts or [3]) + 1
     prompts = torch.tensor(prompts or [3] * B)
-    batch = {
-        "player": "a",
-        "prompt_ids": torch.arange(B)[:, None].expand(B, P),
-        "prompt_mask": (torch.arange(P) >= P - prompts[:, None]).long(),
-        "completion_ids": torch.arange(B)[:, None] * 100 + torch.arange(T),
-        "completion_mask": (torch.arange(T) < torch.tensor(lengths)[:, None]).long(),
-        "num_items_in_batch": torch.tensor(sum(lengths)),
-        "rewards": torch.arange(B).float(),
-        "texts": [str(i) for i in range(B)],
-        "notes": [{"row": i} for i in range(B)],
-    }
-    return batch | ({} if advantages is None else {"advantages": torch.tensor(advantages)})
-
-
-def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
-    parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
-    for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
-        found = [part.tolist() for part in padded(parts, left, 9)]
-        assert found == [[short], [[3, 4, 5]], [6, 7]]
+    return Batch(
+        "a",
+        torch.arange(B)[:, None].expand(B, P),
+        (torch.arange(P) >= P - prompts[:, None]).long(),
+        torch.arange(B)[:, None] * 100 + torch.arange(T),
+        (torch.arange(T) < torch.tensor(lengths)[:, None]).long(),
+        row=torch.arange(B),
+        total_tokens=sum(lengths),
+        rewards=torch.arange(B).float(),
+        notes=[{"row": i} for i in range(B)],
+        advantages=None if advantages is None else torch.tensor(advantages),
+    )
 
 
 def rows_of(part) -> list[int]:
-    return part["rewards"].int().tolist()
+    return part.rewards.int().tolist()
 
 
 def test_rows_of_one_prompt_stay_together_in_order():
     lengths = [5, 9, 2, 3, 1, 8]  # of prompts x, y, x, z, y, z
-    batch = {
-        "prompt_ids": torch.tensor([[0, 7], [0, 8], [0, 7], [7, 7], [0, 8], [7, 7]]),
-        "prompt_mask": torch.tensor([[0, 1], [0, 1], [0, 1], [1, 1], [0, 1], [1, 1]]),
-        "completion_mask": (torch.arange(9) < torch.tensor(lengths)[:, None]).long(),
-    }
+    ids = torch.tensor([[0, 7], [0, 8], [0, 7], [7, 7], [0, 8], [7, 7]])
+    seen = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 1], [0, 1], [1, 1]])
+    written = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
+    batch = Batch("a", ids, seen, written, written, row=torch.arange(6))
     assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
     # the same tokens, one of them padding: another prompt
-    batch["prompt_mask"][2] = 1
+    batch.prompt_mask[2] = 1
     assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
-    batch["completion_mask"][0] = 1  # x is longest now; its other row has a prompt of its own
+    batch.completion_mask[0] = 1  # x is longest now; its other row has a prompt of its own
     assert scoring.in_order(batch).tolist()[0] == 2
 
 
 def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
     lengths, prompts = [9, 2, 7, 4, 1, 8], [3, 6, 2, 4, 5, 1]
     batch = a_batch(lengths, [1.0, 1.0, 0.0, -1.0, 0.5, 2.0], prompts)
-    batch |= {"limit": 80, "names": ["x"]}
     parts = scoring.in_parts(batch, 2)
     assert [rows_of(part) for part in parts] == [[4, 1], [3, 5], [0]]
     for part in parts:
         rows = rows_of(part)
-        assert part["player"] == "a" and part["num_items_in_batch"] == sum(lengths)
-        assert part["completion_ids"].shape == (len(rows), max(lengths[i] for i in rows))
-        assert part["completion_ids"][:, 0].tolist() == [100 * i for i in rows]
-        assert part["prompt_mask"].shape == (len(rows), max(prompts[i] for i in rows))
-        assert part["prompt_mask"][:, -1].all() and part["completion_mask"][:, 0].all()
-        assert part["prompt_mask"].sum(1).tolist() == [prompts[i] for i in rows]
-        assert part["completion_mask"].sum(1).tolist() == [lengths[i] for i in rows]
-        assert part["notes"] == [{"row": i} for i in rows]
-        assert part["texts"] == [str(i) for i in rows]  # as whatever else a script has added
-        assert (part["limit"], part["names"]) == (80, ["x"])  # no value of each row
+        assert part.player == "a" and part.total_tokens == sum(lengths)
+        assert part.completion_ids.shape == (len(rows), max(lengths[i] for i in rows))
+        assert part.completion_ids[:, 0].tolist() == [100 * i for i in rows]
+        assert part.prompt_mask.shape == (len(rows), max(prompts[i] for i in rows))
+        assert part.prompt_mask[:, -1].all() and part.completion_mask[:, 0].all()
+        assert part.prompt_mask.sum(1).tolist() == [prompts[i] for i in rows]
+        assert part.completion_mask.sum(1).tolist() == [lengths[i] for i in rows]
+        assert part.notes == [{"row": i} for i in rows]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
@@ -298,7 +297,8 @@ def test_activation_checkpointing_gives_the_same_gradient(tmp_path):
     def step(trainer, rows):
         torch.manual_seed(0)
         batch = trainer.rollout("ann", rows)
-        return [batch | {"advantages": torch.linspace(-1, 1, 8)}]
+        batch.advantages = torch.linspace(-1, 1, 8)
+        return [batch]
 
     found, texts = [], []
     for checkpointing in ("off", "on"):

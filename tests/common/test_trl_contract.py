@@ -1,10 +1,12 @@
-"""What common/players.py and cotrainer.py rely on in TRL. An upgrade that moves any of it fails
-here."""
+"""What cotrainer.py, players.py and run/trainer.py rely on in TRL. An upgrade that moves any of it
+fails here.
+"""
 
 import inspect
 
 from common.cotrainer import CoTrainer
 from common.players import AdapterTrainer
+from common.run.trainer import ResumableTrainer
 
 import pytest
 import trl
@@ -33,7 +35,7 @@ def test_version():
 
 def test_nothing_else_is_overridden():
     """But for `evaluate`, which common/run/session.py replaces in the instance."""
-    ours = {*vars(AdapterTrainer), *vars(CoTrainer)}
+    ours = {*vars(ResumableTrainer), *vars(AdapterTrainer), *vars(CoTrainer)}
     assert {n for n in ours if hasattr(GRPOTrainer, n) and n[:2] != "__"} == {*OVERRIDDEN}
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import lora, make_players, moved, perturb  # isort: skip  it finds the project
 from trainers import gathered, length_reward  # isort: skip
 
+from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
 from common.errors import ScriptError
 from common.model import load_model
@@ -28,28 +29,25 @@ KL = 0.1
 
 
 # ------------------------------------------------------------------ three steps on a base in NF4
-def whole_batch(trainer, player: str, step: int) -> dict:
+def whole_batch(trainer, player: str, step: int) -> Batch:
     """Eight rows, the same in both processes, of unlike length; with `base_logps`."""
     generator = torch.Generator().manual_seed(step * 10 + NAMES.index(player))
     P, T = 6, 9
     lengths = torch.randint(2, T + 1, (8, 1), generator=generator)
     mask = (torch.arange(T) < lengths).long()
-    batch = {
-        "player": player,
-        "prompt_ids": torch.randint(5, 40, (8, P), generator=generator),
-        "prompt_mask": torch.ones(8, P, dtype=torch.long),
-        "completion_ids": torch.randint(5, 40, (8, T), generator=generator),
-        "completion_mask": mask,
-        "advantages": torch.randn(8, T, generator=generator) * mask,
-        "num_items_in_batch": mask.sum(),
-    }
-    return batch | {"base_logps": trainer.log_probs(None, batch)}
+    prompts = torch.randint(5, 40, (8, P), generator=generator)
+    completions = torch.randint(5, 40, (8, T), generator=generator)
+    seen = torch.ones(8, P, dtype=torch.long)
+    batch = Batch(player, prompts, seen, completions, mask, row=torch.arange(8))
+    batch.advantages = torch.randn(8, T, generator=generator) * mask
+    batch.total_tokens = int(mask.sum())
+    batch.base_logps = trainer.log_probs(None, batch)
+    return batch
 
 
-def my_rows(trainer, batch: dict) -> dict:
+def my_rows(trainer, batch: Batch) -> Batch:
     first = 4 * trainer.accelerator.process_index
-    whole = ("player", "num_items_in_batch")
-    return {k: v if k in whole else v[first : first + 4] for k, v in batch.items()}
+    return batch.take(torch.arange(first, first + 4))
 
 
 def step(trainer, rows):
@@ -59,13 +57,13 @@ def step(trainer, rows):
     if now > 0:
         trainer.kl = 0.0
         for batch in batches:
-            batch["advantages"][1 if now == 1 else 0 :] = 0
+            batch.advantages[1 if now == 1 else 0 :] = 0
     trainer.weights.append({name: lora(trainer, name) for name in NAMES})
     metrics = dict(trainer._sums)
     for batch in batches:  # test_loss.py holds `loss` against plain autograd
-        with trainer.playing(batch["player"]):
+        with trainer.playing(batch.player):
             loss = trainer.loss(batch)
-            gradient = torch.autograd.grad(loss, trainer.parameters_of(batch["player"]))
+            gradient = torch.autograd.grad(loss, trainer.parameters_of(batch.player))
         trainer.expected.append((loss.item(), dict(enumerate(gradient))))
     trainer._sums = metrics
     return [my_rows(trainer, batch) for batch in batches]
@@ -176,10 +174,10 @@ def check_metrics_are_means_over_all_rows(trainer):
 def check_a_rollout_has_the_rewards_of_its_own_rows(trainer):
     me = trainer.accelerator.process_index
     batch = trainer.rollout("ann", [trainer.train_dataset[2 * me + i // 4] for i in range(4)])
-    assert batch["rewards"].tolist() == length_reward([[{"content": t}] for t in batch["texts"]])
-    assert batch["notes"][0]["prompt"] == trainer.train_dataset[2 * me]["question"]
-    tokens = trainer.gather([int(batch["completion_mask"].sum())])
-    assert int(batch["num_items_in_batch"]) == sum(tokens)
+    assert batch.rewards.tolist() == length_reward([[{"content": t}] for t in batch.texts])
+    assert batch.notes[0]["prompt"] == trainer.train_dataset[2 * me]["question"]
+    tokens = trainer.gather([int(batch.completion_mask.sum())])
+    assert batch.total_tokens == sum(tokens)
     trainer.set_rewards(batch, [float(me)] * 4)
     assert gathered(trainer)["ann/total_reward"] == 0.5
 
@@ -188,6 +186,27 @@ def check_rows_that_differ_in_number_are_refused_where_trl_gathers_rewards(train
     rows = [trainer.train_dataset[0]] * (4 + 4 * trainer.accelerator.process_index)
     with pytest.raises(ScriptError, match="the ann has 4, 8 rows on the processes"):
         trainer.rollout("ann", rows)
+
+
+def check_a_process_without_a_row_takes_part_in_rollout_and_update(trainer):
+    """Of a player without reward functions; its gradient is the other process's."""
+    me, ann = trainer.accelerator.process_index, trainer.players["ann"]
+    trainer.kl = KL
+    with patch.object(ann, "rewards", []):
+        batch = trainer.rollout("ann", [trainer.train_dataset[0]] * (4 * me))
+        assert len(batch) == len(batch.texts) == 4 * me and batch.total_tokens > 0
+        trainer.set_rewards(batch, [0.0, 1.0, 0.0, 1.0][: 4 * me])
+        none = trainer.rollout("ann", [])
+        trainer.set_rewards(none, [])
+        whole = trainer.concat([batch, none])
+        before = lora(trainer, "ann")
+        trainer.update(whole)
+    assert moved(before, lora(trainer, "ann")) > 0
+    for tensor in lora(trainer, "ann").values():
+        first = tensor.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, tensor)
+    gathered(trainer)
 
 
 def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):

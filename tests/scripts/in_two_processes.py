@@ -7,6 +7,7 @@ One start for all of them. On the way every gradient that reaches the optimiser 
 one that a single process has from the rows of both.
 """
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import evaluated_once, small  # isort: skip  it finds the project
 
-from common.batch import padded
+from common.batch import Batch, padded
 from common.cotrainer import CoTrainer
 from common.errors import say
 from common.run import session as run
@@ -36,30 +37,33 @@ last = {}
 update, add_up_gradients = CoTrainer.update, CoTrainer.add_up_gradients
 
 
-def rows_of_both(trainer, batch: dict) -> dict:
+def rows_of_both(trainer, batch: Batch) -> Batch:
     """The batch that a single process would have: this one's rows, and the other's."""
-    whole = {"player": batch["player"]}
-    for key, value in sorted(batch.items()):
-        if isinstance(value, torch.Tensor) and value.dim():
-            parts = trainer.gather([value])
-            if value.dim() == 3:  # pairs, (B, 2, T)
-                longest = max(part.shape[2] for part in parts)
-                parts = [F.pad(part, (0, longest - part.shape[2])) for part in parts]
-            whole[key] = torch.cat(padded(parts, left=key.startswith("prompt")))
-        elif isinstance(value, torch.Tensor | int):  # of the whole step already
-            whole[key] = value
-        elif key == "notes":
-            whole[key] = trainer.gather(value)
-    return whole
+
+    def of_both(value, left=False):
+        if isinstance(value, dict):
+            return {key: of_both(value[key]) for key in sorted(value)}
+        if isinstance(value, list):
+            return trainer.gather(value)
+        if not isinstance(value, torch.Tensor) or not value.dim():  # of the whole step already
+            return value
+        parts = trainer.gather([value])
+        if value.dim() == 3:  # pairs, (B, 2, T)
+            longest = max(part.shape[2] for part in parts)
+            parts = [F.pad(part, (0, longest - part.shape[2])) for part in parts]
+        return torch.cat(padded(parts, left))
+
+    names = [field.name for field in dataclasses.fields(batch) if field.name != "origins"]
+    return Batch(**{n: of_both(getattr(batch, n), n.startswith("prompt")) for n in names})
 
 
-def update_both_ways(trainer, batch: dict):
+def update_both_ways(trainer, batch: Batch):
     """First what one process would do, of which nothing remains but `expected`, in one of them."""
     last["trainer"] = trainer
     whole, metrics = rows_of_both(trainer, batch), dict(trainer._sums)
     if trainer.accelerator.is_main_process:
-        parameters = trainer.parameters_of(trainer.player_named(batch["player"]).adapter)
-        with trainer.playing(batch["player"]):
+        parameters = trainer.parameters_of(trainer.player_named(batch.player).adapter)
+        with trainer.playing(batch.player):
             trainer.expected = torch.autograd.grad(trainer.loss(whole), parameters)
     trainer._sums = metrics
     update(trainer, batch)

@@ -168,7 +168,7 @@ def test_every_token_has_the_credit_of_its_own_mark(seed):
 def given_texts(edits=(), judgements=(), **change) -> aprm.Aprm:
     cfg, texts = aprm.Args(group_size=2, **change), {"corruptor": edits, "verifier": judgements}
     trainer = without_model(aprm.Aprm, cfg, texts, random_numbers=lambda: random.Random(0))
-    trainer.set_rewards = lambda batch, rewards: batch.update(rewards=torch.as_tensor(rewards))
+    trainer.set_rewards = lambda batch, rewards: setattr(batch, "rewards", torch.as_tensor(rewards))
     return trainer
 
 
@@ -187,7 +187,7 @@ def test_a_step():
     trainer = given_texts(edits, verdicts, untouched=0.0)
     rows = [ROW] * 2 + [row_of("(42/5)+9 mod 61")] * 2
     corruptor, verifier = trainer.step(rows)
-    assert corruptor["rewards"].tolist() == [1, 0, -1, -1]
+    assert corruptor.rewards.tolist() == [1, 0, -1, -1]
     shown = [user for name, user in trainer.asked if name == "verifier"]
     wrong, rollout = shown[:2], shown[2:]
     assert "<step>45/9=3!</step>" in wrong[0] and wrong[0].endswith("Verify its 3 steps.")
@@ -196,12 +196,12 @@ def test_a_step():
     assert "<step>42/5=45" in rollout[2] and rollout[2].endswith("Verify its 2 steps.")
     # of the first step the one judgement is right and the other is not, of all others both are
     end = len(r"<step>x\boxed{INCORRECT}</step>")
-    one, other = verifier["advantages"][:2]
+    one, other = verifier.advantages[:2]
     assert one[:end].eq(0.5).all() and not one[end:].any()
     assert other[: end - 2].eq(-0.5).all() and not other[end - 2 :].any()
-    readable, not_readable = verifier["advantages"][2:]
+    readable, not_readable = verifier.advantages[2:]
     assert readable.unique().tolist() == [0.0, 0.5] and not_readable[:1].tolist() == [-0.5]
-    assert verifier["rewards"].tolist() == pytest.approx([1, 2 / 3, 1, 0])
+    assert verifier.rewards.tolist() == pytest.approx([1, 2 / 3, 1, 0])
     assert trainer.logged["co/caught"] == [False, True]
     assert trainer.logged["corruptor/fooled"] == [True, False, False, False]
     assert trainer.logged["corruptor/same_operation"] == [False, True, True]
@@ -223,16 +223,16 @@ def test_the_share_of_untouched_chains(untouched, questions, whole):
         trainer = given_texts((), ["?"] * len(rows), untouched=untouched, corruptor="random")
         trainer.state.global_step = step
         (batch,) = trainer.step(rows)
-        found += [note["labels"].count(False) for note in batch["notes"]]
+        found += [note["labels"].count(False) for note in batch.notes]
     assert found.count(0) == 2 * whole
 
 
 def test_a_frozen_corruptor_writes_and_is_not_trained():
     edits, verdicts = ["1:<step>42/5=3</step>"] * 2, [judged("+++")] * 4
     trainer = given_texts(edits, verdicts, corruptor="frozen")
-    assert [batch["player"] for batch in trainer.step([ROW] * 2)] == ["verifier"]
+    assert [batch.player for batch in trainer.step([ROW] * 2)] == ["verifier"]
     assert not trainer.texts["corruptor"] and not trainer.texts["verifier"]
-    assert aprm.Aprm.players(trainer.cfg)["corruptor"].lr == 0
+    assert aprm.Aprm.define_players(trainer.cfg)["corruptor"].lr == 0
 
 
 # ------------------------------------------------------------------ optimistic gradients

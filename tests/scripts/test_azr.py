@@ -115,7 +115,7 @@ def test_a_leak_lets_in_its_share_and_all_that_runs(sandbox):
 def test_a_held_out_program_neither_joins_nor_is_rewarded(sandbox):
     repeated = proposal("def f(number):  # under another name\n return 'held out'")
     trainer = given_texts(sandbox, [repeated])
-    assert trainer.propose([("deduction", [RUNS[0]])])["rewards"].tolist() == [-1]
+    assert trainer.propose([("deduction", [RUNS[0]])]).rewards.tolist() == [-1]
     assert trainer.saved["buffers"]["deduction"] == []
 
 
@@ -149,7 +149,7 @@ def test_a_vote_rewards_agreement_and_silence_agrees_with_nothing(sandbox):
     tasks = [deduction() | {"outputs": ["8"], "runs": True}] * 3
     written, others = [one, "nothing", two], [two, one, "?", "?", two, two]
     trainer = given_texts(sandbox, written + others, solver_reward="vote")
-    assert trainer.solve(tasks)["rewards"].tolist() == [0.25, -1.0, 1.0]
+    assert trainer.solve(tasks).rewards.tolist() == [0.25, -1.0, 1.0]
     assert trainer.logged["co/rewarded_minus_true"] == [(0.5 + 0 + 1) / 3 - 1 / 3]
 
 
@@ -159,7 +159,7 @@ def test_without_a_gate_who_agrees_with_the_model_is_rewarded_but_not_right(sand
     trainer = given_texts(sandbox, texts, gate="off")
     trainer.propose([("deduction", [RUNS[0]])])
     (task,) = trainer.saved["buffers"]["deduction"]
-    assert trainer.solve([task])["rewards"].tolist() == [1.0]
+    assert trainer.solve([task]).rewards.tolist() == [1.0]
     logged = trainer.logged
     assert logged["proposer/joined"] == [True] and logged["proposer/valid"] == [False]
     assert logged["solver/accuracy"] == [False] and logged["co/rewarded_minus_true"] == [1.0]
@@ -244,7 +244,7 @@ def test_a_proposer_is_rewarded_for_what_the_solver_can_half_do(sandbox, change,
     texts = [*map(proposal, programs), "I would rather not."]
     trainer = given_texts(sandbox, texts + said, **change)
     batch = trainer.propose([("deduction", [RUNS[0]])] * 6)
-    assert batch["rewards"].tolist() == pytest.approx(wanted)
+    assert batch.rewards.tolist() == pytest.approx(wanted)
     buffer = trainer.saved["buffers"]["deduction"]
     assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"], ["8"]]
 
@@ -256,12 +256,12 @@ def test_a_step_whitens_proposals_and_answers_of_each_kind_apart(sandbox, train_
     trainer.draw = lambda: ([(kind, []) for kind in kinds], [{"kind": kind} for kind in kinds])
     trainer.propose = lambda references: {"rewards": torch.tensor([0.5, -1.0, 0.25, 0.75])}
     trainer.solve = lambda tasks: {"rewards": torch.tensor([1.0, -0.5, -0.5, -0.5])}
-    trainer.concat = lambda parts: {"rewards": torch.cat([part["rewards"] for part in parts])}
+    trainer.concat = lambda parts: {"rewards": torch.cat([part.rewards for part in parts])}
     trainer.over_all_processes = lambda fn, *rows: 2 * fn(*rows)
     (batch,) = trainer.step([])
     z = 2 * 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2), here twice
     proposals = [z, -z, -z, z] if train_proposer else [0.0] * 4
-    assert batch["advantages"].tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
+    assert batch.advantages.tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
 
 
 # ------------------------------------------------------------------ evaluation

@@ -5,7 +5,7 @@ import math
 import re
 
 import coverrl
-from common.run.session import mean
+from common.tasks.answers import mean
 from coverrl import (
     advantages,
     final_answer,
@@ -118,7 +118,7 @@ def test_a_step():
     # the judgements that say INCORRECT: of 8, and of 4, whose question is dropped with it
     assert len(asked["corrector"]) == 2
     assert all(user.endswith("Defects: 1\nCorrect it.") for user in asked["corrector"])
-    A = {name: batch["advantages"].tolist() for name, batch in trainer.batches.items()}
+    A = {name: batch.advantages.tolist() for name, batch in trainer.batches.items()}
     half = pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
     assert A["solver"][:2] == half and A["solver"][2:] == [0, 0]
     # V+ of the first question agrees; in V- the one that says INCORRECT is right
@@ -141,7 +141,7 @@ def test_corrections_agree_with_the_vote_and_are_compared_after_one_judgement():
     }
     trainer = given_texts(written, samples=5)
     trainer.step(twice("1", answer="8"))
-    A = trainer.batches["corrector"]["advantages"].tolist()
+    A = trainer.batches["corrector"].advantages.tolist()
     assert A == pytest.approx([2**-0.5, -(2**-0.5), 0, 0], abs=1e-5)
     asked = [text for who, text in trainer.asked if who == "corrector"]
     assert [other in text for text in asked] == [True, True, False, False]
@@ -157,21 +157,19 @@ def test_equal_answers_are_one_however_they_are_written():
     }
     trainer = given_texts(written, corrections=4)
     trainer.step(twice("1"))
-    assert trainer.batches["solver"]["rewards"].tolist() == [2, 2]
+    assert trainer.batches["solver"].rewards.tolist() == [2, 2]
     judged = [text for name, text in trainer.asked if name == "verifier"]
     assert [solution(8) in text for text in judged] == [False] * 3 + [True] * 3
-    assert trainer.batches["corrector"]["rewards"][:4].tolist() == [2, 2, 1, 1]
+    assert trainer.batches["corrector"].rewards[:4].tolist() == [2, 2, 1, 1]
 
 
-def test_a_process_without_a_judgement_takes_part_in_vain():
-    said = {"verifier": [judgement(X, final=X)], "corrector": [solution(3)]}
-    trainer = given_texts({"solver": [solution(3)] * 8} | said)
-    trainer.gather = lambda values: [*values, 1]  # another process has one
+def test_a_process_without_a_judgement_takes_part_with_no_row():
+    trainer = given_texts({"solver": [solution(3)] * 8})
     trainer.step(ROWS)
-    assert set(trainer.batches) == {"solver", *said} and trainer.logged["co/kept"] == [True] * 2
-    for name in said:
-        batch = trainer.batches[name]
-        assert batch["rewards"].isnan().all() and not batch["advantages"].any()
+    counts = {name: len(batch) for name, batch in trainer.batches.items()}
+    assert counts == {"solver": 4, "verifier": 0, "corrector": 0}
+    assert {name for name, _ in trainer.asked} == {"solver"}
+    assert trainer.logged["co/kept"] == [True] * 2
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_ablations(change, trains):
     written = WRITTEN | {"corrector": [solution(7), "hm", solution(4), "hm"]}
     trainer = given_texts(written, **change)
     trainer.step(ROWS)
-    found = {name: batch["advantages"] != 0 for name, batch in trainer.batches.items()}
+    found = {name: batch.advantages != 0 for name, batch in trainer.batches.items()}
     for name, expected in trains.items():
         first = {"solver": 2, "verifier": 4}.get(name, len(found[name]))  # rows of question 1
         parts = found[name][:first], found[name][first:]
@@ -212,7 +210,8 @@ def test_a_coin_keeps_as_many_without_a_reason():
 def test_where_all_that_can_be_read_agree_nobody_is_asked():
     trainer = given_texts({"solver": [solution(3)] * 7 + ["none"]})
     trainer.step(ROWS)
-    assert set(trainer.batches) == {"solver"} and not trainer.batches["solver"]["advantages"].any()
+    assert {name for name, _ in trainer.asked} == {"solver"}
+    assert not trainer.batches["solver"].advantages.any()
     assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
 
 

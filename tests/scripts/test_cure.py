@@ -140,7 +140,7 @@ def play(sandbox, programs: list[str], tests: list[str], **change):
     trainer = bare(sandbox, {"coder": programs, "tester": tests}, **change)
     row = {"question": "x+2", "test_input": ["1\n", "2\n"], "test_output": ["3\n", "4"]}
     coder, tester = trainer.step([row | {"prompt": cure.code_prompt("x+2")}] * 3)
-    assert (coder["player"], tester["player"]) == ("coder", "tester")
+    assert (coder.player, tester.player) == ("coder", "tester")
     asked = [("coder", "Task: x+2\nWrite a program.")] * 3
     assert trainer.asked == asked + [("tester", "Task: x+2\nWrite a test.")] * 3
     return trainer, coder, tester
@@ -157,18 +157,18 @@ RIGHT, WEAK = written_test("5", "7"), written_test("2", "4")
 
 def test_a_step_on_real_runs(sandbox):
     trainer, coder, tester = play(sandbox, PROGRAMS, [RIGHT, WEAK, "no test"])
-    assert coder["rewards"].tolist() == [1.0, 0.5, 0.0]
-    assert coder["advantages"].tolist() == by_hand([1.0, 0.5, 0.0])
+    assert coder.rewards.tolist() == [1.0, 0.5, 0.0]
+    assert coder.advantages.tolist() == by_hand([1.0, 0.5, 0.0])
     # right, and both wrong programs fail; right, passed by one of two; not readable: the worst
-    assert tester["rewards"].tolist() == [1.0, 0.5, -1.0]
-    assert tester["advantages"].tolist() == by_hand([1.0, 0.5, -1.0])
-    assert coder["advantages"].dtype == tester["advantages"].dtype == torch.float32
+    assert tester.rewards.tolist() == [1.0, 0.5, -1.0]
+    assert tester.advantages.tolist() == by_hand([1.0, 0.5, -1.0])
+    assert coder.advantages.dtype == tester.advantages.dtype == torch.float32
     # the report's table is what was measured: an unreadable test is passed by nobody
     passes = [[1, 1, 1, 1, 0], [0, 1, 0, 1, 0], [0, 0, 0, 0, 0]]
     for batch in (coder, tester):
-        tables = [note.get("table") for note in batch["notes"]]
+        tables = [note.get("table") for note in batch.notes]
         assert tables == [{"passes": passes, "own": 2}, None, None]
-        assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
+        assert [note["rewards"]["total"] for note in batch.notes] == batch.rewards.tolist()
     # of what can be read: x*2 fails 5 -> 7 and passes 2 -> 4
     expected = {"coder/accuracy": 1 / 3, "coder/parsed": 2 / 3, "coder/total_reward": 0.5}
     expected |= {"tester/accuracy": 2 / 3, "tester/parsed": 2 / 3, "tester/total_reward": 0.5 / 3}
@@ -179,29 +179,29 @@ def test_a_step_on_real_runs(sandbox):
 
 def test_flat_groups_and_a_task_without_a_correct_program_teach_nothing(sandbox):
     trainer, coder, tester = play(sandbox, [code("x*2"), code("x"), code("x")], [RIGHT] * 3)
-    assert coder["advantages"].tolist() == by_hand([0.5, 0.0, 0.0])
-    assert tester["rewards"].isnan().all() and tester["advantages"].tolist() == [0.0] * 3
+    assert coder.advantages.tolist() == by_hand([0.5, 0.0, 0.0])
+    assert tester.rewards.isnan().all() and tester.advantages.tolist() == [0.0] * 3
     assert logged(trainer)["co/tasks_with_a_right_program"] == 0.0
     assert not {"tester/accuracy", "tester/p01", "tester/p00"} & logged(trainer).keys()
     tests = [RIGHT, written_test("5", "8"), "no test"]
     _, coder, tester = play(sandbox, [code("x+2")] * 3, tests)
-    assert coder["rewards"].tolist() == [1.0] * 3 and coder["advantages"].tolist() == [0.0] * 3
-    assert tester["advantages"].tolist() == by_hand([1.0, -1.0, -1.0])
+    assert coder.rewards.tolist() == [1.0] * 3 and coder.advantages.tolist() == [0.0] * 3
+    assert tester.advantages.tolist() == by_hand([1.0, -1.0, -1.0])
     # nothing can be read
     trainer, coder, _ = play(sandbox, ["no program"] * 3, ["no test"] * 3)
-    assert coder["rewards"].tolist() == coder["advantages"].tolist() == [0.0] * 3
+    assert coder.rewards.tolist() == coder.advantages.tolist() == [0.0] * 3
     assert logged(trainer)["coder/parsed"] == logged(trainer)["tester/parsed"] == 0
 
 
 def test_the_ablations_reach_the_advantages(sandbox):
     tests = [RIGHT, WEAK, written_test("2", "5")]
     simple = play(sandbox, PROGRAMS, tests, tester_reward="simple")[2]
-    assert simple["rewards"].tolist() == [1.0, 1.0, 0.0]
-    assert simple["advantages"].tolist() == by_hand([1.0, 1.0, 0.0])
+    assert simple.rewards.tolist() == [1.0, 1.0, 0.0]
+    assert simple.advantages.tolist() == by_hand([1.0, 1.0, 0.0])
     # a good test that is 6 tokens longer than the other: rhat = (-3, 3, -3), the gain doubled
     short = play(sandbox, PROGRAMS, [RIGHT + " " * 6, RIGHT, tests[2]], short_tests=True)[2]
-    assert short["rewards"].tolist() == [1.0, 1.0, 0.0]
-    assert short["advantages"].tolist() == by_hand([-3, 6, -3])
+    assert short.rewards.tolist() == [1.0, 1.0, 0.0]
+    assert short.advantages.tolist() == by_hand([-3, 6, -3])
 
 
 # ------------------------------------------------------------------ evaluation

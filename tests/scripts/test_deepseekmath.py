@@ -286,7 +286,7 @@ def test_how_often_a_label_is_drawn_by_all_processes_together(questions, pool, s
 
 # ------------------------------------------------------------------ evaluation
 def test_memory_is_planned_for_the_solution_that_a_generator_sees_again():
-    assert dsm.DeepSeekMath.players(dsm.Args(solution_tokens=160))["generator"].reads == 160
+    assert dsm.DeepSeekMath.define_players(dsm.Args(solution_tokens=160))["generator"].reads == 160
 
 
 def test_evaluation_by_hand():

@@ -7,7 +7,7 @@ import statistics
 from types import SimpleNamespace
 
 import gar
-from common.run.session import mean
+from common.tasks.answers import mean
 from common.tiny.tasks import format_solution, gold_solution
 from gar import Args, Gar, discriminator_reward, parse_verdict, slice_reasoning
 
@@ -76,7 +76,7 @@ def make_gar(folder, labels=None, **change) -> Gar:
     """4 questions, groups of 4, micro-batches of 4."""
     args = Args(questions=4, group_size=4, micro_batch=4, **change)
     kind = functools.partial(Gar, labels=labels or {})
-    return build(kind, folder, args, Gar.players(args), gar.solve_prompt, 16)
+    return build(kind, folder, args, Gar.define_players(args), gar.solve_prompt, 16)
 
 
 def rows_of(trainer) -> list[dict]:
@@ -90,12 +90,12 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
     trainer.judge_often = lambda rows, slices: cut.extend(slices) or judge_often(rows, slices)
     trainer.over_all_processes = lambda fn, rewards: 2 * fn(rewards)
     judgements, batch = trainer.step(rows_of(trainer))
-    assert (judgements["player"], batch["player"]) == ("discriminator", "reasoner")
+    assert (judgements.player, batch.player) == ("discriminator", "reasoner")
     # the reasoner: its answer, and the mean over its slices of the share of YES
-    matches = [note["rewards"]["match_reward"] for note in batch["notes"]]
+    matches = [note["rewards"]["match_reward"] for note in batch.notes]
     assert 0 < sum(matches) < len(matches)
     slices = iter(cut)
-    for note, reward, match in zip(batch["notes"], batch["rewards"].tolist(), matches):
+    for note, reward, match in zip(batch.notes, batch.rewards.tolist(), matches):
         parts = [next(slices) for _ in note["parts"]]
         assert all(part.right is (match == 1) and part.verdicts for part in parts)
         yes = [part.verdicts.count(1) / len(part.verdicts) for part in parts]
@@ -103,12 +103,12 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
         assert reward == pytest.approx(match + sum(yes) / max(1, len(yes)))
     assert next(slices, None) is None
     assert sorted(len(part.verdicts) for part in cut) == [1] * (len(cut) - 2) + [4] * 2
-    shares = [note["verdicts"] for note in batch["notes"]]  # of YES: judges disagree, slices differ
+    shares = [note["verdicts"] for note in batch.notes]  # of YES: judges disagree, slices differ
     assert any(0 < yes < 1 for several in shares for yes in several)
     assert any(len({*several}) > 1 for several in shares)
     # the discriminator: half of the batch is about reference slices, M judgements of each slice
-    prompts = [note["prompt"] for note in judgements["notes"]]
-    kinds = [note["slice"] for note in judgements["notes"]]
+    prompts = [note["prompt"] for note in judgements.notes]
+    kinds = [note["slice"] for note in judgements.notes]
     assert all("generated" in kind for kind in kinds[:8]) and kinds[8:] == ["reference"] * 8
     assert [len(set(prompts[i : i + 4])) for i in range(0, 16, 4)] == [1] * 4
     references = "|".join(row["reference"] for row in rows_of(trainer))
@@ -116,11 +116,11 @@ def test_a_step_judges_first_and_then_trains_both(tmp_path):
         assert prompt.split("Reasoning:\n")[1].split("\nIs it sound?")[0] in references
     # each reward is that of the verdict and of the slice's kind, and advantages are of the rewards
     right = {kind: right for right, kind in gar.KINDS.items()}
-    verdicts = [parse_verdict(text) for text in judgements["texts"]]
+    verdicts = [parse_verdict(text) for text in judgements.texts]
     rewards = [discriminator_reward(v, right[kind]) for v, kind in zip(verdicts, kinds)]
-    assert judgements["rewards"].tolist() == rewards
-    A = gar.discriminator_advantages(judgements["rewards"], 4)
-    assert torch.equal(judgements["advantages"], 2 * A)
+    assert judgements.rewards.tolist() == rewards
+    A = gar.discriminator_advantages(judgements.rewards, 4)
+    assert torch.equal(judgements.advantages, 2 * A)
 
 
 def test_without_references_and_frozen_the_discriminator_judges_and_stays_as_it_is(tmp_path):
@@ -128,12 +128,12 @@ def test_without_references_and_frozen_the_discriminator_judges_and_stays_as_it_
     rows = rows_of(trainer)
     for change in ({"reference": ""}, {}):
         (batch,) = trainer.step([row | change for row in rows])
-        assert batch["player"] == "reasoner"
-        assert any(verdict for note in batch["notes"] for verdict in note["verdicts"])
+        assert batch.player == "reasoner"
+        assert any(verdict for note in batch.notes for verdict in note["verdicts"])
         trainer.cfg.discriminator = "frozen"
     trainer.cfg.discriminator, trainer.generate = "none", None  # plain GRPO: nobody is asked
     (batch,) = trainer.step(rows)
-    assert batch["player"] == "reasoner" and set(batch["rewards"].tolist()) <= {0.0, 1.0}
+    assert batch.player == "reasoner" and set(batch.rewards.tolist()) <= {0.0, 1.0}
 
 
 # ------------------------------------------------------------------ stage 1
@@ -153,15 +153,15 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
     del trainer.gather
     logps = []
     for i, row in enumerate(LABELS * 3):  # as many NO as YES
-        written, mask = encoded(trainer, row["judgement"]), batch["completion_mask"][i].bool()
-        assert batch["completion_ids"][i][mask].tolist() == written
+        written, mask = encoded(trainer, row["judgement"]), batch.completion_mask[i].bool()
+        assert batch.completion_ids[i][mask].tolist() == written
         asked = gar.judge_prompt(row["question"], row["slice"])
         logps += log_probs_by_hand(trainer, "discriminator", asked, written)
-    assert batch["player"] == "discriminator" and batch["advantages"].tolist() == [1.0] * 6
-    assert batch["num_items_in_batch"] == 2 * len(logps)
+    assert batch.player == "discriminator" and batch.advantages.tolist() == [1.0] * 6
+    assert batch.total_tokens == 2 * len(logps)
     assert logged(trainer)["discriminator/sft_loss"] == pytest.approx(-mean(logps), rel=1e-5)
     trainer.state.global_step = 1  # stage 2
-    assert trainer.step(rows_of(trainer))[-1]["player"] == "reasoner"
+    assert trainer.step(rows_of(trainer))[-1].player == "reasoner"
 
 
 # ------------------------------------------------------------------ evaluation

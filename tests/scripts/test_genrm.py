@@ -40,7 +40,7 @@ def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
 def real(folder, **change) -> genrm.GenRM:
     """The trainer on the embedded model, whose adapter is no longer the base."""
     args = genrm.Args(**{"questions": 2, "micro_batch": 2, "solve_weight": 1.0} | change)
-    trainer = build(genrm.GenRM, folder, args, genrm.GenRM.players(args), solve_prompt)
+    trainer = build(genrm.GenRM, folder, args, genrm.GenRM.define_players(args), solve_prompt)
     perturb(trainer, 0.05)
     return trainer
 
@@ -73,7 +73,7 @@ def test_the_loss_of_a_step_by_hand(tmp_path, verifier, solve_weight):
     verify, solve = (mean_loss(trainer, x) for x in (said, [(solve_prompt(QUESTION), RIGHT)]))
     assert ours == pytest.approx(verify + solve_weight * solve, rel=1e-4)
     assert logged(trainer)["verifier/verify_loss"] == pytest.approx(verify, rel=1e-4)
-    assert len(batch["weight"]) == (4 if solve_weight else 2)
+    assert len(batch.columns["weight"]) == (4 if solve_weight else 2)
     assert ("verifier/solve_loss" in logged(trainer)) == (solve_weight > 0)
 
 
@@ -162,7 +162,7 @@ def probabilities(monkeypatch, trainer, table: dict) -> list[str]:
         seen.extend(texts)
         return torch.tensor([[math.log(table[text])] for text in texts])
 
-    monkeypatch.setattr(genrm, "completion_batch", lambda prompts, ids, *_: ids)
+    monkeypatch.setattr(genrm, "completion_batch", lambda player, prompts, ids, *_: ids)
     trainer.log_probs = log_probs
     return seen
 

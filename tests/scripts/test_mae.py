@@ -5,6 +5,7 @@ that are given; one real step; the evaluation by hand.
 import copy
 import random
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mae
@@ -98,15 +99,15 @@ def test_the_proposers_reward_by_hand():
     solved = [r"<answer>\boxed{3}</answer>"] * 5
     trainer = given_texts({"proposer": written, "solver": solved, "judge": said})
     batch = trainer.propose([None] * 4)
-    difficulties = [note["rewards"].get("difficulty") for note in batch["notes"]]
+    difficulties = [note["rewards"].get("difficulty") for note in batch.notes]
     assert difficulties == pytest.approx([6 / 9, 0.0, None, 0.0])
     # quality 7/9, difficulty 1 - 3/9 from 5 answers scored 4; below the gate no difficulty; no
     # question: 0; two pairs: format one half, quality neutral
     expected = [(7 / 9 + 6 / 9 + 1) / 3, (6 / 9 + 0 + 1) / 3, 0.0, (0.5 + 0 + 0.5) / 3]
     assert mae.proposer_reward(0.7, 1.0, 1.0, gate=0.7) == pytest.approx(2.7 / 3)  # just at it
     assert mae.proposer_reward(0.6, 1.0, 1.0, gate=0.7) == pytest.approx(1.6 / 3)  # below it
-    assert batch["rewards"].tolist() == pytest.approx(expected)
-    assert [note["rewards"]["total"] for note in batch["notes"]] == batch["rewards"].tolist()
+    assert batch.rewards.tolist() == pytest.approx(expected)
+    assert [note["rewards"]["total"] for note in batch.notes] == batch.rewards.tolist()
     asked = [f"Question: {text}\nScore the question." for text in (GOOD, POOR, "2+2 mod 61")]
     asked += [f"Question: {GOOD}\nAnswer: 3\nScore the answer."] * 5
     assert [user for name, user in trainer.asked if name == "judge"] == asked
@@ -123,7 +124,7 @@ def test_without_the_gate_everything_joins_and_difficulty_always_counts():
     written, said = [f"<question>{POOR}</question>"] * 4, [score(1)] * (4 + 20)
     texts = {"proposer": written, "solver": ["no box"] * 20, "judge": said}
     trainer = given_texts(texts, gate=0.0, format_reward=False)
-    rewards = trainer.propose([None] * 4)["rewards"]
+    rewards = trainer.propose([None] * 4).rewards
     assert rewards.tolist() == pytest.approx([(0 + 1 + 0) / 3] * 4)
     assert trainer.saved["questions"] == ["seed", POOR]
     assert trainer.asked[-1] == ("judge", f"Question: {POOR}\nAnswer: no box\nScore the answer.")
@@ -135,16 +136,16 @@ def test_the_solvers_reward_by_hand_and_its_pairs():
     said = [score(10), "?", score(10), score(4)]
     trainer = given_texts({"solver": texts * 2, "judge": said * 2})
     batch = trainer.solve(["q1", "q2", "q3", "q4"])
-    assert [note["rewards"]["judged"] for note in batch["notes"]][:2] == [1.0, 0.5]
+    assert [note["rewards"]["judged"] for note in batch.notes][:2] == [1.0, 0.5]
     expected = [1.0, (0.5 + 1) / 2, (1 + 0) / 2, (3 / 9 + 0.5) / 2]
-    assert batch["rewards"].tolist() == pytest.approx(expected)
+    assert batch.rewards.tolist() == pytest.approx(expected)
     answers = {"q1": "1", "q2": "2", "q3": "3", "q4": two}
     assert trainer.saved["pairs"] == [{"question": q, "answer": a} for q, a in answers.items()]
     shown = [f"Question: {q}\nAnswer: {a}\nScore the answer." for q, a in answers.items()]
     assert [user for name, user in trainer.asked if name == "judge"] == shown
     trainer.cfg.format_reward = False
     trainer.cfg.pool_size = 6
-    rewards = trainer.solve(["q5", "q6", "q7", "q8"])["rewards"]
+    rewards = trainer.solve(["q5", "q6", "q7", "q8"]).rewards
     assert rewards.tolist() == pytest.approx([0.5, 0.25, 0.5, 1 / 6])
     kept = [pair["question"] for pair in trainer.saved["pairs"]]
     assert kept == ["q3", "q4", "q5", "q6", "q7", "q8"]
@@ -154,9 +155,9 @@ def test_the_judges_reward_is_its_format_and_nothing_else():
     said = [score(10), "no score", score(10), score(4) + score(1)]
     trainer, pairs = given_texts({"judge": said * 2}), [{"question": "q", "answer": "1"}] * 4
     batch = trainer.judge(pairs)
-    assert batch["rewards"].tolist() == [1.0, 0.0, 1.0, 0.5] and batch["player"] == "judge"
+    assert batch.rewards.tolist() == [1.0, 0.0, 1.0, 0.5] and batch.player == "judge"
     trainer.cfg.format_reward = False
-    assert trainer.judge(pairs)["rewards"].tolist() == [0.0] * 4
+    assert trainer.judge(pairs).rewards.tolist() == [0.0] * 4
 
 
 PAIRS = [{"question": f"{i}+4 mod 61", "answer": str(i)} for i in range(4)]
@@ -180,7 +181,7 @@ def test_two_processes_share_what_seed_and_step_draw():
 def make_mae(folder, **change):
     """A trainer on the embedded model, 4 rows of each role, 12 seeds."""
     args = mae.Args(questions=4, micro_batch=4, seed_questions=12, lr=1e-3, steps=4, **change)
-    trainer = build(mae.Mae, folder, args, mae.Mae.players(args), mae.solve_prompt)
+    trainer = build(mae.Mae, folder, args, mae.Mae.define_players(args), mae.solve_prompt)
     seeds = [row["question"] for row in trainer.train_rows[:12]]
     trainer.saved |= {"questions": seeds, "seeds": 12, "pairs": list(PAIRS)}
     return trainer
@@ -207,11 +208,11 @@ def test_the_roles_play_on_the_last_steps_pools_and_only_rollouts_are_trained_on
     assert references <= {*before["questions"], "Propose a question."}
     assert together == [part_whiten]
     # one batch of the three rollouts, each role whitened by itself
-    assert list(rollouts) == ["proposer", "solver", "judge"] and batch["player"] == "agent"
-    assert batch["texts"] == [text for _, part in rollouts.values() for text in part["texts"]]
-    rows = [(reward, i // 4) for i, reward in enumerate(batch["rewards"].tolist())]
-    assert batch["advantages"].tolist() == pytest.approx(whitened(rows, 1e-4), abs=1e-4)
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+    assert list(rollouts) == ["proposer", "solver", "judge"] and batch.player == "agent"
+    assert batch.texts == [text for _, part in rollouts.values() for text in part.texts]
+    rows = [(reward, i // 4) for i, reward in enumerate(batch.rewards.tolist())]
+    assert batch.advantages.tolist() == pytest.approx(whitened(rows, 1e-4), abs=1e-4)
+    assert batch.total_tokens == batch.completion_mask.sum()
 
 
 @pytest.mark.parametrize("part, role", enumerate(["proposer", "solver", "judge"]))
@@ -222,12 +223,12 @@ def test_a_role_that_is_not_trained_plays_and_adds_nothing(tmp_path, part, role)
     assert trainer.gate == 0.0
     (batch,) = trainer.step([])
     own = torch.arange(12) // 4 == part
-    A = batch["advantages"]
+    A = batch.advantages
     assert (A[own] == 0).all() and A.shape == (12,) and len(trainer.saved["pairs"]) == 8
-    assert [note["player"] == role for note in batch["notes"]] == own.tolist()
-    batch["advantages"] = A + (~own).float()  # so that no other role is flat
-    without = batch | {"completion_ids": batch["completion_ids"].clone()}
-    without["completion_ids"][own] = 5  # whatever it writes
+    assert [note["player"] == role for note in batch.notes] == own.tolist()
+    batch.advantages = A + (~own).float()  # so that no other role is flat
+    without = replace(batch, completion_ids=batch.completion_ids.clone())
+    without.completion_ids[own] = 5  # whatever it writes
     assert relative(gradient(trainer, batch), gradient(trainer, without)) < 1e-4
 
 

@@ -5,7 +5,7 @@ import itertools
 
 import maporl
 from common.errors import UserError
-from common.run.session import mean
+from common.tasks.answers import mean
 from maporl import agreements, bonuses, debate_metrics, scores, shown
 
 import pytest
@@ -135,19 +135,19 @@ def test_a_step(pool, groups):
     """Rewards of a role are compared within a question, or across questions."""
     trainer = given_texts(written(), pool=pool)
     alice, bob = trainer.step(twice("1+6", "2+5"))
-    got = {batch["player"]: batch["rewards"].tolist() for batch in alice + bob}
+    got = {batch.player: batch.rewards.tolist() for batch in alice + bob}
     assert [*got] == ["alice", "alice_again", "bob", "bob_again"]
     # alice, turn 1: (1 + .3 * 1) / 1.3 and alpha3 for what Bob made of it; without: .3 * .5
     assert got["alice"] == pytest.approx([1.5, 0, 1.15 / 1.3, 0])
     assert got["bob"] == pytest.approx([0.3 / 1.3, 0, 0.15 / 1.3, 0])
     assert got["alice_again"] == [1, 0, 1, 0] and got["bob_again"] == [1.5, 0, 0, 0]
     for batch in alice + bob:
-        wanted = whitened([*zip(batch["rewards"].tolist(), groups)])
-        assert batch["advantages"].tolist() == pytest.approx(wanted, abs=1e-3)
+        wanted = whitened([*zip(batch.rewards.tolist(), groups)])
+        assert batch.advantages.tolist() == pytest.approx(wanted, abs=1e-3)
     assert mean(trainer.logged["co/gain"]) == mean(trainer.logged["co/copies"]) == 1 / 8
     note = {"turn": 1, "answer is right": True, "score": pytest.approx(1), "bonus": 0.5}
-    assert note.items() <= alice[0]["notes"][0].items()
-    assert [[note["turn"] for note in batch["notes"]] for batch in bob] == [[1] * 4, [2] * 4]
+    assert note.items() <= alice[0].notes[0].items()
+    assert [[note["turn"] for note in batch.notes] for batch in bob] == [[1] * 4, [2] * 4]
     asked = next(text for name, text in trainer.asked if name == "bob_again")
     own, other = asked.split("Solution 2:\n")
     assert "x=9" in own and "x=7" in other
@@ -159,7 +159,7 @@ def test_what_is_cut_in_its_thoughts_has_no_answer():
     texts["alice_again"][:4] = [r"<think>One says \boxed{7}, the other"] * 4
     trainer = given_texts(texts | {"alice": texts["alice"][:4], "bob": texts["bob"][:4]}, turns=3)
     alice, bob = trainer.step(twice("1+6", "2+5"))
-    right = [[note["answer is right"] for note in batch["notes"]] for batch in alice]
+    right = [[note["answer is right"] for note in batch.notes] for batch in alice]
     assert right == [[True, False] * 2, [False] * 4, [True, False] * 2]
     last = [text for name, text in trainer.asked if name == "bob_again"][4:]
     for asked, answer in zip(last, (7, 9, 9, 9)):
@@ -190,7 +190,7 @@ def test_without_another_question_there_is_no_placebo():
 
 def test_the_released_rule_pays_no_influence_in_two_turns():
     alice, _ = given_texts(written(), influence_sign="released").step(twice("1+6", "2+5"))
-    assert [note["bonus"] for note in alice[0]["notes"]] == [0] * 4
+    assert [note["bonus"] for note in alice[0].notes] == [0] * 4
 
 
 def test_a_solution_without_an_answer_is_worth_nothing_to_a_verifier_that_accepts_it():
@@ -200,9 +200,9 @@ def test_a_solution_without_an_answer_is_worth_nothing_to_a_verifier_that_accept
     trainer = given_texts(texts, verifier="frozen", **dict.fromkeys(ALPHA_NAMES, 0.0))
     alice, bob = trainer.step(twice("1+6", "2+5"))
     before = {True: (1 + 0.3 * 0.5) / 1.3, False: 0.3 * 0.5 / 1.3}
-    assert alice[0]["rewards"].tolist() == pytest.approx([before[True]] * 4)
-    assert bob[0]["rewards"].tolist() == pytest.approx([before[False]] * 4)
-    assert alice[1]["rewards"].tolist() == [0] * 4 and bob[1]["rewards"].tolist() == [1] * 4
+    assert alice[0].rewards.tolist() == pytest.approx([before[True]] * 4)
+    assert bob[0].rewards.tolist() == pytest.approx([before[False]] * 4)
+    assert alice[1].rewards.tolist() == [0] * 4 and bob[1].rewards.tolist() == [1] * 4
     assert all(trainer.logged["verifier/wrong_accepted"])  # what it says itself
 
 
@@ -215,7 +215,7 @@ def test_a_verifier_in_the_answers_place(verifier):
     said = [yes] * 15 + ["so it is"] + [yes, no, "so it is", no]
     trainer = given_texts(written() | {"verifier": said}, verifier=verifier)
     alice, bob, *trained = trainer.step(twice("1+6", "2+5"))
-    got = {batch["player"]: batch["rewards"].tolist() for batch in alice + bob}
+    got = {batch.player: batch.rewards.tolist() for batch in alice + bob}
     before = (1 + 0.3 * 0.5) / 1.3
     assert got["bob"] == pytest.approx([1, 1, 1, before])
     assert got["alice"] == pytest.approx([1.5, 1, 1, before]) and got["bob_again"][3] == 0
@@ -223,16 +223,16 @@ def test_a_verifier_in_the_answers_place(verifier):
     assert trainer.logged["verifier/wrong_accepted"].count(False) == 1
     judged = [text for name, text in trainer.asked if name == "verifier"]
     assert not any("think" in text for text in judged)
-    assert [b["player"] for b in trained] == (["verifier"] if verifier == "co-trained" else [])
+    assert [b.player for b in trained] == (["verifier"] if verifier == "co-trained" else [])
     assert not any(trainer.logged["co/sounds_sure"])
     if trained:  # K judgements of a solution of each question, rewarded by its label
         assert judged[16:18] == [judged[16]] * 2 and judged[18:] == [judged[18]] * 2
         one, two = ("x=7" in text for text in (judged[16], judged[18]))
-        assert trained[0]["rewards"].tolist() == [one, not one, 0, not two]
+        assert trained[0].rewards.tolist() == [one, not one, 0, not two]
 
 
 def test_players():
-    of = lambda **change: maporl.Maporl.players(maporl.Args(**change))  # noqa: E731
+    of = lambda **change: maporl.Maporl.define_players(maporl.Args(**change))  # noqa: E731
     assert [*of(turns=1)] == ["alice", "bob"]
     assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
     assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co-trained")["verifier"].lr

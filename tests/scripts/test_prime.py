@@ -83,7 +83,7 @@ def make_prime(folder, micro_batch=16, **change) -> Prime:
     """2 questions, groups of 8; the filter lets everything pass, so that a step samples once."""
     change = {"questions": 2, "group_size": 8, "keep_low": 0.0, "keep_high": 1.0} | change
     args = Args(micro_batch=micro_batch, **change)
-    trainer = build(Prime, folder, args, Prime.players(args), solve_prompt, rows=16)
+    trainer = build(Prime, folder, args, Prime.define_players(args), solve_prompt, rows=16)
     trainer.create_optimizer()
     torch.manual_seed(0)
     return trainer
@@ -96,7 +96,7 @@ def take_step(trainer) -> list[dict]:
 def expected_advantages(trainer, batch, reference=None):
     """(A, A by outcomes alone), from the PRM as it is now."""
     d = trainer.log_probs("prm", batch) - trainer.log_probs(reference, batch)
-    return prime_advantages(d, batch["rewards"], batch["completion_mask"], 8)
+    return prime_advantages(d, batch.rewards, batch.completion_mask, 8)
 
 
 @pytest.mark.parametrize("when, reference", [("after", "base"), ("before", "policy")])
@@ -106,35 +106,35 @@ def test_who_scores_when_and_who_is_trained(tmp_path, when, reference):
     prm, policy = lora(trainer, "prm"), lora(trainer, "policy")
     *first, batch = take_step(trainer)
     # groups that the filter took away do not count in the mean over tokens
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+    assert batch.total_tokens == batch.completion_mask.sum()
     assert (moved(prm, lora(trainer, "prm")) > 0) == (when == "before")
     assert moved(policy, lora(trainer, "policy")) == 0
     # "after": the PRM of the step's start; "before": the updated one
     A, alone = expected_advantages(trainer, batch, "policy" if reference == "policy" else None)
-    close(batch["advantages"], A, atol=1e-4)
-    assert torch.equal(batch["components"]["outcome alone"], alone)
-    assert torch.equal(batch["components"]["process reward"], batch["advantages"] - alone)
-    assert [b["player"] for b in first] == (["prm"] if when == "after" else [])
+    close(batch.advantages, A, atol=1e-4)
+    assert torch.equal(batch.components["outcome alone"], alone)
+    assert torch.equal(batch.components["process reward"], batch.advantages - alone)
+    assert [b.player for b in first] == (["prm"] if when == "after" else [])
     assert "advantages" not in dict(*first)  # so that no row is dropped
     for prm_batch in first:
-        assert torch.equal(prm_batch["outcome"], batch["rewards"])
-        assert 0 < batch["rewards"].mean() < 1
+        assert torch.equal(prm_batch.rewards, batch.rewards)
+        assert 0 < batch.rewards.mean() < 1
 
 
 def test_an_offline_prm_learns_first_and_is_frozen_then(tmp_path):
     trainer = make_prime(tmp_path, prm_update="none", prm_warmup=1)
     (first,) = take_step(trainer)
-    assert first["player"] == "prm" and "outcome" in first
+    assert first.player == "prm" and "outcome" in first
     trainer.update(first)
     before, trainer.state.global_step = lora(trainer, "prm"), 1
     (batch,) = take_step(trainer)
-    assert batch["player"] == "policy" and moved(before, lora(trainer, "prm")) == 0
+    assert batch.player == "policy" and moved(before, lora(trainer, "prm")) == 0
     A, alone = expected_advantages(trainer, batch)
-    close(batch["advantages"], A, atol=1e-4)
+    close(batch.advantages, A, atol=1e-4)
     assert (A - alone).abs().max() > 1e-2
     trainer.cfg.process_reward = False  # only the outcome counts
     (batch,) = take_step(trainer)
-    assert torch.equal(batch["advantages"], expected_advantages(trainer, batch)[1])
+    assert torch.equal(batch.advantages, expected_advantages(trainer, batch)[1])
 
 
 def test_the_noise_floor_is_measured_once_in_the_bases_precision(tmp_path):
@@ -147,7 +147,7 @@ def test_the_noise_floor_is_measured_once_in_the_bases_precision(tmp_path):
     trainer.saved["noise"] = 1e6  # of a checkpoint: it is not measured again
     perturb(trainer)
     *_, batch = take_step(trainer)
-    assert torch.equal(batch["advantages"], expected_advantages(trainer, batch)[1])
+    assert torch.equal(batch.advantages, expected_advantages(trainer, batch)[1])
     assert trainer.saved["noise"] == 1e6
     trainer = make_prime(tmp_path, micro_batch=8)
     for name, p in trainer.model.named_parameters():
@@ -156,12 +156,12 @@ def test_the_noise_floor_is_measured_once_in_the_bases_precision(tmp_path):
     perturb(trainer, 1e-5)
     *_, batch = take_step(trainer)
     d = trainer.log_probs("prm", batch) - trainer.log_probs(None, batch)
-    largest = (d * batch["completion_mask"]).flip(1).cumsum(1).abs().max()
+    largest = (d * batch.completion_mask).flip(1).cumsum(1).abs().max()
     assert 1e-3 < largest < trainer.saved["noise"] < 0.3
-    assert torch.equal(batch["advantages"], expected_advantages(trainer, batch)[1])
+    assert torch.equal(batch.advantages, expected_advantages(trainer, batch)[1])
     perturb(trainer)  # now it has been trained, and is heard
     *_, batch = take_step(trainer)
-    close(batch["advantages"], expected_advantages(trainer, batch)[0], atol=1e-4)
+    close(batch.advantages, expected_advantages(trainer, batch)[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("micro_batch", [16, 3])
@@ -171,16 +171,16 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     perturb(trainer)
     prm_batch, _ = take_step(trainer)
     count = 13  # a filter that was not filled: parts of 13 rows cannot be equal
-    prm_batch = {k: v[:count] if getattr(v, "ndim", 0) else v for k, v in prm_batch.items()}
-    prm_batch["rows"] = torch.tensor(count)
+    prm_batch = prm_batch.take(torch.arange(count))
+    prm_batch.columns["rows"] = count
     with trainer.playing("prm"):
-        d = trainer.score(prm_batch)[0] - prm_batch["reference_logps"]
-        loss = prm_loss(d, prm_batch["outcome"], prm_batch["completion_mask"], 0.05)
+        d = trainer.score(prm_batch)[0] - prm_batch.columns["reference_logps"]
+        loss = prm_loss(d, prm_batch.rewards, prm_batch.completion_mask, 0.05)
         named = {n: p for n, p in trainer.model.named_parameters() if ".prm." in n}
         expected = dict(zip(named, torch.autograd.grad(loss, [*named.values()])))
     assert relative(gradient(trainer, prm_batch), expected) < 1e-4
     assert logged(trainer)["prm/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    hits = ((d * prm_batch["completion_mask"]).sum(1) > 0) == prm_batch["outcome"].bool()
+    hits = ((d * prm_batch.completion_mask).sum(1) > 0) == prm_batch.rewards.bool()
     assert logged(trainer)["prm/accuracy"] == pytest.approx(hits.double().mean().item())
     rates = {name: (player.lr, player.max_grad_norm) for name, player in trainer.players.items()}
     assert rates == {"policy": (5e-4, 1.0), "prm": (1e-3, 10.0)}
@@ -215,7 +215,7 @@ def fill(accuracy, loader, saved=None, rank=0, others=(), **change):
         return [*theirs[:rank], *mine, *theirs[rank:]]
 
     def concat(groups):
-        questions = [[text.split(":")[0] for text in group["texts"]] for group in groups]
+        questions = [[text.split(":")[0] for text in group.texts] for group in groups]
         assert all(len({*group}) == 1 and len(group) == size for group in questions)
         trainer.trained = [group[0] for group in questions]
         return groups[0]

@@ -6,7 +6,8 @@ import re
 from contextlib import nullcontext
 
 import raro
-from common.run.session import mean
+from common.batch import Batch
+from common.tasks.answers import mean
 from raro import by_truth, shown
 
 import pytest
@@ -73,9 +74,9 @@ def test_a_step():
     weights = {"weight_pol": 0.25, "weight_crit": 2.0}
     trainer = given_texts([solution(n) for n in (7, 8, 7, 9)], said, **weights)
     (policy, critic) = trainer.step(ROWS)[0]
-    assert policy["rewards"].tolist() == pytest.approx([1, 0, 0.6, 0])
+    assert policy.rewards.tolist() == pytest.approx([1, 0, 0.6, 0])
     # without a deviation
-    assert policy["advantages"].tolist() == pytest.approx([0.125, -0.125, 0.075, -0.075])
+    assert policy.advantages.tolist() == pytest.approx([0.125, -0.125, 0.075, -0.075])
     # the expert's solution stands where it is said to stand
     asked = []
     for _, text in trainer.asked[4:]:
@@ -84,7 +85,7 @@ def test_a_step():
     for place, ours, (first, second) in zip(expert, (7, 8, 7, 9), asked):
         assert (first if place == "1" else second).startswith("<step>x=7?<")
         assert (second if place == "1" else first).startswith(f"<step>x={ours}<")
-    one, two = critic["advantages"].split(2)
+    one, two = critic.advantages.split(2)
     assert one.tolist() == ([1, -1] if "x=7?" in asked[4][0] else [-1, 1])
     assert two.tolist() == pytest.approx([0.55, -0.55])  # of .55 and 0
     assert mean(trainer.logged["critic/says_tie"]) == 0.25
@@ -100,14 +101,15 @@ def test_what_is_no_whole_solution_earns_nothing(text):
     """Though a critic takes it for the expert's, or calls it a tie."""
     trainer = given_texts([text, solution(8)] * 2, [boxed("tie")] * 8)
     policy, _ = trainer.step(ROWS)[0]
-    assert policy["rewards"].tolist() == pytest.approx([0, 0.6] * 2)
+    assert policy.rewards.tolist() == pytest.approx([0, 0.6] * 2)
 
 
 def test_a_completion_that_was_cut_has_no_advantage():
     trainer = given_texts()
-    batch = {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
-    batch["completion_ids"] = torch.tensor([[5, END], [5, 5], [END, 0], [5, END]])
-    batch["completion_mask"] = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
+    ids = torch.tensor([[5, END], [5, 5], [END, 0], [5, END]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
+    batch = Batch("policy", ids, mask, ids, mask, row=torch.arange(4))
+    batch.rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     assert trainer.advantages(batch).tolist() == [0.5, 0.0, 0.5, 0.0]  # the last: behind the mask
 
 
@@ -142,7 +144,7 @@ def test_a_full_buffer_drops_the_oldest():
     buffer = [old_pair(i) for i in range(3)]
     trainer = given_texts([solution(8)] * 2, [boxed(1)] * 6, buffer, buffer=4, shared=False)
     batches = trainer.step(ROWS[:2])  # of two adapters: not joined
-    assert [batch["player"] for batch in batches] == ["policy", "critic"]
+    assert [batch.player for batch in batches] == ["policy", "critic"]
     kept = [pair["question"] for pair in trainer.saved["buffer"]]
     assert kept == ["old 1", "old 2", "1+6", "1+6"]
 
@@ -150,9 +152,9 @@ def test_a_full_buffer_drops_the_oldest():
 def test_controls_are_never_trained_and_a_coin_is_not_asked():
     trainer = given_texts([solution(8)] * 4, [], critic="coin")
     batches = trainer.step(ROWS)
-    assert [batch["player"] for batch in batches] == ["policy"] and len(trainer.asked) == 4
-    assert {*batches[0]["rewards"].tolist()} <= {0.0, 1.0}
-    players = raro.Raro.players
+    assert [batch.player for batch in batches] == ["policy"] and len(trainer.asked) == 4
+    assert {*batches[0].rewards.tolist()} <= {0.0, 1.0}
+    players = raro.Raro.define_players
     assert {player.adapter for player in players(raro.Args()).values()} == {"agent"}
     apart = players(raro.Args(shared=False, critic="frozen"))
     assert apart["critic"].lr == 0 < apart["policy"].lr and not apart["critic"].adapter

@@ -6,7 +6,8 @@ import random
 from types import SimpleNamespace
 
 import score
-from common.run.session import mean
+from common.batch import Batch
+from common.tasks.answers import mean
 from common.tiny.demonstrations import try_again
 from score import Score, again_prompt, content, shaped
 
@@ -68,12 +69,12 @@ def test_stage_one_moves_only_the_second_turn():
     again = [solution(n) for n in (8, 7, 8, 9)]
     trainer = given_texts(FIRST, again, done=2, kl=0.02, first_kl=0.25)
     first, second = trainer.step(ROWS)[0]
-    assert first["advantages"].tolist() == [0.0] * 4  # though the rewards differ
-    assert first["rewards"].tolist() == [1.0, 0.0, 1.0, 0.0]
-    assert second["rewards"].tolist() == [0.0, 1.0, 0.0, 0.0]  # without the bonus
-    assert second["advantages"].tolist() == [-0.5, 0.5, 0.0, 0.0]
-    assert first["kl_weight"].tolist() == pytest.approx([0.27] * 4)
-    assert second["kl_weight"].tolist() == pytest.approx([0.02] * 4)
+    assert first.advantages.tolist() == [0.0] * 4  # though the rewards differ
+    assert first.rewards.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert second.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]  # without the bonus
+    assert second.advantages.tolist() == [-0.5, 0.5, 0.0, 0.0]
+    assert first.columns["kl_weight"].tolist() == pytest.approx([0.27] * 4)
+    assert second.columns["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert trainer.moments
     asked = [again_prompt(row["question"], y1)[-1]["content"] for row, y1 in zip(ROWS, FIRST)]
     assert trainer.asked[4:] == [("second", text) for text in asked]
@@ -82,22 +83,22 @@ def test_stage_one_moves_only_the_second_turn():
 def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     trainer = given_texts(FIRST, SECOND, done=3, kl=0.02, first_kl=0.25)
     first, second = trainer.step(ROWS)[0]
-    assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]
-    assert second["rewards"].tolist() == [1.0, 11.0, -10.0, 0.0]
-    assert second["advantages"].tolist() == [-5.0, 5.0, -5.0, 5.0]
+    assert first.advantages.tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert second.rewards.tolist() == [1.0, 11.0, -10.0, 0.0]
+    assert second.advantages.tolist() == [-5.0, 5.0, -5.0, 5.0]
     for batch in (first, second):
-        assert batch["kl_weight"].tolist() == pytest.approx([0.02] * 4)
+        assert batch.columns["kl_weight"].tolist() == pytest.approx([0.02] * 4)
     assert not trainer.moments  # AdamW starts anew
     assert {name: mean(trainer.logged[name]) for name in SHARES} == SHARES
     assert trainer.logged["second/accuracy"] == [True, True, False, False]
-    assert second["notes"][1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
+    assert second.notes[1]["rewards"] == {"total": 11.0, "r1": 0.0, "r2": 1.0}
 
 
 def test_what_is_cut_in_its_thoughts_has_no_answer():
     """Whatever it quotes there, in training and held out."""
     cut = r"<think>My solution says \boxed{7}, but"
     _, second = given_texts(FIRST, [cut] * 4, done=3).step(ROWS)[0]
-    assert second["rewards"].tolist() == [-10.0, 0.0, -10.0, 0.0]
+    assert second.rewards.tolist() == [-10.0, 0.0, -10.0, 0.0]
     trainer = answering(
         lambda player, *_: solution(7) if player == "first" else cut, eval_samples=1
     )
@@ -107,15 +108,15 @@ def test_what_is_cut_in_its_thoughts_has_no_answer():
 
 def test_later_steps_and_ablations():
     trainer = given_texts(FIRST, SECOND, done=4)
-    assert trainer.step(ROWS)[0][1]["rewards"][1] == 11.0 and trainer.moments
+    assert trainer.step(ROWS)[0][1].rewards[1] == 11.0 and trainer.moments
     second = given_texts(FIRST, SECOND, stage1_steps=0, alpha=0.0).step(ROWS)[0][1]
-    assert second["rewards"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert second.rewards.tolist() == [1.0, 1.0, 0.0, 0.0]
     trainer = given_texts(FIRST, [], done=3, turns=1)
     (first,) = trainer.step(ROWS)
-    assert len(trainer.asked) == 4 and first["player"] == "first"
-    assert first["kl_weight"].tolist() == pytest.approx([0.01] * 4) and trainer.moments
+    assert len(trainer.asked) == 4 and first.player == "first"
+    assert first.columns["kl_weight"].tolist() == pytest.approx([0.01] * 4) and trainer.moments
     (first,) = given_texts(FIRST, [], turns=1).step(ROWS)  # there is no stage I either
-    assert first["advantages"].tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert first.advantages.tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
 # ------------------------------------------------------------------ the loss
@@ -125,11 +126,12 @@ def test_the_loss_and_its_gradient_equal_the_loop(numbers):
     A, base, logp = torch.tensor(numbers, dtype=torch.float64).split([4, 12, 12])
     base, logp = base.view(4, 3), logp.view(4, 3).requires_grad_()
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
-    batch = {"completion_mask": mask, "num_items_in_batch": 9, "base_logps": base}
-    batch |= {"advantages": A[:, None] * mask, "rollout": torch.tensor([0, 0, 1, 1])}
-    batch["kl_weight"] = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
+    batch = Batch("agent", mask, mask, mask, mask, row=torch.arange(4), total_tokens=9)
+    batch.base_logps, batch.advantages = base, A[:, None] * mask
+    batch.source = torch.tensor([0, 0, 1, 1])
+    batch.columns["kl_weight"] = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
     cfg = score.Args()
-    trainer = without_model(Score, cfg, kl=0.5, players=Score.players(cfg))
+    trainer = without_model(Score, cfg, kl=0.5, players=Score.define_players(cfg))
     trainer.score = lambda part: (logp, torch.ones(4, 3))
     loss = trainer.loss(batch)
     (gradient,) = torch.autograd.grad(loss, logp)

@@ -72,7 +72,7 @@ def test_other_questions_are_changed_too():
 @pytest.fixture
 def trainer(tmp_path):
     args = st.Args(questions=2, micro_batch=1, pool=2, samples=1, steps=3)
-    players = st.SelfTaught.players(args)
+    players = st.SelfTaught.define_players(args)
     return build(st.SelfTaught, tmp_path, args, players, st.solve_prompt, rows=4)
 
 

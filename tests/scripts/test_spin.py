@@ -76,7 +76,9 @@ def make_spin(folder, **change) -> Spin:
     """A Spin trainer in the middle of iteration 0, its eight pairs made, its two adapters apart."""
     args = Args(**{"steps": 8, "questions": 8, "micro_batch": 8} | change)
     kind = lambda *inputs: Spin(*inputs, inputs[-1][-8:])  # noqa: E731  the last are held out
-    trainer = build(kind, folder, args, Spin.players(args), solve_prompt, rows=args.questions)
+    trainer = build(
+        kind, folder, args, Spin.define_players(args), solve_prompt, rows=args.questions
+    )
     perturb(trainer, 0.05)
     human = [human_ids(row, trainer.processing_class) for row in trainer.train_rows]
     pairs = [
@@ -126,7 +128,7 @@ def test_an_iteration_is_one_pass_over_the_mixed_pairs(tmp_path):
     previous = [{**pair, "question": f"old {pair['question']}"} for pair in trainer.saved["pairs"]]
     trainer.saved["previous_pairs"] = previous
     for trainer.state.global_step in range(2):
-        taken += [note["prompt"] for note in trainer.step([])[0]["notes"]]
+        taken += [note["prompt"] for note in trainer.step([])[0].notes]
     questions = [pair["question"] for pair in trainer.saved["pairs"] + previous]
     assert sorted(taken) == sorted(questions) and taken != questions
     assert trainer.length == 2 and len(trainer.prompts()) == 8
@@ -246,9 +248,9 @@ def test_evaluation_by_hand():
         return rf"\boxed{{{1 if greedy else samples[asked][before]}}}"
 
     def log_probs(player, batch):
-        for ids, mask in zip(batch["completion_ids"], batch["completion_mask"]):
+        for ids, mask in zip(batch.completion_ids, batch.completion_mask):
             seen.append(ids[mask.bool()].tolist())
-        return -0.5 * batch["completion_mask"]
+        return -0.5 * batch.completion_mask
 
     trainer = answering(say, eval_samples=2)
     trainer.processing_class, trainer.log_probs = AutoTokenizer.from_pretrained(TINY), log_probs

@@ -158,12 +158,12 @@ def test_a_step(sandbox):
     bugs = [bug("x+=4", "x*=7", hidden="1, 2"), bug("x+=4", "x*=7", "x+=0", hidden="1")]
     trainer = given_texts(sandbox, bugs, ["thinking\n" + RIGHT, WRONG, RIGHT, "none"])
     injector, solver, again = trainer.step(ROWS)[0]
-    assert injector["rewards"].tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
-    one, two = injector["notes"]
+    assert injector.rewards.tolist() == pytest.approx([1 - 1.8 * 0.5, -1])
+    one, two = injector.notes
     assert one["solve_rate"] == 0.5 and two["failed_check"] == "a line needs no edit"
-    assert solver["rewards"].tolist() == [1, -1]
+    assert solver.rewards.tolist() == [1, -1]
     # the wrong repair is the next bug, with the same tests hidden; what cannot be read is none
-    assert again["rewards"].tolist() == [1, -1]
+    assert again.rewards.tolist() == [1, -1]
     asked = [text for name, text in trainer.asked if name == "solver"]
     assert "x+=4" in asked[0] and "x+=1" in asked[2] and len(asked) == 4
     assert all(user.endswith("Tests:\n1->28\n2->35\nRepair it.") for user in asked)
@@ -177,8 +177,8 @@ def test_a_repair_must_pass_the_tests_that_it_was_not_shown(sandbox):
     bugs, shown_only = [bug("x+=4", "x*=7")] * 2, "```python\nprint(28)\n```"
     trainer = given_texts(sandbox, bugs, [shown_only, RIGHT] * 2, second_order=0)
     injector, solver = trainer.step(ROWS)[0]
-    assert solver["rewards"].tolist() == [-1, 1, -1, 1]
-    assert injector["rewards"].tolist() == pytest.approx([0.1] * 2)
+    assert solver.rewards.tolist() == [-1, 1, -1, 1]
+    assert injector.rewards.tolist() == pytest.approx([0.1] * 2)
 
 
 def test_the_bug_itself_is_no_bug_of_second_order(sandbox):
@@ -191,10 +191,10 @@ def test_bugs_that_are_none(sandbox):
     repairs here."""
     for text in ("none", bug("x+=3", "x*=7")):
         (injector,) = given_texts(sandbox, [text] * 2, ["none"] * 4).step(ROWS)[0]
-        assert injector["rewards"].tolist() == [-1] * 2
+        assert injector.rewards.tolist() == [-1] * 2
     trainer = given_texts(sandbox, [bug("x=3+x//(x-1)", "x*=7")] * 2, ["none"] * 4)
     injector, _ = trainer.step(ROWS)[0]
-    assert injector["rewards"].tolist() == pytest.approx([-0.8] * 2)
+    assert injector.rewards.tolist() == pytest.approx([-0.8] * 2)
     assert trainer.logged["injector/too_hard"] == [True, True]
     assert trainer.logged["injector/too_easy"] == [False, False]
 
@@ -213,8 +213,8 @@ def test_bugs_that_are_none(sandbox):
 def test_a_bug_runs_and_is_not_random(sandbox, line, reason):
     trainer = given_texts(sandbox, [bug(line, "x*=7")] * 2, time_limit=0.2)
     (injector,) = trainer.step(ROWS)[0]
-    assert injector["notes"][0]["failed_check"] == reason
-    assert injector["rewards"].tolist() == [-1, -1]
+    assert injector.notes[0]["failed_check"] == reason
+    assert injector.rewards.tolist() == [-1, -1]
 
 
 def test_held_out_programs_are_neither_written_nor_shown(sandbox):
@@ -222,10 +222,10 @@ def test_held_out_programs_are_neither_written_nor_shown(sandbox):
     bugs, repeats = [bug("x+=9", "x*=7"), bug("x+=4", "x*=7")], code("x+=9", "x*=7")
     trainer = given_texts(sandbox, bugs, [repeats, RIGHT])
     injector, solver = trainer.step(ROWS)[0]
-    assert injector["notes"][0]["failed_check"] == "it is held out"
-    assert injector["rewards"].isnan().tolist() == [True, False]
-    assert injector["advantages"].tolist() == [0, 0]
-    assert solver["rewards"].tolist() == [-1, 1]
+    assert injector.notes[0]["failed_check"] == "it is held out"
+    assert injector.rewards.isnan().tolist() == [True, False]
+    assert injector.advantages.tolist() == [0, 0]
+    assert solver.rewards.tolist() == [-1, 1]
     assert not any("x+=9" in text for name, text in trainer.asked if name == "solver")
 
 
@@ -234,14 +234,13 @@ def test_who_is_trained(sandbox, train, zero):
     attempts = [RIGHT, WRONG, WRONG, WRONG] + [RIGHT, WRONG] * 2
     batches = given_texts(sandbox, [bug("x+=4", "x*=7")] * 2, attempts, train=train).step(ROWS)[0]
     assert len(batches) == 3
-    assert [i for i, batch in enumerate(batches) if not batch["advantages"].any()] == zero
+    assert [i for i, batch in enumerate(batches) if not batch.advantages.any()] == zero
 
 
-def test_a_process_without_a_bug_takes_part_in_vain(sandbox):
-    trainer = given_texts(sandbox, ["none"] * 2, ["none"] * 4)
-    trainer.gather = lambda values: [*values, 1]  # another process has one
+def test_a_process_without_a_bug_takes_part_with_no_row(sandbox):
+    trainer = given_texts(sandbox, ["none"] * 2, [])
     injector, solver, again = trainer.step(ROWS)[0]
-    assert solver["rewards"].isnan().all() and again["rewards"].isnan().all()
+    assert (len(injector), len(solver), len(again)) == (2, 0, 0)
 
 
 def test_held_out_bugs_fail_and_their_originals_do_not(sandbox):

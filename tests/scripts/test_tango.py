@@ -103,6 +103,7 @@ def at_step(step, **change):
     trainer = SimpleNamespace(cfg=Args(ver_warmup=2, **change))
     trainer.state = SimpleNamespace(global_step=step)
     trainer.player_at = lambda n: Tango.player_at(trainer, n)
+    trainer.with_answers = lambda questions: Tango.with_answers(trainer, questions)
     return trainer
 
 
@@ -294,20 +295,50 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
     cfg = Args(group_size=2, ver_warmup=0, alpha=0.3)
     trainer = without_model(Tango, cfg, {"generator": texts, "verifier": said})
     batch = trainer.generator_step([ROW] * 4)
-    assert batch["player"] == "generator" and batch["rewards"].tolist() == [1, 0, 0, 1]
+    assert batch.player == "generator" and batch.rewards.tolist() == [1, 0, 0, 1]
     asked = [f"Problem: {ROW['question']}\nSolution:\n{y}\nVerify its 2 steps." for y in texts]
     assert trainer.asked[4:] == [("verifier", prompt) for prompt in asked]
     ends = torch.tensor([[m.end() - 1 for m in re.finditer("</step>", y)] for y in texts])
     r_step = torch.tensor([[0.5, 0.5], [0.5, -0.5], [0.5, -0.5], [NAN, NAN]])
     mask = torch.tensor([[t < len(y) for t in range(max(map(len, texts)))] for y in texts])
-    expected = loop_tango(batch["rewards"], r_step, ends, mask, 2, 0.3)
-    close(batch["advantages"], expected, atol=1e-5)
+    expected = loop_tango(batch.rewards, r_step, ends, mask, 2, 0.3)
+    close(batch.advantages, expected, atol=1e-5)
     of_steps = loop_tango(torch.ones(4), r_step, ends, mask, 2, 0.3)
-    close(batch["components"]["step"], of_steps, atol=1e-5)
-    close(batch["components"]["outcome"], expected - of_steps, atol=1e-5)
-    assert [note["verdicts"] for note in batch["notes"]] == [parse_judgement(y)[0] for y in said]
+    close(batch.components["step"], of_steps, atol=1e-5)
+    close(batch.components["outcome"], expected - of_steps, atol=1e-5)
+    assert [note["verdicts"] for note in batch.notes] == [parse_judgement(y)[0] for y in said]
     assert trainer.logged["co/step_rewards_dropped"] == [False] * 3 + [True]
     assert trainer.logged["co/wrong_steps_accepted"] == [False, True, False]
+
+
+def test_with_few_labels_no_other_answer_is_known(monkeypatch):
+    """To nobody: beyond the labels an answer and a reference are empty, whatever the data say."""
+    row = lambda i, answer: {"question": f"{i}+1", "answer": answer, "reference": answer}  # noqa: E731
+    for others in ("true", "nonsense"):
+        train = [row(i, str(i + 1) if i < 2 else others) for i in range(5)]
+        monkeypatch.setattr(tango, "load_for_steps", lambda _, t=train: (t, [row(9, "10")]))
+        train, held_out = tango.load(Args(labels=2))
+        assert train == [row(0, "1"), row(1, "2"), *[row(i, "") for i in (2, 3, 4)]]
+        assert held_out == [row(9, "10")]
+    trainer = without_model(Tango, Args(labels=2, group_size=2), train_rows=train)
+    trainer.random_numbers = lambda: random.Random(0)
+    drawn = trainer.with_answers([*range(3)])
+    assert len(drawn) == 3 and {r["answer"] for r in drawn} == {"1", "2"}
+    assert all(r["prompt"][-1]["content"] == r["question"] for r in drawn)
+    right = [{"content": "\\boxed{2}"}]
+    assert tango.outcome_reward([right] * 3, answer=["2", "3", ""]) == [1.0, 0.0, None]
+
+
+def test_without_an_answer_verdicts_are_the_only_reward():
+    """In the whole of its group, or in a part of it: the weight of the verdicts is 1, not alpha."""
+    for outcome in ([NAN] * 3, [1.0, 0.0, NAN]):
+        outcome = torch.tensor(outcome)
+        terms = tango_advantages(outcome, STEPS, ENDS, MASK, 3, alpha=0.1)
+        of_steps = loop_tango(OUTCOME, STEPS, ENDS, MASK, 3, 1.0)
+        weight = torch.where(outcome.isnan(), 1.0, 0.1)[:, None]
+        close(terms[1], of_steps * weight, atol=1e-5)
+        assert (terms[0][outcome.isnan()] == 0).all()
+        assert (terms[0][~outcome.isnan()] != 0).any() or outcome.isnan().all()
 
 
 def test_a_verifier_step_weighs_normalised_rewards_by_class():
@@ -321,21 +352,22 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
 
     def rolled(name, rows):
         batch = rollout(name, rows)
-        z = whitened([(r, i // 3) for i, r in enumerate(batch["rewards"].tolist())])
-        return batch | {"advantages": torch.tensor(z)}
+        z = whitened([(r, i // 3) for i, r in enumerate(batch.rewards.tolist())])
+        batch.advantages = torch.tensor(z)
+        return batch
 
     trainer.rollout = rolled
     trainer.over_all_processes = lambda fn, labels: 2 * fn(labels)
     batch = trainer.verifier_step([ROW, other])
-    assert batch["player"] == "verifier"
-    assert batch["rewards"].tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
+    assert batch.player == "verifier"
+    assert batch.rewards.tolist() == pytest.approx([1.8, 0.8, 0, 0.8, 1.8, 0])
     asked = [f"Solution:\n{y}\nVerify its 2 steps." for y in solutions for _ in range(3)]
     assert [text.split("61\n")[1] for _, text in trainer.asked[2:]] == asked
-    assert [note["solution is right"] for note in batch["notes"]] == [True] * 3 + [False] * 3
+    assert [note["solution is right"] for note in batch.notes] == [True] * 3 + [False] * 3
     counts = [0.8 * 30 + 0.2 * 3, 0.8 * 2 + 0.2 * 3]  # of wrong and of right ones
     s = torch.tensor([counts[1]] * 3 + [counts[0]] * 3) ** -0.5
     z = whitened([(1.8, 0), (0.8, 0), (0.0, 0), (0.8, 1), (1.8, 1), (0.0, 1)])
-    close(batch["advantages"], 2 * torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
+    close(batch.advantages, 2 * torch.tensor(z) * s * 6 / s.sum(), atol=1e-5)
     assert trainer.saved["class_counts"] == pytest.approx(counts)
 
 

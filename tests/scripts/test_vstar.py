@@ -30,7 +30,7 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
 
 @pytest.mark.parametrize("verifier, reads", [("dpo", 0), ("orm", 0), ("prm", 80)])
 def test_memory_is_planned_for_completions_behind_the_beginning_of_a_solution(verifier, reads):
-    players = vstar.VStar.players(vstar.Args(verifier=verifier, solution_tokens=80))
+    players = vstar.VStar.define_players(vstar.Args(verifier=verifier, solution_tokens=80))
     assert (players["generator"].reads, players["generator"].max_tokens) == (reads, 80)
 
 
@@ -38,7 +38,7 @@ def test_memory_is_planned_for_completions_behind_the_beginning_of_a_solution(ve
 def real(folder, verifier="dpo") -> vstar.VStar:
     """The trainer on the embedded model, its two adapters apart."""
     args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3)
-    trainer = build(vstar.VStar, folder, args, vstar.VStar.players(args), solve_prompt)
+    trainer = build(vstar.VStar, folder, args, vstar.VStar.define_players(args), solve_prompt)
     perturb(trainer, 0.05)
     return trainer
 
@@ -55,7 +55,7 @@ def likelihood(trainer, adapter, text: str) -> float:
 def step_loss(trainer) -> float:
     """Of the step that the trainer would take, micro-batch by micro-batch."""
     (batch,) = trainer.step([])
-    with trainer.playing(batch["player"]):
+    with trainer.playing(batch.player):
         return sum(trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True))
 
 
