@@ -15,7 +15,6 @@ from common.run.machine import on_gpu
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
-import torch
 from transformers.integrations import get_available_reporting_integrations
 from trl import GRPOConfig
 
@@ -71,8 +70,9 @@ class RunArgs:
     """rows per forward and backward pass"""
     lora_rank: Annotated[int, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
-    four_bit: bool = per_model(tiny=False, real=torch.cuda.is_available())
-    """load the base in 4-bit NF4; works on a CPU too, slowly"""
+    four_bit: bool = per_model(tiny=False, real="auto")
+    """load the base in 4-bit NF4; works on a CPU too, slowly; auto: on a GPU that it would not fit
+    otherwise"""
     rows_at_once: Count | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
     checkpointing: Literal["auto", "on", "off"] = "auto"

@@ -46,8 +46,9 @@ def launch(
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = players_of(Trainer, args)
-    at_once, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
-    args = dataclasses.replace(args, rows_at_once=at_once, checkpointing=checkpointing)
+    at_once, checkpointing, four_bit, _ = plan_memory(args, players)  # with --dry-run the end
+    planned = {"rows_at_once": at_once, "checkpointing": checkpointing, "four_bit": four_bit}
+    args = dataclasses.replace(args, **planned)
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded
