@@ -457,7 +457,7 @@ def first_tasks(trainer: Azr) -> tuple[dict[str, list], list[dict], set[str]]:
 
 def load(args: Args):
     counts = (args.seed_tasks, args.eval_questions, args.inputs)
-    return functions.load_functions(args.dataset, *counts, args.seed)
+    return functions.load_functions(args.dataset, *counts, args.seed, args.held_out)
 
 
 def main(args: Args):

@@ -348,8 +348,9 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def main(args: Args):
-    load = load_for_steps
-    launch(CoVerRL, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
+    launch(
+        CoVerRL, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt
+    )
 
 
 if __name__ == "__main__":

@@ -444,7 +444,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 def load(args: Args):
     wanted = args.steps * args.questions * 4  # enough for four processes
-    return load_tasks(args.dataset, wanted, args.eval_questions, args.seed)
+    return load_tasks(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
 
 
 def main(args: Args):

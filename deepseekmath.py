@@ -458,7 +458,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 def load(args: Args):
     wanted = max(args.steps * args.questions * 4, args.solutions)
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
 
 
 def main(args: Args):

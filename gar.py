@@ -452,7 +452,7 @@ def load_labels(path: str) -> dict[int, list[dict]]:
         texts = [row.get(key) for key in ("question", "slice", "judgement")]
         verdict = parse_verdict(texts[2]) if all(x and type(x) is str for x in texts) else None
         if verdict is None:
-            raise UserError(f"--sft-labels {where} needs question, slice and judgement (verdict).")
+            raise UserError(f"{where} needs question, slice and judgement (verdict).")
         labels[verdict].append(row)
     if not all(labels.values()):
         raise UserError(f"--sft-labels {path}: it needs both labels, YES and NO.")

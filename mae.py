@@ -454,7 +454,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    return load_questions(args.dataset, args.seed_questions, args.eval_questions, args.seed)
+    counts = (args.seed_questions, args.eval_questions)
+    return load_questions(args.dataset, *counts, args.seed, args.held_out)
 
 
 def main(args: Args):

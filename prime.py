@@ -393,7 +393,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 def load(args: Args):
     wanted = args.steps * args.questions * 8  # the filter takes more than the loader's
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
 
 
 def main(args: Args):

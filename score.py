@@ -205,6 +205,8 @@ class Score(CoTrainer):
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
         A = A[:, None] if A.dim() == 1 else A
         ratio = (logp - logp.detach()).exp()  # (b, T)
+        if self.clip_max and batch.sampled_logps is not None:  # see CoTrainer.loss
+            ratio = ratio * (logp.detach() - batch.sampled_logps).exp().clamp(max=self.clip_max)
         loss = -A * ratio  # (b, T)
         if self.kl:
             log_q = batch.base_logps - logp

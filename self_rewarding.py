@@ -404,7 +404,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 def load(args: Args):
     count = args.pool * args.iterations
-    return load_questions(args.dataset, count, args.eval_questions, args.seed)
+    return load_questions(args.dataset, count, args.eval_questions, args.seed, args.held_out)
 
 
 def main(args: Args):

@@ -339,7 +339,8 @@ CURVES = {
 def load(args: Args):
     # what `Spin.prompts` takes, enough for four processes
     wanted = args.steps // args.iterations * args.questions * (2 if args.mix_previous else 4)
-    train, held_out = load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    counts = (wanted, args.eval_questions)
+    train, held_out = load_questions(args.dataset, *counts, args.seed, args.held_out)
     check_references(train + held_out, args.dataset)
     return train, held_out
 

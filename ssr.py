@@ -391,7 +391,7 @@ def load(args: Args):
     if args.dataset == "tiny":
         parts = sample_rows(args.seed + 1, wanted, False), sample_rows(0, held_out, True)
     else:
-        parts = load_tasks(args.dataset, wanted, held_out, args.seed)
+        parts = load_tasks(args.dataset, wanted, held_out, args.seed, args.held_out)
     train, held_out = ([row for row in part if row["reference"]] for part in parts)
     if not train or not held_out:
         raise UserError(f"--dataset {args.dataset}: no task has a reference, the program to break.")

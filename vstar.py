@@ -442,7 +442,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed)
+    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed, args.held_out)
 
 
 def main(args: Args):

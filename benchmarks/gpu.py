@@ -52,7 +52,7 @@ from common.model import load_model
 from common.pairs import completion_batch
 from common.plain import float32_logits, tokenize
 from common.players import copy_adapter, with_adapters
-from common.run.args import grpo_config
+from common.run.launch import grpo_config
 from common.run.memory import GIB, estimate, halves
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt

@@ -27,7 +27,8 @@ from common.fast.sampling import sample
 from common.fast.scoring import in_parts
 from common.model import SHARED_KEYS, load_model
 from common.players import with_adapters
-from common.run.args import RunArgs, grpo_config
+from common.run.args import RunArgs
+from common.run.launch import grpo_config
 from common.tasks.math import load_questions
 from common.tiny import TINY
 from tango import solve_prompt

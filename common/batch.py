@@ -46,6 +46,8 @@ class Batch:
     """completion tokens of the whole batch on all processes; a mean over tokens divides by it"""
     base_logps: Tensor | None = None
     """(B, T) log-probs under the base, with a KL term only"""
+    sampled_logps: Tensor | None = None
+    """(B, T) log-probs at which the server sampled the tokens, with --rollouts only"""
     texts: list[str] = field(default_factory=list)
     """B completions"""
     notes: list[dict] = field(default_factory=list)
@@ -134,6 +136,7 @@ class Batch:
             row=torch.arange(len(source), device=device),
             total_tokens=None if None in each("total_tokens") else sum(each("total_tokens")),
             base_logps=of(each("base_logps")),
+            sampled_logps=of(each("sampled_logps")),
             texts=of(each("texts")),
             notes=of(each("notes")),
             rewards=of(each("rewards")),

@@ -38,6 +38,7 @@ from common.run.recording import write_rows
 from common.tasks.answers import grouped
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 
 class CoTrainer(AdapterTrainer):
@@ -95,6 +96,8 @@ class CoTrainer(AdapterTrainer):
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
         A = A[:, None] if A.dim() == 1 else A
         ratio = (logp - logp.detach()).exp()  # (b, T)
+        if self.clip_max and batch.sampled_logps is not None:  # truncated importance sampling
+            ratio = ratio * (logp.detach() - batch.sampled_logps).exp().clamp(max=self.clip_max)
         loss = -A * ratio  # (b, T)
         if self.kl:
             log_q = batch.base_logps - logp
@@ -187,13 +190,15 @@ class CoTrainer(AdapterTrainer):
         """
         player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
         checks.check_rollout(self, name, rows, player.group_size)
-        prompt_ids, ids = self.sample(name, prompts)
+        prompt_ids, ids, logps = self.sample(name, prompts)
         device, pad_id = self.accelerator.device, self.processing_class.pad_token_id
         batch = Batch.of(name, prompt_ids, ids, pad_id, device)
         batch.origins = [Origin()]
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch.total_tokens = sum(tokens)
         batch.texts = self.decode(ids)
+        if logps:
+            batch.sampled_logps = pad_sequence([*map(torch.tensor, logps)], True).to(device)
         if self.kl:
             batch.base_logps = self.log_probs(None, batch)  # (B, T)
         functions = [function.__name__ for function in player.rewards]
@@ -223,10 +228,12 @@ class CoTrainer(AdapterTrainer):
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
-        """Returns (token ids of each prompt, token ids of its completion with the end token)."""
+        """Returns (token ids of each prompt, token ids of its completion with the end token; with
+        --rollouts the log-prob of each token when the server sampled it, else None).
+        """
         if not prompts:
-            return [], []
-        player, completions = self.player_named(name), []
+            return [], [], None
+        player, completions, logps = self.player_named(name), [], None
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
@@ -239,12 +246,17 @@ class CoTrainer(AdapterTrainer):
             torch.manual_seed(key + self.asked_in_evaluation[key])
         # autocast, as in scoring: without it LoRA would compute in float32 here only
         with self.playing(name), self.accelerator.autocast():
-            for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
-                completions += self.engine.complete(
-                    self.model, part, player.max_tokens, temperature, ends, pad_id
+            if self.server:
+                completions, logps = self.server.complete(
+                    self.model, prompt_ids, player.max_tokens, temperature, ends
                 )
+            else:
+                for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
+                    completions += self.engine.complete(
+                        self.model, part, player.max_tokens, temperature, ends, pad_id
+                    )
         self.sampled_tokens += sum(map(len, completions))
-        return prompt_ids, completions
+        return prompt_ids, completions, logps
 
     def generate_ids(
         self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
@@ -312,7 +324,13 @@ class CoTrainer(AdapterTrainer):
         """
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
-            return self.engine.token_logps(self.model.get_base_model(), batch, temperature)
+            logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
+        if (
+            logp.requires_grad and batch.sampled_logps is not None
+        ):  # the player, while it is trained
+            gap = (logp.detach() - batch.sampled_logps).abs()
+            self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
+        return logp, entropy
 
     @torch.no_grad()
     def log_probs(self, name: str | None, batch: Batch) -> torch.Tensor:

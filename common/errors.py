@@ -5,14 +5,12 @@ stack trace, which `run.plain_errors` shows.
 import os
 import sys
 
-from accelerate import PartialState
-
 NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
 
 
 def say(text: str):
     """A line of the run's own, by the main process."""
-    if PartialState().is_main_process:
+    if os.environ.get("RANK", "0") == "0":  # as accelerate has it, which imports torch
         try:
             print(text, flush=True)
         except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end

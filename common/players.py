@@ -7,6 +7,7 @@ log lines, checkpoints) are in common/run/trainer.py; skip them when you follow 
 
 import dataclasses
 import random
+import secrets
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from common import fast, plain
 from common.batch import padded
 from common.errors import ScriptError
+from common.fast import vllm
 from common.run.checks import check_players, checked, stripped, warn_once
 from common.run.trainer import ResumableTrainer
 
@@ -53,6 +55,10 @@ class AdapterTrainer(ResumableTrainer):
 
     engine = fast
     """the module that samples and scores: common/fast/, or common/plain.py with --plain"""
+    server: vllm.Server | None = None
+    """what samples with --rollouts"""
+    clip_max: float | None = None
+    """--vllm-importance-sampling-clip-max"""
 
     def __init__(
         self,
@@ -69,9 +75,9 @@ class AdapterTrainer(ResumableTrainer):
         Args:
             model: from common/model.py, with an adapter for every player.
             players: from `with_adapters`.
-            cfg: the script's arguments. Of them this class and CoTrainer read kl, plain,
-                micro_batch and rows_at_once.
-            config: from `args.grpo_config`.
+            cfg: the script's arguments. Of them this class and CoTrainer read kl, plain, rollouts,
+                vllm_importance_sampling_clip_max, micro_batch and rows_at_once.
+            config: from `launch.grpo_config`.
             dataset: what the data loader gives `step`: rows with a prompt.
             train_rows, held_out: the data as they were loaded.
         """
@@ -79,6 +85,7 @@ class AdapterTrainer(ResumableTrainer):
             raise ScriptError("set self.saved after super().__init__, which makes it")
         check_players(players)
         self.players, self.cfg, self.kl = players, cfg, getattr(cfg, "kl", 0.0)
+        self.clip_max = getattr(cfg, "vllm_importance_sampling_clip_max", None)
         self.engine = plain if getattr(cfg, "plain", False) else fast
         self.train_rows, self.held_out = list(train_rows), list(held_out)
         asked = [row["question"] for row in held_out if "question" in row]
@@ -98,6 +105,9 @@ class AdapterTrainer(ResumableTrainer):
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
+        if url := getattr(cfg, "rollouts", None):
+            word = self.gather([secrets.token_hex(4)])[0]  # the same on all processes
+            self.server = vllm.Server(url, config.output_dir, word)
         self.inherited = set(vars(self)) | {"inherited"}  # else the script's, see keeping_state
 
     # ------------------------------------------------------------------ whose turn it is

@@ -368,7 +368,7 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
     """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
     from common.model import load_model
     from common.players import with_adapters
-    from common.run.args import grpo_config
+    from common.run.launch import grpo_config
     from common.tasks.math import load_questions
 
     from datasets import Dataset

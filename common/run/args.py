@@ -1,4 +1,4 @@
-"""The arguments that all scripts share, and TRL's configuration made from them.
+"""The arguments that all scripts share. Nothing here imports torch: see common/run/early.py.
 
 A script's `Args` inherits `RunArgs` and adds the paper's own; its `check` refuses what cannot go
 together. Where another default fits a paper better, a script declares a field of `RunArgs` again.
@@ -7,16 +7,11 @@ The type of a field says its bounds: `steps: Count`, `alpha: Share`. `--help` sh
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 from common.errors import UserError
-from common.run.machine import on_gpu
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
-
-from transformers.integrations import get_available_reporting_integrations
-from trl import GRPOConfig
 
 
 # ------------------------------------------------------------------ types with bounds
@@ -39,13 +34,15 @@ Seconds = Annotated[float, Bounds(0.001, 3600)]
 
 
 def per_model(tiny, real):
-    """The default of an argument: `tiny` with an embedded model, `real` with any other."""
+    """The default of an argument: `tiny` with an embedded model, `real` with any other; None where
+    `launch` decides by the machine.
+    """
 
     class PerModel(float if isinstance(real, float) else int):
         for_tiny, for_real = tiny, real
 
         def __str__(self):  # what --help shows
-            return f"{tiny} embedded, {real} real"
+            return f"{tiny} embedded, {'else by memory' if real is None else f'{real} real'}"
 
         def __hash__(self):  # tyro keeps types by their defaults, and would take this for its int
             return hash(str(self))
@@ -61,6 +58,9 @@ class RunArgs:
     dataset: str = "tiny"
     """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question and answer"""
+    held_out: str | None = None
+    """a .jsonl file whose rows are held out; by default the data set's own test or validation
+    split, or a tenth of its questions"""
     out: str | None = None
     """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run resumes where it stopped
     """
@@ -70,9 +70,9 @@ class RunArgs:
     """rows per forward and backward pass"""
     lora_rank: Annotated[int, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
-    four_bit: bool = per_model(tiny=False, real="auto")
-    """load the base in 4-bit NF4; works on a CPU too, slowly; auto: on a GPU that it would not fit
-    otherwise"""
+    four_bit: bool = per_model(tiny=False, real=None)
+    """load the base in 4-bit NF4, by default on a GPU that it would not fit otherwise; works on a
+    CPU too, slowly"""
     rows_at_once: Count | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
     checkpointing: Literal["auto", "on", "off"] = "auto"
@@ -81,6 +81,11 @@ class RunArgs:
     plain: bool = False
     """sample and score by transformers, PEFT and autograd alone: slower, the same numbers but for
     rounding; to see whether a fast path is at fault"""
+    rollouts: str | None = None
+    """URL of a vLLM server that samples in place of this process; docs/scale.md has its command"""
+    vllm_importance_sampling_clip_max: Scale | None = None
+    """with --rollouts, and named as in TRL: weight each token by min(p_trainer / p_server, this); 2
+    where co/sampler_gap is more than rounding"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
     eval_every: CountOrZero = 16
@@ -111,18 +116,35 @@ class RunArgs:
             )
         if self.model in LEVELS and self.model not in MODELS:
             raise UserError(f"--model {self.model}: that is a data set, --dataset {self.model}.")
+        if self.held_out and self.dataset in LEVELS:
+            raise UserError(
+                f"--held-out {self.held_out}: the embedded questions, --dataset {self.dataset}, "
+                f"have a held-out part of their own."
+            )
         for name, value in vars(self).items():
             if hasattr(value, "for_tiny"):
                 vars(self)[name] = value.for_tiny if self.model in MODELS else value.for_real
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             check_number(name, getattr(self, name), kind)
-        trackers = ["none", "all", *get_available_reporting_integrations()]
-        if self.report_to not in trackers:
-            raise UserError(
-                f"--report-to {self.report_to}: there is no such tracker, or it is not installed; "
-                f"it can be {', '.join(trackers)}."
-            )
+        if self.report_to not in ("none", "all"):
+            check_tracker(self.report_to)
+        self.check_rollouts()
         self.check()
+
+    def check_rollouts(self):
+        """--rollouts, and what it does not go with."""
+        if self.rollouts is None:
+            if self.vllm_importance_sampling_clip_max:
+                raise UserError("--vllm-importance-sampling-clip-max needs --rollouts.")
+            return
+        self.rollouts = self.rollouts.rstrip("/").removesuffix("/v1")
+        if self.plain:
+            raise UserError("--rollouts with --plain: only one of them can sample.")
+        if self.four_bit:
+            raise UserError(
+                "--rollouts with --four-bit: the server has its base in 16 bits, this process in "
+                "4, and these are two models; take --no-four-bit."
+            )
 
     def check(self):
         """A SCRIPT MAY WRITE THIS: raises UserError for arguments that do not go together."""
@@ -146,41 +168,13 @@ def check_number(name: str, value, kind):
     raise UserError(f"--{name.replace('_', '-')} {value} must be {wanted}.")
 
 
-# ------------------------------------------------------------------ for TRL
-def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **more) -> GRPOConfig:
-    """What TRL's trainer is told.
+def check_tracker(name: str):
+    """Raises UserError unless transformers can report to it."""
+    from transformers.integrations import get_available_reporting_integrations  # and torch
 
-    The loss, the learning rates, lengths and temperatures are not in it: they belong to the
-    players (common/players.py), and the loss stands in common/cotrainer.py.
-
-    Args:
-        rows: rows that the data loader gives each process for one optimiser step.
-        group_size: how often the data loader repeats each question; 2, TRL's least, where a script
-            does not use the loader's rows.
-        more: fields of GRPOConfig in which a paper differs.
-    """
-    gpu = on_gpu(args.model)
-    options = {
-        "output_dir": str(folder),
-        "seed": args.seed,
-        "max_steps": args.steps,
-        "per_device_train_batch_size": rows,  # `CoTrainer.update` makes micro-batches
-        "gradient_accumulation_steps": 1,
-        "steps_per_generation": 1,
-        "num_generations": group_size,
-        "max_grad_norm": 0.0,  # `CoTrainer.update` clips
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,  # the player is a property of the step
-        "save_steps": args.save_every,
-        "report_to": args.report_to,
-        "project": "duet",  # to a tracker, as is the next; a resumed run keeps its name
-        "run_name": Path(folder).name,
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "gradient_checkpointing": args.checkpointing == "on",
-        "gradient_checkpointing_kwargs": {"use_reentrant": False},  # autograd.grad needs it
-        "bf16": gpu,
-        "use_cpu": not gpu,  # nor Apple's GPU, on which nothing here was ever tried
-        "optim": "adamw_torch_fused",
-    }
-    return GRPOConfig(**options | more)
+    trackers = ["none", "all", *get_available_reporting_integrations()]
+    if name not in trackers:
+        raise UserError(
+            f"--report-to {name}: there is no such tracker, or it is not installed; it can be "
+            f"{', '.join(trackers)}."
+        )

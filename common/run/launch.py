@@ -3,16 +3,20 @@
 import dataclasses
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from common.errors import ScriptError
+from common.fast.vllm import find_base
 from common.model import load_model
 from common.players import Player, with_adapters
-from common.run.args import grpo_config
+from common.run.args import RunArgs
 from common.run.checks import check_config, check_loaded, check_players
+from common.run.machine import on_gpu
 from common.run.memory import plan_memory
 from common.run.session import begin, start_run
 
 from datasets import Dataset
+from trl import GRPOConfig
 
 
 def launch(
@@ -49,6 +53,8 @@ def launch(
     at_once, checkpointing, four_bit, _ = plan_memory(args, players)  # with --dry-run the end
     planned = {"rows_at_once": at_once, "checkpointing": checkpointing, "four_bit": four_bit}
     args = dataclasses.replace(args, **planned)
+    if args.rollouts:
+        find_base(args.rollouts)  # before anything is loaded
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded
@@ -74,6 +80,8 @@ def launch(
         held_out,
         **more,
     )
+    if trainer.server:
+        trainer.server.check(trainer)
     run.train(trainer, evaluate, curves)
     return trainer
 
@@ -87,3 +95,43 @@ def players_of(Trainer: type, args) -> dict[str, Player]:
         raise ScriptError(sentence).with_traceback(error.__traceback__) from None
     check_players(players)
     return players
+
+
+# ------------------------------------------------------------------ for TRL
+def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **more) -> GRPOConfig:
+    """What TRL's trainer is told.
+
+    The loss, the learning rates, lengths and temperatures are not in it: they belong to the
+    players (common/players.py), and the loss stands in common/cotrainer.py.
+
+    Args:
+        rows: rows that the data loader gives each process for one optimiser step.
+        group_size: how often the data loader repeats each question; 2, TRL's least, where a script
+            does not use the loader's rows.
+        more: fields of GRPOConfig in which a paper differs.
+    """
+    gpu = on_gpu(args.model)
+    options = {
+        "output_dir": str(folder),
+        "seed": args.seed,
+        "max_steps": args.steps,
+        "per_device_train_batch_size": rows,  # `CoTrainer.update` makes micro-batches
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 1,
+        "num_generations": group_size,
+        "max_grad_norm": 0.0,  # `CoTrainer.update` clips
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,  # the player is a property of the step
+        "save_steps": args.save_every,
+        "report_to": args.report_to,
+        "project": "duet",  # to a tracker, as is the next; a resumed run keeps its name
+        "run_name": Path(folder).name,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "gradient_checkpointing": args.checkpointing == "on",
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},  # autograd.grad needs it
+        "bf16": gpu,
+        "use_cpu": not gpu,  # nor Apple's GPU, on which nothing here was ever tried
+        "optim": "adamw_torch_fused",
+    }
+    return GRPOConfig(**options | more)

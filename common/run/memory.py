@@ -47,7 +47,7 @@ TABLE = {
 
 def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
     """(--rows-at-once, or as many as fit, at most MOST_ROWS; --checkpointing, or for "auto" off
-    where the activations fit without; --four-bit, or for "auto" whether a GPU cannot hold a run in
+    where the activations fit without; --four-bit, or for None whether a GPU cannot hold a run in
     16 bits; bytes by purpose, from `estimate`). Reads the model's config
     only, and says what does not fit. With --dry-run it prints the table, and the run ends.
 
@@ -65,24 +65,22 @@ def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
     turns = [(QUESTION_TOKENS + player.reads, player.max_tokens) for player in players.values()]
     trained = {player.adapter: player.lr > 0 for player in players.values()}
     per_unit = max(player.rows for player in players.values())
-    four_bit = False if args.four_bit == "auto" else args.four_bit
+    four_bit = bool(args.four_bit)
 
     def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
         return estimate(
             config, turns, adapters=sum(trained.values()),
             frozen_adapters=len(trained) - sum(trained.values()),
             lora_rank=args.lora_rank, four_bit=four_bit,
-            rows=rows, micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
+            rows=0 if args.rollouts else rows,
+            micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
             entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
             processes=PartialState().num_processes,
         )  # fmt: skip
 
-    if args.four_bit == "auto" and gpu:
+    if args.four_bit is None and gpu and not args.rollouts:  # a server's base has 16 bits
         whole = need(min(FEW_ROWS, args.rows_at_once or FEW_ROWS), args.micro_batch)["peak"]
-        four_bit = whole > free
-        so = "so it is loaded in 4-bit; --no-four-bit forbids that" if four_bit else "which it gets"
-        have = f"{whole / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
-        say(f"{args.model}: a run with the base in 16 bits needs about {have}, {so}")
+        four_bit = not fits_whole(args.model, whole, free)
     rows, checkpointing = args.rows_at_once, args.checkpointing
     if rows is None:
         rows = next((n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free), 1)
@@ -106,6 +104,15 @@ def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
     if args.dry_run:
         sys.exit(0)
     return rows, checkpointing, four_bit, now
+
+
+def fits_whole(name: str, needed: int, free: int) -> bool:
+    """Whether a run with its base in 16 bits fits; says what follows."""
+    fits = needed <= free
+    so = "which it gets" if fits else "so it is loaded in 4-bit; --no-four-bit forbids that"
+    have = f"{needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
+    say(f"{name}: a run with the base in 16 bits needs about {have}, {so}")
+    return fits
 
 
 def check_length(name: str, config, longest: int):

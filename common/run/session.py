@@ -31,6 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
+import typing
 import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -44,8 +45,10 @@ from common.run.folder import claim, forget_older, release, write_whole
 from common.run.machine import on_gpu
 from common.run.recording import read_lines
 from common.run.report.build import write_report
-from common.run.report.health import is_evaluation
-from common.tasks.answers import solve_prompt
+from common.run.report.health import highest_of, is_evaluation, main_metrics
+from common.tasks.answers import mean, solve_prompt  # noqa: F401  mean: for scripts
+from common.tiny import MODELS
+from common.tiny.tasks import LEVELS
 
 import torch
 import transformers
@@ -252,6 +255,19 @@ def versions(model: str) -> dict:
 NEEDED = re.compile("/(accuracy|parsed)$")  # shares; at 0 hardly anything is rewarded
 
 
+def control(args) -> str:
+    """The argument that makes a run for comparison: of a player that is co-trained the next choice,
+    else the next seed.
+    """
+    for name, kind in typing.get_type_hints(type(args)).items():
+        choices = typing.get_args(kind)
+        if "co-trained" in choices:
+            others = [choice for choice in choices if choice != "co-trained"]
+            other = others[0] if getattr(args, name) == "co-trained" else "co-trained"
+            return f"--{name.replace('_', '-')} {other}"
+    return f"--seed {args.seed + 1}"
+
+
 class Run(TrainerCallback):
     """What all scripts have around the loop: lines, evaluation, samples, Ctrl-C."""
 
@@ -400,18 +416,23 @@ class Run(TrainerCallback):
             say(f"--- judgement\n{row['judgement']}" if "judgement" in row else f"--- {rewards}")
 
     def table(self):
-        """First and last evaluation side by side."""
+        """First and last evaluation side by side, and the highest of all; then what to do next."""
         first, last = self.evaluations[0], self.evaluations[-1]
         step = f"step {last['step']}"
-        say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}")
+        say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}{'highest':>12}")
         for key in [k for k in last if k.startswith("eval/")]:
             if key in first:
                 values = f"{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}"
             else:  # a share of something that there was none of
                 values = f"{'-':>10}{last[key]:>12.3f}{'':>10}"
-            say(f"{key[5:]:<34}{values}")
+            highest, at = highest_of(self.evaluations, key)
+            say(f"{key[5:]:<34}{values}{highest:>12.3f} at step {at}")
         seconds = f"{time.time() - self.started:.0f} s"
         say(f"\n{seconds}; everything is in {self.folder}, to look at: report.html")
+        say(
+            f"next: the same command with {control(self.args)} and another --out OTHER; then "
+            f"python -m common.run.report {self.folder} OTHER compares the two"
+        )
 
     def _evaluate(self, ignore_keys=None):
         """With random numbers of its own, so that more evaluations do not change the training, and
@@ -439,17 +460,28 @@ class Run(TrainerCallback):
         self.since += time.time() - start  # the ETA speaks of training
         if self.main:
             self._write(step, result)
-            shown = "  ".join(f"{key} {value:.3f}" for key, value in found.items())
+            main = main_metrics(self.curves, found)  # the table at the end has all
+            shown = "  ".join(f"{key} {found[key]:.3f}" for key in main)
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
             if step == 0 and none:
-                script = inspect.getmodule(type(trainer))
-                can_warm_up = getattr(script, "solve_prompt", None) is solve_prompt
-                helps = f"a warm-up (python -m common.run.warm_up {self.name}.py --help)"
-                helps = helps if can_warm_up else "a model that follows the instructions"
-                say(f"note: {', '.join(none)} 0 before training; what helps is {helps}")
+                say(self._hopeless(none))
             write_report(self.folder)
         return logs
+
+    def _hopeless(self, none: list[str]) -> str:
+        """What helps where these metrics are 0 before training."""
+        script, args = inspect.getmodule(type(self.trainer)), self.args
+        if args.model in MODELS and args.dataset not in LEVELS:
+            helps = "another --model: the embedded one only knows embedded questions"
+        elif getattr(script, "solve_prompt", None) is solve_prompt:
+            helps = f"a warm-up (python -m common.run.warm_up {self.name}.py --help)"
+        else:
+            helps = "a model that follows the instructions"
+        return (
+            f"note: {', '.join(none)} 0 before training, so hardly anything is rewarded; what "
+            f"helps is {helps}"
+        )
 
     def _write(self, step: int, metrics: dict):
         row = {"step": step, "seconds": round(time.time() - self.started, 2), **metrics}

@@ -59,6 +59,8 @@ class Args:
     """length limit of a solution"""
     judgement_tokens: Tokens = 256
     """length limit of a judgement"""
+    held_out: str | None = None
+    """the --held-out of the run that follows"""
     seed: int = 0
     """random seed"""
 
@@ -140,7 +142,7 @@ def main(args: Args):
     check_machine(args.model)
     begin(args.model)
     disable_progress_bars()
-    train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed)
+    train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed, args.held_out)
     rows = demonstrations(script, train, args.steps * 8, args.seed)
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     out, checkpoint, said = claim(args.out, "warm_up", given)

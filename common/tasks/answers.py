@@ -11,8 +11,6 @@ import re
 import threading
 from collections.abc import Iterable
 
-from common.plain import special_tokens
-
 from math_verify import parse, verify
 from math_verify.grader import take_last_relation
 from sympy import And, Eq, FiniteSet, Mul, Number, Pow, UnevaluatedExpr
@@ -77,6 +75,8 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
     spells out no special token, which would become one.
     """
+    from common.plain import special_tokens  # and torch, which the loaders do without
+
     ids = trainer.generate_ids(player, [solve_prompt(row["question"]) for row in rows])
     texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
     special = special_tokens(trainer.processing_class)

@@ -22,7 +22,7 @@ READ_AND_PRINT = (
 
 
 def load_tasks(
-    dataset: str, train_count: int, held_out_count: int, seed: int
+    dataset: str, train_count: int, held_out_count: int, seed: int, file: str | None = None
 ) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows), each {"question": str, "test_input": [str], "test_output":
     [str], "reference": str}.
@@ -35,12 +35,12 @@ def load_tasks(
         train = programs.sample_tasks(seed + 1, train_count, held_out=False)
         held_out = programs.sample_tasks(0, held_out_count, held_out=True)
         return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
-    found = [[_read_task(row, where) for where, row in part] for part in read_rows(dataset)]
+    found = [[_read_task(row, where) for where, row in part] for part in read_rows(dataset, file)]
     rows, held_out = ([row for row in part if row] for part in found)
     if left_out := sum(row is None for part in found for row in part):
         reason = "take or give more than scalars and flat lists; left out."
         say(f"--dataset {dataset}: {left_out} functions {reason}")
-    return split(rows, held_out, dataset, train_count, held_out_count, seed)
+    return split(rows, held_out, dataset, train_count, held_out_count, seed, file)
 
 
 def _tiny_row(task: str) -> dict:
@@ -63,17 +63,15 @@ def _read_task(row: dict, where: str) -> dict | None:
     question = as_text(question, where, "question", QUESTION_COLUMNS)
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
         columns = "test_input and test_output, lists of strings"
-        raise UserError(f"--dataset {where} has no tests (the columns {columns}).")
+        raise UserError(f"{where} has no tests (the columns {columns}).")
     if len(inputs) != len(outputs):
-        raise UserError(
-            f"--dataset {where} has {len(inputs)} test inputs but {len(outputs)} test outputs."
-        )
+        raise UserError(f"{where} has {len(inputs)} test inputs but {len(outputs)} test outputs.")
     for number, (given, expected) in enumerate(zip(inputs, outputs), start=1):
         if not isinstance(given, str) or not isinstance(expected, str):
-            raise UserError(f"--dataset {where}, test {number}: its input or output is not text.")
+            raise UserError(f"{where}, test {number}: its input or output is not text.")
         if not expected.strip():
             reason = "programs that print nothing would pass"
-            raise UserError(f"--dataset {where}, test {number} expects empty output: {reason}.")
+            raise UserError(f"{where}, test {number} expects empty output: {reason}.")
     return {
         "question": question.strip(),
         "test_input": inputs,
@@ -89,7 +87,7 @@ def _from_function(row: dict, where: str) -> dict | None:
     code = as_text(row["code"], where, "program", ("code",)).replace("\r\n", "\n")
     tests, inputs, outputs, readers = row["test_list"], [], [], set()
     if not isinstance(tests, list) or not tests or not all(isinstance(t, str) for t in tests):
-        raise UserError(f"--dataset {where} has no tests (the column test_list, a list of text).")
+        raise UserError(f"{where} has no tests (the column test_list, a list of text).")
     for line in tests:
         try:
             compared = ast.parse(line.strip()).body[0].test  # f(...) == value

@@ -302,7 +302,12 @@ def make_tasks(
 
 # ------------------------------------------------------------------ where they come from
 def load_functions(
-    dataset: str, train_count: int, held_out_count: int, inputs: int, seed: int
+    dataset: str,
+    train_count: int,
+    held_out_count: int,
+    inputs: int,
+    seed: int,
+    file: str | None = None,
 ) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows), each {"question": str, "program": str, "inputs": [str],
     "message": str}. A program is on one side only, whatever its names and comments.
@@ -319,11 +324,11 @@ def load_functions(
         train = programs.sample_functions(seed + 1, train_count, held_out=False)
         held_out = programs.sample_functions(0, held_out_count, held_out=True)
         return [_tiny_row(o, inputs) for o in train], [_tiny_row(o, inputs) for o in held_out]
-    parts = [[_read_row(row, where) for where, row in part] for part in read_rows(dataset)]
+    parts = [[_read_row(row, where) for where, row in part] for part in read_rows(dataset, file)]
     if left_out := sum(row is None for part in parts for row in part):
         say(f"--dataset {dataset}: {left_out} programs have no plain calls as tests; left out.")
     rows, held_out = ([row for row in part if row] for part in parts)
-    rows, held_out = split(rows, held_out, dataset, train_count, held_out_count, seed)
+    rows, held_out = split(rows, held_out, dataset, train_count, held_out_count, seed, file)
     counts = [len(row["inputs"]) for row in rows + held_out]
     few = [count for count in counts if count < inputs]
     if few:
@@ -348,20 +353,20 @@ def _read_row(row: dict, where: str) -> dict | None:
         return _from_mbpp(program, row["test_list"], message, where)
     inputs = row.get("inputs")
     if not isinstance(inputs, list) or not inputs:
-        raise UserError(f"--dataset {where} has no inputs (the column inputs, a list of texts).")
+        raise UserError(f"{where} has no inputs (the column inputs, a list of texts).")
     for number, text in enumerate(inputs, start=1):
         try:
             read_arguments(text if isinstance(text, str) else "")
         except ValueError:
             reason = "is not a text of literals, such as 3, [1, 2]"
-            raise UserError(f"--dataset {where}: input {number} {reason}.") from None
+            raise UserError(f"{where}: input {number} {reason}.") from None
     return {"question": bare(program), "program": program, "inputs": inputs, "message": message}
 
 
 def _from_mbpp(program: str, tests, message: str, where: str) -> dict | None:
     """`assert add(2, 3) == 5` gives the input "2, 3" of f = add."""
     if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise UserError(f"--dataset {where}: its test_list is not a list of texts.")
+        raise UserError(f"{where}: its test_list is not a list of texts.")
     inputs, names = [], set()
     for test in tests:
         try:

@@ -18,8 +18,6 @@ from common.tasks.answers import boxed, is_correct
 from common.tasks.references import render, solve_equation
 from common.tiny import tasks
 
-from datasets import load_dataset
-
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -28,7 +26,7 @@ MOST_TINY = 100_000  # embedded questions in a run
 
 
 def load_questions(
-    dataset: str, train_count: int, held_out_count: int, seed: int
+    dataset: str, train_count: int, held_out_count: int, seed: int, file: str | None = None
 ) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows), each {"question": str, "answer": str, "reference": str}.
 
@@ -45,6 +43,7 @@ def load_questions(
         held_out_count: at most so many held-out rows, likewise.
         seed: random seed by which training questions are drawn; held-out questions do not depend on
             it.
+        file: --held-out, a .jsonl file whose rows are the held-out part instead.
     """
     if dataset in tasks.LEVELS:
         lengths = tasks.LEVELS[dataset]
@@ -56,27 +55,26 @@ def load_questions(
     rows, held_out = (
         # Eurus-2-RL-Data also holds programming tasks
         {w: _read_row(row, w) for w, row in part if row.get("ability", "math") == "math"}
-        for part in read_rows(dataset)
+        for part in read_rows(dataset, file)
     )
     everything = held_out | rows
     odd = [where for where, row in everything.items() if is_sentence(row["answer"])]
     if odd:
         others = f", and {len(odd) - 1} more" if odd[1:] else ""
         answer = f"the answer {reprlib.repr(everything[odd[0]]['answer'])} reads like a sentence"
-        say(f"warning: --dataset {odd[0]}{others}: {answer}; a boxed answer must equal all of it.")
-    first = {}  # question -> its first row's name
-    held_out, rows = (without_copies(part, first) for part in (held_out, rows))
-    if copies := len(everything) - len(first):
+        say(f"warning: {odd[0]}{others}: {answer}; a boxed answer must equal all of it.")
+    held_out, rows = without_copies(held_out), without_copies(rows)
+    if copies := len(everything) - len(held_out) - len(rows):
         what = "rows repeat another one's question but for capitals, spaces or punctuation"
         say(f"--dataset {dataset}: {copies} {what}; left out.")
-        warn_of_contradictions(everything, first)
-    return split(rows, held_out, dataset, train_count, held_out_count, seed)
+    warn_of_contradictions(everything)
+    return split(rows, held_out, dataset, train_count, held_out_count, seed, file)
 
 
 def load_for_steps(args) -> tuple[list[dict], list[dict]]:
     """`load_questions` of a run whose steps take --questions each, enough for four processes."""
     wanted = args.steps * args.questions * 4
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed)
+    return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
 
 
 def split(
@@ -86,45 +84,51 @@ def split(
     train_count: int,
     held_out_count: int,
     seed: int,
+    file: str | None,
 ) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows) as `load_questions` says, without a common question; a tenth
-    of them where none is held out.
+    of them where none is held out. A line counts the training rows whose question is held out.
     """
-    if not held_out:  # the question's own text decides
+    source = f"--held-out {file}" if file else f"--dataset {dataset}"
+    if not held_out and not file:  # the question's own text decides
         everything, rows = rows, []
         for row in everything:
             digest = hashlib.blake2b(row["question"].encode(), digest_size=2).digest()
             (held_out if digest[0] % 10 == 0 else rows).append(row)
-    else:  # a question that is in both splits is held out
-        taken = {row["question"] for row in held_out}
-        rows = [row for row in rows if row["question"] not in taken]
+    else:
+        taken, before = {same_question(row["question"]) for row in held_out}, len(rows)
+        rows = [row for row in rows if same_question(row["question"]) not in taken]
+        if len(rows) < before:
+            say(f"{source}: {before - len(rows)} training rows have a held-out question; left out.")
     if not rows or not held_out:
         counts = f"{len(rows)} training and {len(held_out)} held-out questions"
-        raise UserError(f"--dataset {dataset}: {counts}; both are needed.")
+        raise UserError(f"{source}: {counts}; both are needed.")
     if len(held_out) < held_out_count:
         counts = f"{len(held_out)} rows are held out, fewer than the {held_out_count} asked for"
-        say(f"--dataset {dataset}: {counts}.")
+        say(f"{source}: {counts}.")
     random.Random(seed).shuffle(rows)  # files are often sorted, by difficulty say
     random.Random(0).shuffle(held_out)
     return rows[:train_count], held_out[:held_out_count]
 
 
-def without_copies(rows: dict[str, dict], first: dict[str, str]) -> list[dict]:
+def without_copies(rows: dict[str, dict]) -> list[dict]:
     """The first row of each question. MAWPS has hundreds of copies, which would be on both sides.
 
-    rows: the words that name a row -> the row. first: each question before these -> the words that
-    name its row; these are added.
+    rows: the words that name a row -> the row.
     """
-    return [
-        row
+    first = {}
+    for row in rows.values():
+        first.setdefault(same_question(row["question"]), row)
+    return list(first.values())
+
+
+def warn_of_contradictions(rows: dict[str, dict]):
+    """One line about copies whose answer is not that of the first row, which is read."""
+    first = {}
+    pairs = [
+        (first.setdefault(same_question(row["question"]), where), where)
         for where, row in rows.items()
-        if first.setdefault(same_question(row["question"]), where) == where
     ]
-
-
-def warn_of_contradictions(rows: dict[str, dict], first: dict[str, str]):
-    """One line about copies whose answer is not that of the row that is read."""
-    pairs = [(first[same_question(row["question"])], where) for where, row in rows.items()]
     answers = {where: row["answer"] for where, row in rows.items()}
     wrong = [
         (read, where)
@@ -134,7 +138,7 @@ def warn_of_contradictions(rows: dict[str, dict], first: dict[str, str]):
     if wrong:
         read, where = wrong[0]
         say(
-            f"warning: --dataset {where} contradicts {read}, which is read: the same question, but "
+            f"warning: {where} contradicts {read}, which is read: the same question, but "
             f"{answers[where]:.40} for {answers[read]:.40} ({len(wrong)} such rows)"
         )
 
@@ -163,14 +167,19 @@ def _tiny_row(question: str) -> dict:
     }
 
 
-def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
-    """(training part, held-out part or nothing) of a .jsonl file or a hub data set; every row comes
-    with the words that name it in an error message.
+def read_rows(
+    dataset: str, file: str | None
+) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
+    """(training part, held-out part or nothing) of a .jsonl file or a hub data set, the latter of
+    the file where there is one; every row comes with the words that name it in an error message.
     """
+    given = read_jsonl(Path(file), "--held-out") if file else []
     if dataset in tasks.LEVELS:  # of questions, which `load_questions` makes
         raise UserError(f"--dataset {dataset}: programs have one level only, tiny.")
     if dataset.endswith((".jsonl", ".json")):
-        return read_jsonl(Path(dataset)), []
+        return read_jsonl(Path(dataset)), given
+    from datasets import load_dataset  # takes two seconds, which a file does without
+
     try:
         # gsm8k names its one configuration "main"
         splits = load_dataset(dataset, "main" if dataset.endswith("gsm8k") else None)
@@ -183,8 +192,9 @@ def read_rows(dataset: str) -> tuple[list[tuple[str, dict]], list[tuple[str, dic
     if "train" not in splits:
         raise UserError(f"--dataset {dataset}: it has no 'train' split, only {', '.join(splits)}.")
     held = next((splits[s] for s in ("test", "validation") if s in splits), [])
-    rows = [(f"{dataset}: train row {i}", row) for i, row in enumerate(splits["train"])]
-    return rows, [(f"{dataset}: held-out row {i}", row) for i, row in enumerate(held)]
+    name = f"--dataset {dataset}"
+    rows = [(f"{name}: train row {i}", row) for i, row in enumerate(splits["train"])]
+    return rows, given or [(f"{name}: held-out row {i}", row) for i, row in enumerate(held)]
 
 
 def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
@@ -218,7 +228,7 @@ def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]
             raise UserError(f"{argument} {path}: row {number} cannot be read: {reason}.") from None
         if not isinstance(row, dict):
             raise UserError(f"{argument} {path}: row {number} is not a JSON object.")
-        rows.append((f"{path}: row {number}", row))
+        rows.append((f"{argument} {path}: row {number}", row))
     if not rows:
         raise UserError(f"{argument} {path}: the file is empty.")
     return rows
@@ -258,8 +268,8 @@ def as_text(value, where: str, what: str, columns: tuple = ()) -> str:
     where: the words that name the row; columns: of which one must hold it, where it is needed.
     """
     if value is not None and not isinstance(value, str):
-        raise UserError(f"--dataset {where}: its {what} is not text but {reprlib.repr(value)}.")
+        raise UserError(f"{where}: its {what} is not text but {reprlib.repr(value)}.")
     if columns and not (value or "").strip():
         one = f"one of the columns {', '.join(columns)}"
-        raise UserError(f"--dataset {where} has no {what} ({one}).")
+        raise UserError(f"{where} has no {what} ({one}).")
     return value or ""

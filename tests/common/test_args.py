@@ -14,9 +14,9 @@ from common.run.args import (
     RunArgs,
     Tokens,
     Weight,
-    grpo_config,
     per_model,
 )
+from common.run.launch import grpo_config
 
 import pytest
 import tyro

@@ -1,6 +1,6 @@
 """The sentences at the top of a report: each rule on both sides of its bound."""
 
-from common.run.report.health import sentences
+from common.run.report.health import highest_of, main_metrics, result, sentences
 
 import pytest
 
@@ -79,3 +79,19 @@ def test_a_gradient_that_is_always_zero():
     assert sentences_of(*[some] * 8, *[zero] * 4) == [sentence.format(4)]
     for steps in ([zero] * 2, [zero] * 5 + [some], [zero, {}, zero]):
         assert sentences_of(*steps) == []
+
+
+def test_the_result_is_one_sentence_on_the_first_metric_of_each_panel():
+    curves = {"one": ["a/not here", "a/accuracy", "a/other"], "two": ["b/rate"], "three": ["c/x"]}
+    metrics = [(0.4, 0.5, 1.0), (0.9, 0.5, 2.0), (0.3, 0.5004, 3.0)]
+    rows = [
+        {"step": s, "eval/b/rate": b, "eval/a/accuracy": a, "eval/c/x": c, "eval/a/other": 0.0}
+        for s, (a, b, c) in zip((0, 4, 8), metrics)
+    ]
+    assert result(rows, curves) == (
+        "On held-out questions, by step 8: a/accuracy fell from 0.400 to 0.300, after 0.900 at "
+        "step 4; b/rate stayed at 0.500; c/x rose from 1.000 to 3.000."
+    )
+    assert result(rows[:1], curves) == result([{"step": 1, "a/loss": 1.0}], curves) == ""
+    assert highest_of([{"step": 1}, *rows, rows[1] | {"step": 9}], "eval/a/accuracy") == (0.9, 4)
+    assert main_metrics({"one": ["x"]}, ["a", "b"]) == ["a", "b"]

@@ -201,7 +201,7 @@ def test_more_of_anything_never_needs_less():
 
 def arguments(model, **change):
     sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256, "checkpointing": "on"}
-    flags = {"four_bit": True, "dry_run": True}
+    flags = {"four_bit": True, "dry_run": True, "rollouts": None}
     return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
 
 
@@ -296,7 +296,7 @@ def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, c
 def test_four_bits_only_where_sixteen_do_not_fit(folder, card, capsys, gib, rows, four_bit):
     """Beside 64 rows that are sampled, or fewer where fewer are asked for."""
     card(gib)
-    args = arguments(folder, four_bit="auto", micro_batch=1, rows_at_once=rows, dry_run=False)
+    args = arguments(folder, four_bit=None, micro_batch=1, rows_at_once=rows, dry_run=False)
     assert plan_memory(args, PLAYERS)[2] == four_bit
     said = "so it is loaded in 4-bit; --no-four-bit" if four_bit else "which it gets"
     assert f"and {gib}.0 GiB are free, {said}" in capsys.readouterr().out
@@ -305,7 +305,7 @@ def test_four_bits_only_where_sixteen_do_not_fit(folder, card, capsys, gib, rows
 
 
 def test_on_a_cpu_a_base_is_loaded_whole(capsys):
-    args = arguments("tiny", four_bit="auto", micro_batch=1, rows_at_once=1, dry_run=False)
+    args = arguments("tiny", four_bit=None, micro_batch=1, rows_at_once=1, dry_run=False)
     assert plan_memory(args, PLAYERS)[2] is False and "16 bits" not in capsys.readouterr().out
 
 

@@ -161,6 +161,8 @@ def test_panels_and_phases():
     assert build.phases({"metrics": rows}) == [[0, 2, "solver"], [3, 3, "judge"]]
     assert build.phases({"metrics": [*rows, {"solver/loss": 1, "judge/loss": 1}]}) == []
     assert build.phases({"metrics": rows[:3]}) == []
+    counts = {"solver": [1, 1, 2, None], "judge": [None, 0, None, 1]}  # row 1 is an evaluation
+    assert build.own_steps({"metrics": rows}) == counts and build.own_steps({"metrics": []}) == {}
 
 
 def test_a_long_curve_is_thinned_evenly():
@@ -267,6 +269,29 @@ def test_data_of_a_comparison(three):
     assert first["step"]["low"] == [0.1, 0.2, 0.3, 0.4] and first["step"]["high"][-1] == 0.8
     assert [variant["seeds"] for variant in data["variants"]] == [[0, 1], [0]]
     assert data["variants"][0]["final"] == {"eval/solver/accuracy": [0.4, 0.8]}
+    assert data["rollouts"] == [] and "own steps" not in first
+
+
+def test_a_comparison_has_rollouts_and_each_players_own_steps(tmp_path):
+    """Of the first seed of each variant; a training value counts in steps of its player only."""
+    rows = [
+        {"step": 0, "seconds": 0.0, "eval/solver/accuracy": 0.0},
+        *({"step": s, "seconds": 1.0, f"{who}/loss": 1.0, "solver/accuracy": s / 10}
+          for s, who in enumerate(["judge", "solver", "judge", "solver"], start=1)),
+        {"step": 4, "seconds": 2.0, "eval/solver/accuracy": 1.0},
+    ]  # fmt: skip
+    folders = [
+        made_up(tmp_path / f"{lr}-{seed}", rows, [rollout(lr, prompt=f"{seed}")], lr=lr, seed=seed)
+        for lr in (1, 2)
+        for seed in (0, 1)
+    ]
+    data = compare.comparison_data([read_run(folder) for folder in folders])
+    found = [(row["run"], row["step"], row["prompt"]) for row in data["rollouts"]]
+    assert found == [("lr 1", 1, "0"), ("lr 2", 2, "0")]
+    panels = {panel["title"]: panel["series"][0]["own steps"] for panel in data["panels"]}
+    trained, held_out = panels["solver/accuracy"], panels["eval/solver/accuracy"]
+    assert (trained["x"], trained["y"]) == ([1, 2], [0.2, 0.4])
+    assert (held_out["x"], held_out["y"]) == ([0, 2], [0.0, 1.0])
 
 
 def test_variants_are_told_apart_by_what_differs(three):
@@ -436,6 +461,36 @@ def test_colours_show_each_part_and_keep_its_sign(browser, tmp_path):
     assert shades("advantage", "within an answer") == [[0, -60, -40], [0, 0, 60]]
     assert shades("step", "within an answer") == [[60, -30, 0], [0, 0, 60]]
     assert shades("outcome", "within an answer") == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_a_page_opens_where_a_judge_is_fooled(browser, tmp_path):
+    """Then at the other disagreements, the smaller ones last; unequal counts are none."""
+
+    def judged(step, verdicts, gold):
+        return rollout(step, prompt=f"{step}", verdicts=verdicts, gold=gold)
+
+    rows = [
+        judged(1, [True], [False]),
+        judged(2, [False], [True]),
+        judged(3, [0.75], [False]),
+        judged(4, [True, True], [False]),
+        judged(5, [True], [True]),
+    ]
+    main(made_up(tmp_path / "run", accuracy(5), rows))
+    look(browser, tmp_path / "run" / "report.html")
+    seen = []
+    for _ in range(4):
+        seen.append(ask(browser, "document.querySelector('#said').textContent"))
+        (prompt,) = each(browser, ".found", "e.closest('.question').innerText[0]")
+        assert f"at step {prompt}: " in seen[-1]
+        each(browser, "#rollouts button", "e.textContent == 'next disagreement' && e.click()")
+    start = "Disagreement {} of 3 on this page, at step {}: a judge {} what is "
+    places = [(1, 1, "accepts"), (2, 2, "rejects"), (3, 3, "accepts"), (1, 1, "accepts")]
+    assert [said.rsplit(" ", 1)[0] + " " for said in seen] == [start.format(*p) for p in places]
+    assert "svg" in each(browser, ".save button", "e.textContent")
+    csv = "metric,held out,step,value,lowest,highest\nsolver/accuracy,false,1,0.1,,\n"
+    assert ask(browser, "csvOf(data.panels[0])").startswith(csv)
+    assert ask(browser, "svgOf(document.querySelector('svg'), data.panels[0])").count("<path") == 1
 
 
 def test_comparison(browser, three, tmp_path):

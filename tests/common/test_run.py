@@ -16,7 +16,7 @@ from common.tasks.answers import mean
 
 import pytest
 import torch
-from conftest import metrics_of, refused, run_here, same_weights, small, steps_of
+from conftest import metrics_of, module_of, refused, run_here, same_weights, small, steps_of
 
 
 # ------------------------------------------------------------------ resumed
@@ -150,15 +150,29 @@ def test_a_start_that_failed_may_be_put_right(tmp_path, brief):
     assert (folder / "checkpoint-1").exists()
 
 
-def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
-    """P(YES | generated, right), say, while nothing was right."""
-    run = Run(tmp_path, "tango", None, None)
+@pytest.mark.parametrize(
+    "script, change, other",
+    [
+        ("tango.py", {}, "--verifier frozen"),
+        ("tango.py", {"verifier": "none"}, "--verifier co-trained"),
+        ("coverrl.py", {}, "--verifier untrained"),
+        ("cure.py", {"seed": 4}, "--seed 5"),
+    ],
+)
+def test_the_end_shows_the_best_evaluation_and_the_next_command(
+    tmp_path, capsys, script, change, other
+):
+    """And what was not there at first: P(YES | generated, right), say, while nothing was right."""
+    run = Run(tmp_path, "tango", None, module_of(script).Args(**change))
     run.started = 0.0
-    run.evaluations = [{"step": 0, "eval/a": 0.5}, {"step": 9, "eval/a": 0.75, "eval/b": 1.0}]
+    values = [{"eval/a": 0.5}, {"eval/a": 0.9, "eval/b": 0.5}, {"eval/a": 0.75, "eval/b": 1.0}]
+    run.evaluations = [{"step": 4 * i, **row} for i, row in enumerate(values)]
     run.table()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["a", "0.500", "0.750", "+0.250"]
-    assert lines[3].split() == ["b", "-", "1.000"]
+    assert lines[2].split() == ["a", "0.500", "0.750", "+0.250", "0.900", "at", "step", "4"]
+    assert lines[3].split() == ["b", "-", "1.000", "1.000", "at", "step", "8"]
+    assert f"next: the same command with {other} " in lines[-1]
+    assert f"python -m common.run.report {tmp_path} OTHER" in lines[-1]
 
 
 def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
@@ -193,3 +207,6 @@ def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):
     (note,) = [line for line in before.splitlines() if " 0 before training" in line]
     assert "generator/accuracy, " in note and "verifier/parsed 0 before" in note
     assert "python -m common.run.warm_up tango.py" in note and "curves name" not in shown
+    (line,) = [line for line in before.splitlines() if line.startswith("step 0  held out:")]
+    assert "verifier/balanced_accuracy" in line and "step_f1" not in line and len(line) < 140
+    assert "verifier/step_f1_greedy" in shown  # in the table

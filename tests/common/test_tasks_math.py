@@ -10,6 +10,7 @@ from common.tasks.math import load_questions
 from common.tasks.references import check_references, render
 from common.tiny.tasks import is_held_out
 
+import mawps  # in benchmarks/
 import pytest
 from conftest import write_rows
 
@@ -85,9 +86,30 @@ def test_what_is_odd_in_own_data_is_said_once(tmp_path, capsys):
     sentence, copies, contradiction, few = capsys.readouterr().out.splitlines()
     assert f"{path}: row 68, and 1 more: the answer 'It is 4 marbles.' reads like a s" in sentence
     assert "3 rows repeat" in copies
-    assert f"{path}: row 66 contradicts {path}: row 3, which is read" in contradiction
+    assert f"{path}: row 66 contradicts --dataset {path}: row 3, which is read" in contradiction
     assert "3 for 2 (2 such rows)" in contradiction
     assert few.endswith("rows are held out, fewer than the 40 asked for.")
+
+
+def test_a_file_is_held_out_and_nothing_else(tmp_path, capsys):
+    """No question of it is trained on, in whatever capitals; what contradicts it is named."""
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(60)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    given = [("Q3 ?", "3"), ("q5", "6"), ("new", "1")]
+    given = [{"question": question, "answer": answer} for question, answer in given]
+    file = write_rows(tmp_path / "test.jsonl", given)
+    train, held_out = load_questions(path, 1000, 3, 0, file)
+    assert {row["question"] for row in held_out} == {"Q3 ?", "q5", "new"}
+    kept = {f"q{i}" for i in range(60)} - {"q3", "q5"}
+    assert len(train) == 58 and {row["question"] for row in train} == kept
+    contradiction, shared = capsys.readouterr().out.splitlines()
+    assert f"--dataset {path}: row 6 contradicts --held-out {file}: row 2" in contradiction
+    assert shared == f"--held-out {file}: 2 training rows have a held-out question; left out."
+    with pytest.raises(UserError, match="0 training and 60 held-out questions; both are needed"):
+        load_questions(path, 1000, 60, 0, path)
+    for rows, wrong in (([{"question": "q"}], "row 1 has no answer"), ([], "the file is empty")):
+        with pytest.raises(UserError, match=f"--held-out {file}: {wrong}"):
+            load_questions(path, 1000, 60, 0, write_rows(tmp_path / "test.jsonl", rows))
 
 
 def test_any_valid_json_lines_are_read(tmp_path):
@@ -158,6 +180,22 @@ def test_rows_with_an_equation_have_a_reference(tmp_path):
     wanted["S"] = "<step>So 11.</step>\n<answer>\\boxed{11}</answer>"
     assert len(found) == 120
     assert all(row["reference"] == wanted[row["question"][0]] for row in found)
+
+
+def test_mawps_is_made_of_its_csv_file():
+    """Problems stay whose equation ends in the answer, a whole number."""
+    names = ("Question", "Numbers", "Equation", "Answer")
+    lines = [
+        ("number0 kids and number1 .", "12 7", "+ number0 number1", "19.0"),
+        ("number1 times number0 ?", "0.5 4", "* number0 number1", "2.0"),
+        ("a half", "1 2", "/ number0 number1", "0.5"),
+        ("wrong", "1 2", "+ number0 number1", "4.0"),
+    ]
+    found = [mawps.read(dict(zip(names, line))) for line in lines]
+    sums = {"answer": "19", "equation": "+ number0 number1", "numbers": [12, 7]}
+    times = {"answer": "2", "equation": "* number0 number1", "numbers": [0.5, 4]}
+    kids = {"question": "12 kids and 7 .", **sums}
+    assert found == [kids, {"question": "4 times 0.5 ?", **times}, None, None]
 
 
 def test_every_equation_of_mawps_ends_in_its_answer(real_data):

@@ -18,7 +18,16 @@ from pathlib import Path
 from common.errors import UserError
 from common.run.folder import write_whole
 from common.run.recording import read_lines
-from common.run.report.health import HEALTH, is_evaluation, is_number, player_of, sentences
+from common.run.report.health import (
+    HEALTH,
+    MEANINGS,
+    highest_of,
+    is_evaluation,
+    is_number,
+    player_of,
+    result,
+    sentences,
+)
 
 TEMPLATE = Path(__file__).with_name("page.html")
 POINTS = 600  # of a curve, at most
@@ -109,6 +118,20 @@ def panels(keys: list[str], curves: dict[str, list[str]]) -> list[dict]:
     ]
 
 
+def own_steps(run: dict) -> dict[str, list[int | None]]:
+    """Player -> for each row of metrics.jsonl, how often it has been trained by then; None in steps
+    of others. Empty where all players always are.
+    """
+    found = {}
+    for player in dict.fromkeys(player for *_, player in phases(run)):
+        count, found[player] = 0, []
+        for row in run["metrics"]:
+            trained = f"{player}/loss" in row or f"{player}/grad_norm" in row
+            count += trained
+            found[player].append(count if trained or is_evaluation(row) else None)
+    return found
+
+
 def phases(run: dict) -> list[list]:
     """[first row, last row, player] for every stretch of steps in which one player was trained: the
     one with a loss. Empty where all of them always are.
@@ -136,12 +159,18 @@ def run_data(run: dict) -> dict:
     rollouts, recorded_steps = rollouts_for_page(run["rollouts"])
     evaluations = [row for row in run["metrics"] if is_evaluation(row)] or [{}]
     first, last = evaluations[0], evaluations[-1]
-    held_out = [[k[5:], first.get(k), v] for k, v in last.items() if k.startswith("eval/")]
+    held_out = [
+        [key[5:], first.get(key), value, *highest_of(evaluations, key), meaning(key)]
+        for key, value in last.items()
+        if key.startswith("eval/") and is_number(value)
+    ]
     return {
         "kind": "run",
         "title": f"{run['script']}.py",
         **{name: run[name] for name in ("about", "folder", "remarks", "args", "versions")},
+        "result": result(run["metrics"], run["curves"]),
         "health": sentences(run["metrics"]),
+        "own_steps": own_steps(run),
         "axes": axes(run),
         "panels": drawn,
         "phases": phases(run),
@@ -150,6 +179,12 @@ def run_data(run: dict) -> dict:
         "rollout_steps": recorded_steps,
         "command": command(run),
     }
+
+
+def meaning(key: str) -> str:
+    name = key.split("/")[-1]
+    sampled = MEANINGS.get(name.removesuffix("_greedy"), "")
+    return f"{sampled}, in its likeliest words" if sampled and name.endswith("_greedy") else sampled
 
 
 def _series(run: dict, keys: list[str]) -> list[dict]:
@@ -163,7 +198,7 @@ def _series(run: dict, keys: list[str]) -> list[dict]:
     return series
 
 
-def rollouts_for_page(rows: list[dict]) -> tuple[list[dict], int]:
+def rollouts_for_page(rows: list[dict], most: int = ROLLOUT_BYTES) -> tuple[list[dict], int]:
     """(rows of the last step and of as many others as fit, number of all steps). The others are
     drawn at random: every n-th step could always be the same player's.
     """
@@ -173,7 +208,7 @@ def rollouts_for_page(rows: list[dict]) -> tuple[list[dict], int]:
     others, chosen, size = sorted(steps)[:-1], [], 0
     random.Random(0).shuffle(others)
     for step in [*sorted(steps)[-1:], *others]:
-        if size < ROLLOUT_BYTES:
+        if size < most:
             chosen.append(step)
             size += len(json.dumps(steps[step]))
     return [row for step in sorted(chosen) for row in steps[step]], len(steps)

@@ -2,7 +2,19 @@
 
 from collections import defaultdict
 
-from common.run.report.build import POINTS, axes, command, metrics_of, panels, rounded, values
+from common.run.report.build import (
+    POINTS,
+    ROLLOUT_BYTES,
+    axes,
+    command,
+    metrics_of,
+    own_steps,
+    panels,
+    rollouts_for_page,
+    rounded,
+    values,
+)
+from common.run.report.health import player_of
 
 import numpy as np
 
@@ -42,15 +54,19 @@ def band(curves: list[tuple[list[float], list[float]]]) -> dict[str, list[float]
 
 
 def variant_curves(grouped: dict[str, list[dict]], key: str) -> list[dict]:
-    """One series per variant that has this metric: a band by step, by samples and by minutes."""
+    """One series per variant that has this metric: a band by step, by samples, by minutes, and by
+    the player's own steps where players take turns.
+    """
     series = []
     for color, (label, runs) in enumerate(grouped.items()):
         by_x = defaultdict(list)
         for run in runs:
             at, y = values(run, key)
-            for name, x in axes(run).items():
-                if at:
-                    by_x[name].append(([x[i] for i in at], y))
+            own = own_steps(run).get(player_of(key.removeprefix("eval/")))
+            for name, x in (axes(run) | ({"own steps": own} if own else {})).items():
+                points = [(x[i], value) for i, value in zip(at, y) if x[i] is not None]
+                if points:
+                    by_x[name].append(tuple(map(list, zip(*points))))
         if by_x:
             bands = {name: band(curves) for name, curves in by_x.items()}
             held_out = key.startswith("eval/")
@@ -71,12 +87,17 @@ def comparison_data(runs: list[dict]) -> dict:
         if series := variant_curves(grouped, key):
             drawn.append({"section": section, "title": key, "hint": "", "series": series})
     evaluated = [panel["title"] for panel in drawn if panel["section"] == "held out"]
+    rollouts = []  # of the first seed of each variant
+    for label, (run, *_) in grouped.items():
+        rows, _ = rollouts_for_page(run["rollouts"], ROLLOUT_BYTES // len(grouped))
+        rollouts += [{"run": label, **row} for row in rows]
     scripts = " and ".join(sorted({f"{run['script']}.py" for run in runs}))
     return {
         "kind": "comparison",
         "title": f"{len(runs)} runs of {scripts}",
         "remarks": [f"{run['folder']}: {remark}" for run in runs for remark in run["remarks"]],
         "panels": drawn,
+        "rollouts": rollouts,
         "variants": [_variant(label, seeds, evaluated) for label, seeds in grouped.items()],
         "runs": [{"folder": run["folder"], "command": command(run)} for run in runs],
     }

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -109,6 +109,50 @@ def sentences(rows: list[dict]) -> list[str]:
         if known and key.endswith("accuracy") and before - now > 0.05:
             found.append(f"Held out, {key[5:]} fell from {before:.2f} to {now:.2f}.")
     return found
+
+
+MEANINGS = {
+    "tpr": "share of right ones that are accepted",
+    "tnr": "share of wrong ones that are rejected",
+    "balanced_accuracy": "mean of the shares of right and of wrong ones judged right",
+    "says_correct": "share that is accepted, right or wrong",
+    "step_f1": "of finding wrong steps",
+    "parsed": "share that could be read",
+    "greedy": "accuracy of the likeliest answer",
+}
+"""Held-out metrics whose names do not say what they are, by what follows the player's name."""
+
+
+# ------------------------------------------------------------------ the result
+def main_metrics(curves: dict[str, list[str]], found: Iterable[str]) -> list[str]:
+    """Of each panel of the script's CURVES the first metric that was found; all, if none was."""
+    panels = [[key for key in keys if key in found] for keys in curves.values()]
+    return [keys[0] for keys in panels if keys] or [*found]
+
+
+def highest_of(evaluations: list[dict], key: str) -> tuple[float, int]:
+    """The highest value of a metric, and the first step that has it."""
+    row = max((row for row in evaluations if is_number(row.get(key))), key=lambda row: row[key])
+    return row[key], row["step"]
+
+
+def result(rows: list[dict], curves: dict[str, list[str]]) -> str:
+    """One sentence on how the main metrics have changed on held-out questions; "" before there are
+    two evaluations.
+    """
+    evaluations = [row for row in rows if is_evaluation(row)] or [{}]
+    first, last = evaluations[0], evaluations[-1]
+    keys = [k[5:] for k in last if k.startswith("eval/") and is_number(last[k]) and k in first]
+    said = []
+    for key in main_metrics(curves, keys)[:3] if last is not first else ():
+        before, now = first[f"eval/{key}"], last[f"eval/{key}"]
+        verb = "rose" if now > before else "fell"
+        line = f"{key} {verb} from {before:.3f} to {now:.3f}"
+        line = line if abs(now - before) >= 0.0005 else f"{key} stayed at {now:.3f}"
+        highest, step = highest_of(evaluations, f"eval/{key}")
+        peak = f", after {highest:.3f} at step {step}" if highest > max(before, now) else ""
+        said.append(line + peak)
+    return f"On held-out questions, by step {last['step']}: {'; '.join(said)}." if said else ""
 
 
 def is_number(value) -> bool:
