@@ -114,8 +114,8 @@ def prepared(model):
     bases = [layer.base_layer for layer in in_four_bits if size <= free_memory(device) / 2]
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
-        names = [(layer, name) for layer in layers for name in layer.active_adapters]
-        swapped = [m[name].weight for layer, name in names for m in (layer.lora_A, layer.lora_B)]
+        both = [(m, layer) for layer in layers for m in (layer.lora_A, layer.lora_B)]
+        swapped = [m[n].weight for m, layer in both for n in layer.active_adapters if n in m]
     before = [parameter.data for parameter in swapped]
     try:
         for layer, base in zip(in_four_bits, bases):
