@@ -3,6 +3,7 @@ against AdamW by hand; a step and an evaluation whose texts are given."""
 
 import random
 import re
+from types import SimpleNamespace
 
 import aprm
 from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit
@@ -280,7 +281,9 @@ def test_figures_of_steps_are_those_of_all_processes():
     """Here the one wrong step is found, on the other process none of nine is."""
     trainer, there = given_texts(), iter([[[True] * 10], [[False] * 9 + [True]]])
     trainer.gather = lambda values: values + next(there)
-    trainer.report_verifier({"notes": [{}]}, [[False, True]], [[False, True]], [[False]])
+    trainer.report_verifier(
+        SimpleNamespace(notes=[{}]), [[False, True]], [[False, True]], [[False]]
+    )
     assert trainer.logged["verifier/step_f1"] == [2 / (2 + 9)]
     assert trainer.logged["verifier/wrong_steps_accepted"] == [0.9]
 

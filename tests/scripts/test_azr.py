@@ -4,6 +4,7 @@ tests/common/test_tasks_functions.py.
 """
 
 import random
+from types import SimpleNamespace
 
 import azr
 from common.tasks.functions import bare
@@ -254,9 +255,10 @@ def test_a_step_whitens_proposals_and_answers_of_each_kind_apart(sandbox, train_
     trainer = given_texts(sandbox, train_proposer=train_proposer)
     kinds = ["deduction", "deduction", "abduction", "abduction"]
     trainer.draw = lambda: ([(kind, []) for kind in kinds], [{"kind": kind} for kind in kinds])
-    trainer.propose = lambda references: {"rewards": torch.tensor([0.5, -1.0, 0.25, 0.75])}
-    trainer.solve = lambda tasks: {"rewards": torch.tensor([1.0, -0.5, -0.5, -0.5])}
-    trainer.concat = lambda parts: {"rewards": torch.cat([part.rewards for part in parts])}
+    rewarded = lambda *rewards: SimpleNamespace(rewards=torch.tensor(rewards))  # noqa: E731
+    trainer.propose = lambda references: rewarded(0.5, -1.0, 0.25, 0.75)
+    trainer.solve = lambda tasks: rewarded(1.0, -0.5, -0.5, -0.5)
+    trainer.concat = lambda parts: rewarded(*[r for part in parts for r in part.rewards])
     trainer.over_all_processes = lambda fn, *rows: 2 * fn(*rows)
     (batch,) = trainer.step([])
     z = 2 * 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2), here twice
