@@ -36,8 +36,7 @@ def launch(
     Args:
         Trainer: the script's CoTrainer.
         load: args -> (training rows, held-out rows).
-        evaluate: (trainer, held-out rows) -> metrics; at step 0, every --eval-every steps, at the
-            end.
+        evaluate: (trainer, held-out rows) -> metrics; first, every --eval-every steps, and last.
         curves: title of a panel of the report -> its metrics; the first one of each is on the
             step's line.
         prompt: a training row's question -> its messages; `step` then gets --questions rows, each
