@@ -199,33 +199,14 @@ def _repeat(step, count: int, ended: torch.Tensor):
     step()
     if count == 1:
         return
-    graph = _recorded(step)
+    graph = torch.cuda.CUDAGraph()
+    # what another thread does on the GPU meanwhile is not ours, and no reason to fail
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
     for i in range(1, count):
         if i % 16 == 0 and ended.all():  # a look waits for the GPU
             break
         graph.replay()
-
-
-LAST = {}
-"""Of each GPU the graph that was recorded last, whose memory the next one uses; and the stream."""
-
-
-def _recorded(step) -> "torch.cuda.CUDAGraph":
-    """As `with torch.cuda.graph(...)` does it, but that would give all memory that torch keeps back
-    to the GPU, and the next update would have to ask for it anew.
-    """
-    last, stream = LAST.get(torch.cuda.current_device()) or (None, torch.cuda.Stream())
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        # what another thread does on the GPU meanwhile is not ours, and no reason to fail
-        graph.capture_begin(last and last.pool(), capture_error_mode="thread_local")
-        try:
-            step()
-        finally:
-            graph.capture_end()
-    LAST[torch.cuda.current_device()] = graph, stream
-    return graph
 
 
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
