@@ -6,11 +6,13 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
 
     logprob/H            forward and backward pass of common/fast/logprob.py and its peers
     rollouts/SIZE/RxT    R rows of T tokens, by generate and by common/fast/sampling.py
-    update/SIZE/M        an update on 8 rows of 1,536 + 1,024 tokens, M at a time, ours and TRL's,
-                         both with checkpointing; all prompts differ
-    group/SIZE/M         the same, but the rows share a prompt, as those of a group do, and ours has
-                         no checkpointing, which a script sets where that fits; TRL's with and
+    unlike/SIZE/M        an update on 32 rows of GSM8K's lengths, M at a time, ours and TRL's, both
+                         with checkpointing; all prompts differ
+    alike/SIZE/M         the same, but every 8 rows share a prompt, as those of a group do, and ours
+                         has no checkpointing, which a script sets where that fits; TRL's with and
                          without it
+    update, group        as those two on 8 rows of 1,536 + 1,024 tokens: kept lines, not measured
+                         any more, because real rows are hardly ever full
     peak/SIZE/RxM        memory of two players: updates, M rows at a time, and sampling of R rows to
                          their full length
     step/SCRIPT/SIZE     two steps of a script (of tango.py four), rows get random signs
@@ -41,7 +43,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from side_by_side import GPU, ROOT, machine, now  # isort: skip
+from side_by_side import GPU, ROOT, libraries, machine, now  # isort: skip
 from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
 from common.fast.layers import FusedNorm
@@ -88,6 +90,41 @@ SIZES = [size for size in SHAPES if size != "tiny"]
 CARDS = {"16 GB": 15.6, "24 GB": 23.6, "80 GB": 79.1}  # GiB that torch finds on them
 # (prompt, completion) of tango.py with a real model: a solution, and a judgement that has read it
 TURNS = [(512, 1024), (512 + 1024, 1024)]
+# tokens of 32 of GSM8K's questions, drawn at random, in tango.py's prompt, and of their answers
+GSM8K = [  # fmt: skip
+    (160, 87),
+    (164, 162),
+    (186, 136),
+    (158, 87),
+    (190, 138),
+    (164, 120),
+    (152, 47),
+    (157, 90),
+    (142, 116),
+    (183, 203),
+    (172, 133),
+    (173, 183),
+    (186, 208),
+    (162, 76),
+    (178, 212),
+    (164, 93),
+    (264, 245),
+    (170, 105),
+    (219, 71),
+    (153, 70),
+    (167, 105),
+    (198, 64),
+    (190, 79),
+    (191, 122),
+    (160, 64),
+    (201, 131),
+    (163, 110),
+    (145, 74),
+    (157, 88),
+    (196, 134),
+    (164, 124),
+    (168, 129),
+]
 
 
 def need(size: str, **change) -> dict[str, int]:
@@ -377,40 +414,43 @@ def random_signs(rows: int, device) -> torch.Tensor:
     return (torch.randint(2, (rows,), generator=draw) * 2.0 - 1).to(device)  # (B,)
 
 
-def full_batch(bench: Bench, device, alike=False) -> Batch:
-    """Rows without padding; all prompts different, the most work that there can be, or `alike`."""
-    draw = torch.Generator().manual_seed(0)
-    B, P, T = bench.rows, bench.prompt, bench.completion
-    ids = torch.randint(5, 151_000, (B, P + T), generator=draw).to(device)
-    ones = torch.ones_like(ids)
-    return Batch(
-        "player",
-        ids[:1, :P].repeat(B, 1) if alike else ids[:, :P],
-        ones[:, :P],
-        ids[:, P:],
-        ones[:, P:],
-        row=torch.arange(B, device=device),
-        total_tokens=B * T,
-        advantages=random_signs(B, device),
-    )
+def ready(prompts: list[list[int]], completions: list[list[int]], device) -> Batch:
+    batch = Batch.of("player", prompts, completions, 0, device)
+    batch.total_tokens = int(batch.completion_mask.sum())
+    batch.advantages = random_signs(len(batch), device)
+    return batch
+
+
+def random_ids(draw: torch.Generator, count: int) -> list[int]:
+    return torch.randint(5, 16_000, (count,), generator=draw).tolist()
+
+
+def real_batch(bench: Bench, device, alike: bool) -> Batch:
+    """Rows of GSM8K's lengths; all prompts different, or every 8 rows alike."""
+    draw, group = torch.Generator().manual_seed(0), 2 if bench.tiny else 8
+    sizes = [(24, 8), (19, 3), (21, 5), (24, 6)] if bench.tiny else GSM8K
+    prompts = [random_ids(draw, P) for P, _ in sizes]
+    if alike:
+        prompts = [prompts[i - i % group] for i in range(len(prompts))]
+    return ready(prompts, [random_ids(draw, T) for _, T in sizes], device)
 
 
 def our_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
     tidy()
     names, args = ["player", "other"], arguments(micro, checkpointing)
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
-    trainer = our_trainer(model, tokenizer, names, args, bench.rows)
-    ready = full_batch(bench, model.device, alike)
-    trainer.step = lambda _: [ready]
+    batch = real_batch(bench, model.device, alike)
+    trainer = our_trainer(model, tokenizer, names, args, len(batch))
+    trainer.step = lambda _: [batch]
     return timed(trainer, warm=2)
 
 
 def their_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike=False) -> dict:
     tidy()
-    rows = [{"prompt": "What is 2+2?"}] * bench.rows
+    batch = real_batch(bench, "cuda" if GPU else "cpu", alike)
+    rows = [{"prompt": "What is 2+2?"}] * len(batch)
     more = {"gradient_checkpointing": checkpointing == "on"}
-    trainer = their_trainer(bench, size, rows, alternate, micro, bench.rows, **more)
-    batch = full_batch(bench, trainer.accelerator.device, alike)
+    trainer = their_trainer(bench, size, rows, alternate, micro, len(batch), **more)
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
     given = {name: getattr(batch, name) for name in names}
     given["num_items_in_batch"] = torch.tensor(batch.total_tokens, device=batch.row.device)
@@ -418,12 +458,12 @@ def their_updates(bench: Bench, size: str, micro: int, checkpointing: str, alike
     return timed(trainer, warm=2)
 
 
-def update(bench: Bench, size: str, micro: str) -> dict:
+def unlike(bench: Bench, size: str, micro: str) -> dict:
     how = bench, size, int(micro), "on"
     return {"ours": our_updates(*how), "TRL": their_updates(*how)}
 
 
-def group(bench: Bench, size: str, micro: str) -> dict:
+def alike(bench: Bench, size: str, micro: str) -> dict:
     found = {"ours": our_updates(bench, size, int(micro), "off", alike=True)}
     for how in ("on", "off"):
         theirs = their_updates(bench, size, int(micro), how, alike=True)
@@ -437,7 +477,9 @@ def peak(bench: Bench, size: str, what: str) -> dict:
     names = ["player", "other"]
     model, tokenizer = load_model(bench.model(size), names, 16, True, 0)
     trainer = our_trainer(model, tokenizer, names, arguments(micro), bench.rows)
-    batch = full_batch(bench, model.device)
+    draw, sizes = torch.Generator().manual_seed(0), (bench.prompt, bench.completion)
+    full = [[random_ids(draw, length) for _ in range(bench.rows)] for length in sizes]
+    batch = ready(*full, model.device)
     trainer.step = lambda _: [replace(batch, player=name) for name in names]
     found = {"training": timed(trainer, warm=2)}
     tidy()
@@ -566,22 +608,22 @@ def write(trainer: GRPOTrainer, prompts: list, tokens: int) -> list[str]:
 
 
 # ------------------------------------------------------------------ cells
-CELLS = {"logprob": log_prob, "rollouts": rollouts, "update": update, "group": group}
+CELLS = {"logprob": log_prob, "rollouts": rollouts, "unlike": unlike, "alike": alike}
 CELLS |= {"step": step, "two": two, "gap": gap, "peak": peak, "resume": resume}
 PLANS = {
     "a": ["logprob/2048", "logprob/4096", "rollouts/1.5b/64x256", "gap/1.5b"]
     + [f"step/{script}/1.5b" for script in STEPS],
-    "b": ["group/1.5b/8", *(f"update/1.5b/{micro}" for micro in (1, 4, 8)), "group/7b/8"]
+    "b": ["alike/1.5b/8", *(f"unlike/1.5b/{micro}" for micro in (1, 4, 8)), "alike/7b/8"]
     + ["rollouts/7b/64x64", "peak/7b/64x8"],
     "c": ["two/1.5b", "resume/1.5b", "rollouts/1.5b/256x512", "two/7b"],
-    "tiny": ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "group/tiny/2", "two/tiny"]
+    "tiny": ["logprob/32", "rollouts/tiny/8x6", "unlike/tiny/2", "alike/tiny/2", "two/tiny"]
     + ["gap/tiny", "peak/tiny/4x2", "resume/tiny", *(f"step/{script}/tiny" for script in STEPS)],
 }
 
 
 def measure(cells: list[str], bench: Bench, out: Path, minutes: float):
     end = time.time() + 60 * minutes
-    here = f"{machine()}, torch {torch.__version__}"
+    here = f"{machine()}, {libraries()}"
     for cell in cells:
         kept = read(out).get(cell, {})
         if kept.get("machine") == here and "error" not in kept:

@@ -32,6 +32,15 @@ def machine() -> str:
     return torch.cuda.get_device_name() if GPU else cpu
 
 
+def libraries() -> str:
+    """The processor, which starts a GPU's kernels, and the versions of what is compared."""
+    text = Path("/proc/cpuinfo").read_text()
+    cpu = re.search(r"model name\s*: (.*)", text)
+    names = ["torch", "transformers", "trl", "peft", "bitsandbytes"]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
+    return ", ".join([cpu[1] if cpu else platform.machine(), *versions])
+
+
 def now() -> float:
     if GPU:
         torch.cuda.synchronize()

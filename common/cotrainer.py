@@ -120,8 +120,7 @@ class CoTrainer(AdapterTrainer):
         name, player = batch.player, self.player_named(batch.player)
         [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
         parameters = group["params"]
-        sharing = not self.args.gradient_checkpointing
-        parts = self.engine.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows, sharing)
+        parts = self.engine.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows)
         total = 0.0
         with self.playing(name):
             for part in parts:

@@ -17,8 +17,16 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 READ_AT_ONCE = {"cpu": 512, "cuda": 64}
-"""Tokens per row that go through the model at once while prompts are read. Read all at once, long
-ones would need more memory in the MLP than the KV cache takes."""
+"""Tokens per row that go through the model at once while prompts are read; on a GPU for each 24 GiB
+that it has. Read all at once, long ones would need more memory in the MLP than the KV cache takes.
+"""
+
+
+def read_at_once(kind: str, gpu_bytes: int | None = None) -> int:
+    """READ_AT_ONCE of this kind of device; of a GPU with so much memory, by default this one."""
+    if kind == "cuda" and gpu_bytes is None:
+        gpu_bytes = torch.cuda.get_device_properties().total_memory
+    return READ_AT_ONCE[kind] * max(1, (gpu_bytes or 0) // (24 << 30))
 
 
 # ------------------------------------------------------------------ prompts
@@ -70,7 +78,7 @@ def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> lis
         top_k=0,  # its default of 50 is another distribution than the one that is scored
         eos_token_id=eos_ids,
         pad_token_id=pad_id,
-        prefill_chunk_size=READ_AT_ONCE[base.device.type],
+        prefill_chunk_size=read_at_once(base.device.type),
         disable_compile=True,
     )
     with without_checkpointing(model), float32_logits(base):  # else no layer would fill a cache
@@ -164,8 +172,8 @@ def in_order(batch: Batch) -> torch.Tensor:
     return torch.arange(len(batch))
 
 
-def in_parts(batch: Batch, size: int, all_rows=True, sharing=False) -> list[Batch]:
-    """Cuts the batch into parts of at most `size` rows, in order. The last two arguments are for
-    common/fast/, which may leave rows out or sort them; here they have no effect.
+def in_parts(batch: Batch, size: int, all_rows=True) -> list[Batch]:
+    """Cuts the batch into parts of at most `size` rows, in order. `all_rows` is for common/fast/,
+    which may leave rows out; here it has no effect.
     """
     return [batch.take(rows) for rows in in_order(batch).split(size) if len(rows)]

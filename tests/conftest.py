@@ -25,10 +25,15 @@ import torch
 import tyro
 import warm
 from filelock import FileLock
+from hypothesis import settings
 from safetensors.torch import load_file
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# a busy machine is slow, and nothing here may fail for that
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other

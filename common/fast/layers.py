@@ -2,6 +2,9 @@
 update takes as long as its GPU kernels are many. A layer becomes one of these by its class alone.
 """
 
+import os
+from contextlib import contextmanager
+
 from common.fast.logprob import float32_product
 
 import torch
@@ -80,6 +83,59 @@ class FusedLoraLinear(FusedLora, LoraLinear):
 
 class FusedLora4bit(FusedLora, Lora4bit):
     """Of a 4-bit layer."""
+
+
+class Unpacked(torch.nn.Linear):
+    """A 4-bit layer of the base while `prepared`: the same numbers, unpacked."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        dtype = layer.compute_dtype
+        W = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(dtype)  # (out, in)
+        self.weight = torch.nn.Parameter(W, requires_grad=False)
+        if layer.bias is not None:
+            self.bias = torch.nn.Parameter(layer.bias.to(dtype), requires_grad=False)
+
+    def forward(self, x):
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+@contextmanager
+def prepared(model):
+    """Inside, where tokens are sampled and nothing is trained, layers hold what they would make at
+    every token otherwise: A and B in the dtype of autocast, and 4-bit weights unpacked, if these
+    take at most half of the memory that is free. No number changes.
+    """
+    device, swapped = model.device, []
+    layers = [module for module in model.modules() if isinstance(module, FusedLora)]
+    in_four_bits = [layer for layer in layers if isinstance(layer, FusedLora4bit)]
+    entry = torch.finfo(in_four_bits[0].base_layer.compute_dtype).bits // 8 if in_four_bits else 0
+    size = entry * sum(layer.in_features * layer.out_features for layer in in_four_bits)
+    bases = [layer.base_layer for layer in in_four_bits if size <= free_memory(device) / 2]
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+        both = [(m, layer) for layer in layers for m in (layer.lora_A, layer.lora_B)]
+        swapped = [m[n].weight for m, layer in both for n in layer.active_adapters if n in m]
+    before = [parameter.data for parameter in swapped]
+    try:
+        for layer, base in zip(in_four_bits, bases):
+            layer.base_layer = Unpacked(base)
+        for parameter in swapped:
+            parameter.data = parameter.data.to(dtype)
+        yield
+    finally:
+        for layer, base in zip(in_four_bits, bases):
+            layer.base_layer = base
+        for parameter, data in zip(swapped, before):
+            parameter.data = data
+
+
+def free_memory(device) -> int:
+    """Bytes, with those that torch keeps for itself."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 class _LoraProduct(torch.autograd.Function):

@@ -13,7 +13,7 @@ of size (N, V) outlives one block of rows.
     where               how                                       memory beyond results and u (N, H)
     CPU, gradient       product, in-place softmax, product        a block of up to 256 rows
     CPU, no gradient    one product, tiles, online softmax        a tile of 512 x 2048 floats
-    GPU                 cuBLAS product, one Triton fold, product  a block: a 32nd of it, up to 4 GiB
+    GPU                 cuBLAS product, one Triton fold, product  a block: a 32nd of it, up to 1 GiB
 
 Logits are float32 whatever the inputs are: a bfloat16 tile of logits costs up to 5e-2 in log-prob.
 A head that is trained falls back to plain autograd; one that is split over GPUs is not supported.
@@ -33,10 +33,10 @@ BLOCK_BYTES = 64 << 20
 
 
 def rows_on_gpu(vocab: int, gpu_bytes: int) -> int:
-    """Rows per block on a GPU with so much memory. A 32nd of it, but at most 4 GiB, is for logits:
+    """Rows per block on a GPU with so much memory. A 32nd of it, but at most 1 GiB, is for logits:
     each takes 4 bytes of z and 2 of q.
     """
-    budget = min(4 << 30, gpu_bytes // 32)
+    budget = min(1 << 30, gpu_bytes // 32)
     return max(64, min(4096, budget // (6 * vocab) // 64 * 64))
 
 

@@ -6,7 +6,8 @@ Python. What `sample` does differently, all of it exact: on a GPU a token's kern
 together, as a CUDA graph; a prompt that several rows share (the rows of a group), and what unlike
 prompts begin with, is run once and its cache copied; rows that have ended are dropped; the cache is
 written in place instead of being concatenated anew at every token; LoRA weights are merged into
-small float32 weights while sampling, by swapping pointers, and the old ones are put back untouched.
+small float32 weights while sampling, and others rounded and unpacked once, not at every token, by
+swapping pointers; the old ones are put back untouched.
 """
 
 import copy
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from os.path import commonprefix
 
 from common import plain
+from common.fast.layers import prepared
 from common.fast.logprob import float32_product
-from common.plain import READ_AT_ONCE, without_checkpointing
+from common.plain import read_at_once, without_checkpointing
 
 import torch
+import torch.nn.functional as F
 from peft.tuners.lora import Linear as LoraLinear
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -27,6 +30,11 @@ of all would take the memory of a second model."""
 SEGMENT = {"cpu": 1, "cuda": 128}
 """Tokens between checks for ended rows; on a GPU also the life of a CUDA graph, which
 takes all of a token's Python once more to record."""
+ALIGNED = {"cpu": 1, "cuda": 16}
+"""The tokens that attention sees are a multiple of this: of others, a GPU's kernels make a copy of
+the mask in every layer."""
+BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are added up before one of them is looked for."""
 WORTH_A_PASS = 32
 """Shortest common beginning of unlike prompts, in tokens, that gets a pass of its own."""
 
@@ -79,15 +87,16 @@ def sample(
     segment = SEGMENT[base.device.type]
     with _merged(model):
         texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
-        for written in range(1, max_tokens, segment):
-            ended = texts.rows["ended"]  # (b,)
-            if ended.all():
-                break
-            if ended.sum() >= 0.25 * len(ended):  # not for every single one: it copies the cache
-                texts.drop(ended)
-            count = min(segment, max_tokens - written)
-            texts.see(written + count - 1)
-            _repeat(texts.step, count, texts.rows["ended"])
+        with prepared(model):
+            for written in range(1, max_tokens, segment):
+                ended = texts.rows["ended"]  # (b,)
+                if ended.all():
+                    break
+                if ended.sum() >= 0.25 * len(ended):  # not for each single one: it copies the cache
+                    texts.drop(ended)
+                count = min(segment, max_tokens - written)
+                texts.see(written + count - 1)
+                _repeat(texts.step, count, texts.rows["ended"])
     lengths = (texts.tokens >= 0).sum(1).tolist()
     return tuple(
         [row[:n] for row, n in zip(values.tolist(), lengths)]
@@ -111,10 +120,9 @@ class _Texts:
         hidden, self.cache, mask, position = _prefill(
             self.backbone, prompt_ids, max_tokens, pad_id, device
         )
-        B, self.width = len(prompt_ids), mask.shape[1] - max_tokens
+        B, self.width = len(prompt_ids), max(map(len, prompt_ids))
         self.tokens = torch.full((B, max_tokens), -1, device=device)
         self.logps = torch.zeros(B, max_tokens, device=device)
-        self.columns = torch.arange(mask.shape[1], device=device)  # all of the cache
         self.column = self.cache.layers[0].column  # (1,), that of the newest tokens
         self.rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
         self.rows["ended"] = torch.zeros(B, dtype=torch.bool, device=device)
@@ -135,7 +143,8 @@ class _Texts:
 
     def step(self):
         """Runs the newest tokens through the model and takes the next ones."""
-        seen = (self.rows["mask"] & (self.columns <= self.column))[:, : self.cache.layers[0].end]
+        self.rows["mask"].index_fill_(1, self.column, 0.0)
+        seen = self.rows["mask"][:, : self.cache.layers[0].end]
         states = self.backbone(
             input_ids=self.rows["token"][:, None],
             attention_mask=seen[:, None, None],  # 4D: taken as it is
@@ -152,21 +161,35 @@ class _Texts:
     def see(self, tokens: int):
         """Attention sees the prompt and up to this many tokens after it."""
         for layer in self.cache.layers:
-            layer.end = self.width + tokens
+            layer.end = _aligned(self.width + tokens, self.column.device)
 
 
 def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(b, V) -> a token of each row and its log-prob, (b,) each; temperature 0 = the likeliest."""
-    logp = torch.log_softmax(logits / (temperature or 1.0), dim=-1)  # (b, V)
+    if temperature not in (0, 1):
+        logits = logits / temperature
+    logp = torch.log_softmax(logits, dim=-1)  # (b, V)
     if temperature > 0:
         # the first token at which the sum of probabilities reaches u in (0, all of it]: one random
-        # number a row, where `multinomial` draws one for each token of the vocabulary
-        cdf = logp.exp().cumsum(-1, dtype=torch.float64)  # (b, V)
-        u = (1 - torch.rand(len(cdf), 1, device=cdf.device, dtype=cdf.dtype)) * cdf[:, -1:]
-        token = torch.searchsorted(cdf, u).clamp(max=cdf.shape[1] - 1)  # (b, 1); of NaNs V
+        # number a row, where `multinomial` draws one for each token of the vocabulary. In float64,
+        # and so that not all of the vocabulary is summed up one by one: first in which block
+        p = F.pad(logp.exp(), (0, -logp.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        sums = p.sum(-1, dtype=torch.float64).cumsum(-1)  # (b, blocks)
+        u = (1 - torch.rand(len(sums), 1, device=p.device, dtype=sums.dtype)) * sums[:, -1:]
+        block = torch.searchsorted(sums, u).clamp(max=sums.shape[1] - 1)  # (b, 1); of NaNs too many
+        u = u - F.pad(sums, (1, 0)).gather(1, block)
+        p = p.take_along_dim(block[:, :, None], 1).squeeze(1)  # (b, BLOCK)
+        sums = p.cumsum(-1, dtype=torch.float64)
+        u = u.minimum(sums[:, -1:])  # a block's sum may be rounded otherwise here
+        token = block * BLOCK + torch.searchsorted(sums, u)  # (b, 1)
+        token = token.clamp(max=logp.shape[1] - 1)
     else:
         token = logits.argmax(-1, keepdim=True)
     return token.squeeze(1), logp.gather(1, token).squeeze(1)
+
+
+def _aligned(length: int, device) -> int:
+    return length + -length % ALIGNED[device.type]
 
 
 def _repeat(step, count: int, ended: torch.Tensor):
@@ -176,14 +199,33 @@ def _repeat(step, count: int, ended: torch.Tensor):
     step()
     if count == 1:
         return
-    graph = torch.cuda.CUDAGraph()
-    # what another thread does on the GPU meanwhile is not ours, and no reason to fail
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        step()
+    graph = _recorded(step)
     for i in range(1, count):
         if i % 16 == 0 and ended.all():  # a look waits for the GPU
             break
         graph.replay()
+
+
+LAST = {}
+"""Of each GPU the graph that was recorded last, whose memory the next one uses; and the stream."""
+
+
+def _recorded(step) -> "torch.cuda.CUDAGraph":
+    """As `with torch.cuda.graph(...)` does it, but that would give all memory that torch keeps back
+    to the GPU, and the next update would have to ask for it anew.
+    """
+    last, stream = LAST.get(torch.cuda.current_device()) or (None, torch.cuda.Stream())
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        # what another thread does on the GPU meanwhile is not ours, and no reason to fail
+        graph.capture_begin(last and last.pool(), capture_error_mode="thread_local")
+        try:
+            step()
+        finally:
+            graph.capture_end()
+    LAST[torch.cuda.current_device()] = graph, stream
+    return graph
 
 
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
@@ -191,52 +233,55 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
     the cache to the rows that share it.
 
     Returns:
-        The last states (B, H); the cache; the mask (B, width + max_tokens) over everything that
-        will be in it; the position of each row's last token (B,).
+        The last states (B, H); the cache; what attention adds, (B, length of the cache): 0 where
+        there is a prompt, -inf elsewhere; the position of each row's last token (B,).
     """
     unique = list(dict.fromkeys(map(tuple, prompt_ids)))
     place = {prompt: i for i, prompt in enumerate(unique)}
     rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids], device=device)  # (B,)
     width, L = max(map(len, unique)), common_beginning(unique)
     ids = torch.full((len(unique), width - L), pad_id)  # (U, width - L): the rest of each
-    mask = torch.ones(len(unique), width + max_tokens, dtype=torch.bool)
+    mask = torch.ones(len(unique), width, dtype=torch.bool)
     for i, prompt in enumerate(unique):
         ids[i, width - len(prompt) :] = torch.tensor(prompt[L:])
         mask[i, L : L + width - len(prompt)] = False
     ids, mask = ids.to(device), mask.to(device)
-    positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
     first = DynamicCache()  # of the common beginning
     if L:
         backbone(input_ids=torch.tensor([unique[0][:L]], device=device), past_key_values=first)
     states, cache = [], DynamicCache()
-    at_once = max(1, READ_AT_ONCE[device.type] * len(prompt_ids) // width)
+    at_once = max(1, read_at_once(device.type) * len(prompt_ids) // width)
     for some in torch.arange(len(unique), device=device).split(at_once):
         part = copy.deepcopy(first)
         if L:
             part.batch_repeat_interleave(len(some))
         hidden = backbone(
             input_ids=ids[some],
-            attention_mask=mask[some, :width].long(),
+            attention_mask=mask[some].long(),
             position_ids=positions[some, L:],
             past_key_values=part,
         ).last_hidden_state
         states.append(hidden[:, -1].clone())  # a view would keep all of them
         if not cache.layers:
             column = torch.tensor([width - 1], device=device)
-            cache.layers = [_Slots(x, len(rows), width + max_tokens, column) for x in part.layers]
+            length = _aligned(width + max_tokens, device)
+            cache.layers = [_Slots(x, len(rows), length, column) for x in part.layers]
         mine = torch.isin(rows, some).nonzero().squeeze(1)
         for slots, layer in zip(cache.layers, part.layers):
             slots.keys[mine, :, :width] = layer.keys[rows[mine] - some[0]]
             slots.values[mine, :, :width] = layer.values[rows[mine] - some[0]]
-    return torch.cat(states)[rows], cache, mask[rows], positions[rows, -1]
+    added = cache.layers[0].keys.new_full((len(rows), length), -torch.inf)
+    added[:, :width].masked_fill_(mask[rows], 0.0)
+    return torch.cat(states)[rows], cache, added, positions[rows, -1]
 
 
-def common_beginning(prompts: list, least: int = 0) -> int:
+def common_beginning(prompts: list) -> int:
     """Length of the common beginning of these different prompts, instructions mostly; 0 below
-    `least` or WORTH_A_PASS. Never a whole prompt.
+    WORTH_A_PASS. Never a whole prompt.
     """
     length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
-    return length if len(prompts) > 1 and length >= max(least, WORTH_A_PASS) else 0
+    return length if len(prompts) > 1 and length >= WORTH_A_PASS else 0
 
 
 class _Slots(DynamicLayer):

@@ -1,5 +1,5 @@
-"""Log-probs of completions; and the same gradient for less work: prompts that rows share run once,
-rows without advantage dropped, micro-batches of rows of similar length.
+"""Log-probs of completions; and the same gradient for less work: no padding, what rows begin with
+alike run once, rows without advantage dropped, micro-batches of rows of similar length.
 
 Nothing here changes what is computed, only how much: tests/common/test_scoring.py compares each
 saving with the plain computation.
@@ -7,87 +7,104 @@ saving with the plain computation.
 
 from common.batch import Batch
 from common.fast.logprob import linear_logprob
-from common.fast.sampling import common_beginning, has_plain_attention
+from common.fast.sampling import has_plain_attention
 from common.plain import joined
 
 import torch
-from transformers import DynamicCache
-
-MUST_SAVE = {"cpu": 0, "cuda": 4096}
-"""Tokens that a pass of its own must save. On a GPU, to start a pass's kernels takes as long as to
-compute thousands of tokens: a tenth of a second at 1.5B on an H200."""
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
 # ------------------------------------------------------------------ log-probs
 def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `plain.token_logps`. What prompts share runs once where that saves time, see
-    `states_with_shared_prompts`; the head's logits are never held whole, see fast/logprob.py.
+    """As `plain.token_logps`, without a state for padding; the head's logits are never held whole,
+    see fast/logprob.py.
     """
     ids, mask, places = joined(batch)  # (B, P + T) each
     targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
-    P = batch.prompt_ids.shape[1]
-    # activation checkpointing cannot keep a cache
-    if has_plain_attention(base) and not base.is_gradient_checkpointing:
-        states = states_with_shared_prompts(base.base_model, ids, mask, places, P)
-    else:
-        run = {"input_ids": ids, "attention_mask": mask, "position_ids": places, "use_cache": False}
-        states = base.base_model(**run).last_hidden_state[:, P - 1 : -1]
-    head = base.get_output_embeddings().weight  # states (B, T, H) are those before each token
-    logp, entropy = linear_logprob(states[valid], head, targets[valid], temperature)  # (N,) each
+    # rows padded on the right, (B, W), without their last tokens, after which nothing is asked
+    ends = mask.sum(1, keepdim=True) - 1  # (B, 1)
+    columns = torch.arange(int(ends.max()), device=ids.device)  # (W,)
+    order = mask.argsort(dim=1, descending=True, stable=True)[:, : len(columns)]
+    rows = ids.gather(1, order).masked_fill(columns >= ends, -1)
+    one_row = has_plain_attention(base) and base._supports_attention_backend
+    states, of = (packed if one_row else right_padded)(base.base_model, rows, places.min())
+    nth = torch.arange(valid.shape[1], device=ids.device)  # (T,)
+    before = batch.prompt_mask.sum(1, keepdim=True) - 1 + nth  # (B, T): where each is foretold
+    states = states.index_select(0, of.gather(1, before.clamp(max=len(columns) - 1))[valid])
+    head = base.get_output_embeddings().weight
+    logp, entropy = linear_logprob(states, head, targets[valid], temperature)  # (n,) each
     zeros = torch.zeros(valid.shape, dtype=logp.dtype, device=logp.device)
     return zeros.masked_scatter(valid, logp), zeros.masked_scatter(valid, entropy)  # (B, T)
 
 
-def states_with_shared_prompts(backbone, ids, mask, places, P: int) -> torch.Tensor:
-    """The hidden states before each completion token, (B, T, H).
+def right_padded(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
+    """All states of some rows, (B * W, H); and which of them each row's are, (B, W).
 
-    What all prompts begin with (instructions, mostly) runs on one row; then every different prompt,
-    if rows share them; then what is left, on every row. Keys and values are copied to the rows that
-    need them, and gradients flow back through the copies.
+    No token sees what comes after it. So padding on the right needs no mask, and attention without
+    one has faster kernels.
 
     Args:
-        ids, mask, places: (B, P + T), prompts of P tokens padded on the left.
+        rows: (B, W) token ids, -1 after the end.
+        first: the place of every row's first token.
     """
-    marked = 2 * ids[:, :P] + mask[:, :P]  # token and padding in one number
-    prompts, rows = torch.unique(marked, dim=0, return_inverse=True)  # (U, P), (B,)
-    every = torch.arange(len(ids), device=ids.device)  # (B,)
-    one_of_each = torch.zeros_like(every[: len(prompts)]).scatter(0, rows, every)  # (U,)
-    saved = MUST_SAVE[ids.device.type]
-    least = saved // max(1, len(prompts) - 1)
-    L = common_beginning([row[row % 2 == 1].tolist() for row in prompts], least)
-    cache, done = DynamicCache(), 0  # columns that the cache holds
+    places = first + torch.arange(rows.shape[1], device=rows.device)[None]
+    run = {"input_ids": rows.clamp(min=0), "position_ids": places, "use_cache": False}
+    states = backbone(**run).last_hidden_state.flatten(0, 1)
+    return states, torch.arange(len(states), device=rows.device).view_as(rows)
 
-    def run(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """(rows, end - start, H)"""
-        given = {"input_ids": ids[rows, start:end], "attention_mask": mask[rows, :end]}
-        given |= {"position_ids": places[rows, start:end], "past_key_values": cache}
-        return backbone(**given).last_hidden_state
 
-    if L:
-        first = mask[:1, :P].bool()
-        begun = {"input_ids": ids[:1, :P][first][None, :L], "past_key_values": cache}
-        backbone(**begun, position_ids=places[:1, :P][first][None, :L])
-        cache.batch_select_indices(torch.zeros_like(one_of_each))
-        # it now fills every row's first L columns; its old place is masked
-        left = mask * (mask.cumsum(1) > L)
-        mask = torch.cat([torch.ones_like(mask[:, :L]), left[:, L:]], 1)
-        done = L
-    spared = (P - 1 - done) * (len(ids) - len(prompts))
-    if spared > saved and len(prompts) <= len(ids) / 2:
-        # without a prompt's last token, which runs with every row: so its states are not needed
-        run(one_of_each, done, P - 1)
-        done = P - 1
-    cache.batch_select_indices(rows)
-    return run(every, done, ids.shape[1] - 1)[:, P - 1 - done :]
+def packed(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `right_padded`, but a state for each token that differs: (N, H), and (B, W).
+
+    A state depends on nothing but on its token and on those before. What rows begin with alike,
+    instructions or the prompt of a group, therefore has the same states in all of them. Each runs
+    once, and all that run make one row of N tokens without padding. Attention alone takes this row
+    apart, in `attention`; everything else looks at one token at a time.
+    """
+    rows, which = torch.unique(rows, dim=0, return_inverse=True)  # (U, W) sorted, (B,)
+    new = rows >= 0  # (U, W): what differs from the row before, with which most is in common
+    new[1:] &= (rows[1:] != rows[:-1]).cumsum(1) > 0
+    places = first + torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    numbers = (new.flatten().cumsum(0) - 1).view_as(rows)
+    of = numbers.where(new, 0).cummax(0).values  # (U, W): the number of each token that runs
+    taken_apart = of, new.flatten().nonzero().squeeze(1)
+    unused = rows.new_zeros(1, 1, 1, 1)  # a mask of 4 dimensions keeps transformers from making one
+    run = {"input_ids": rows[new][None], "position_ids": places[new][None], "use_cache": False}
+    states = backbone(**run, attention_mask=unused, taken_apart=taken_apart).last_hidden_state[0]
+    return states, of[which]
+
+
+def attention(module, query, key, value, mask, taken_apart=None, **more) -> tuple:
+    """transformers' attention; of the one row that `packed` makes, among the tokens of each row.
+
+    Args:
+        query, key, value: (1, heads, N, D).
+        taken_apart: (U, W), which of the N tokens make each row; (N,), where each of them stands
+            in the U * W, or in the first of the rows that share it.
+    """
+    if taken_apart is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **more)
+    of, at = taken_apart
+    whole = of.numel() == len(at)  # rows of one length that have nothing in common stand in order
+
+    def of_rows(x):
+        x = x[0].transpose(0, 1)  # (N, heads, D)
+        x = x if whole else x.index_select(0, of.flatten())
+        return x.unflatten(0, of.shape).transpose(1, 2)  # (U, heads, W, D)
+
+    found, _ = sdpa_attention_forward(module, *map(of_rows, (query, key, value)), None, **more)
+    found = found.flatten(0, 1)  # (U * W, heads, D)
+    return (found if whole else found.index_select(0, at))[None], None
+
+
+# by this name, because a layer that is recomputed in the backward pass asks once more
+AttentionInterface.register("sdpa", attention)
 
 
 # ------------------------------------------------------------------ micro-batches
-def in_order(batch: Batch, sharing: bool = True) -> torch.Tensor:
-    """(B,) row numbers, from short completions to long, so that little is padding. Where prompts
-    are shared (`token_logps`), rows with the same one stay together.
-    """
-    if not sharing:
-        return torch.argsort(batch.lengths(), stable=True).cpu()
+def in_order(batch: Batch) -> torch.Tensor:
+    """(B,) row numbers, from short completions to long, rows with the same prompt together."""
     marked = 2 * batch.prompt_ids + batch.prompt_mask  # token and padding in one number
     prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)
     lengths = batch.lengths()  # (B,)
@@ -96,7 +113,7 @@ def in_order(batch: Batch, sharing: bool = True) -> torch.Tensor:
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def in_parts(batch: Batch, size: int, all_rows=False, sharing: bool = True) -> list[Batch]:
+def in_parts(batch: Batch, size: int, all_rows=False) -> list[Batch]:
     """The rows of a batch that can have a gradient, in parts of at most `size` rows of similar
     length: without `all_rows` not those whose advantages are all zero.
 
@@ -105,7 +122,7 @@ def in_parts(batch: Batch, size: int, all_rows=False, sharing: bool = True) -> l
     """
     if not len(batch):
         return []
-    order, A = in_order(batch, sharing), batch.advantages  # (B,); (B,) or (B, T)
+    order, A = in_order(batch), batch.advantages  # (B,); (B,) or (B, T)
     if not all_rows and A is not None:  # without them the script's loss counts all rows
         order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
     parts = -(-len(order) // size)  # rounded up

@@ -42,7 +42,7 @@ def per_model(tiny, real):
         for_tiny, for_real = tiny, real
 
         def __str__(self):  # what --help shows
-            return f"{tiny} embedded, {'else on a GPU' if real is None else f'{real} real'}"
+            return f"{tiny} embedded, {'else by memory' if real is None else f'{real} real'}"
 
         def __hash__(self):  # tyro keeps types by their defaults, and would take this for its int
             return hash(str(self))
@@ -71,7 +71,8 @@ class RunArgs:
     lora_rank: Annotated[int, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
     four_bit: bool = per_model(tiny=False, real=None)
-    """load the base in 4-bit NF4, by default on a GPU; works on a CPU too, slowly"""
+    """load the base in 4-bit NF4; by default only on a GPU that it would not fit otherwise, and not
+    with --rollouts"""
     rows_at_once: Count | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
     checkpointing: Literal["auto", "on", "off"] = "auto"
@@ -142,7 +143,7 @@ class RunArgs:
         if self.four_bit:
             raise UserError(
                 "--rollouts with --four-bit: the server has its base in 16 bits, this process in "
-                "4, and these are two models; take --no-four-bit."
+                "4, and these are two models; leave out --four-bit."
             )
 
     def check(self):

@@ -36,8 +36,7 @@ def launch(
     Args:
         Trainer: the script's CoTrainer.
         load: args -> (training rows, held-out rows).
-        evaluate: (trainer, held-out rows) -> metrics; at step 0, every --eval-every steps, at the
-            end.
+        evaluate: (trainer, held-out rows) -> metrics; first, every --eval-every steps, and last.
         curves: title of a panel of the report -> its metrics; the first one of each is on the
             step's line.
         prompt: a training row's question -> its messages; `step` then gets --questions rows, each
@@ -49,13 +48,8 @@ def launch(
     check_config(config or {})
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
-    if args.four_bit is None:
-        args = dataclasses.replace(args, four_bit=on_gpu(args.model))
     players = players_of(Trainer, args)
-    at_once, checkpointing, _ = plan_memory(args, players)  # with --dry-run the end
-    args = dataclasses.replace(args, rows_at_once=at_once, checkpointing=checkpointing)
-    if args.rollouts:
-        find_base(args.rollouts)  # before anything is loaded
+    args = planned(args, players)  # with --dry-run the end
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded
@@ -63,12 +57,12 @@ def launch(
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
     kind = (args.lora_rank, args.four_bit, args.seed, args.plain)
     model, tokenizer = load_model(args.model, adapters, *kind)
-    group_size = group_size or getattr(args, "group_size", 2) if prompt else 2
     if prompt:
+        group_size = group_size or args.group_size
         rows = args.questions * group_size
         data = [{"prompt": prompt(row["question"]), **row} for row in train]
     else:  # Trainer needs rows to loop over: one step's
-        rows = group_size
+        group_size = rows = 2
         data = [{"prompt": [{"role": "user", "content": ""}]}] * rows * run.processes
     trainer = Trainer(
         model,
@@ -96,6 +90,20 @@ def players_of(Trainer: type, args) -> dict[str, Player]:
         raise ScriptError(sentence).with_traceback(error.__traceback__) from None
     check_players(players)
     return players
+
+
+def planned(args, players: dict[str, Player]):
+    """Returns the arguments with what the plan of memory decides where they leave it open; asks the
+    server of --rollouts for its base, before anything is loaded.
+    """
+    if args.rollouts and args.four_bit is None:
+        args = dataclasses.replace(args, four_bit=False)  # a server's base is in 16 bits
+    rows, checkpointing, four_bit, _ = plan_memory(args, players)
+    if args.rollouts:
+        find_base(args.rollouts)
+    return dataclasses.replace(
+        args, rows_at_once=rows, checkpointing=checkpointing, four_bit=four_bit
+    )
 
 
 # ------------------------------------------------------------------ for TRL

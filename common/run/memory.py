@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from common.errors import UserError, say
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
-from common.plain import READ_AT_ONCE
+from common.plain import read_at_once
 from common.run.machine import check_machine, on_gpu
 from common.run.models import read_config, sizes
 from common.tiny import MODELS
@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 GIB = 1 << 30
 QUESTION_TOKENS = 512  # instructions and question; GSM8K's longest has 355 with our longest prompt
+FEW_ROWS = 64  # that a base in 16 bits must leave room to sample
 MOST_ROWS = 256  # more sampled at once cost as much per token: a GPU is no longer waiting for work
 FRAGMENTED = 1.1
 TABLE = {
@@ -44,9 +45,10 @@ TABLE = {
 }
 
 
-def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
+def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
     """(--rows-at-once, or as many as fit, at most MOST_ROWS; --checkpointing, or for "auto" off
-    where the activations fit without; bytes by purpose, from `estimate`). Reads the model's config
+    where the activations fit without; --four-bit, or for None whether a GPU cannot hold a run in
+    16 bits; bytes by purpose, from `estimate`). Reads the model's config
     only, and says what does not fit. With --dry-run it prints the table, and the run ends.
 
     players: name -> Player, from `with_adapters`. A player's prompt holds instructions and question
@@ -63,18 +65,22 @@ def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
     turns = [(QUESTION_TOKENS + player.reads, player.max_tokens) for player in players.values()]
     trained = {player.adapter: player.lr > 0 for player in players.values()}
     per_unit = max(player.rows for player in players.values())
+    four_bit = bool(args.four_bit)
 
     def need(rows: int, micro_batch: int, checkpointing=True) -> dict[str, int]:
         return estimate(
             config, turns, adapters=sum(trained.values()),
             frozen_adapters=len(trained) - sum(trained.values()),
-            lora_rank=args.lora_rank, four_bit=args.four_bit,
+            lora_rank=args.lora_rank, four_bit=four_bit,
             rows=0 if args.rollouts else rows,
             micro_batch=micro_batch * per_unit, checkpointing=checkpointing,
             entry=2 if gpu else 4, gpu_bytes=gpu_bytes,
             processes=PartialState().num_processes,
         )  # fmt: skip
 
+    if args.four_bit is None and gpu and not args.rollouts:  # a server's base has 16 bits
+        whole = need(min(FEW_ROWS, args.rows_at_once or FEW_ROWS), args.micro_batch)["peak"]
+        four_bit = not fits_whole(args.model, whole, free)
     rows, checkpointing = args.rows_at_once, args.checkpointing
     if rows is None:
         rows = next((n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free), 1)
@@ -83,21 +89,30 @@ def plan_memory(args, players: dict) -> tuple[int, str, dict[str, int]]:
         checkpointing = "off" if fits else "on"
     now = need(rows, args.micro_batch, checkpointing == "on")
     if args.dry_run:
-        base = "base in 4-bit, " if args.four_bit else ""
+        base = "base in 4-bit, " if four_bit else ""
         say(f"{args.model}, {base}{len(trained)} adapter{'s' * (len(trained) > 1)}")
         say("\n".join(f"{text:<58}{_size(now[key])}" for key, text in TABLE.items()))
         say(f"{where:<58}{_size(free)}")
     check_length(args.model, config, max(map(sum, turns)))
     if now["peak"] > free:
         short = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
-        fitting = advice(need, free, rows, args.micro_batch, args.four_bit)
+        fitting = advice(need, free, rows, args.micro_batch, four_bit)
         sentence = f"--model {args.model}: {short} {fitting}"
         if args.dry_run or now["certain"] > free:
             raise UserError(sentence)
         say(f"warning: {sentence}")
     if args.dry_run:
         sys.exit(0)
-    return rows, checkpointing, now
+    return rows, checkpointing, four_bit, now
+
+
+def fits_whole(name: str, needed: int, free: int) -> bool:
+    """Whether a run with its base in 16 bits fits; says what follows."""
+    fits = needed <= free
+    so = "which it gets" if fits else "so it is loaded in 4-bit; --no-four-bit forbids that"
+    have = f"{needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
+    say(f"{name}: a run with the base in 16 bits needs about {have}, {so}")
+    return fits
 
 
 def check_length(name: str, config, longest: int):
@@ -175,27 +190,25 @@ def estimate(
 
     # Sampling: the KV cache, and a pass over a part of all prompts, bytes per token at 2 an entry
     longest, prompt = max(map(sum, turns)), max(prompt for prompt, _ in turns)
-    read = max(prompt, rows * min(prompt, READ_AT_ONCE["cuda" if entry == 2 else "cpu"]))  # tokens
+    at_once = read_at_once("cuda" if entry == 2 else "cpu", gpu_bytes)
+    read = max(prompt, rows * min(prompt, at_once))  # tokens
     need["kv_cache"] = rows * longest * 2 * layers * K * entry
     prefill = read * (12 * H + 8 * I) * entry // 2
-    logits = rows * V * (4 * 4 + 8)  # float32: as they are, over T, log p, p; float64: sums
+    logits = rows * V * 4 * 5  # float32: as they are, over T, log p, p, p in blocks
     # to grow the cache, or to drop rows of it, holds one layer's keys twice
     comes = need["kv_cache"] * (1 + 1 / (2 * layers)) + max(prefill, logits)
     need["sampling"] = need["certain"] + int(comes * FRAGMENTED)
 
     # Training, bytes per token and layer at 2 an entry. Kept for backward: two norms in float32;
-    # gate, silu, up, their product; q, k, v for all heads, attention twice; the middle of LoRA; q
-    # and k once more where they are normalised. In passing: gradients of the MLP
-    of_layer = 20 * H + 8 * I + 10 * A + 14 * lora_rank + (4 * (A + K) if q_norm else 0)
+    # gate, silu, up, their product; q, k, v, attention twice; the middle of LoRA; q and k once
+    # more where they are normalised. In passing: gradients of the MLP
+    of_layer = 20 * H + 8 * I + 6 * A + 4 * K + 14 * lora_rank + (4 * (A + K) if q_norm else 0)
     of_pass = 15 * H + 6 * I + (of_layer if checkpointing else 0)
     tokens, scored = micro_batch * longest, micro_batch * max(length for _, length in turns)
     block = min(scored, rows_on_gpu(V, gpu_bytes))
     need["gradients"] = 4 * sum(lora) * (1 if processes == 1 else 4)
     need["kept"] = tokens * layers * (2 * H if checkpointing else of_layer) * entry // 2
     need["layer"] = tokens * of_pass * entry // 2
-    # attention's mask, of booleans; and as numbers, which every layer keeps that is not recomputed
-    need["layer"] += longest * tokens * (1 + entry)
-    need["kept"] += 0 if checkpointing else longest * tokens * entry * (layers - 1)
     need["layer"] += entry * max(i * o for i, o in linear) if four_bit else 0  # a weight out of NF4
     need["logprob"] = 2 * scored * H * entry + block * (6 * V + 4 * H)
     comes = need["gradients"] + need["kept"] + max(need["layer"], need["logprob"])

@@ -416,7 +416,7 @@ class Run(TrainerCallback):
             say(f"--- judgement\n{row['judgement']}" if "judgement" in row else f"--- {rewards}")
 
     def table(self):
-        """First and last evaluation side by side, and the highest of all; then what to do next."""
+        """First and last evaluation, and a higher one between them; then what to do next."""
         first, last = self.evaluations[0], self.evaluations[-1]
         step = f"step {last['step']}"
         say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}{'highest':>12}")
@@ -426,7 +426,8 @@ class Run(TrainerCallback):
             else:  # a share of something that there was none of
                 values = f"{'-':>10}{last[key]:>12.3f}{'':>10}"
             highest, at = highest_of(self.evaluations, key)
-            say(f"{key[5:]:<34}{values}{highest:>12.3f} at step {at}")
+            between = highest > max(first.get(key, highest), last[key])
+            say(f"{key[5:]:<34}{values}" + f"{highest:>12.3f} at step {at}" * between)
         seconds = f"{time.time() - self.started:.0f} s"
         say(f"\n{seconds}; everything is in {self.folder}, to look at: report.html")
         say(

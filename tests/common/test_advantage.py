@@ -15,7 +15,7 @@ rewards = st.lists(one_reward, min_size=12, max_size=12)
 
 
 @given(rewards, st.sampled_from([2, 3, 4, 6, 12]), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_groups_equal_the_loop(values, group_size, scale):
     tensor = torch.tensor(values, dtype=torch.float64)
     rows = [(value, i // group_size) for i, value in enumerate(values)]
@@ -40,7 +40,7 @@ def test_constant_groups_are_exactly_zero(group_size):
 
 
 @given(st.lists(st.tuples(one_reward, st.sampled_from("abc")), min_size=1, max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_named_groups_of_any_size_and_order_equal_the_loop(rows):
     values, keys = map(list, zip(*rows))
     found = named_group_advantage(torch.tensor(values, dtype=torch.float64), keys)

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 @given(
     st.lists(st.sampled_from(["\\boxed{", "{", "}", "x", "\\", "boxed"]), max_size=24).map("".join)
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_boxed_against_counting_from_every_box(text):
     found = None
     for start in [match.end() for match in re.finditer(r"\\boxed\{", text)]:
@@ -56,7 +56,7 @@ def test_an_answer_that_takes_for_ever_is_wrong(answer, monkeypatch):
 
 
 @given(st.text(alphabet="0123456789\\{}boxedfrac $^_-+()", max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_hostile_answers_never_raise(text):
     assert is_correct(text, "7") in (True, False)
     assert is_correct(rf"\boxed{{{text}}}", r"\frac{1}{2}") in (True, False)
@@ -102,7 +102,7 @@ SENTENCE_PIECE, BPE = sentence_piece(), byte_level_bpe()
 
 
 @given(st.lists(st.integers(0, 329), max_size=60), st.lists(st.integers(0, 12), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_step_ends_on_tokens_that_no_encoder_would_write(some, more):
     assert step_ends(some, BPE) == oracle(some, BPE)
     some = [i % 269 for i in some]

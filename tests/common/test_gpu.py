@@ -4,7 +4,6 @@ docs/scale.md says can be done. That docs/one-gpu.md holds its tables is tested 
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import tango
@@ -27,20 +26,12 @@ def bench(tmp_path, monkeypatch):
     rows = [{"question": f"{i}+{i}", "answer": f"#### {2 * i}"} for i in range(100)]
     write_rows(tmp_path / "gsm8k_train.jsonl", rows)
     monkeypatch.setitem(gpu.SHAPES, "tiny", gpu.shape(64, 128, 2, 4, 2, vocab=16_384))
-    full_batch = gpu.full_batch
-
-    def within_vocabulary(*args):
-        batch = full_batch(*args)
-        ids = [ids % 16_384 for ids in (batch.prompt_ids, batch.completion_ids)]
-        return replace(batch, prompt_ids=ids[0], completion_ids=ids[1])
-
-    monkeypatch.setattr(gpu, "full_batch", within_vocabulary)
     return gpu.Bench(tmp_path, tmp_path / "models", tiny=True)
 
 
 def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     out = tmp_path / "gpu.jsonl"
-    cells = ["logprob/32", "rollouts/tiny/8x6", "update/tiny/2", "group/tiny/2", "two/tiny"]
+    cells = ["logprob/32", "rollouts/tiny/8x6", "unlike/tiny/2", "alike/tiny/2", "two/tiny"]
     cells += ["gap/tiny", "peak/tiny/4x2", "resume/tiny"]
     assert {cell.split("/")[0] for cell in cells} | {"step"} == gpu.CELLS.keys()
     gpu.measure(cells, bench, out, minutes=9)
@@ -59,7 +50,7 @@ def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     assert rows["resume/tiny"]["largest_difference"] == 0.0
     table = gpu.measured_table(rows) + gpu.other_table(rows)
     assert all(f"| `{cell}` |" in table for cell in cells) and "largest_difference 0" in table
-    assert gpu.used(rows["group/tiny/2"]["TRL, checkpointing off"]) in table
+    assert gpu.used(rows["alike/tiny/2"]["TRL, checkpointing off"]) in table
 
 
 def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):

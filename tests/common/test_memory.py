@@ -7,6 +7,7 @@ import types
 
 import tango
 from common.errors import UserError
+from common.fast.scoring import packed
 from common.model import SHARED_KEYS, load_model
 from common.players import Player, with_adapters
 from common.run import launch
@@ -145,9 +146,8 @@ def bf16_model(kind: str):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("completion", [96, 608])  # long: attention's masks are a third of it
-def test_activations_of_training(monkeypatch, kind, checkpointing, completion):
-    """On a GPU, where every head gets a copy of the keys that it shares."""
+def test_activations_of_training(monkeypatch, kind, checkpointing):
+    """Of rows that have their first token in common. On a GPU, the layers' own kernels."""
     monkeypatch.setenv(SHARED_KEYS, "0")
     config, model = bf16_model(kind)
     base = model.get_base_model()
@@ -155,15 +155,13 @@ def test_activations_of_training(monkeypatch, kind, checkpointing, completion):
         base.gradient_checkpointing_enable()
     model.enable_input_require_grads()
     model.train()
-    rows, prompt = 2, 32
+    rows, prompt, completion = 2, 32, 96
     ids = torch.ones(rows, prompt + completion, dtype=torch.long)
-    mask = ids.clone()
-    mask[0, :5] = 0  # padding: attention is given a mask
+    ids[0, 1:] = 2
 
     def step():
         with torch.autocast("cpu", torch.bfloat16):
-            output = base.model(input_ids=ids, attention_mask=mask, use_cache=False)
-        states = output.last_hidden_state
+            states, _ = packed(base.model, ids, torch.tensor(0))
         states.backward(torch.ones_like(states))
 
     step()  # gradients exist from here on
@@ -272,7 +270,7 @@ def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
     args = arguments(folder, rows_at_once=16, micro_batch=8, dry_run=False)
     pairs = with_adapters({"a": Player([], 1e-3, 1024, rows=2), "b": Player([], 0.0, 1024)})
     rows = with_adapters({"a": Player([], 1e-3, 1024), "b": Player([], 1e-3, 1024)})
-    found, expected = (plan_memory(args, players)[2] for players in (pairs, rows))
+    found, expected = (plan_memory(args, players)[3] for players in (pairs, rows))
     assert found["kept"] == 2 * expected["kept"]
     assert found["adapters"] == expected["adapters"]
     assert 2 * found["adam"] == expected["adam"]
@@ -284,7 +282,7 @@ def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
 def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
     card(gib)
     args = arguments(folder, rows_at_once=None, checkpointing="auto", micro_batch=4, dry_run=False)
-    assert plan_memory(args, PLAYERS)[:2] == (rows, checkpointing)
+    assert plan_memory(args, PLAYERS)[:3] == (rows, checkpointing, True)
     assert args.rows_at_once is None  # it is not written into the arguments
     assert gib < 100 or capsys.readouterr().out == ""  # where everything fits nothing is said
     need = lambda **k: estimate(qwen("7B"), TURNS, **RUN | k)  # noqa: E731
@@ -292,6 +290,23 @@ def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, c
     assert rows == 256 or need(rows=2 * rows)["sampling"] > gib * GIB
     plain = need(micro_batch=4, checkpointing=False, gpu_bytes=gib * GIB)
     assert (plain["training"] > gib * GIB) == (checkpointing == "on")
+
+
+@pytest.mark.parametrize("gib, rows, four_bit", [(100, None, False), (23, None, True), (23, 1, 0)])
+def test_four_bits_only_where_sixteen_do_not_fit(folder, card, capsys, gib, rows, four_bit):
+    """Beside 64 rows that are sampled, or fewer where fewer are asked for."""
+    card(gib)
+    args = arguments(folder, four_bit=None, micro_batch=1, rows_at_once=rows, dry_run=False)
+    assert plan_memory(args, PLAYERS)[2] == four_bit
+    said = "so it is loaded in 4-bit; --no-four-bit" if four_bit else "which it gets"
+    assert f"and {gib}.0 GiB are free, {said}" in capsys.readouterr().out
+    whole = {"four_bit": False, "micro_batch": 1, "gpu_bytes": gib * GIB, "rows": rows or 64}
+    assert (estimate(qwen("7B"), TURNS, **RUN | whole)["peak"] > gib * GIB) == four_bit
+
+
+def test_on_a_cpu_a_base_is_loaded_whole(capsys):
+    args = arguments("tiny", four_bit=None, micro_batch=1, rows_at_once=1, dry_run=False)
+    assert plan_memory(args, PLAYERS)[2] is False and "16 bits" not in capsys.readouterr().out
 
 
 def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
@@ -366,7 +381,7 @@ def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
 
     def plan(args, players):
         planned.append(players)
-        return 7, "on", {}
+        return 7, "on", False, {}
 
     monkeypatch.setattr(launch, "plan_memory", plan)
     monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))

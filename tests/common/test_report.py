@@ -113,7 +113,7 @@ def test_recorded_is_what_the_update_sees(tmp_path, monkeypatch, per_token, limi
     assert [row.get("of the script") for row in rows][chosen.index(0)] == [1, None, 0.5]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=40), cut=st.integers(0, 8))
 def test_token_texts_are_the_text(real_tokenizer, text, cut):
     """Whatever bytes are cut in two: one piece a token, together what the tokenizer says."""

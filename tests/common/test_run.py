@@ -170,7 +170,7 @@ def test_the_end_shows_the_best_evaluation_and_the_next_command(
     run.table()
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a", "0.500", "0.750", "+0.250", "0.900", "at", "step", "4"]
-    assert lines[3].split() == ["b", "-", "1.000", "1.000", "at", "step", "8"]
+    assert lines[3].split() == ["b", "-", "1.000"]
     assert f"next: the same command with {other} " in lines[-1]
     assert f"python -m common.run.report {tmp_path} OTHER" in lines[-1]
 
@@ -197,6 +197,17 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
 def test_a_mean_is_one_of_anything_that_can_be_gone_through():
     assert mean(x > 1 for x in (1, 2, 3, 4)) == 0.75 == mean({"a": 0.5, "b": 1.0}.values())
     assert mean([]) == mean(iter(())) == 0.0
+
+
+@pytest.mark.parametrize(
+    "dataset, helps", [("x.jsonl", "another --model"), ("tiny", "a model that follows")]
+)
+def test_what_helps_where_nothing_is_rewarded(tmp_path, dataset, helps):
+    """Of a script that asks in words of its own, which the warm-up does not teach."""
+    run = Run(tmp_path, "fork", None, module_of("tango.py").Args(dataset=dataset))
+    run.trainer = SimpleNamespace()
+    said = run._hopeless(["a/accuracy"])
+    assert said.startswith("note: a/accuracy 0 before training") and f"helps is {helps}" in said
 
 
 def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):

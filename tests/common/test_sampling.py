@@ -3,21 +3,26 @@
 import contextlib
 import copy
 import math
+import shutil
 from types import SimpleNamespace
 
 from common import plain
+from common.fast import layers as layers_module
 from common.fast import sampling
+from common.fast.layers import FusedLora4bit, prepared
 from common.fast.sampling import complete, sample
-from common.model import load_model
+from common.model import SHARED_KEYS, load_model
 from common.plain import tokenize
 from common.run.models import load_tokenizer
 from common.tasks.math import load_questions
+from common.tiny import TINY
 from tango import verify_prompt
 
 import pytest
 import torch
 from conftest import perturb
-from transformers import LlamaConfig, Qwen2Config
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,8 @@ def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, 
 
     expected = both()
     monkeypatch.setitem(sampling.SEGMENT, "cpu", 7)
-    monkeypatch.setitem(sampling.READ_AT_ONCE, "cpu", 4)
+    monkeypatch.setitem(sampling.ALIGNED, "cpu", 16)
+    monkeypatch.setitem(plain.READ_AT_ONCE, "cpu", 4)
     monkeypatch.setattr(
         "common.fast.sampling._repeat", lambda step, n, _: [step() for _ in range(n)]
     )
@@ -126,6 +132,20 @@ def test_draws_follow_the_distribution(temperature):
         share = (tokens == token).double().mean().item()
         assert abs(share - expected) <= 5 * (expected * (1 - expected) / 100_000) ** 0.5
     torch.testing.assert_close(logp.double(), p.log()[tokens])
+
+
+@pytest.mark.parametrize("vocab, scale", [(1024, 0.1), (1000, 3.0), (300, 30.0), (7, 1.0)])
+def test_draws_are_those_of_one_sum_over_the_vocabulary(vocab, scale):
+    """On the same random numbers, flat and peaked."""
+    torch.manual_seed(0)
+    logits = scale * torch.randn(1500, vocab)
+    state = torch.get_rng_state()
+    found, _ = sampling._draw(logits, 0.7)
+    torch.set_rng_state(state)
+    sums = (logits / 0.7).log_softmax(-1).exp().cumsum(-1, dtype=torch.float64)
+    u = (1 - torch.rand(1500, 1, dtype=torch.float64)) * sums[:, -1:]
+    expected = torch.searchsorted(sums, u).squeeze(1)
+    assert torch.equal(found, expected) and (len(set(found.tolist())) > 6)
 
 
 @pytest.mark.parametrize("random, token", [(0.0, 5), (1 - 2**-53, 1), (0.3, 5), (0.7, 4)])
@@ -227,6 +247,96 @@ def test_logits_of_a_16_bit_head_are_not_rounded(in_bfloat16):
     exact = hidden.double() @ weight.double().T
     assert logits.dtype == torch.float32 and rounded.dtype == torch.bfloat16
     assert (logits - exact).abs().max() < 1e-4 < 1e-2 < (rounded - exact).abs().max()
+
+
+# ------------------------------------------------------------------ what a token costs a GPU
+class Kernels(TorchDispatchMode):
+    """Counts the kernels that a GPU would start. Fails where it would be waited for."""
+
+    waits = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
+    free = set(
+        "view _unsafe_view expand t transpose permute unsqueeze squeeze slice select alias detach "
+        "split as_strided unbind empty empty_like _reshape_alias unfold".split()
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.split("::")[1]
+        assert name not in self.waits, name
+        # bitsandbytes unpacks scales, adds their offset, unpacks weights and multiplies
+        self.count += 4 if name == "gemm_4bit" else name not in self.free
+        return function(*args, **kwargs or {})
+
+
+def kernels_of_a_token(folder, monkeypatch, layers: int) -> int:
+    """In a model of Qwen2's kind in four bits, loaded and run as on a GPU."""
+    shutil.copytree(TINY, folder, dirs_exist_ok=True)
+    shape = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": layers}
+    shape |= {"num_attention_heads": 6, "num_key_value_heads": 1, "vocab_size": 512}
+    whole = AutoModelForCausalLM.from_config(Qwen2Config(**shape), dtype=torch.bfloat16)
+    whole.save_pretrained(folder)
+    load = AutoModelForCausalLM.from_pretrained
+
+    def in_bfloat16(*args, quantization_config, dtype, **more):
+        quantization_config.bnb_4bit_compute_dtype = dtype = torch.bfloat16
+        return load(*args, quantization_config=quantization_config, dtype=dtype, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", in_bfloat16)
+        replace = layers_module.replace_layers
+        patch.setattr("common.model.replace_layers", lambda model, _: replace(model, gpu=True))
+        model, _ = load_model(str(folder), ["player"], 4, True, seed=0)
+    monkeypatch.setenv(SHARED_KEYS, "0")
+    counts = []
+
+    def one_counted(step, count, ended):
+        step()
+        with Kernels() as kernels:
+            step()
+        counts.append(kernels.count)
+
+    one_kernel = lambda norm, x: x * norm.weight  # noqa: E731
+    monkeypatch.setattr(layers_module.FusedNorm, "forward", one_kernel)
+    monkeypatch.setattr(sampling, "_repeat", one_counted)
+    monkeypatch.setitem(sampling.SEGMENT, "cpu", 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        sample(model.eval(), [[5, 6, 7, 8], [5, 6, 9]] * 4, 4, 1.0, [3], 0)
+    return counts[0]
+
+
+def test_a_token_of_1_5b_takes_at_most_1200_kernels_and_never_waits(tmp_path, monkeypatch):
+    """Qwen2.5 1.5B has 28 layers. The kernels of a layer do not depend on its width."""
+    two, four = (kernels_of_a_token(tmp_path / str(n), monkeypatch, n) for n in (2, 4))
+    of_layer, rest = (four - two) // 2, two - (four - two)
+    assert 28 * of_layer + rest <= 1200, (of_layer, rest)
+
+
+def test_what_is_prepared_changes_no_bit_and_is_put_back(monkeypatch):
+    """4-bit weights unpacked, A and B rounded once, under autocast."""
+    model, tokenizer = load_model("tiny", ["a", "b"], 4, True, seed=0)
+    perturb(model)
+    layer = next(module for module in model.modules() if isinstance(module, FusedLora4bit))
+    layer.base_layer.compute_dtype = torch.bfloat16
+    A, x = layer.lora_A["a"].weight, torch.randn(3, 5, layer.in_features).bfloat16()
+    before = {n: (p.data_ptr(), p.dtype) for n, p in model.named_parameters()}
+    base = layer.base_layer
+    for player in ("a", None):
+        with model.disable_adapter() if player is None else contextlib.nullcontext():
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                expected = layer(x)
+                with pytest.raises(RuntimeError), prepared(model):
+                    assert A.dtype == torch.bfloat16 and layer.base_layer is not base
+                    found = layer(x)
+                    raise RuntimeError
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert before == {n: (p.data_ptr(), p.dtype) for n, p in model.named_parameters()}
+        assert layer.base_layer is base
+    monkeypatch.setattr(layers_module, "free_memory", lambda _: 1000)
+    with prepared(model):
+        assert layer.base_layer is base
 
 
 # ------------------------------------------------------------------ prompts

@@ -1,26 +1,36 @@
 """common/fast/scoring.py: each saving gives what the plain computation gives."""
 
+import functools
 from dataclasses import replace
 
 from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
-from common.fast import sampling, scoring
+from common.fast import scoring
 from common.model import load_model
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_players, perturb, relative
+from torch.utils.checkpoint import checkpoint
 from trainers import SHAPE
-from transformers import BioGptConfig, BioGptForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BioGptConfig,
+    BioGptForCausalLM,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 
 # ------------------------------------------------------------------ the scored forward pass
 @pytest.fixture(scope="module")
 def model():
+    """In float64, where what is the same is equal to 1e-9."""
     model, _ = load_model("tiny", ["a", "b"], 4, False, seed=0)
     perturb(model)
-    return model.get_base_model()
+    return model.get_base_model().double()
 
 
 def some_rows(prompts: int, each: int, T=9, P=7) -> Batch:
@@ -44,7 +54,7 @@ def some_rows(prompts: int, each: int, T=9, P=7) -> Batch:
 def plain(base, batch, temperature=1.0):
     """Log-probs and entropies through all logits, every row by itself, without any padding."""
     B, T = batch.completion_ids.shape
-    logps, entropies = torch.zeros(B, T), torch.zeros(B, T)
+    logps, entropies = (torch.zeros(B, T, dtype=base.dtype) for _ in range(2))
     for i in range(B):
         prompt, completion = (
             ids[i][mask[i].bool()]
@@ -73,10 +83,11 @@ def tokens_run(base, monkeypatch) -> list[int]:
     return tokens
 
 
-def assert_score_is_plain(base, batch, temperature, monkeypatch) -> list[int]:
+def assert_score_is_plain(base, batch, temperature, monkeypatch, of=".a.") -> list[int]:
     """Log-probs, entropies and gradient; returns the tokens of the passes that `score` took."""
-    weight = torch.randn(batch.completion_ids.shape, generator=torch.Generator().manual_seed(0))
-    named = {n: p for n, p in base.named_parameters() if ".a." in n}
+    draw = {"generator": torch.Generator().manual_seed(0), "dtype": base.dtype}
+    weight = torch.randn(batch.completion_ids.shape, **draw)
+    named = {n: p for n, p in base.named_parameters() if of in n}
     tokens, found = [], []
     for function in (plain, scoring.token_logps):
         logps, entropies = function(base, batch, temperature)
@@ -84,25 +95,52 @@ def assert_score_is_plain(base, batch, temperature, monkeypatch) -> list[int]:
         found.append((logps.detach(), entropies.detach(), dict(zip(named, gradients))))
         tokens = tokens or tokens_run(base, monkeypatch)
     for ours, expected in zip(found[1][:2], found[0][:2]):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
-    assert relative(found[1][2], found[0][2]) <= 1e-4
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-9)
+    assert relative(found[1][2], found[0][2]) <= 1e-6  # norms are float32
     return tokens
 
 
-@pytest.mark.parametrize("prompts, each, passes", [(2, 4, 2), (1, 3, 2), (6, 1, 1)])
-def test_scores_and_gradient_are_those_of_plain_logits(model, monkeypatch, prompts, each, passes):
-    """Rows that share a prompt take two passes: prompts once, then completions."""
-    tokens = assert_score_is_plain(model, some_rows(prompts, each), 0.7, monkeypatch)
-    assert len(tokens) == passes and (passes == 1 or sum(tokens) < 16 * prompts * each)
+def different_beginnings(batch) -> int:
+    """How many tokens differ by what they are or by what precedes them, last ones left out."""
+    found = set()
+    for i in range(len(batch)):
+        row = []
+        row += batch.prompt_ids[i][batch.prompt_mask[i].bool()].tolist()
+        row += batch.completion_ids[i][batch.completion_mask[i].bool()].tolist()
+        found |= {tuple(row[:end]) for end in range(1, len(row))}
+    return len(found)
 
 
-@pytest.mark.parametrize("saved, passes", [(7 * 6 - 1, 2), (7 * 6, 1)])
-def test_on_a_gpu_a_pass_must_save_more(model, monkeypatch, saved, passes):
-    """Eight rows share a prompt of 7 tokens; seven of them spare all but the last."""
-    monkeypatch.setitem(scoring.MUST_SAVE, "cpu", saved)
-    assert len(assert_score_is_plain(model, some_rows(1, 8), 1.0, monkeypatch)) == passes
-    monkeypatch.setattr(sampling, "WORTH_A_PASS", 1)
-    assert sampling.common_beginning([[5, 6, 7], [5, 6, 8]], least=3) == 0
+@pytest.mark.parametrize("prompts, each", [(2, 4), (6, 1), (1, 1)])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_scores_and_gradient_are_those_of_plain_logits(
+    model, monkeypatch, prompts, each, checkpointing
+):
+    """What rows begin with alike runs once and padding never, recomputed or not."""
+    if checkpointing:
+        for layer in model.base_model.layers:
+            monkeypatch.setattr(layer, "gradient_checkpointing", True)
+            again = functools.partial(checkpoint, use_reentrant=False)
+            monkeypatch.setattr(layer, "_gradient_checkpointing_func", again, raising=False)
+        monkeypatch.setattr(model, "training", True)
+    batch = some_rows(prompts, each)
+    tokens = assert_score_is_plain(model, batch, 0.7, monkeypatch)
+    assert tokens == [different_beginnings(batch)] < [16 * prompts * each]
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config])
+def test_other_shapes_and_rows_that_are_equal(monkeypatch, config):
+    torch.manual_seed(0)
+    base = config(**SHAPE | {"num_hidden_layers": 2})
+    model = AutoModelForCausalLM.from_config(base).double().requires_grad_(False)
+    for layer in model.base_model.layers:
+        layer.self_attn.v_proj.weight.requires_grad_()
+    batch = some_rows(3, 2)
+    # two rows are equal to the last token, and one begins as a longer one does
+    batch = batch.take(torch.tensor([0, 0, 2, 2, 4, 5]))
+    batch.completion_mask[2, 1:] = 0
+    tokens = assert_score_is_plain(model, batch, 1.0, monkeypatch, ".v_proj.weight")
+    assert tokens == [different_beginnings(batch)]
 
 
 @pytest.mark.gpu
@@ -123,35 +161,11 @@ def test_on_a_gpu_padding_has_a_finite_gradient(monkeypatch, completion):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("prompts, each, passes", [(3, 2, 3), (4, 1, 2)])
-def test_a_common_beginning_of_unlike_prompts_runs_once(model, monkeypatch, prompts, each, passes):
-    """Instructions of 5 tokens before questions of different lengths, one of them a token long."""
-    monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
-    batch = some_rows(prompts, each, P=9)
-    lengths = torch.tensor([6, 8, 9, 7])[:prompts].repeat_interleave(each)
-    batch.prompt_mask = (torch.arange(9) >= 9 - lengths[:, None]).long()
-    for row, length in enumerate(lengths.tolist()):
-        batch.prompt_ids[row, 9 - length : 14 - length] = torch.tensor([7, 8, 9, 10, 11])
-        batch.prompt_ids[row, 14 - length] = 12 + row // each
-    tokens = assert_score_is_plain(model, batch, 1.0, monkeypatch)
-    assert len(tokens) == passes and tokens[0] == 5
-
-
-def test_of_prompts_that_differ_in_their_last_token_only_nothing_is_left(model, monkeypatch):
-    """To be run once for the rows that share one."""
-    monkeypatch.setattr(sampling, "WORTH_A_PASS", 5)
-    batch = replace(some_rows(2, 2), prompt_mask=torch.ones(4, 7, dtype=torch.long))
-    batch.prompt_ids[:, :6] = torch.arange(7, 13)
-    batch.prompt_ids[:, 6] = torch.tensor([13, 13, 14, 14])
-    assert len(assert_score_is_plain(model, batch, 1.0, monkeypatch)) == 2
-
-
-def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(model, monkeypatch):
+@pytest.mark.parametrize("one_row", [True, False])
+def test_padding_in_front_of_all_rows_moves_their_places(model, monkeypatch, one_row):
     """Which changes nothing but how numbers are rounded: prime.py measures its noise by that."""
-    monkeypatch.setattr(sampling, "WORTH_A_PASS", 2)
+    monkeypatch.setattr(scoring, "has_plain_attention", lambda _: one_row)
     batch, places, forward = some_rows(3, 1), [], model.base_model.forward
-    batch.prompt_mask = torch.ones(3, 7, dtype=torch.long)
-    batch.prompt_ids[:, :3] = torch.tensor([7, 8, 9])
 
     def seen(**inputs):
         places.append(inputs["position_ids"][0, 0].item())
@@ -163,7 +177,7 @@ def test_padding_in_front_of_all_rows_moves_the_places_of_a_common_beginning(mod
     with torch.no_grad():
         one, two = (scoring.token_logps(model, b, 1.0)[0] for b in (batch, padded))
     torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
-    assert places[::2] == [0, 1]  # of the passes over the beginning
+    assert places == [0, 1] and not torch.equal(one, two)
 
 
 def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model, monkeypatch):
@@ -178,8 +192,8 @@ def test_prompts_that_differ_only_in_their_padding_are_not_taken_for_one(model, 
     assert (logps[0] - logps[2]).abs().max() > 1e-3
 
 
-def test_models_with_a_sliding_window_do_not_share_prompts(monkeypatch):
-    """Their caches drop what has slid out of the window."""
+def test_models_with_a_sliding_window_run_row_by_row(monkeypatch):
+    """What a token sees goes by its place in its row."""
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
     torch.manual_seed(0)
     sliding = Qwen2ForCausalLM(Qwen2Config(**SHAPE, **window))
@@ -187,23 +201,19 @@ def test_models_with_a_sliding_window_do_not_share_prompts(monkeypatch):
     expected, _ = plain(sliding, batch)
     tokens = tokens_run(sliding, monkeypatch)
     got, _ = scoring.token_logps(sliding, batch, 1.0)
-    assert tokens == [8 * 16]
+    assert tokens == [8 * 15] and batch.prompt_ids.shape == (8, 7)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("attention, passes", [("sdpa", 2), ("eager", 1)])
-def test_padding_moves_no_token_of_a_model_that_learned_a_vector_per_place(
-    monkeypatch, attention, passes
-):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padding_moves_no_token_of_a_model_that_learned_a_vector_per_place(attention):
     """BioGPT. HunYuan's norms after the rotation and Ministral's scaled queries notice it, too."""
     torch.manual_seed(0)
     config = BioGptConfig(**SHAPE, initializer_range=0.2, attn_implementation=attention)
     model = BioGptForCausalLM(config).eval()
     batch = some_rows(2, 4)
     expected, _ = plain(model, batch)
-    tokens = tokens_run(model, monkeypatch)
     got, _ = scoring.token_logps(model, batch, 1.0)
-    assert len(tokens) == passes
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -242,7 +252,6 @@ def test_rows_of_one_prompt_stay_together_in_order():
     assert scoring.in_order(batch).tolist() == [2, 0, 3, 5, 4, 1]
     batch.completion_mask[0] = 1  # x is longest now; its other row has a prompt of its own
     assert scoring.in_order(batch).tolist()[0] == 2
-    assert scoring.in_order(batch, sharing=False).tolist() == [4, 2, 3, 5, 0, 1]
 
 
 def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
@@ -283,7 +292,7 @@ class Remembers(CoTrainer):
 
 
 def test_activation_checkpointing_gives_the_same_gradient(tmp_path):
-    """In a run: sampling in between keeps no activations, and prompts are not shared."""
+    """In a run: sampling in between keeps no activations."""
 
     def step(trainer, rows):
         torch.manual_seed(0)

@@ -126,7 +126,8 @@ class Answer(BaseHTTPRequestHandler):
             time.sleep(self.server.delay)
             kind = self.path.removeprefix("/v1/")
             broken = self.server.broken if kind == "completions" else None
-            self.say(*(broken or kinds[kind](**body)))
+            answer = broken or kinds[kind](**body)
+        self.say(*answer)  # not before: the client may draw random numbers at once
 
     def say(self, status: int, answer):
         text = json.dumps(answer).encode()

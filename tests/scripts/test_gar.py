@@ -26,7 +26,7 @@ PIECES = [*"ab .\n\t!?é漢🙂", "Wait, ", "So ", "Therefore "]
 @example("x" * 10_000)
 @example("word " * 3000)
 @example("a\r\nb\u2028\n")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_nothing_is_lost_and_nothing_is_too_long(text):
     for limit, least in ((7, 1), (20, 5), (1, 1), (1000, 10)):
         slices = slice_reasoning(text, len, limit, least)

@@ -24,7 +24,7 @@ PIECES += ["7", "10", "-", ".", "/", "0", " ", "\n"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_a_score_is_none_or_in_the_unit_interval(text):
     value = judge_score(text)
     assert value is None or 0.0 <= value <= 1.0
@@ -35,7 +35,7 @@ def test_a_score_is_none_or_in_the_unit_interval(text):
 # ------------------------------------------------------------------ advantages
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.integers(0, 2)), min_size=1, max_size=40))
 @example([(1 / 3, 0), (1 / 3 + 6e-8, 0)] * 8)  # rounding noise is not amplified
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_part_whiten_equals_the_loop(rows):
     got = part_whiten(*map(torch.tensor, zip(*rows)))
     assert got.tolist() == pytest.approx(whitened(rows, 1e-4), abs=1e-4)
@@ -47,7 +47,7 @@ def test_part_whiten_equals_the_loop(rows):
     st.integers(1, 6),
     st.lists(st.lists(st.sampled_from("abcdefghijkl"), max_size=5), max_size=8),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_full_pool_drops_its_oldest_self_generated_question(seeds, room, batches):
     """And neither copies nor held-out questions, here "c", join it."""
     pool = [f"seed {i}" for i in range(seeds)]

@@ -173,7 +173,7 @@ WRITTEN = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 
 @given(WRITTEN, WRITTEN)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_no_verdict_that_nobody_wrote_and_no_format_out_of_its_range(text, other):
     verdicts, final = parse_judgement(text)
     assert len(verdicts) <= text.count("</step>")
