@@ -123,6 +123,28 @@ def test_what_is_not_separated_says_so():
     assert a_row("last:x - first:x", A)["kind"] == "gain"
 
 
+def test_claims_are_counted_as_a_reviewer_would():
+    row = {"verdict": "separated", "paper": "higher", "kind": "difference", "ours": 0.1}
+    rows = [row, row | {"ours": -0.1}, row | {"kind": "ratio", "ours": 0.8}, row | {"paper": "-"}]
+    rows += [row | {"verdict": "not separated"}]
+    said = ["agrees", "contradicts", "contradicts", "control", "not separated"]
+    assert [pages.stands(row) for row in rows] == said
+    counts = "in 4 the 95 % interval leaves out zero (of a ratio: one): 1 agree with the paper, 2 "
+    assert counts in pages.counted(rows)
+
+
+def test_the_headline_leaves_out_what_has_not_run(made_up, monkeypatch):
+    ours = [["made_up", v, f"by {v}", "nobody"] for v in ("a", "b")]
+    chosen = {"experiment": "made_up", "made_up": {"figure": "f", "says": "s", "rows": ours}}
+    monkeypatch.setitem(pages.SHOWN, "headline", chosen)
+    assert "by a" not in pages.headline()
+    runs = [
+        run | {"evaluations": [{f"eval/{ACCURACY}": x} for x in (0.4, 0.3)]} for run in A.values()
+    ]
+    made_up("made_up", runs)
+    assert pages.headline().endswith("| by a | nobody | 30.0±0.0 | 2 of 2 |\n")
+
+
 def test_every_claim_is_about_variants_that_exist():
     for claim in CLAIMS:
         assert set(claim.variants) <= evidence.EXPERIMENTS[claim.experiment].variants.keys(), claim
@@ -184,13 +206,12 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     made_up("made_up_rates", swept())
     made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
     text = pages.block("made_up")
-    assert "runs `tango.py --lr 0.001` with\n\n- a, 2 seeds: nothing else" in text  # all have it
-    assert "\n- not run yet: b" in text
+    assert "runs `tango.py --lr 0.001`; not run yet: b.\n" in text  # all that ran have the rate
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert lines[-3] + lines[-1] == "| variant | 0.001 | 0.002 || a | **36.7** | 20.0 |"
     before, after = pages.table("made_up").splitlines()[2:]
-    assert before == "| before training | 10.0 ± 0.0 |  |"
-    assert after == "| a | 31.0 ± 12.7 | 8.0, 1 never |"
+    assert before == "| before training | 10.0±0.0 |  |"
+    assert after == "| a, 2 | 31.0±12.7 | 8.0, 1 never |"
 
 
 @pytest.mark.parametrize("name", pages.TRAINED)
