@@ -262,7 +262,8 @@ class Prime(CoTrainer):
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
             "rows": sum(self.gather([len(batch)])),  # B of all processes
         }
-        return replace(batch, player="prm", advantages=None, notes=[], columns=columns, origins=[])
+        nothing = {"advantages": None, "sampled_logps": None, "notes": [], "origins": []}
+        return replace(batch, player="prm", columns=columns, **nothing)
 
     def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""

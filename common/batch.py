@@ -47,7 +47,7 @@ class Batch:
     base_logps: Tensor | None = None
     """(B, T) log-probs under the base, with a KL term only"""
     sampled_logps: Tensor | None = None
-    """(B, T) log-probs at which the server sampled the tokens, with --rollouts only"""
+    """(B, T) log-probs with which the tokens were drawn; None with --plain"""
     texts: list[str] = field(default_factory=list)
     """B completions"""
     notes: list[dict] = field(default_factory=list)

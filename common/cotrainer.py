@@ -228,12 +228,12 @@ class CoTrainer(AdapterTrainer):
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
-        """Returns (token ids of each prompt, token ids of its completion with the end token; with
-        --rollouts the log-prob of each token when the server sampled it, else None).
+        """Returns (token ids of each prompt, token ids of its completion with the end token, the
+        log-prob of each token when it was drawn; [] with --plain).
         """
         if not prompts:
-            return [], [], None
-        player, completions, logps = self.player_named(name), [], None
+            return [], [], []
+        player, completions, logps = self.player_named(name), [], []
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
@@ -252,9 +252,10 @@ class CoTrainer(AdapterTrainer):
                 )
             else:
                 for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
-                    completions += self.engine.complete(
+                    ids, of_tokens = self.engine.complete(
                         self.model, part, player.max_tokens, temperature, ends, pad_id
                     )
+                    completions, logps = completions + ids, logps + of_tokens
         self.sampled_tokens += sum(map(len, completions))
         return prompt_ids, completions, logps
 
@@ -325,9 +326,7 @@ class CoTrainer(AdapterTrainer):
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        if (
-            logp.requires_grad and batch.sampled_logps is not None
-        ):  # the player, while it is trained
+        if logp.requires_grad and batch.sampled_logps is not None:  # who is trained has sampled it
             gap = (logp.detach() - batch.sampled_logps).abs()
             self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
         return logp, entropy

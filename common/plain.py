@@ -53,7 +53,7 @@ def special_tokens(tokenizer) -> list[str]:
 
 # ------------------------------------------------------------------ sampling
 @torch.no_grad()
-def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
+def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> tuple[list, list]:
     """Samples one completion per prompt by transformers' `generate`, from
     softmax(logits / temperature) over the whole vocabulary.
 
@@ -66,7 +66,8 @@ def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> lis
         pad_id: padding for prompts of unlike length.
 
     Returns:
-        Token ids of each row.
+        (token ids of each row, the log-prob of each token when it was drawn: [], because `generate`
+        keeps none).
     """
     base = model.get_base_model()
     ids = [torch.tensor(prompt) for prompt in prompt_ids]
@@ -89,7 +90,7 @@ def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> lis
         )[:, max(map(len, prompt_ids)) :]  # (B, T)
     ends = torch.isin(written, torch.tensor(eos_ids, device=written.device)).int().cumsum(1)
     lengths = (ends == 0).sum(1) + 1  # with the end token; slicing stops at T where there is none
-    return [row[:n] for row, n in zip(written.tolist(), lengths.tolist())]
+    return [row[:n] for row, n in zip(written.tolist(), lengths.tolist())], []
 
 
 @contextmanager

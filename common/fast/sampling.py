@@ -53,12 +53,12 @@ def has_plain_attention(model) -> bool:
 
 
 @torch.no_grad()
-def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> list[list[int]]:
+def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> tuple[list, list]:
     """As `plain.complete`, by `sample` where it supports the model."""
     if not has_plain_attention(model.get_base_model()):
         return plain.complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
     with without_checkpointing(model):  # under checkpointing no layer fills a cache
-        return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)[0]
+        return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
 
 
 @torch.no_grad()

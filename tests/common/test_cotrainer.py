@@ -190,7 +190,9 @@ def test_update_trains_the_batchs_player_whoevers_turn_it_is(tmp_path, turn, pla
     assert moved(before[1], lora(trainer, other)) == 0
     assert all(p.grad is None for p in trainer.model.parameters())
     keys = ("entropy", "loss", "grad_norm", "learning_rate")
-    assert set(gathered(trainer)) == {f"{player}/{key}" for key in keys}
+    metrics = gathered(trainer)
+    assert metrics.pop("co/sampler_gap") < 1e-5  # what was sampled is what is scored
+    assert set(metrics) == {f"{player}/{key}" for key in keys}
 
 
 def test_update_clips_to_the_players_norm_and_zero_is_no_limit(at_rest):

@@ -162,7 +162,7 @@ def own(trainer, name, prompts, begun=()) -> list[list[int]]:
     ids = [[*one, *more] for one, more in zip(ids, begun or [()] * len(ids))]
     with trainer.playing(name):
         ends, limit = trainer.eos_token_ids, trainer.player_named(name).max_tokens
-        return trainer.engine.complete(trainer.model, ids, limit, 0.0, ends, 0)
+        return trainer.engine.complete(trainer.model, ids, limit, 0.0, ends, 0)[0]
 
 
 def prompts_of(trainer, count=6) -> list:

@@ -108,7 +108,7 @@ class Writer:
             assert set(tokens).isdisjoint(self.tokenizer.all_special_ids)
             written.append([*tokens, self.tokenizer.eos_token_id][:max_tokens])
             self.prompts.append(user)
-        return written
+        return written, []
 
     def read(self, ids: list[int]) -> str:
         """The user's message. The template's own tokens are in their places, and no others."""
@@ -277,7 +277,7 @@ def test_sampling_is_that_of_transformers(smollm2, known):
     questions = [question for question in known if question.endswith("?")][:2]
     prompts = tokenize([solve_prompt(question) for question in questions], tokenizer)
     ends, pad = [tokenizer.eos_token_id], tokenizer.pad_token_id
-    greedy = complete(model, prompts, 8, 0.0, ends, pad)
+    greedy = complete(model, prompts, 8, 0.0, ends, pad)[0]
     for prompt, text in zip(prompts, greedy):
         alone = model.generate(
             input_ids=torch.tensor([prompt]),
