@@ -75,8 +75,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
-    """not the paper's: only so many training questions have answers; 0: all. The verifier is then
-    trained on these, and verdicts on its steps are the only reward of a solution without answer"""
+    """not the paper's: only so many training questions have answers (0: all of them). These train
+    the verifier; for all others, the verdicts on a solution's steps are the only reward"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -168,7 +168,7 @@ def format_reward(completions, solution, **_) -> list[float]:
 # ------------------------------------------------------------------ the paper's mathematics
 def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
     """Weight of the step advantage after n of `total` generator steps."""
-    # alpha_n = max(end, a0 * exp(-n ln(a0 / end) / total)); an a0 that is smaller stays as it is
+    # alpha_n = max(end, alpha * exp(-n ln(alpha / end) / total)); an alpha below `end` is constant
     return max(end, alpha * (end / alpha) ** (n / max(1, total))) if alpha > end else alpha
 
 
@@ -225,7 +225,7 @@ class Tango(CoTrainer):
         return [self.verifier_step(known)]
 
     def with_answers(self, questions):
-        """As many questions with known answers: with --labels others than the loader's."""
+        """Returns as many questions, all with answers; --labels draws its own."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]
@@ -331,7 +331,7 @@ class Tango(CoTrainer):
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         if None in gold:
             return
-        # how it does, on embedded questions: `!` makes a step sound sure, a check is 28*5=18
+        # this shows how it games, on embedded questions: `!` sounds sure, 28*5=18 is a check
         steps = [step for text in batch.texts for step in split_steps(text)]
         judged = [step for text in texts for step in split_steps(text)]
         self.log_mean("co/sounds_sure", [sounds_sure(step) for step in steps])
@@ -414,10 +414,11 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # The base's of step 0, always: a better generator must not look like a better verifier.
+    # Always judge the base's solutions of step 0, or a better generator would look like a better
+    # verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
-    # A quarter of the questions. Accepted solutions first, then by the share of accepted steps.
+    # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.
     count = n * max(1, len(held_out) // 4)
     rows = [row for row in held_out for _ in range(n)][:count]
     scores = []

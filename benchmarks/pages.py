@@ -332,8 +332,8 @@ def headline() -> str:
     begin = [
         measure("first:generator/accuracy", run) for run in runs_of(*chosen["rows"][0][:2]).values()
     ]
-    start = f"accuracy, %; {cell(begin, True)} before" if begin else "accuracy, %"
-    header = ["the generator's reward", "who sees gold answers", start, "seeds worse"]
+    start = f"accuracy, %; {cell(begin, True)} before training" if begin else "accuracy, %"
+    header = ["the generator's reward", "who sees gold answers", start, "seeds below their start"]
     return f"{text}*{chosen['says']}*\n\n{markdown(header, rows)}"
 
 
@@ -349,6 +349,7 @@ def blocks() -> dict[tuple[str, str], str]:
     known = {row["claim"]: row for row in rows}
     some, nulls = ([known[n] for n in SHOWN[k] if n in known] for k in ("readme", "nulls"))
     header = ["what", "mean [95 % interval]", "seeds"]
+    of_readme = ["what", "second minus first [95 % interval]", "paper"]
     readme = [[linked(r, "docs/"), figure_of(r), stands(r)] for r in some]
     nulls = markdown(header[:2], [[linked(r, ""), in_words(r)] for r in nulls])
     lines = [
@@ -359,7 +360,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/idea.md", "gap"): gap,
         ("docs/idea.md", "verdicts"): verdicts,
         ("README.md", "headline"): headline(),
-        ("README.md", "evidence"): f"{counted(rows)}\n{markdown([*header[:2], 'paper'], readme)}",
+        ("README.md", "evidence"): f"{counted(rows)}\n{markdown(of_readme, readme)}",
         ("docs/idea.md", "nulls"): nulls,
         ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
         ("docs/measured.md", "claims"): markdown(["claim", "what", "paper", *header[1:]], lines),

@@ -1,6 +1,6 @@
 """CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base.
 
-A script defines its players and writes `step`, one optimiser step of its paper, which returns the
+A script defines its players and writes `step`, one training step of its paper, which returns the
 batches to train on, in order. A step is written with these verbs:
     rollout(player, rows)            samples completions and rewards them -> batch with advantages
     generate(player, prompts)        samples without training -> texts (generate_ids: token ids)
@@ -56,7 +56,7 @@ class CoTrainer(AdapterTrainer):
         raise NotImplementedError
 
     def step(self, rows: list[dict]) -> list[Batch]:
-        """THE SCRIPT WRITES THIS: one optimiser step, which returns the batches to train on.
+        """THE SCRIPT WRITES THIS: one training step, which returns the batches to train on.
 
         rows: this process's questions from the data loader, each group_size times in a row.
         """
@@ -82,13 +82,13 @@ class CoTrainer(AdapterTrainer):
         return torch.zeros((), device=self.accelerator.device)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Returns this micro-batch's share of the step's loss:
+        """Returns this micro-batch's share of the batch's loss:
 
-            loss     = sum over all tokens t of a step (-A_t ratio_t + kl k3_t) / their number
+            loss     = sum over all tokens t of the batch (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
-        There is one update per batch of rollouts, so PPO's clip would never act. The shares of all
+        A batch is trained on once, so there is nothing for PPO's clip to do. The shares of all
         micro-batches and processes add up to the loss, and so do their gradients. A script whose
         paper has another loss overrides this method; `batch.player` names the player.
         """
@@ -182,7 +182,8 @@ class CoTrainer(AdapterTrainer):
         Args:
             name: the player.
             rows: {"prompt": [messages], further columns for the reward functions}; rows of a group
-                are adjacent. A process may have no rows, but all processes call `rollout` together.
+                are adjacent. All processes call `rollout` together, with as many rows each; of a
+                player without reward functions a process may have other numbers, or none.
 
         Returns:
             A batch. Its rewards (B,) are sums over the reward functions; a script may add to its
@@ -275,7 +276,7 @@ class CoTrainer(AdapterTrainer):
         return self.decode(ids)
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        # of no row, transformers would make the text of one that is empty
+        # of no rows, batch_decode makes one empty text
         return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
 
     def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
@@ -305,7 +306,7 @@ class CoTrainer(AdapterTrainer):
             groups = [i // G for i in range(len(rewards))]
         for note, reward in zip(batch.notes, rewards.tolist()):
             note["rewards"]["total"] = reward
-        if self.player_named(name).rewards:  # instead of what `rollout` has logged of these alone
+        if self.player_named(name).rewards:  # `rollout` has logged this of its functions alone
             self._sums.pop(f"{name}/frac_reward_zero_std", None)
         self.log_rewards(name, "total_reward", rewards, groups)
 
