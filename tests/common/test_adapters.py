@@ -168,7 +168,9 @@ def test_a_resumed_run_gets_the_order_of_a_later_pass_over_the_data(tmp_path):
     def step(trainer, rows):
         asked = [row["question"] for row in rows[::4]]
         seen.setdefault(trainer, []).append(asked)
-        return [trainer.rollout("ann", rows) | {"advantages": torch.zeros(8)}]
+        batch = trainer.rollout("ann", rows)
+        batch.advantages = torch.zeros(8)
+        return [batch]
 
     def a_run(folder, resumed=None):
         often = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}

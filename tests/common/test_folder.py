@@ -71,6 +71,7 @@ def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished)
     folder, _, _ = finished("tango.py")
     given = json.loads((folder / "args.json").read_text())
     may = "save_every eval_every show_every report_to rows_at_once micro_batch checkpointing plain"
+    may += " rollouts"
     assert {*may.split()} < given.keys()
     for key in given:
         other = given | {key: "another"}

@@ -179,7 +179,7 @@ def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
     """The mean reward of a step in which nobody judged: null in metrics.jsonl."""
     run = Run(tmp_path, "tango", None, SimpleNamespace(show_every=0))
     run.curves = {"one": ["a/reward"], "two": ["b/reward"]}
-    run.trainer = SimpleNamespace(player="a")
+    run.trainer = SimpleNamespace(trained_last="a")
     state = SimpleNamespace(global_step=1, max_steps=4)
     run.on_log(None, state, None, {"a/reward": None, "b/reward": 0.5})
     shown = capsys.readouterr().out
