@@ -51,7 +51,7 @@ def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth
     with contextlib.nullcontext() if adapter else model.disable_adapter():
         ours = sample(model, prompts, limit, 0.0, [stop], pad)[0]
         monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
-        assert ours == complete(model, prompts, limit, 0.0, [stop], pad)  # by transformers
+        assert ours == complete(model, prompts, limit, 0.0, [stop], pad)[0]  # by transformers
 
 
 def test_log_probs_are_those_of_the_sampled_tokens(player):
