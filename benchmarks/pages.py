@@ -116,6 +116,8 @@ def in_words(row: dict) -> str:
 
 
 def doubt(row: dict, before: str = "; ") -> str:
+    if row["seeds"] < 2:
+        return f"{before}**one seed so far**"
     return f"{before}**not separated**" if row["verdict"] == "not separated" else ""
 
 
@@ -135,7 +137,10 @@ def stands(row: dict) -> str:
 
 
 def counted(rows: list[dict]) -> str:
-    """How many intervals leave out "no difference", and what these say of their papers."""
+    """How many intervals leave out "no difference", and what these say of their papers; one seed
+    has no interval.
+    """
+    rows = [row for row in rows if row["seeds"] > 1]
     found = Counter(stands(row) for row in rows)
     apart = len(rows) - found["not separated"]
     return (

@@ -124,13 +124,15 @@ def test_what_is_not_separated_says_so():
 
 
 def test_claims_are_counted_as_a_reviewer_would():
-    row = {"verdict": "separated", "paper": "higher", "kind": "difference", "ours": 0.1}
+    row = {"verdict": "separated", "paper": "higher", "kind": "difference", "ours": 0.1, "seeds": 5}
     rows = [row, row | {"ours": -0.1}, row | {"kind": "ratio", "ours": 0.8}, row | {"paper": "-"}]
     rows += [row | {"verdict": "not separated"}]
     said = ["agrees", "contradicts", "contradicts", "control", "not separated"]
     assert [pages.stands(row) for row in rows] == said
     counts = "in 4 the 95 % interval leaves out zero (of a ratio: one): 1 agree with the paper, 2 "
-    assert counts in pages.counted(rows)
+    alone = row | {"seeds": 1}  # it has no interval
+    assert f"Of 5 comparisons, {counts}" in pages.counted([*rows, alone])
+    assert "one seed" in pages.doubt(alone) and not pages.doubt(row)
 
 
 def test_the_headline_leaves_out_what_has_not_run(made_up, monkeypatch):
