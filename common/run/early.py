@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from common.errors import UserError
+from common.errors import NOBODY, UserError
 
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
 
@@ -33,6 +33,9 @@ def answer(script: ModuleType):
             if load and not args.dry_run and any(map(is_file, (args.dataset, args.held_out))):
                 with contextlib.redirect_stdout(io.StringIO()):  # the run itself will say it
                     evaluate(load, tree, script.__file__, space)(args)
+        except BrokenPipeError:  # `--help | head` has seen enough
+            sys.stdout = NOBODY
+            sys.exit()
         except UserError as error:
             if sys.stderr:  # None: the shell has closed it
                 print(f"error: {error}", file=sys.stderr, flush=True)
