@@ -318,8 +318,8 @@ class Tango(CoTrainer):
         self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
         if "judgement" not in batch.columns:
             return
-        judged = [judgement for judgement, k in zip(judgements, known) if k]
-        self.report_verdicts(judged, batch.rewards[known].bool().tolist())
+        of_known = [judgement for judgement, k in zip(judgements, known) if k]
+        self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])

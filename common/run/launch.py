@@ -96,8 +96,6 @@ def planned(args, players: dict[str, Player]):
     """Returns the arguments with what the plan of memory decides where they leave it open; asks the
     server of --rollouts for its base, before anything is loaded.
     """
-    if args.rollouts and args.four_bit is None:
-        args = dataclasses.replace(args, four_bit=False)  # a server's base is in 16 bits
     rows, checkpointing, four_bit, _ = plan_memory(args, players)
     if args.rollouts:
         find_base(args.rollouts)
