@@ -38,7 +38,6 @@ from common.run.recording import write_rows
 from common.tasks.answers import grouped
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 
 class CoTrainer(AdapterTrainer):
@@ -198,8 +197,10 @@ class CoTrainer(AdapterTrainer):
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch.total_tokens = sum(tokens)
         batch.texts = self.decode(ids)
-        if logps:
-            batch.sampled_logps = pad_sequence([*map(torch.tensor, logps)], True).to(device)
+        if len(logps) == len(ids):  # none with --plain, and none of no rows
+            batch.sampled_logps = torch.zeros(batch.completion_ids.shape, device=device)
+            drawn = torch.tensor([logp for row in logps for logp in row], device=device)
+            batch.sampled_logps[batch.completion_mask.bool()] = drawn
         if self.kl:
             batch.base_logps = self.log_probs(None, batch)  # (B, T)
         functions = [function.__name__ for function in player.rewards]
