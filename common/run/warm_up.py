@@ -4,18 +4,22 @@
     python tango.py --model warm --dataset rows.jsonl
 
 RL rewards what can be read, so a model that never writes `<step>` learns nothing. TRL's SFTTrainer
-teaches it the references of the training questions and, where the script has a verifier of steps,
-judgements of them (common/tasks/demonstrations.py), with a LoRA adapter that is merged in the end.
-It stops as soon as nine of ten answers to held-out questions can be read: more of it would make the
-model surer of one answer, and RL needs several to choose from.
+teaches it the references of the training questions, arithmetic and, where the script has a verifier
+of steps, judgements (common/tasks/demonstrations.py), with a LoRA adapter that is merged in the
+end. It stops as soon as nine of ten answers to held-out questions can be read: more of it would
+make the model surer of one answer, and RL needs several to choose from. With --until ready it goes
+on until the held-out answers leave RL something to work with. Given its own output as --model, it
+judges solutions that this model writes.
 """
 
 import dataclasses
 import functools
 import importlib
 import json
+import random
 import time
 from pathlib import Path
+from typing import Literal
 
 from common.errors import UserError, say
 from common.fast.sampling import sample
@@ -26,7 +30,7 @@ from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
 from common.run.session import begin, plain_errors
 from common.tasks.answers import grouped, mean, solve_prompt
-from common.tasks.demonstrations import demonstrations, figures
+from common.tasks.demonstrations import demonstrations, figures, judges
 from common.tasks.math import load_questions
 
 import torch
@@ -36,9 +40,16 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 KEPT = 0.9  # share of held-out answers that can be read
+READY = {
+    "accuracy": 0.35,
+    "groups with two outcomes": 0.5,
+    "judgements read": 0.95,
+    "verifier, balanced_accuracy": 0.7,
+}
 QUESTIONS, SAMPLES = 24, 16  # held-out ones, and answers to each, before and after
-EVERY = 10  # steps between two looks at them, and two checkpoints
-FIGURES = "warm_up.json"
+EVERY = {"read": 10, "ready": 50}  # steps between two looks at them; EVERY["read"]: checkpoints
+OWN = 512  # training questions that the model answers itself
+FIGURES, ANSWERS = "warm_up.json", "own.json"
 
 
 @dataclasses.dataclass
@@ -53,6 +64,8 @@ class Args:
     """the folder that --model takes afterwards; given again, the warm-up resumes"""
     steps: Count = 150
     """optimiser steps at most, of eight solutions and judgements"""
+    until: Literal["read", "ready"] = "read"
+    """stop when nine of ten held-out answers can be read, or when RL has something to work with"""
     lr: Weight = 3e-4
     """learning rate, constant after ten steps"""
     solution_tokens: Tokens = 128
@@ -98,18 +111,33 @@ class WarmUp(TrainerCallback):
             left = minutes * (state.max_steps - state.global_step)
             where = f"step {state.global_step}/{state.max_steps}: {minutes:.1f} min"
             say(f"{where}; {left:.0f} min more if all steps are needed")
-        if state.global_step % EVERY == 0:
-            found, minutes = self.look(model, 1), (time.time() - self.started) / 60
-            shares = ", ".join(f"{k} {v:.0%}" for k, v in found.items() if k.endswith(" read"))
+        if state.global_step % EVERY[self.cfg.until] == 0:
+            found = self.look(model, 1 if self.cfg.until == "read" else 4)
+            wanted = [k for k in found if k.endswith(" read") or self.cfg.until == "ready"]
+            shares = ", ".join(f"{name} {found[name]:.2f}" for name in wanted)
+            minutes = (time.time() - self.started) / 60
             say(f"step {state.global_step}/{state.max_steps}, {minutes:.0f} min: {shares}")
-            control.should_training_stop |= is_kept(found)
+            control.should_training_stop |= is_enough(found, self.cfg.until)
 
     def on_save(self, args, state, control, **_):
         seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
 
-def is_kept(found: dict[str, float]) -> bool:
+def is_enough(found: dict[str, float], until: str) -> bool:
+    if until == "ready":
+        return all(found[name] >= least for name, least in READY.items() if name in found)
     return min(share for name, share in found.items() if name.endswith(" read")) >= KEPT
+
+
+def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[str]]:
+    """question -> four solutions of the model; {} if it does not write the form."""
+    rows = random.Random(progress.cfg.seed).sample(rows, min(OWN, len(rows)))
+    prompts = [progress.script.solve_prompt(row["question"]) for row in rows for _ in range(4)]
+    model.eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(progress.cfg.seed)
+        texts, _ = progress.write(model, prompts, False)
+    return {row["question"]: four for row, four in zip(rows, grouped(texts, 4))}
 
 
 def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrainer:
@@ -120,8 +148,9 @@ def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrai
         args.out, max_steps=args.steps, per_device_train_batch_size=4,
         gradient_accumulation_steps=2, learning_rate=args.lr, warmup_steps=10,
         lr_scheduler_type="constant_with_warmup", max_length=None, gradient_checkpointing=False,
-        train_sampling_strategy="sequential", seed=args.seed, save_steps=EVERY, save_total_limit=2,
-        report_to="none", disable_tqdm=True, logging_strategy="no", bf16=gpu, use_cpu=not gpu,
+        train_sampling_strategy="sequential", seed=args.seed, save_steps=EVERY["read"],
+        save_total_limit=2, report_to="none", disable_tqdm=True, logging_strategy="no", bf16=gpu,
+        use_cpu=not gpu,
     )  # fmt: skip
     data, more = Dataset.from_list(sum(steps, [])), {"callbacks": [progress]}
     trainer = SFTTrainer(
@@ -143,7 +172,7 @@ def main(args: Args):
     begin(args.model)
     disable_progress_bars()
     train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed, args.held_out)
-    rows = demonstrations(script, train, args.steps * 8, args.seed)
+    demonstrations(script, train, 1, args.seed, {})  # says at once what is missing
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     out, checkpoint, said = claim(args.out, "warm_up", given)
     for line in said:
@@ -163,6 +192,12 @@ def main(args: Args):
         if "before" not in notes:
             say(f"answers to {len(held_out)} held-out questions, {SAMPLES} each, before training")
             note(before=progress.look(model, SAMPLES))
+        if not (out / ANSWERS).exists() or not checkpoint:
+            writes = notes["before"]["solutions read"] >= KEPT and judges(script)
+            own = own_solutions(progress, model, train) if writes else {}
+            write_whole(out / ANSWERS, json.dumps(own) + "\n")
+        own = read_arguments(out, ANSWERS)
+        rows = demonstrations(script, train, args.steps * 8, args.seed, own)
         trainer = trainer_of(args, model, rows, progress)
         if checkpoint and "steps" in notes:  # interrupted after training
             trainer._load_from_checkpoint(str(checkpoint))
@@ -176,8 +211,9 @@ def main(args: Args):
     say(f"{out}: after {notes['steps']} steps, on {len(held_out)} held-out questions")
     for name, before in notes["before"].items():
         say(f"    {name:28} {before:6.3f} -> {notes['after'][name]:6.3f}")
-    if not is_kept(notes["after"]):
-        say(f"warning: less than {KEPT:.0%} can be read; another folder and more --steps")
+    if not is_enough(notes["after"], args.until):
+        least = f"{KEPT:.0%} can be read" if args.until == "read" else f"{READY}"
+        say(f"warning: less than {least}; another folder and more --steps")
 
 
 if __name__ == "__main__":

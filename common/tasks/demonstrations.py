@@ -1,6 +1,6 @@
 """What a warm-up teaches (common/run/warm_up.py), and what has been learned: solutions in the form
-that prompts ask for, and judgements of them. Both are made of references whose steps hold plain
-equations, as 3 * 2 = 6.
+that prompts ask for, judgements of them, and arithmetic. All are made of references whose steps
+hold plain equations, as 3 * 2 = 6.
 """
 
 import random
@@ -23,10 +23,12 @@ JUDGEMENT = re.compile(
 )
 STEPS = ("{}", "{}.", "So {}.", "We have {}.", "That makes {}.", "Now {}.")
 COMMENTS = {  # what was changed -> what is said of the step
-    "nothing": ("{sum} is {result}, as the step says.", "{sum} = {result}, so it is right."),
-    "result": ("{sum} is {result}, not {said}.", "{sum} = {result}, but the step says {said}."),
-    "operation": ("The problem asks for {asked}, not {sum}.", "It should be {asked}, not {sum}."),
+    "nothing": ("The problem asks for {asked}, and {check}.", "It is {asked}: {check}."),
+    "result": ("The problem asks for {asked}, but {check}.", "It is {asked}: {check}."),
+    "operation": ("The problem asks for {asked}, not {sum}.", "It is {asked}, not {sum}."),
 }
+INVERSE = {"+": "-", "-": "+", "/": "*"}  # a product is worked out again
+DRILL = "Work out:"
 
 
 def reworded(reference: str, rng: random.Random) -> str:
@@ -60,7 +62,7 @@ def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str]
     if not results_stand_out(question, equations):
         return None
     broken = rng.randrange(len(equations)) if rng.random() < 0.5 else -1
-    solution, judgement, instead = [], [], {}  # instead: a result -> what stands in its place
+    solution, comments, instead = [], [], {}  # instead: a result -> what stands in its place
     for place, (step, (a, sign, gap, b, given)) in enumerate(
         zip(split_steps(reference), equations)
     ):
@@ -69,23 +71,79 @@ def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str]
         used = rng.choice([s for s in OPERATIONS if s != sign]) if change == "operation" else sign
         off = rng.choice((-10, -2, -1, 1, 2, 10)) if change == "result" else 0
         try:
-            result = as_number(OPERATIONS[used](float(a), float(b)))
-            said = as_number(float(result) + off)
+            said = as_number(OPERATIONS[used](float(a), float(b)) + off)
+            if change == "operation" and float(said) == float(given):  # 2 + 2 for 2 * 2
+                return None
+            comments.append(comment((a, sign, b), (a, used, b), said, rng))
         except (ValueError, ArithmeticError):  # divided by zero, or a third
-            return None
-        if change == "operation" and float(said) == float(given):  # 2 + 2 for 2 * 2
             return None
         if float(said) != float(given):
             instead[float(given)] = said
-        words = {"sum": f"{a} {used} {b}", "asked": f"{a} {sign} {b}", "result": result}
-        comment = rng.choice(COMMENTS[change]).format(**words, said=said)
-        written = gap.join((a, used, b, "=", said))
-        solution.append(f"<step>{EQUATION.sub(written, step)}</step>")
-        judgement.append(f"<step>{comment} {mark(change == 'nothing')}</step>")
+        solution.append(f"<step>{EQUATION.sub(gap.join((a, used, b, '=', said)), step)}</step>")
     solution.append(rf"<answer>\boxed{{{said}}}</answer>")
-    end = f"<final_verification>{mark(float(said) == float(gold))}</final_verification>"
-    lines = ["<step_verification>", *judgement, "</step_verification>", end]
-    return "\n".join(solution), "\n".join(lines)
+    return "\n".join(solution), judgement(comments, float(said) == float(gold))
+
+
+def judged_own(reference: str, text: str, rng: random.Random) -> tuple[str, str] | None:
+    """(a model's solution in one step, the judgement of it): it is wrong where it does not compute
+    what the reference does, or slips. None where the two have not one plain equation each, or the
+    model reaches the answer by another way.
+    """
+    equations, steps = plain_equations(reference), split_steps(text)
+    found = EQUATION.findall(steps[0]) if len(steps) == 1 else []
+    if len(equations) != 1 or len(found) != 1 or boxed(text) != found[0][-1]:
+        return None
+    (a, sign, _, b, gold), (x, used, _, y, said) = equations[0], found[0]
+    if used in "+*" and (x, y) == (b, a):
+        a, b = b, a
+    if (x, used, y) != (a, sign, b) and float(said) == float(gold):
+        return None
+    try:
+        words = comment((a, sign, b), (x, used, y), said, rng)
+    except (ValueError, ArithmeticError):
+        return None
+    return text, judgement([words], float(said) == float(gold))
+
+
+def comment(asked: tuple, used: tuple, said: str, rng: random.Random) -> tuple[str, bool]:
+    """(what a judgement says of a step, whether the step is right). A step that computes what is
+    `asked`, (a, sign, b), is checked by the inverse operation, which must lead from what was `said`
+    back to a.
+
+    Raises:
+        ValueError, ArithmeticError: a result has no end, as a third, or is divided by zero.
+    """
+    a, sign, b = used
+    if used != asked:
+        words = {"asked": " ".join(asked), "sum": " ".join(used)}
+        return rng.choice(COMMENTS["operation"]).format(**words), False
+    start, inverse, end = (said, INVERSE[sign], a) if sign in INVERSE else (a, sign, said)
+    back = as_number(OPERATIONS[inverse](float(start), float(b)))
+    right = float(back) == float(end)
+    check = f"{start} {inverse} {b} = {back}" + ("" if right else f", not {end}")
+    template = rng.choice(COMMENTS["nothing" if right else "result"])
+    return template.format(asked=" ".join(asked), check=check), right
+
+
+def judgement(comments: list[tuple[str, bool]], right: bool) -> str:
+    """What `VERIFY` asks for, of steps and of the answer."""
+    steps = [f"<step>{said} {mark(holds)}</step>" for said, holds in comments]
+    end = f"<final_verification>{mark(right)}</final_verification>"
+    return "\n".join(["<step_verification>", *steps, "</step_verification>", end])
+
+
+def drill(numbers: list[int], rng: random.Random) -> tuple[list[dict], str]:
+    """A prompt with eight sums, differences, products and quotients of two of these numbers, and
+    the equations that answer it.
+    """
+    asked, answered = [], []
+    for _ in range(8):
+        (a, b), sign = rng.choices(numbers, k=2), rng.choice("+-*/")
+        if sign in "-/":  # what comes out is a
+            a = a + b if sign == "-" else a * b
+        asked.append(f"{a} {sign} {b}")
+        answered.append(f"{asked[-1]} = {as_number(OPERATIONS[sign](float(a), float(b)))}")
+    return [{"role": "user", "content": f"{DRILL} {'; '.join(asked)}"}], "\n".join(answered)
 
 
 def plain_equations(reference: str) -> list[tuple[str, ...]]:
@@ -132,9 +190,12 @@ def is_judgement(text: str, count: int) -> bool:
     return len(verdicts) == count and all(verdicts)
 
 
-def demonstrations(script, rows: list[dict], count: int, seed: int) -> list[dict]:
-    """So many rows for TRL: solutions of the questions in turn, and where the script has a verifier
-    of steps as many judgements, mixed.
+def demonstrations(script, rows: list[dict], count: int, seed: int, own: dict) -> list[dict]:
+    """So many rows for TRL, mixed: of each question in turn a solution and, where the script has a
+    verifier of steps, a judgement; and a drill for every second question.
+
+    own: question -> solutions that the model has written; judgements are of one of these, where
+        its truth is known.
 
     Raises:
         UserError: no row has a reference, or none that a judgement can be made of.
@@ -143,13 +204,20 @@ def demonstrations(script, rows: list[dict], count: int, seed: int) -> list[dict
     rows = [row for row in rows if row["reference"]]
     if not rows:
         raise UserError("no row has a solution, a reference or an equation to be taught.")
+    found = [e for row in rows for e in plain_equations(row["reference"])]
+    numbers = [int(x) for e in found for x in (e[0], e[3]) if re.fullmatch(r"[1-9]\d{0,3}", x)]
     while len(made) < count:
-        for row in rng.sample(rows, len(rows)):
-            made.append((script.solve_prompt(row["question"]), reworded(row["reference"], rng)))
-            pair = judges(script) and judged(row["question"], reworded(row["reference"], rng), rng)
-            if pair:
-                made.append((script.verify_prompt(row["question"], pair[0]), pair[1]))
-                judgements += 1
+        for i, row in enumerate(rng.sample(rows, len(rows))):
+            question, reference = row["question"], row["reference"]
+            made.append((script.solve_prompt(question), reworded(reference, rng)))
+            if judges(script):
+                pairs = [judged_own(reference, text, rng) for text in own.get(question, ())]
+                pairs = [p for p in pairs if p] or [judged(question, reworded(reference, rng), rng)]
+                if pair := rng.choice(pairs):
+                    made.append((script.verify_prompt(question, pair[0]), pair[1]))
+                    judgements += 1
+            if numbers and i % 2:
+                made.append(drill(numbers, rng))
         if judges(script) and not judgements:
             raise UserError(
                 "no reference has one plain equation in each step, as 3 * 2 = 6, and judgements "

@@ -27,6 +27,7 @@ from common.tasks.demonstrations import (
     figures,
     is_judgement,
     judged,
+    judged_own,
     reworded,
 )
 from common.tasks.verdicts import VERIFY, final_verdict
@@ -157,6 +158,49 @@ def test_every_mark_of_short_chains_by_where_the_operands_come_from():
     assert counts[False] > 2000, counts
 
 
+@pytest.mark.parametrize(
+    "given, step, answer, words",
+    [
+        ("8 + 3 = 11", "So 3 + 8 = 11.", "11", ["11 - 8 = 3. 1", "3 + 8, and 11 - 8 = 3. 1"]),
+        ("8 + 3 = 11", "8 + 3 = 12", "12", ["12 - 3 = 9, not 8. 0", "but 12 - 3 = 9, not 8. 0"]),
+        ("28 - 18 = 10", "28 - 18 = 8", "8", ["8 + 18 = 26, not 28. 0"]),
+        ("20 / 8 = 2.5", "20 / 8 = 3", "3", ["3 * 8 = 24, not 20. 0"]),
+        ("20 / 8 = 2.5", "20 / 8 = 2.5", "2.5", ["2.5 * 8 = 20. 1"]),
+        ("7 * 6 = 42", "6 * 7 = 41", "41", ["6 * 7 = 42, not 41. 0"]),
+        ("21 - 8 = 13", "21 + 8 = 29", "29", ["21 - 8, not 21 + 8. 0"]),
+        ("21 - 8 = 13", "8 - 21 = -13", "-13", ["21 - 8, not 8 - 21. 0"]),
+        ("2 * 2 = 4", "2 + 2 = 4", "4", None),  # another way to the answer
+        ("8 + 3 = 11", "8 + 3 = 11", "12", None),  # the answer is another one than the step's
+        ("8 + 3 = 11", "8 + 3 + 1 = 12", "12", None),
+        ("8 + 3 = 11", "It is 11.", "11", None),
+        ("8 + 3 = 11", "8 + 3 = 11</step><step>11 - 0 = 11", "11", None),
+        ("8 + 3 = 12", "8 + 3 = 12", "12", None),  # the reference does not hold
+    ],
+)
+def test_a_judgement_of_the_models_own_solution(given, step, answer, words):
+    """Every wording of the comments ends in one of the expected checks and its mark."""
+    known, text = reference(given, answer=given.split("= ")[1]), reference(step, answer=answer)
+    found = {judged_own(known, text, random.Random(seed)) for seed in range(20)}
+    if words is None:
+        assert found == {None}
+        return
+    for solution, said in found:
+        (comment,) = split_steps(said)
+        ended = comment.replace(r"\boxed{CORRECT}", "1").replace(r"\boxed{INCORRECT}", "0")
+        assert any(ended.endswith(end) for end in words), ended
+        verdicts, final = tango.parse_judgement(said)
+        assert verdicts == [final] == [words[0].endswith("1")] and solution == text
+        assert tango.judgement_format(said, text) == 1.0
+
+
+def test_judgements_are_of_the_models_own_solutions_where_there_are_any():
+    row = {"question": "Q", "reference": REFERENCES[0]}
+    own = {"Q": [reference("8 - 3 = 5", answer="5"), "no steps"]}
+    made = demonstrations(tango, [row], 60, 0, own)
+    asked = {row["prompt"][1]["content"] for row in made if row["prompt"][0]["content"] == VERIFY}
+    assert len(asked) == 1 and "8 - 3 = 5" in asked.pop()
+
+
 def test_steps_in_several_wordings_stay_right():
     rng, texts = random.Random(0), set()
     for _ in range(200):
@@ -172,14 +216,23 @@ def test_steps_in_several_wordings_stay_right():
 
 
 def test_rows_to_teach():
-    """Solutions and judgements; without a verifier of steps solutions only."""
+    """Solutions, judgements and drills; without a verifier of steps no judgements."""
     rows = [{"question": f"Q{i}", "reference": text} for i, text in enumerate(REFERENCES)]
     rows.append({"question": "Q3", "reference": ""})
-    made = demonstrations(tango, rows, 200, seed=0)
-    assert len(made) == 200 and made == demonstrations(tango, rows, 200, seed=0)
-    kinds = Counter(row["prompt"][0]["content"] for row in made)
-    assert kinds.keys() == {SOLVE, VERIFY} and min(kinds.values()) > 60
-    for row in made:
+    made = demonstrations(tango, rows, 200, 0, {})
+    assert len(made) == 200 and made == demonstrations(tango, rows, 200, 0, {})
+    drills = [row for row in made if row["prompt"][0]["role"] == "user"]
+    others = [row for row in made if row["prompt"][0]["role"] == "system"]
+    kinds = Counter(row["prompt"][0]["content"] for row in others)
+    assert kinds.keys() == {SOLVE, VERIFY} and min(kinds.values()) > 60 and len(drills) > 20
+    for row in drills:
+        asked = row["prompt"][0]["content"].removeprefix("Work out: ").split("; ")
+        answers = row["completion"][0]["content"].splitlines()
+        assert [line.split(" = ")[0] for line in answers] == asked and len(asked) == 8
+        for line in answers:
+            a, sign, b, said = equation(line)
+            assert value(a, sign, b) == said and said.denominator == 1
+    for row in others:
         (said,) = row["completion"]
         asked = row["prompt"][-1]["content"]
         assert said["role"] == "assistant" and "Q3" not in asked
@@ -188,8 +241,8 @@ def test_rows_to_teach():
         else:
             assert len(tango.parse_judgement(said["content"]).verdicts) == asked.count("<step>")
     for script in (coverrl, aprm, genrm, maporl):
-        assert demonstrations(script, rows, 200, seed=0) == made
-    for row in made:
+        assert demonstrations(script, rows, 200, 0, {}) == made
+    for row in others:
         if row["prompt"][0]["content"] == VERIFY:
             text, count = (
                 row["completion"][0]["content"],
@@ -200,14 +253,14 @@ def test_rows_to_teach():
             assert coverrl.parse_judgement(text)[0] is final is genrm.rationale(text)[1]
             assert None not in (final, aprm.parse_marks(text, count))
             assert not any(is_judgement(part, count) for part in (text[:-1], "So: " + text, ""))
-    alone = demonstrations(prime, rows, 50, seed=0)
-    assert {row["prompt"][0]["content"] for row in alone} == {SOLVE}
+    alone = demonstrations(prime, rows, 50, 0, {})
+    assert {row["prompt"][0]["content"] for row in alone if len(row["prompt"]) == 2} == {SOLVE}
     for script, text, sentence in (
         (prime, "", "no row has a solution"),
         (tango, "<step>It is 3.</step>\\boxed{3}", "one plain equation in each step"),
     ):
         with pytest.raises(UserError, match=sentence):
-            demonstrations(script, [{"question": "Q", "reference": text}], 8, seed=0)
+            demonstrations(script, [{"question": "Q", "reference": text}], 8, 0, {})
 
 
 def test_figures_by_hand():
@@ -270,7 +323,7 @@ def forgetful(tmp_path_factory):
 
 @pytest.fixture
 def args(forgetful, tmp_path, monkeypatch):
-    for name, value in (("QUESTIONS", 8), ("SAMPLES", 4), ("EVERY", 5)):
+    for name, value in (("QUESTIONS", 8), ("SAMPLES", 4), ("EVERY", {"read": 5, "ready": 5})):
         monkeypatch.setattr(warm_up, name, value)
     monkeypatch.setattr(common.tasks.demonstrations, "STEPS", ("{}",))  # it knows no others
     data = write_rows(tmp_path / "sums.jsonl", sums(300))
@@ -287,9 +340,9 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     found = json.loads((warm / "warm_up.json").read_text())
     assert found["before"]["solutions read"] == 0 and found["after"]["solutions read"] >= 0.8
     assert found["steps"] % 5 == 0 and found["steps"] < args.steps
-    looks = re.findall(r"^step (\d+)/40, .*solutions read (\d+)%", said[0], re.MULTILINE)
+    looks = re.findall(r"^step (\d+)/40, .*solutions read ([01].\d+)", said[0], re.MULTILINE)
     assert [int(step) for step, _ in looks] == [*range(5, found["steps"] + 1, 5)]
-    assert int(looks[-1][1]) >= 90 and "entropy per token" in said[0]
+    assert float(looks[-1][1]) >= 0.9 and "entropy per token" in said[0]
     assert re.findall(r"^step (\d+)/40: \S+ min; \d+ min more", said[0], re.MULTILINE) == ["1"]
     assert not (warm / "README.md").exists()
     before = {path: path.read_bytes() for path in warm.glob("[!.]*.*")}
