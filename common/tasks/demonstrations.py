@@ -93,6 +93,8 @@ def judged_own(reference: str, text: str, rng: random.Random) -> tuple[str, str]
     found = EQUATION.findall(steps[0]) if len(steps) == 1 else []
     if len(equations) != 1 or len(found) != 1 or boxed(text) != found[0][-1]:
         return None
+    if re.search(r"\d", EQUATION.sub("", steps[0])):  # 8 + 3 + 1 = 12
+        return None
     (a, sign, _, b, gold), (x, used, _, y, said) = equations[0], found[0]
     if used in "+*" and (x, y) == (b, a):
         a, b = b, a
