@@ -51,6 +51,7 @@ RUNS = {
     "cure.py": "--own-tests 2",
     "deepseekmath.py": "--steps 4 --solution-tokens 160",
     "vstar.py": "--iterations 1 --pool 4",
+    "rstar.py": "--pool 4",
     "genrm.py": "--pool 4",
     "self_rewarding.py": "--pool 4",
     "self_taught.py": "--iterations 1 --pool 4",
