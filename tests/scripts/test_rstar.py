@@ -119,6 +119,8 @@ def test_four_pairs_of_five_siblings_and_none_of_equals():
     tree = tree_of([((s,), i < n) for s, n in share.items() for i in range(4)])
     found = {(p["chosen"], p["rejected"]): p["weight"] for p in rstar.sibling_pairs(tree)}
     assert found == {(text(a), text(b)): 0.25 for a in "ab" for b in "ed"}
+    tree = tree_of([((s,), i < share[s]) for s in "de" for i in range(4)])  # rarely is enough
+    assert [p["chosen"] for p in rstar.sibling_pairs(tree)] == [text("d")]
     tree = tree_of([((s,), z) for s in "ab" for z in (True, False)])  # both on both sides
     assert rstar.sibling_pairs(tree) == []
     (pair,) = rstar.sibling_pairs(tree_of([(("a",), True), (("b",), False)]))
@@ -254,7 +256,8 @@ def test_steps_are_ordered_by_q_and_by_the_verifier_behind_right_steps():
     """The first step was right, wrong and wrong; a step behind a wrong one does not count."""
     lucky = RIGHT.replace("38+4=42", "38+4=50").replace("42*7=50", "50*7=50")
     bad, worse = WRONG, WRONG.replace("41", "40")
-    trainer = given_texts([RIGHT, bad, worse, lucky, bad, worse], samples=6, width=9)
+    behind = WRONG.replace("41*7=43", "41*7=44")
+    trainer = given_texts([RIGHT, bad, worse, lucky, behind, worse], samples=6, width=9)
     scores = {FIRST: -3, "<step>38+4=50</step>": -3, "<step>38+4=41</step>": -1}
     trainer.scores = lambda rows: [scores.get(row["solution"], -9) for row in rows]
     found = rstar.step_figures(trainer, trainer.train_rows)
