@@ -48,13 +48,13 @@ from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens,
 from common.run.launch import launch
 from common.run.session import plain_errors
 from common.tasks.answers import (
+    beginnings,
     grouped,
     is_correct,
     mean,
     solutions_to_teach,
     solve,
     solve_prompt,
-    split_steps,
 )
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
@@ -121,17 +121,6 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
 
 GOOD, BAD = "+", "-"  # the tokens whose difference is the logit of orm and prm
-
-
-# ------------------------------------------------------------------ prompts and parsing
-def beginnings(solution: str) -> list[str]:
-    """The solution up to the end of each of its steps; the last one is the whole solution."""
-    parts, end = [], 0
-    for step in split_steps(solution):
-        block = f"<step>{step}</step>"
-        end = solution.index(block, end) + len(block)
-        parts.append(solution[:end])
-    return [*parts[:-1], solution]
 
 
 # ------------------------------------------------------------------ the paper's mathematics
@@ -343,7 +332,8 @@ class VStar(CoTrainer):
 
     def parts(self, solution: str) -> list[str]:
         """The texts behind which orm or prm gives a verdict."""
-        return beginnings(solution) if self.cfg.verifier == "prm" else [solution]
+        ends = beginnings(solution) if self.cfg.verifier == "prm" else []
+        return [*ends[:-1], solution]
 
     def step_labels(self, lessons: list[dict]) -> list[float]:
         """z of unfinished solutions, by what the GENERATOR makes of them (Math-Shepherd)."""

@@ -72,22 +72,28 @@ def solve(
 def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     """A solution of each row's question, {question, answer, solution, right, well_formed}.
 
+    rows: may have `begun`, the text that the solution begins with; a box in it is no answer that
+        the rest has come to.
     well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
     spells out no special token, which would become one.
     """
     from common.plain import special_tokens  # and torch, which the loaders do without
 
-    ids = trainer.generate_ids(player, [solve_prompt(row["question"]) for row in rows])
+    prompts, parts = [solve_prompt(row["question"]) for row in rows], []
+    if any("begun" in row for row in rows):
+        parts = [trainer.processing_class(r["begun"], add_special_tokens=False) for r in rows]
+    begun = [part.input_ids for part in parts] or None
+    ids = trainer.generate_ids(player, prompts, begun=begun)
     texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
     special = special_tokens(trainer.processing_class)
     return [
         {
             "question": row["question"],
             "answer": row["answer"],
-            "solution": text.strip(),
+            "solution": (row.get("begun", "") + text).strip(),
             "right": is_correct(text, row["answer"]),
             "well_formed": final_answer(text) is not None
-            and bool(split_steps(text))
+            and bool(split_steps(row.get("begun", "") + text))
             and written[-1] in trainer.eos_token_ids
             and not any(token in text for token in special),
         }
@@ -208,6 +214,15 @@ def without_thoughts(text: str) -> str:
 def split_steps(text: str) -> list[str]:
     """The contents of all <step>...</step> blocks, in order."""
     return [block[1] for block in _steps(text)]
+
+
+def beginnings(solution: str) -> list[str]:
+    """The solution up to the end of each of its steps.
+
+    >>> beginnings("<step>a</step> <step>b</step> c")
+    ['<step>a</step>', '<step>a</step> <step>b</step>']
+    """
+    return [solution[: block.end()] for block in _steps(solution)]
 
 
 def _steps(text: str) -> list[re.Match]:

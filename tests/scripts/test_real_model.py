@@ -51,6 +51,7 @@ RUNS = {
     "cure.py": "--own-tests 2",
     "deepseekmath.py": "--steps 4 --solution-tokens 160",
     "vstar.py": "--iterations 1 --pool 4",
+    "rstar.py": "--pool 4 --samples 4 --width 1",
     "genrm.py": "--pool 4",
     "self_rewarding.py": "--pool 4",
     "self_taught.py": "--iterations 1 --pool 4",
@@ -102,8 +103,9 @@ class Writer:
         written = []
         for number, ids in enumerate(prompt_ids):
             user = self.read(ids)
-            # greedy answers are one per question: not good for all of them
-            text = self.answer(user, (number + len(self.prompts) * (temperature == 0)) % 2 == 0)
+            # greedy answers are one per question: not good for all of them; nor are rollouts of it
+            turn = number + len(self.prompts) * (temperature == 0) + self.begun
+            text = self.answer(user, turn % 2 == 0)
             tokens = self.tokenizer(text, split_special_tokens=True).input_ids
             assert set(tokens).isdisjoint(self.tokenizer.all_special_ids)
             written.append([*tokens, self.tokenizer.eos_token_id][:max_tokens])
@@ -122,6 +124,7 @@ class Writer:
         )
         assert parts and "<|im_" not in parts[1] + parts[2], text
         assert "SmolLM" not in parts[1]  # what its template says where nobody gives instructions
+        self.begun = bool(parts[3])
         return parts[2]
 
     def row(self, user: str) -> dict:

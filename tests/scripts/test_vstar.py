@@ -105,7 +105,7 @@ def test_the_heads_losses_and_scores_by_hand(tmp_path, kind):
     assert step_loss(trainer) == pytest.approx(cross_entropy / 2, rel=1e-4)
     agree = [p > 0.5, soft < 0.5]
     assert logged(trainer)["verifier/pair_accuracy"] == sum(agree) / 2
-    parts = vstar.beginnings(WRONG) if kind == "prm" else [WRONG]
+    parts = trainer.parts(WRONG)
     worst = min(sigmoid(logit(part)) for part in parts)
     scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
     assert scores[1] == pytest.approx(worst, rel=1e-4)
@@ -229,7 +229,7 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
     lessons = trainer.judged_parts([row(RIGHT, True), row(wrong, False), row("third", False)])
     first = 1.0 if how == "hard" else pytest.approx(1 / 3)
     assert [lesson["z"] for lesson in lessons] == [first, 1.0, 0.0, 0.0]
-    parts = [*vstar.beginnings(RIGHT), *vstar.beginnings(wrong)]
+    parts = [*trainer.parts(RIGHT), *trainer.parts(wrong)]
     assert [lesson["part"] for lesson in lessons] == parts
     assert trainer.begun == [parts[0]] * 3 + [parts[2]] * 3
     assert {name for name, _ in trainer.asked} == {"generator"}

@@ -1,0 +1,376 @@
+r"""rStar-Math: a search tree says which step is better than its siblings, and a process preference
+model (PPM) learns that from pairs (Guan et al. 2025, arXiv:2501.04519). One of its four rounds.
+
+    python rstar.py                       the embedded model on a CPU, 2 minutes
+    python rstar.py --verifier orm        the paper's baseline on the same trees
+    python rstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+
+The loop (section 3; a node s is a question x and the first steps of a solution)
+    SEARCH = `search`             --samples times per question: from the root on, go to the child
+                                  with the largest UCT as long as a node has --width rollouts,
+                                    UCT(s) = Q(s) + c sqrt(ln N_parent / N(s)),  Q(s) = q(s) / N(s)
+                                  let G finish this solution, and for every s in it
+                                    q(s) += 1 if the answer is right, else q(s) -= 1
+    GENERATOR = `generator_step`  loss = - mean of log G(y | x) per token, y: of every question the
+                                  two right solutions with the highest mean Q
+    PPM = `verifier_step`         loss = - 1/(2*2) SUM log sigmoid(r(x, y+) - r(x, y-)),
+                                  y+: the two siblings with the highest Q, y-: with the lowest
+    TEST = `evaluate`             of N solutions by G the one with the highest log V(y | x)
+
+What we changed and it matters (more in docs/rstar.md)
+    1. One round, without a teacher; the PPM neither starts a node's Q nor guides a search.
+    2. r has no head, which would not be learnt here: r = beta log(V / base), as in vstar.py.
+    3. A rollout is a whole solution, so no child exists that nobody visited.
+
+Shapes: B pairs or solutions, b of them in a micro-batch, T completion tokens.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.cotrainer import Batch, CoTrainer, Player
+from common.errors import UserError
+from common.pairs import (
+    as_completions,
+    chosen_and_rejected,
+    completion_batch,
+    in_passes,
+    pair_batch,
+)
+from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import plain_errors
+from common.tasks.answers import beginnings, mean, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order, ranking_figures
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
+    steps: Count = 64
+    """optimiser steps: the generator's, then the verifier's"""
+    ver_steps: CountOrZero = 48
+    """of these the verifier's"""
+    questions: Count = 32
+    """solutions, or pairs, per step and process"""
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """rows or pairs per forward and backward pass"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the generator's adapter, constant"""
+    ver_lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the verifier's adapter, constant"""
+    pool: Count = per_model(tiny=192, real=1024)
+    """questions that have a tree (paper: 747 thousand)"""
+    samples: Several = 16
+    """solutions of every question, in one tree (paper: 8, 16 and up to 128)"""
+    width: Several = 4
+    """rollouts that go on from a node before one of its children is chosen; --width as large as
+    --samples is sampling without a tree (paper: 5 to 16 children)"""
+    c: Weight = 2.0
+    """how much UCT prefers children with few rollouts (paper: 2)"""
+    verifier: Literal["ppm", "orm"] = "ppm"
+    """pairs of siblings and of whole solutions, or of the latter alone"""
+    beta: Scale = 0.1
+    """scale of the log-ratios"""
+    eval_every: CountOrZero = 0
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    candidates: Several = 16
+    """N, solutions of each held-out question that are ranked (paper: 8 to 64)"""
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
+    """length limit of a solution"""
+
+    def check(self):
+        if self.ver_steps > self.steps:
+            raise UserError(f"--ver-steps {self.ver_steps} is more than --steps {self.steps}.")
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+@dataclass
+class Node:
+    """The beginning of a solution, by steps, or all of one."""
+
+    ended: bool  # it is a whole solution
+    N: int = 0  # rollouts through it
+    q: int = 0  # the sum of their values, +1 for a right answer and -1 for a wrong one
+    steps: list[str] = field(default_factory=list)  # children that are no whole solutions
+
+    @property
+    def Q(self) -> float:
+        return self.q / self.N
+
+
+Tree = dict[str, Node]  # text -> node, of those that a rollout goes through; "" is the root
+
+
+def uct(N: int, Q: float, N_parent: int, c: float) -> float:
+    """How promising a child is."""
+    # UCT(s) = Q(s) + c sqrt(ln N_parent / N(s))
+    return Q + c * math.sqrt(math.log(N_parent) / N)
+
+
+def next_start(tree: Tree, width: int, c: float) -> str:
+    """The node that the next rollout goes on from; of equally promising children the first."""
+    text = ""
+    while (parent := tree[text]).N >= width and parent.steps:
+        text = max(parent.steps, key=lambda s: uct(tree[s].N, tree[s].Q, parent.N, c))
+    return text
+
+
+def path_of(solution: str) -> list[str]:
+    """The root, the solution up to the end of each of its steps, and all of it."""
+    return ["", *beginnings(solution), solution]
+
+
+def back_up(tree: Tree, solution: str, right: bool):
+    """A rollout counts for every node on its path, the root included."""
+    path = path_of(solution)
+    for parent, text in zip([None, *path], path):
+        if text not in tree:
+            tree[text] = Node(ended=text == solution)
+            tree[parent].steps += [text] * (not tree[text].ended)
+        # q(s) = q(s) + q(terminal),   q(terminal) = 1 if the answer is right, else -1
+        tree[text].N += 1
+        tree[text].q += 1 if right else -1
+
+
+def best_against_worst(tree: Tree, values: dict[str, float]) -> list[dict]:
+    """The two best texts through which an answer was right, each with the two worst through which
+    one was wrong -> pairs {chosen, rejected, weight}. A text may be on both sides, but equal values
+    are no pair.
+    """
+    good = sorted((s for s in values if tree[s].q > -tree[s].N), key=lambda s: -values[s])[:2]
+    bad = sorted((s for s in values if tree[s].q < tree[s].N), key=lambda s: values[s])[:2]
+    pairs = [(a, b) for a in good for b in bad if values[a] > values[b]]
+    # 1/(2*2); where there are fewer pairs, 1 by their number: a parent counts once
+    return [{"chosen": a, "rejected": b, "weight": 1 / len(pairs)} for a, b in pairs]
+
+
+def sibling_pairs(tree: Tree) -> list[dict]:
+    """Steps that go on from the same node, compared by Q."""
+    of_each = [{s: tree[s].Q for s in parent.steps} for parent in tree.values()]
+    return [pair for values in of_each for pair in best_against_worst(tree, values)]
+
+
+def mean_Q(tree: Tree) -> dict[str, float]:
+    """Of every whole solution: over its path, without the root."""
+    whole = [text for text, node in tree.items() if node.ended]
+    return {text: mean(tree[s].Q for s in path_of(text)[1:]) for text in whole}
+
+
+def best_solutions(tree: Tree) -> list[str]:
+    """The two right solutions with the highest mean Q, which the generator learns."""
+    values = mean_Q(tree)
+    return sorted((y for y in values if tree[y].q > 0), key=lambda y: -values[y])[:2]
+
+
+# ------------------------------------------------------------------ the trainer
+class RStar(CoTrainer):
+    """`saved` is what the players learn, the same on all processes: rows {question, solution} and
+    {question, chosen, rejected, weight, ended}.
+    """
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
+        self.saved = {"solutions": [], "pairs": []}
+
+    @staticmethod
+    def define_players(args: Args) -> dict[str, Player]:
+        n = args.solution_tokens
+        generator = Player([], args.lr, n, reads=n)  # the beginnings that rollouts go on from
+        return {"generator": generator, "verifier": Player([], args.ver_lr, n, rows=2)}
+
+    def step(self, rows):
+        """rows: not used, the trees are grown once."""
+        if not self.saved["solutions"]:
+            self.start()
+        if self.state.global_step < self.cfg.steps - self.cfg.ver_steps:
+            return [self.generator_step()]
+        return [self.verifier_step()]
+
+    # --- the trees
+    def start(self):
+        """Grow a tree for every question, and take from it what either player learns."""
+        trees, saved = [{"": Node(False)} for _ in self.train_rows], self.saved
+        self.search(self.train_rows, trees, self.cfg.samples)
+        siblings, whole = [], []
+        for row, tree in zip(self.train_rows, trees):
+            asked = {"question": row["question"]}
+            saved["solutions"] += [asked | {"solution": y} for y in best_solutions(tree)]
+            siblings += [asked | pair | {"ended": False} for pair in sibling_pairs(tree)]
+            pairs = best_against_worst(tree, mean_Q(tree))  # the answers' siblings are solutions
+            whole += [asked | pair | {"ended": True} for pair in pairs]
+        saved["pairs"] = whole if self.cfg.verifier == "orm" else siblings + whole
+        if not saved["solutions"]:
+            larger = f"--samples (now {self.cfg.samples}) or --pool (now {self.cfg.pool})"
+            raise UserError(f"no rollout can be read and is right; try a larger {larger}.")
+        if not saved["pairs"] and self.cfg.ver_steps:
+            raise UserError("all solutions of a question are right, or all wrong: no pairs.")
+        self.log_mean("co/right_rollouts", [(1 + t[""].Q) / 2 for t in trees if t[""].N])
+        self.log_mean("co/sibling_pairs", len(siblings) / len(trees))
+        both = [[gold_steps(p["question"], p[y]) for y in ("chosen", "rejected")] for p in siblings]
+        self.log_mean("co/true_pairs", [good[-1] and not bad[-1] for good, bad in both if good])
+
+    def search(self, rows: list[dict], trees: list[Tree], rollouts: int):
+        """Adds so many rollouts to the tree of each question."""
+        for _ in range(rollouts):
+            starts = [next_start(tree, self.cfg.width, self.cfg.c) for tree in trees]
+            begun = [row | {"begun": text} for row, text in zip(rows, starts)]
+            for tree, new in zip(trees, self.in_parallel(self.sample_solutions, begun)):
+                if new["well_formed"]:  # else no node hears of it, as in the released code
+                    back_up(tree, new["solution"], new["right"])
+
+    def sample_solutions(self, rows: list[dict]) -> list[dict]:
+        """What follows `begun`, if a row has that, may be too long for it, or nothing."""
+        found = solutions_to_teach(self, "generator", rows)
+        for row in found:
+            fits = len(self.ids(row["solution"])) <= self.cfg.solution_tokens
+            row["well_formed"] &= fits and not row["solution"].endswith("</step>")
+        return found
+
+    # --- what the players learn
+    def generator_step(self) -> Batch:
+        rows = self.next_rows(self.saved["solutions"], "G")
+        tokens = sum(len(self.ids(row["solution"])) for row in rows)  # of all processes
+        mine = self.my_share(rows)  # B
+        batch = self.completions("generator", mine, [self.ids(row["solution"]) for row in mine])
+        batch.columns["weight"] = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)
+        return batch
+
+    def verifier_step(self) -> Batch:
+        """The next pairs, as B times (y+, y-); a step that is not the last has no end token."""
+        rows = self.next_rows(self.saved["pairs"], "V")
+        total = sum(row["weight"] for row in rows)  # of all processes
+        mine = self.my_share(rows)  # B
+        prompts = [solve_prompt(row["question"]) for row in mine]
+        ids = [[self.ids(r[y], r["ended"]) for y in ("chosen", "rejected")] for r in mine]
+        device = self.accelerator.device
+        batch = pair_batch("verifier", prompts, ids, self.processing_class, device)
+        weights = [row["weight"] / total for row in mine]
+        batch.columns["weight"] = torch.tensor(weights).to(device)  # (B,)
+        batch.notes = [{"player": "verifier", "prompt": row["question"]} for row in mine]
+        return batch
+
+    def next_rows(self, rows: list[dict], key: str) -> list[dict]:
+        """This step's rows for all processes, of shuffled passes over all rows."""
+        first = self.state.global_step * self.rows_per_step
+        return in_passes(rows, first, self.rows_per_step, key)
+
+    def loss(self, batch):
+        """A micro-batch's share of the mean over the tokens, or over the parents, of the step."""
+        if batch.player == "generator":
+            logp, _ = self.score(batch)  # (b, T)
+            likelihood = logp.sum(1)  # (b,)
+            self.log_mean("generator/logp", likelihood)
+            self.report_rows(batch, batch, logp, "log-likelihood", likelihood, ["generator"])
+            # loss = - SUM over rows of log G(y | x) / number of tokens
+            return -(likelihood * batch.columns["weight"]).sum()
+        both = as_completions(batch)  # 2b rows: y+, y-, y+, ...
+        logp, _ = self.score(both)  # (2b, T)
+        with torch.no_grad(), self.playing(None):
+            ref, _ = self.score(both)  # (2b, T)
+        # r(x, y) = beta log(V(y | x) / base(y | x)), a sum over tokens
+        r_plus, r_minus = chosen_and_rejected(self.cfg.beta * (logp - ref).sum(1))  # (b,) each
+        # loss = - log sigmoid(r(x, y+) - r(x, y-))
+        losses = -F.logsigmoid(r_plus - r_minus)  # (b,)
+        self.log_mean("verifier/pair_loss", losses)
+        self.log_mean("verifier/pair_accuracy", r_plus > r_minus)
+        self.report_rows(batch, both, logp, "r+ - r-", r_plus - r_minus, ["better", "worse"])
+        return (losses * batch.columns["weight"]).sum()
+
+    # --- scores
+    def scores(self, rows: list[dict]) -> list[float]:
+        """log V(y | x) of each row's solution, or of its beginning, a sum over tokens."""
+        if not rows:
+            return []
+        ids = [self.ids(row["solution"], row.get("ended", True)) for row in rows]
+        return self.log_probs("verifier", self.completions("verifier", rows, ids)).sum(1).tolist()
+
+    def completions(self, player: str, rows: list[dict], ids: list[list[int]]) -> Batch:
+        """Token ids behind each row's question, as a batch."""
+        prompts = [solve_prompt(row["question"]) for row in rows]
+        device = self.accelerator.device
+        batch = completion_batch(player, prompts, ids, self.processing_class, device)
+        batch.notes = [{"player": "generator", "prompt": row["question"]} for row in rows]
+        return batch
+
+    def ids(self, text: str, ended: bool = True) -> list[int]:
+        """A solution as the model would have written it, with an end token if it is whole."""
+        ids = self.processing_class(text, add_special_tokens=False).input_ids
+        return [*ids, self.processing_class.eos_token_id] if ended else ids
+
+    # --- what is logged and shown; no method below affects training
+    def report_rows(self, batch, completions, logp, name, values, sides):
+        """One micro-batch of a step is shown, every token with its log-probability."""
+        if 0 in batch.row:
+            notes = [
+                note | {"player": side, "rewards": {name: value}, "credit": "log-probability"}
+                for note, value in zip(batch.notes, values.tolist())
+                for side in sides
+            ]
+            self.record(completions, logp, notes)
+
+
+# ------------------------------------------------------------------ evaluation
+def step_figures(trainer: RStar, rows: list[dict]) -> dict[str, float]:
+    """How often, of a right and a wrong step behind the same right steps, the right one has the
+    higher Q (after 4, 8, ... rollouts and after all), and the higher log V; ties count one half.
+
+    rows: embedded questions, whose steps have gold labels.
+    """
+    trees, figures, done, most = [{"": Node(False)} for _ in rows], {}, 0, trainer.cfg.samples
+    for total in [n for n in (4, 8, 16, 32, 64) if n < most] + [most]:
+        trainer.search(rows, trees, total - done)
+        done, groups = total, []  # (a tree, siblings in it as rows, whether each is right)
+        for question, tree in zip([row["question"] for row in rows], trees):
+            for text, parent in tree.items():
+                if all(gold_steps(question, text)):
+                    right = [gold_steps(question, s)[-1] for s in parent.steps]
+                    groups.append((question, tree, parent.steps, right))
+        by_Q = [pairs_in_order(z, [tree[s].Q for s in steps]) for _, tree, steps, z in groups]
+        figures[f"verifier/q_order_{total}"] = by_Q
+    judged = [{"question": x, "solution": s, "ended": False} for x, _, ss, _ in groups for s in ss]
+    log_V = iter(trainer.in_parallel(trainer.scores, judged))
+    by_V = [pairs_in_order(z, [next(log_V) for _ in steps]) for _, _, steps, z in groups]
+    figures["verifier/step_order"] = by_V
+    return {name: mean(sum(its, [])) for name, its in figures.items() if any(its)}
+
+
+def evaluate(trainer: RStar, held_out: list[dict]) -> dict[str, float]:
+    """N solutions of every held-out question by the generator, ranked by the verifier."""
+    N = trainer.cfg.candidates
+    _, greedy = solve(trainer, "generator", held_out, greedy=True)
+    repeated = [row for row in held_out for _ in range(N)]
+    solutions = trainer.in_parallel(trainer.sample_solutions, repeated)
+    scores = trainer.in_parallel(trainer.scores, solutions)
+    figures = {"generator/greedy": mean(greedy)} | ranking_figures(solutions, scores, N)
+    labelled = gold_steps(held_out[0]["question"], "") is not None
+    return figures | (step_figures(trainer, held_out) if labelled else {})
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "generator": ["generator/accuracy", "generator/greedy"],
+    "verifier": ["verifier/step_order", "verifier/rank_agreement"],
+    "best of several": ["co/majority", "co/oracle"],
+}
+
+
+def load(args: Args):
+    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed, args.held_out)
+
+
+def main(args: Args):
+    launch(RStar, args, load=load, evaluate=evaluate, curves=CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
