@@ -126,9 +126,8 @@ def best_and_worst(answers: list[dict], scores: list[float]) -> list[dict]:
     """The answers to one question with the highest and the lowest score, the first of equal ones;
     [] if these are the same text, between which DPO has no gradient, or have the same score.
     """
-    best, worst = (scores.index(end(scores)) for end in (max, min))
-    differ = scores[best] > scores[worst] and answers[best]["ids"] != answers[worst]["ids"]
-    return [answers[best], answers[worst]] if differ else []
+    best, worst = (answers[scores.index(end(scores))] for end in (max, min))
+    return [best, worst] if best["ids"] != worst["ids"] else []
 
 
 def calibration_error(margins: list[float], bins: int = 10) -> float:
