@@ -1,6 +1,6 @@
 """Judges that are not trained here, in the place of the one that a script trains: for tango.py a
 verifier that knows the truth, one that knows nothing, and aprm.py's; for mae.py and
-self_rewarding.py scores that know the truth or nothing.
+self_rewarding.py scores that know the truth or nothing; for apo.py an opponent that stays.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. The patches of experiments.toml put them in place.
@@ -136,3 +136,20 @@ def read_by(how: str, trainer_class):
         del self.readings
 
     trainer_class.start_round = start_round
+
+
+# ------------------------------------------------------------------ apo.py: opponents
+def against_the_first(trainer_class):
+    """Makes the RMs of this class learn in all rounds from what the first model wrote in the first
+    one: as many golden answers above others, and no adversary. The generator learns as ever.
+    """
+    answers_to = trainer_class.answers_to
+
+    def as_in_the_first_round(self, rows, n):
+        if rows is not self.rm_rows:
+            return answers_to(self, rows, n)
+        if "opponents" not in self.saved:
+            self.saved["opponents"] = answers_to(self, rows, n)
+        return self.saved["opponents"]
+
+    trainer_class.answers_to = as_in_the_first_round

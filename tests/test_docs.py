@@ -240,6 +240,14 @@ DOES = {  # edit: arguments besides the small run's, function whose calls are re
         "",
         lambda d, m: [m.verifier_reward(s, 0.5, 0.5) for s in (0, 0.5)] == [0, 0.5],
     ),
+    "apo-wrong": (
+        "--steps 4 --iterations 1",
+        "",
+        lambda d, m: (
+            saved(d, "rm", "human").count(False)
+            == round(32 * (1 - d.steps[0]["generator/accuracy"]))
+        ),
+    ),
     "vstar-last": (
         "--steps 4 --ver-steps 1 --iterations 3 --pool 8",
         "",

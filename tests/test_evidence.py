@@ -335,6 +335,22 @@ def test_pairs_are_chosen_by_the_truth_or_by_chance_and_only_pairs():
     assert len({score for (score,) in chosen["chance"][0]}) == 4
 
 
+def test_the_opponents_stay_and_all_else_is_asked_again():
+    class Trainer:
+        rm_rows, saved, asked = ["a", "b"], {}, 0
+
+        def answers_to(self, rows, n):
+            self.asked += 1
+            return [self.asked, *rows * n]
+
+    controls.against_the_first(Trainer)
+    trainer = Trainer()
+    first = trainer.answers_to(trainer.rm_rows, 2)
+    assert trainer.answers_to(trainer.rm_rows, 2) == first == [1, "a", "b", "a", "b"]
+    assert trainer.answers_to(trainer.rm_rows[:2], 1)[0] == 2  # the labelled ones
+    assert trainer.answers_to(["c"], 1) == [3, "c"]
+
+
 # ------------------------------------------------------------------ the standing table
 def test_a_scripts_row_is_read_from_its_run_and_paired_by_seed():
     rows = [{"eval/bob/accuracy": 0.2, "eval/judge/balanced_accuracy": 0.5, "seconds": 1}]

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 import tyro
 
 MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
+MORE["apo.py"] = "--steps 2 --rm-steps 1 --iterations 1"
 MORE["azr.py"] = "--steps 1"
 MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["vstar.py"] = "--steps 4 --ver-steps 1"

@@ -1,0 +1,379 @@
+r"""APO, Adversarial Preference Optimization: a reward model learns to prefer golden answers to what
+the generator writes, which learns to please it (Cheng et al. 2024, arXiv:2311.08045).
+
+    python apo.py                                         the embedded model on a CPU, 2 minutes
+    python apo.py --adversarial 0                         plain DPO: the reward model is fixed
+    python apo.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+
+The game of r, the reward model (RM), and pi, the generator; x is a question, y* its golden answer
+    min over pi, max over r:   E[r(x, y*)] - E over y ~ pi of [r(x, y)]
+
+The loop; half of the questions are the RM's, half are the generator's
+    PEOPLE = `human_pairs`, once   y+ > y-: right above wrong answers to a few labelled questions
+    for t = 1 .. iterations
+        ATTACK = `start_round`     pi writes y_1 .. y_S to the RM's questions; pairs y* > y_i
+        RM                         r <- the base again, then trained on both kinds of pairs
+                                   loss = mean of - w log sigmoid(r(x, y+) - r(x, y-))
+                                   w = anchor for people's pairs, adversarial / S for y* > y_i
+        SCORE = `start_generator`  pi writes S answers to its own questions; best > worst by r
+        GENERATOR                  loss = - log sigmoid(h(y best) - h(y worst))
+                                   h(y) = beta log(pi(y | x) / base(y | x))
+
+What we changed and it matters (more in docs/apo.md)
+    1. r(x, y) = beta_r log V(y | x), the answer's likelihood under the RM's adapter. The paper's r
+       is a linear head; no score that is given at once was ever learnt here (docs/genrm.md).
+    2. The truth stands for people: right answers of the first model's above its wrong ones.
+    3. DPO's pairs, which are left open, are the best and the worst of S answers.
+
+Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a question.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from common.cotrainer import Batch, CoTrainer, Player
+from common.errors import UserError
+from common.pairs import (
+    as_completions,
+    chosen_and_rejected,
+    completion_batch,
+    in_passes,
+    pair_batch,
+)
+from common.run.args import Bounds, Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import plain_errors
+from common.tasks.answers import grouped, is_correct, mean, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import best_first
+from common.tasks.references import check_references
+
+import torch
+import torch.nn.functional as F
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
+    dataset: str = "tiny"
+    """tiny, tiny-hard, tiny-long; a hub id or a .jsonl file: question, answer, golden reference"""
+    steps: Count = 72
+    """optimiser steps of all rounds; must be a multiple of --iterations"""
+    rm_steps: Count = 12
+    """of a round's steps the RM's; the rest are the generator's"""
+    questions: Count = 32
+    """pairs per step and process (paper: 64)"""
+    micro_batch: Count = per_model(tiny=16, real=4)
+    """pairs per forward and backward pass"""
+    lr: Weight = per_model(tiny=3e-4, real=5e-6)
+    """learning rate of the generator's adapter, constant (paper: 5e-6, 2e-6, 9e-7 by round)"""
+    rm_lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the RM's adapter, constant (paper: 1e-6, all weights)"""
+    iterations: Count = 3
+    """rounds (paper: 3)"""
+    pool: Count = per_model(tiny=128, real=1024)
+    """questions of the RM, and as many of the generator; the same in every round"""
+    samples: Annotated[int, Bounds(2, 10_000)] = 4
+    """S, answers to each question and round (paper: 4)"""
+    labelled: CountOrZero = 32
+    """the first of the RM's questions, of which is known whether an answer is right"""
+    anchor: Weight = 1.0
+    """weight of a pair of people's; ablation: 0 leaves them out (paper: 1.0)"""
+    adversarial: Weight = 1.0
+    """weight of the S pairs y* > y_i of a question together; ablation, plain DPO: 0 leaves them
+    out, and every round has the same RM (paper: 0.1)"""
+    diff: bool = False
+    """ablation, as in WGAN: a pair y* > y_i adds - w (r(x, y*) - r(x, y_i)) to the loss"""
+    restart: bool = True
+    """every round trains the base anew; ablation: it continues the last RM"""
+    improve: Literal["dpo", "rejection", "golden"] = "dpo"
+    """the generator learns by DPO; by SFT on the RM's favourites; or, without any RM, by SFT on the
+    golden answers of the RM's questions"""
+    beta: Scale = 0.1
+    """scale of the generator's log-ratios"""
+    rm_beta: Scale = 0.5
+    """scale of r, which is how sure the RM is; below 1 the untrained one is nearly calibrated"""
+    eval_every: CountOrZero = 24
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    solution_tokens: Tokens = per_model(tiny=80, real=512)
+    """length limit of an answer (paper: 512)"""
+
+    def check(self):
+        if self.steps % self.iterations or self.steps // self.iterations <= self.rm_steps:
+            rounds = f"--steps {self.steps} / --iterations {self.iterations}"
+            raise UserError(f"{rounds} must be whole and more than --rm-steps {self.rm_steps}.")
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def rm_losses(margin, human, anchor: float, adversarial: float, diff: bool = False):
+    """(B,) margins r(x, y+) - r(x, y-), (B,) whether a pair is people's, and the weight of a pair
+    of either kind -> (B,) losses. As in the released code, the RM's loss is their mean over BOTH
+    kinds of pairs in the step, so that the rarer kind counts less.
+    """
+    # - w log sigmoid(r(x, y+) - r(x, y-));   diff, y* > y_i only: - w (r(x, y+) - r(x, y-))
+    game = -margin if diff else -F.logsigmoid(margin)
+    return torch.where(human, anchor * -F.logsigmoid(margin), adversarial * game)
+
+
+def dpo_losses(best: torch.Tensor, worst: torch.Tensor, beta: float) -> torch.Tensor:
+    """(B,) log-ratios log(pi / base), SUMS over an answer's tokens, never means -> (B,) losses."""
+    # - log sigmoid(h(y best) - h(y worst)),   h = beta * log-ratio
+    return -F.logsigmoid(beta * (best - worst))
+
+
+def best_and_worst(answers: list[dict], scores: list[float]) -> list[dict]:
+    """The answers to one question with the highest and the lowest score, the first of equal ones;
+    [] if these are the same text, between which DPO has no gradient, or have the same score.
+    """
+    best, worst = (answers[scores.index(end(scores))] for end in (max, min))
+    return [best, worst] if best["ids"] != worst["ids"] else []
+
+
+def calibration_error(margins: list[float], bins: int = 10) -> float:
+    """ECE of p = sigmoid(r(right) - r(wrong)), the RM's belief that the right answer is the better
+    one, over pairs. The RM is as sure as max(p, 1 - p), so that the bins divide [.5, 1].
+    """
+    # ECE = SUM over bins of |SUM over its pairs of ([in order] - confidence)| / all pairs
+    margin = torch.tensor(margins, dtype=torch.float64)  # (n,)
+    confidence = torch.sigmoid(margin.abs())  # (n,)
+    in_order = (margin > 0) + 0.5 * (margin == 0)  # (n,), a tie is half in order
+    place = ((2 * confidence - 1) * bins).long().clamp(max=bins - 1)  # (n,)
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, place, in_order - confidence)
+    return (gaps.abs().sum() / len(margin)).item()
+
+
+# ------------------------------------------------------------------ the trainer
+class Apo(CoTrainer):
+    """`step` is the loop. `saved` is the same on all processes: the round, people's pairs, those of
+    the RM, the round whose answers the RM has scored, and the generator's pairs.
+    """
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
+        rows = self.train_rows[: 2 * self.cfg.pool]
+        self.rm_rows, self.generator_rows = self.with_golden(rows[0::2]), rows[1::2]
+        self.saved = {"round": -1, "human": [], "rm": [], "scored": -1, "generator": []}
+
+    @staticmethod
+    def define_players(args: Args) -> dict[str, Player]:
+        return {
+            "generator": Player([], args.lr, args.solution_tokens, rows=2),
+            "rm": Player([], args.rm_lr, args.solution_tokens, rows=2),
+        }
+
+    def step(self, rows):
+        """rows: not used, pairs are made twice in every round."""
+        t, turn = divmod(self.state.global_step, self.cfg.steps // self.cfg.iterations)
+        if self.saved["round"] < t:
+            self.start_round(t)
+        if turn < self.cfg.rm_steps:
+            return [self.next_pairs("rm", turn, t)]
+        if self.saved["scored"] < t:
+            self.start_generator(t)
+        return [self.next_pairs("generator", turn, t)]
+
+    def next_pairs(self, player: str, turn: int, t: int) -> Batch:
+        """Of shuffled passes over the round's pairs; an RM that starts again takes its own in the
+        same order in every round, so that from the same pairs it becomes the same RM.
+        """
+        key, n = "" if player == "rm" and self.cfg.restart else f"{t}", self.pairs_per_step
+        pairs = in_passes(self.saved[player], first=turn * n, count=n, key=key)  # of all processes
+        mine, device = self.my_share(pairs), self.accelerator.device  # B
+        prompts = [solve_prompt(pair["question"]) for pair in mine]
+        both = [(pair["chosen"], pair["rejected"]) for pair in mine]
+        batch = pair_batch(player, prompts, both, self.processing_class, device)
+        batch.columns["human"] = torch.tensor([pair["human"] for pair in mine]).to(device)  # (B,)
+        batch.columns["tokens"] = sum(len(pair["chosen"]) for pair in pairs)
+        batch.notes = [{"player": player, "prompt": pair["question"]} for pair in mine]
+        return batch
+
+    def loss(self, batch):
+        """A micro-batch's share of the mean over the pairs, or over the tokens, of the step."""
+        cfg, both = self.cfg, as_completions(batch)  # 2b rows: y+, y-, y+, ...
+        logp, _ = self.score(both)  # (2b, T)
+        chosen, rejected = chosen_and_rejected(logp.sum(1))  # (b,) each
+        if batch.player == "rm":
+            margin, human = cfg.rm_beta * (chosen - rejected), batch.columns["human"]  # (b,) each
+            losses = rm_losses(margin, human, cfg.anchor, cfg.adversarial / cfg.samples, cfg.diff)
+            self.log_mean("rm/human_in_order", margin[human] > 0)
+            self.log_mean("rm/golden_in_order", margin[~human] > 0)
+        elif cfg.improve == "dpo":
+            with torch.no_grad(), self.playing(None):
+                ref, _ = self.score(both)  # (2b, T)
+            best, worst = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
+            losses, margin = dpo_losses(best, worst, cfg.beta), cfg.beta * (best - worst)  # (b,)
+        else:
+            self.report_pairs(batch, both, logp, chosen)
+            return -chosen.sum() / batch.columns["tokens"]  # - log pi(y | x) per token
+        self.report_pairs(batch, both, logp, margin)
+        return losses.sum() / self.pairs_per_step
+
+    # --- what the RM learns
+    def start_round(self, t: int):
+        """The generator answers the RM's questions, and the RM is the base again."""
+        cfg = self.cfg
+        if t == 0:
+            self.saved["human"] = self.human_pairs() if cfg.anchor else []
+        own = self.answers_to(self.rm_rows, cfg.samples)
+        golden = [row["golden"] for row in self.rm_rows for _ in range(cfg.samples)]
+        game = [a_pair(y, ids, y["ids"]) for y, ids in zip(own, golden) if ids != y["ids"]]
+        self.report_round(own, game)
+        self.saved |= {"round": t, "rm": self.saved["human"] + (game if cfg.adversarial else [])}
+        if not self.saved["rm"]:
+            flags = "--anchor, --labelled, --samples and --adversarial"
+            raise UserError(f"round {t + 1}: no answers make a pair for the RM; see {flags}.")
+        if cfg.restart:
+            self.restart()
+
+    def human_pairs(self) -> list[dict]:
+        """Right above wrong, of the first model's answers to the labelled questions."""
+        S = self.cfg.samples
+        pairs = right_and_wrong(self.answers_to(self.rm_rows[: self.cfg.labelled], S), S)
+        return [a_pair(y, y["ids"], z["ids"], human=True) for y, z in pairs]
+
+    def restart(self):
+        """The RM's adapter is untrained, the same one in every round; AdamW forgets its moments."""
+        rng = torch.Generator().manual_seed(self.args.seed)
+        for name, p in self.model.named_parameters():
+            if ".rm." in name:
+                self.optimizer.state.pop(p, None)
+                # B = 0, A uniform between +- 1 / sqrt(columns), as PEFT draws it
+                A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
+                p.data.copy_(A * ("lora_B" not in name))
+
+    def with_golden(self, rows: list[dict]) -> list[dict]:
+        """Rows whose golden answer fits with its end token: it is never cut."""
+        limit, tokenizer = self.cfg.solution_tokens, self.processing_class
+        texts, end = [row["reference"].strip() for row in rows], tokenizer.eos_token_id
+        ids = tokenizer(texts, add_special_tokens=False).input_ids
+        found = [row | {"golden": [*y, end]} for row, y in zip(rows, ids) if 0 < len(y) < limit]
+        if not found:
+            data, flag = f"--dataset {self.cfg.dataset}", f"--solution-tokens {limit}"
+            raise UserError(f"{data}: no question has a reference of at most {flag}.")
+        return found
+
+    # --- what the generator learns
+    def start_generator(self, t: int):
+        """It answers its own questions; of each the RM chooses the best and the worst answer."""
+        S = self.cfg.samples
+        answers = self.answers_to(self.generator_rows, S)
+        scores = self.in_parallel(self.scores, answers)
+        chosen = [best_and_worst(*of) for of in zip(grouped(answers, S), grouped(scores, S))]
+        chosen = [of for of in chosen if of]
+        self.report_scores(answers, scores, chosen)
+        pairs = [a_pair(y, y["ids"], z["ids"]) for y, z in chosen]
+        if self.cfg.improve == "golden":
+            pairs = [a_pair(row, row["golden"], row["golden"]) for row in self.rm_rows]
+        if not pairs:
+            raise UserError(f"round {t + 1}: no question has two answers that differ in r.")
+        self.saved |= {"scored": t, "generator": pairs}
+
+    def answers_to(self, rows: list[dict], n: int) -> list[dict]:
+        """n answers to each question, adjacent, by the generator as it is."""
+        return self.in_parallel(self.answers, [row for row in rows for _ in range(n)])
+
+    def answers(self, rows: list[dict]) -> list[dict]:
+        """As sampled: an answer that is cut at the length limit gets no end token."""
+        ids = self.generate_ids("generator", [solve_prompt(row["question"]) for row in rows])
+        right = [is_correct(text, row["answer"]) for text, row in zip(self.decode(ids), rows)]
+        asked = [row["question"] for row in rows]
+        return [{"question": x, "ids": y, "right": z} for x, y, z in zip(asked, ids, right)]
+
+    def scores(self, answers: list[dict]) -> list[float]:
+        """r(x, y) of each answer by the RM as it is."""
+        if not answers:
+            return []
+        prompts = [solve_prompt(y["question"]) for y in answers]
+        ids, device = [y["ids"] for y in answers], self.accelerator.device
+        batch = completion_batch("rm", prompts, ids, self.processing_class, device)
+        # r(x, y) = beta_r * SUM over t of log V(y_t | x, y_<t)
+        return (self.cfg.rm_beta * self.log_probs("rm", batch).sum(1)).tolist()
+
+    # --- what is logged and shown; no method below affects training
+    def report_round(self, own: list[dict], game: list[dict]):
+        self.log_mean("generator/accuracy", [y["right"] for y in own])
+        self.log_mean("co/own_golden", 1 - len(game) / len(own))
+        self.log_mean("co/human_pairs", len(self.saved["human"]))
+
+    def report_scores(self, answers: list[dict], scores: list[float], chosen: list[list[dict]]):
+        for name, value in rm_figures(answers, scores, self.cfg.samples).items():
+            self.log_mean(f"rm/{name}", value)
+        one_right = [best["right"] for best, worst in chosen if best["right"] != worst["right"]]
+        self.log_mean("co/pairs_one_right", len(one_right) / max(1, len(chosen)))
+        self.log_mean("co/pairs_right_way", one_right)
+
+    def report_pairs(self, batch, both, logp, values):
+        """One micro-batch of a step is shown, every token with its log-probability."""
+        if 0 in batch.row:
+            notes = [
+                note | {"player": side, "rewards": {"margin": x}, "credit": "log-probability"}
+                for note, x in zip(batch.notes, values.tolist())
+                for side in (f"{batch.player}, chosen", f"{batch.player}, rejected")
+            ]
+            self.record(both, logp, notes)
+
+
+def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:
+    """Every right answer with every wrong one to the same question, whose n are adjacent."""
+    return [(y, z) for of in grouped(answers, n) for y in of for z in of if y["right"] > z["right"]]
+
+
+def a_pair(row: dict, chosen: list[int], rejected: list[int], human: bool = False) -> dict:
+    return {"question": row["question"], "chosen": chosen, "rejected": rejected, "human": human}
+
+
+# ------------------------------------------------------------------ evaluation
+def rm_figures(answers: list[dict], scores: list[float], n: int) -> dict[str, float]:
+    """Of pairs of a right and a wrong answer to one question: the share in which the right one
+    scores higher, ties counting half, and the calibration error; {} of none.
+    """
+    scored = [y | {"r": r} for y, r in zip(answers, scores)]
+    margins = [y["r"] - z["r"] for y, z in right_and_wrong(scored, n)]
+    if not margins:
+        return {}
+    in_order = mean((margin > 0) + 0.5 * (margin == 0) for margin in margins)
+    return {"rank_agreement": in_order, "ece": calibration_error(margins)}
+
+
+def evaluate(trainer: Apo, held_out: list[dict]) -> dict[str, float]:
+    """The generator alone, and with the RM's choice of n answers; the RM on the generator's answers
+    of now, and on those of the first model at step 0, which are the same in all evaluations.
+    """
+    n = trainer.cfg.eval_samples
+    _, greedy = solve(trainer, "generator", held_out, greedy=True)
+    answers = trainer.answers_to(held_out, n)
+    scores = trainer.in_parallel(trainer.scores, answers)
+    right = grouped([y["right"] for y in answers], n)
+    picked = [best_first(*of)[0] for of in zip(right, grouped(scores, n))]  # the highest r
+    figures = {"generator/accuracy": mean(map(mean, right)), "generator/greedy": mean(greedy)}
+    figures |= {f"co/best_of_{n}": mean(picked), "co/oracle": mean(map(any, right))}
+    first = trainer.saved.setdefault("first", answers)
+    of_first = rm_figures(first, trainer.in_parallel(trainer.scores, first), n)
+    figures |= {f"rm/{name}": x for name, x in rm_figures(answers, scores, n).items()}
+    return figures | {f"rm/first_{name}": x for name, x in of_first.items()}
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "generator": ["generator/accuracy", "generator/greedy", "co/best_of_4"],
+    "RM: right above wrong": ["rm/rank_agreement", "rm/first_rank_agreement"],
+    "RM: calibration error": ["rm/ece", "rm/first_ece"],
+}
+
+
+def load(args: Args):
+    counts = (2 * args.pool, args.eval_questions)
+    train, held_out = load_questions(args.dataset, *counts, args.seed, args.held_out)
+    check_references(train, args.dataset)
+    return train, held_out
+
+
+def main(args: Args):
+    launch(Apo, args, load=load, evaluate=evaluate, curves=CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
