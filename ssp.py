@@ -132,7 +132,7 @@ def proposer_reward(s: float | None, kind: str, penalty: float) -> float:
     [1.0, 0.8, 0.0, -0.1]
     """
     if s is None:
-        return -penalty
+        return 0.0 - penalty  # and not -0.0
     # 4 (left + s) (right - s) with left 0 and right 1, so 0 at both ends
     return {"1-acc": 1 - s, "intermediate_difficulty": 4 * s * (1 - s), "format_only": 1.0}[kind]
 
