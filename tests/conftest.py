@@ -57,6 +57,7 @@ SMALL = {
     "maporl.py": "--steps 3 --questions 2 --group-size 2 --micro-batch 8",
     "aprm.py": "--steps 3 --questions 2 --group-size 4 --micro-batch 8",
     "ssr.py": "--steps 3 --questions 2 --injections 4 --group-size 4 --micro-batch 16",
+    "ssp.py": "--steps 3 --questions 6 --group-size 3 --micro-batch 8",
     "mae.py": "--steps 4 --questions 8 --micro-batch 8 --seed-questions 16"
     " --solution-tokens 48 --judgement-tokens 64",
     "azr.py": "--steps 4 --questions 4 --micro-batch 4 --seed-tasks 16 --difficulty-samples 2"

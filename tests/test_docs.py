@@ -229,6 +229,7 @@ DOES = {  # edit: arguments besides the small run's, function whose calls are re
     ),
     "maporl-individual": ("--steps 1", "", lambda d, m: m.scores(V, 0.5)[0, 1].item() == 0),
     "aprm-cautious": ("--steps 1", "", lambda d, m: m.corruptor_reward(False, False) == -1),
+    "ssp-solvable": ("--steps 1", "", lambda d, m: m.proposer_reward(0.0, "1-acc", 0.1) == 0),
     "ssr-valid": ("--steps 1", "", lambda d, m: m.injector_reward(0.0, 0.8) == 1.0),
     "azr-half": (
         "--steps 1 --questions 8",

@@ -145,6 +145,10 @@ class Writer:
         score = f"Defects: {'none' if good else 1}\nScore: \\boxed{{{int(good)}}}"
         score_of_ten = f"<think>So.</think><score>{9 if good else 2}</score>"
         program = f"def f(x):\n    return x + {len(self.prompts)}" if good else "def f(x): return"
+        if user.startswith("Answer: "):  # the question that a proposer writes for it
+            question = f"What is it, number {len(self.prompts):04}?"  # which is not its answer
+            self.known[question] = {"question": question, "answer": user.split("\n")[0][8:]}
+            return f"<question>{question}</question>"
         solution = self.solution(user, good)
         if count := re.fullmatch(r"Verify its (\d+) steps\.", last):
             return judgement(*[box] * int(count[1]), final=box)
@@ -211,6 +215,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "gar.py": {"reasoner/accuracy": 0.5, "discriminator/silent": 0, "discriminator/says_yes": 0.5},
     "cure.py": {"coder/accuracy": 0.5, "coder/parsed": 1.0, "tester/parsed": 1.0},
     "mae.py": {"judge/unparsable": 0, "solver/judged": 0.5},
+    "ssp.py": {"proposer/valid": 1.0, "solver/accuracy": 0.5},
     "azr.py": {"solver/parsed": 1.0, "co/tasks_that_run": 1.0},
     "deepseekmath.py": {"eval/generator/accuracy": 0.5, "eval/generator/own_score_right": 1.0},
     "vstar.py": {"generator/accuracy": 0.5},

@@ -1,0 +1,317 @@
+"""SSP, Search Self-Play (Lu et al. 2025, arXiv:2510.18821): a proposer writes questions that a
+solver of the same weights answers, and a gate keeps those whose answer somebody else recovers.
+
+    python ssp.py                                         the embedded model on a CPU, 2 minutes
+    python ssp.py --penalty 0.1                           the paper's "death spiral", or not
+    python ssp.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
+
+The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers that are right
+    PROPOSER  writes a question                                                 `rollout`
+    RULES     one is there, is short, does not name a*, is not held out         `follows_rules`
+    GATE      an answerer that is not trained must recover a*                   `gate`
+    REUSE     for each question that fails, an earlier one that did not         `reused`
+    SOLVER    n answers to each, r = [equals a*], A = (r - mean) / std          `solve`
+    UPDATE    two, on the same weights: the proposer's, then the solver's
+
+    r_proposer = 1 - s                                                          `proposer_reward`
+                 -penalty (0) of a question that fails
+    A_proposer = r_proposer      the code standardises a group of one, so nothing is subtracted
+
+The released code's penalty is 0. With .1, the authors report, the proposer ends up writing hardly
+anything valid. At 0 no advantage of the proposer is negative. Two explanations go together there,
+the penalty and the missing baseline; --baseline batch takes them apart.
+
+What we changed and it matters (more in docs/ssp.md)
+    1. No search. The paper's answerer reads what the proposer has found, and four documents of
+       others. Here the rule that the data are made by is the answerer, where they have one.
+    2. On embedded questions the proposer is NOT given a*, for the model has not been taught to end
+       a chain in a number: a* is the value of the question, if it has one, and so the gate asks
+       whether it has one. With other data a* is given, as in the paper, and the gate is the base.
+    3. --gate-error is the share of verdicts that a coin turns round. A question without a value
+       that gets through cannot be solved: s = 0, the largest reward.
+
+Shapes: P questions, n answers each.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from common.cotrainer import Batch, CoTrainer, Player
+from common.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
+from common.run.checks import stripped
+from common.run.launch import launch
+from common.run.session import plain_errors
+from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.math import load_for_steps
+from common.tiny.tasks import gold_answer, parse_question
+
+import torch
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
+    steps: Count = 48
+    """optimiser steps, each an update of the proposer and one of the solver (paper: 150 to 200)"""
+    questions: Count = 16
+    """P, questions per step and process (paper: 256)"""
+    group_size: GroupSize = 5
+    """n, answers of a question (paper: 5)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
+    kl: Weight = 0.01
+    """weight of the k3 penalty towards the base (paper: 0.01)"""
+    proposer_reward: Literal["1-acc", "intermediate_difficulty", "format_only"] = "1-acc"
+    """of a valid question, named as in the code: 1 - s; 4 s (1 - s); 1"""
+    penalty: Weight = 0.0
+    """what a question that fails costs (paper: 0; ablation: 0.1)"""
+    baseline: Literal["none", "batch"] = "none"
+    """what is subtracted from the proposer's rewards: nothing (paper); their mean"""
+    reuse: bool = True
+    """an earlier question takes the place of one that fails; ablation: nothing does"""
+    pool_steps: Count = 10
+    """after so many steps the earlier questions are forgotten (paper: 10)"""
+    gate_error: Share = 0.0
+    """share of the gate's verdicts that are turned round"""
+    proposer: Literal["co-trained", "frozen", "none"] = "co-trained"
+    """ablation: never trained; or questions of the data instead, which is plain GRPO"""
+    train_solver: bool = True
+    """ablation: train the proposer only; the solver still answers"""
+    proposal_tokens: Tokens = per_model(tiny=64, real=1024)
+    """length limit of a proposal (paper: 8192)"""
+    solution_tokens: Tokens = per_model(tiny=112, real=1024)
+    """length limit of a solution (paper: 8192)"""
+
+    def check(self):
+        if self.proposer != "co-trained" and not self.train_solver:
+            raise UserError(f"--proposer {self.proposer}, --no-train-solver: nobody is trained.")
+
+
+LONGEST = 1000  # characters of a question (released code)
+
+# ------------------------------------------------------------------ prompts and parsing
+PROPOSE = """Write one new problem that is hard but can be solved by reasoning alone:
+self-contained, with one right answer. If you are given an answer, start from it and work
+backwards, so that it is the problem's only answer, and do not mention it. Write nothing but the
+problem, inside of one pair of <question> </question> tags."""
+
+
+def propose_prompt(answer: str | None) -> list[dict]:
+    """answer: a*; None where the proposer is not given one."""
+    wanted = "Propose a question."
+    return prompt(PROPOSE, wanted if answer is None else f"Answer: {answer}\n{wanted}")
+
+
+def proposed_question(text: str) -> str:
+    """What stands in the first pair of tags, "" without one. Of a tag that is opened again before
+    it is closed the last opening counts.
+
+    >>> proposed_question("<question> 1+2 mod 61\\n</question><question>x</question>")
+    '1+2 mod 61'
+    """
+    inside, closed, _ = text.partition("<question>")[2].partition("</question>")
+    return inside.rpartition("<question>")[2].strip() if closed else ""
+
+
+def follows_rules(question: str, answer: str | None) -> bool:
+    """It is there, is not too long, and does not name a* as a word of its own."""
+    word = rf"(?<!\w){re.escape(answer or '')}(?!\w)"
+    named = answer is not None and re.search(word, question, re.IGNORECASE) is not None
+    return 0 < len(question) <= LONGEST and not named
+
+
+# ------------------------------------------------------------------ rewards
+def proposer_reward(s: float | None, kind: str, penalty: float) -> float:
+    """s: share of right answers; None of a question that fails.
+
+    >>> [proposer_reward(s, "1-acc", 0.1) for s in (0.0, 0.2, 1.0, None)]
+    [1.0, 0.8, 0.0, -0.1]
+    """
+    if s is None:
+        return 0.0 - penalty  # and not -0.0
+    # 4 (left + s) (right - s) with left 0 and right 1, so 0 at both ends
+    return {"1-acc": 1 - s, "intermediate_difficulty": 4 * s * (1 - s), "format_only": 1.0}[kind]
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def proposer_advantages(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
+    """A = r, what the released code makes of a group of one, with mean 0 and deviation 1; or
+    A = r - mean of the batch. (B,) -> (B,), 0 where a reward is missing (NaN)
+
+    >>> proposer_advantages(torch.tensor([0.5, -0.25, torch.nan]), "batch")
+    tensor([ 0.3750, -0.3750,  0.0000])
+    """
+    mean = rewards.nanmean().nan_to_num() if baseline == "batch" else 0.0
+    return (rewards - mean).nan_to_num(0.0)
+
+
+# ------------------------------------------------------------------ the trainer
+@dataclass
+class Question:
+    text: str  # "" = there is none
+    answer: str | None  # a*; None = it has none
+    valid: bool = True
+    held_out: bool = False
+
+
+class Ssp(CoTrainer):
+    """`step` is the loop. CoTrainer samples, scores, computes the loss and updates.
+
+    `saved["pool"]`: question -> a* of earlier valid ones, the same on all processes.
+    """
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.saved = {"pool": {}}
+        # whether the embedded grammar knows every question's value
+        self.has_grammar = all(parse_question(row["question"]) for row in self.train_rows)
+
+    @staticmethod
+    def define_players(args: Args) -> dict[str, Player]:
+        proposal, solution, n = args.proposal_tokens, args.solution_tokens, args.group_size
+        return {
+            "proposer": Player([], args.lr, proposal, group_size=1, adapter="agent"),
+            "solver": Player([], args.lr, solution, n, adapter="agent", reads=proposal),
+        }
+
+    def step(self, rows):
+        """rows: P * n, every question of the data n times in a row."""
+        cfg, given = self.cfg, rows[:: self.cfg.group_size]  # P
+        if cfg.proposer == "none":
+            return [self.solve([Question(row["question"], row["answer"]) for row in given])[0]]
+        answers = [row["answer"] for row in given]
+        proposer = self.rollout("proposer", [{"prompt": p} for p in self.propose_prompts(answers)])
+        proposed = self.gate(proposer.texts, answers)
+        truly = [question.valid for question in proposed]
+        rng = self.random_numbers()
+        self.turn_round(proposed, rng)
+        valid = [question for question in proposed if question.valid]
+        reused = self.reused(len(proposed) - len(valid), rng)
+        solver, right = self.solve(valid + reused)  # n answers to each
+
+        rates = iter([mean(hits) for hits in grouped(right, cfg.group_size)])
+        s = [next(rates) if question.valid else None for question in proposed]  # P
+        # to punish held-out questions would be to train on them, too
+        rewards = [
+            torch.nan if question.held_out else proposer_reward(r, cfg.proposer_reward, cfg.penalty)
+            for question, r in zip(proposed, s)
+        ]
+        self.set_rewards(proposer, rewards)
+        # over the rows of all processes
+        advantages = lambda r: proposer_advantages(r, cfg.baseline)  # noqa: E731
+        proposer.advantages = self.over_all_processes(advantages, proposer.rewards)  # (P,)
+        self.saved["pool"] |= dict(self.gather([(q.text, q.answer) for q in valid]))
+        self.report_step(proposer, proposed, truly, s, reused)
+        # one after the other: the second ignores that the first has moved the weights
+        return [proposer] * (cfg.proposer == "co-trained") + [solver] * cfg.train_solver
+
+    def propose_prompts(self, answers: list[str]) -> list:
+        return [propose_prompt(None if self.has_grammar else answer) for answer in answers]
+
+    def gate(self, texts: list[str], answers: list[str]) -> list[Question]:
+        """The question in each text; it is valid if the rules are kept and a* is recovered from it:
+        by the grammar, which then says what a* is; or by the base, greedily, with the a* given.
+        """
+        grammar = self.has_grammar
+        answers = [None] * len(texts) if grammar else answers
+        found = [Question(proposed_question(t), a, False) for t, a in zip(texts, answers)]
+        for q in found:
+            q.held_out = not {q.text, stripped(q.text)}.isdisjoint(self.held_out_questions)
+        asked = [q for q in found if follows_rules(q.text, q.answer) and not q.held_out]
+        if grammar:
+            for q in asked:
+                q.valid = parse_question(q.text) is not None
+                q.answer = str(gold_answer(q.text)) if q.valid else None
+        else:
+            with self.playing(None):  # the base, with the adapter off
+                prompts = [solve_prompt(q.text) for q in asked]
+                solutions = self.generate("solver", prompts, greedy=True)
+            for q, solution in zip(asked, solutions):
+                q.valid = is_correct(solution, q.answer)
+        return found
+
+    def turn_round(self, proposed: list[Question], rng: random.Random):
+        """The gate errs: a coin turns this share of its verdicts round, but never the rules'."""
+        for q in proposed:
+            if rng.random() < self.cfg.gate_error and not q.held_out:
+                q.valid = not q.valid and follows_rules(q.text, q.answer)
+
+    def reused(self, count: int, rng: random.Random) -> list[Question]:
+        """`count` earlier valid questions, as the last step left them; none while there are none.
+
+        The proposer of one that has failed is not rewarded for what takes its place.
+        """
+        if self.state.global_step % self.cfg.pool_steps == 0:
+            self.saved["pool"] = {}
+        pool = [*self.saved["pool"].items()]
+        drawn = rng.choices(pool, k=count) if pool and self.cfg.reuse else []
+        return [Question(text, answer) for text, answer in drawn]
+
+    def solve(self, questions: list[Question]) -> tuple[Batch, list[bool]]:
+        """n answers to each question -> (batch with rewards and advantages, whether each is right).
+        Nothing is right for a question that has no answer.
+        """
+        several = [q for q in questions for _ in range(self.cfg.group_size)]
+        rows = [{"prompt": solve_prompt(q.text), "question": q.text} for q in several]
+        batch = self.rollout("solver", rows)
+        pairs = zip(batch.texts, several)
+        right = [q.answer is not None and is_correct(text, q.answer) for text, q in pairs]
+        self.set_rewards(batch, [float(r) for r in right])  # A = (r - mean) / std of n
+        self.log_mean("solver/accuracy", right)
+        return batch, right
+
+    # --- what is logged and shown; no method below affects training
+    def report_step(self, batch: Batch, proposed, truly: list[bool], s: list, reused: list):
+        rates = [rate for rate in s if rate is not None]
+        chains = [parse_question(q.text) for q in proposed if q.valid]
+        self.log_mean("proposer/passed", [q.valid for q in proposed])
+        self.log_mean("proposer/valid", truly)  # if the gate did not err
+        self.log_mean("proposer/solve_rate", rates)
+        self.log_mean("proposer/never_solved", [rate == 0 for rate in rates])
+        self.log_mean("proposer/operations", [len(chain[1]) for chain in chains if chain])
+        self.log_mean("co/reused", len(reused) / len(proposed))
+        for note, q, rate in zip(batch.notes, proposed, s):
+            note |= {"answer": q.answer, "passed": q.valid, "solve_rate": rate}
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: Ssp, held_out: list[dict]) -> dict[str, float]:
+    """The solver on held-out questions; as many proposals, by a gate that does not err."""
+    texts, right = solve(trainer, "solver", held_out, trainer.cfg.eval_samples)
+    _, greedy = solve(trainer, "solver", held_out, greedy=True)
+    result = {"solver/accuracy": mean(right), "solver/greedy": mean(greedy)}
+    answers = [row["answer"] for row in held_out]
+    texts = trainer.generate_all("proposer", trainer.propose_prompts(answers))
+    found = trainer.in_parallel(lambda its: trainer.gate(*zip(*its)) if its else [],
+                                [*zip(texts, answers)])  # fmt: skip
+    valid = [q.text for q in found if q.valid]
+    chains = [chain for chain in map(parse_question, valid) if chain]
+    result |= {
+        "proposer/valid": mean([q.valid for q in found]),
+        "proposer/different": len({*valid}) / len(found),
+    }
+    if chains:
+        result["proposer/operations"] = mean([len(operations) for _, operations in chains])
+    return result
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "solver": ["solver/accuracy"],
+    "proposer": ["proposer/valid", "proposer/passed", "proposer/different"],
+    "its questions": ["proposer/solve_rate", "proposer/never_solved", "co/reused"],
+    "operations of a question": ["proposer/operations"],
+}
+
+
+def main(args: Args):
+    launch(Ssp, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
