@@ -60,7 +60,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0"""
     questions: Count = 32
     """pairs per step and process (paper: 8)"""
-    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    lr: Weight = per_model(tiny=3e-4, real=2e-5)
     """learning rate of the actor's adapter, constant (paper: 2e-7, all weights)"""
     critic_lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the critic's adapter, constant (paper: 2e-7, all weights)"""
