@@ -153,3 +153,20 @@ def against_the_first(trainer_class):
         return self.saved["opponents"]
 
     trainer_class.answers_to = as_in_the_first_round
+
+
+# ------------------------------------------------------------------ sweet_rl.py: references
+def others_references(script):
+    """The critic is shown the solution of another question, of as many operations: the rows of the
+    embedded tasks have two lengths in turn.
+    """
+    load = script.load
+
+    def shifted(args):
+        parts = load(args)
+        return tuple(
+            [row | {"reference": part[i - 2]["reference"]} for i, row in enumerate(part)]
+            for part in parts
+        )
+
+    script.load = shifted

@@ -69,6 +69,8 @@ SMALL = {
     " --candidates 4 --solution-tokens 48",
     "rstar.py": "--steps 4 --ver-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 6"
     " --width 2 --candidates 4 --solution-tokens 48",
+    "sweet_rl.py": "--steps 4 --critic-steps 2 --questions 4 --micro-batch 4 --pool 12 --samples 4"
+    " --candidates 4 --solution-tokens 48",
     "genrm.py": "--steps 4 --questions 4 --micro-batch 4 --pool 12 --samples 4 --candidates 4"
     " --rationales 2 --solution-tokens 48 --judgement-tokens 80",
     "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"

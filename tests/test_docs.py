@@ -256,6 +256,11 @@ DOES = {  # edit: arguments besides the small run's, function whose calls are re
             {*saved(d, "D_ver", "iteration")} == {2} and 0 in saved(d, "D_gen", "iteration")
         ),
     ),
+    "sweet_rl-extremes": (
+        "--steps 2 --critic-steps 1",
+        "",
+        lambda d, m: m.upper_against_lower("abc", [1.0, 3.0, 2.0], None) == [("b", "a")],
+    ),
     "genrm-tries": (
         "--steps 1",
         "",

@@ -33,6 +33,7 @@ MORE["azr.py"] = "--steps 1"
 MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["vstar.py"] = "--steps 4 --ver-steps 1"
 MORE["rstar.py"] = "--steps 2 --ver-steps 1"
+MORE["sweet_rl.py"] = "--steps 2 --critic-steps 1"
 """Arguments of the runs here; with seed 1 the verifier's first judgements differ in their rewards.
 All other scripts train every player within two steps."""
 last = {}

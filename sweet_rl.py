@@ -1,0 +1,380 @@
+r"""SWEET-RL: a critic that is shown the reference solution learns from pairs of whole dialogues and
+ranks an actor's next turns (Zhou et al. 2025, arXiv:2503.15478).
+
+    python sweet_rl.py                                    the embedded model on a CPU, 2 minutes
+    python sweet_rl.py --no-privileged                    ablation: a critic that is shown nothing
+    python sweet_rl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+
+The loop (section 4); what is sampled comes from the base, once
+    DIALOGUES = `start_dialogues`   k solutions o of every question; c is its reference solution
+    CRITIC = `lesson`, `loss`       pairs (o+, o-) of one question, the best against every worse one
+        A(o_t)  = (1 / L_t) sum_l log[ pi_critic(o_tl | o_<t, c) / pi_ref(o_tl | o_<t, c) ]
+        loss    = - log sigmoid(beta sum_t A(o+_t) - beta sum_t A(o-_t))
+    TURNS = `start_actor`           n candidates at every turn of stored dialogues, ranked by A;
+                                    pairs of one of the upper and one of the lower half
+    ACTOR = `lesson`, `loss`        never sees c;  r(a) = sum_l log[ pi_actor(a_l) / pi_ref(a_l) ]
+        loss    = - log sigmoid(beta r(a+) - beta r(a-)) - 0.01 (mean of log pi_actor(a+) per token)
+
+What we changed and it matters (more in docs/sweet_rl.md)
+    1. A turn is a step of one solution, and its answer. Nobody replies between them.
+    2. Critic and actor are LoRA adapters on one base, which is the reference of both.
+    3. The released code compares the critic with a reference that does not see c, which is
+       --critic-reference blind; the paper's formula, our default, has c in both.
+    4. Fixed numbers of optimiser steps in place of epochs.
+
+Shapes: B pairs, b of them in a micro-batch, N texts, T completion tokens.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from common.batch import Batch, padded
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_batch
+from common.plain import tokenize
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import plain_errors
+from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt, step_ends
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order
+from common.tasks.references import check_references
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
+    dataset: str = "tiny"
+    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
+    question, answer and reference, the solution that the critic is shown"""
+    steps: Count = 72
+    """optimiser steps: the critic's, then the actor's"""
+    critic_steps: CountOrZero = 48
+    """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0"""
+    questions: Count = 32
+    """pairs per step and process (paper: 8)"""
+    lr: Weight = per_model(tiny=3e-4, real=2e-5)
+    """learning rate of the actor's adapter, constant (paper: 2e-7, all weights)"""
+    critic_lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the critic's adapter, constant (paper: 2e-7, all weights)"""
+    pool: Count = per_model(tiny=192, real=1024)
+    """questions with dialogues (paper: 15,000 dialogues)"""
+    samples: GroupSize = per_model(tiny=8, real=3)
+    """k, dialogues of a question (released code: 3)"""
+    candidates: GroupSize = 16
+    """n, candidates for a turn (paper: 16)"""
+    beta: Scale = 0.1
+    """scale of the log-ratios in both losses (paper: 0.1)"""
+    privileged: bool = True
+    """ablation: the critic is not shown the reference solution"""
+    critic_reference: Literal["privileged", "blind"] = "privileged"
+    """whether the base that the critic is compared with sees the solution, too (released: not)"""
+    turn_mean: bool = True
+    """ablation: A is a sum over the tokens of a turn, without 1 / L_t"""
+    actor_pairs: Literal["turns", "dialogues"] = "turns"
+    """baseline: the actor learns from pairs of whole dialogues, multi-turn DPO"""
+    eval_questions: Count = per_model(tiny=96, real=128)
+    """held-out questions"""
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    """length limit of a dialogue (paper: 16,384)"""
+    turn_tokens: Tokens = per_model(tiny=20, real=256)
+    """length limit of a candidate"""
+
+    def check(self):
+        if self.critic_steps > self.steps:
+            raise UserError(f"--critic-steps {self.critic_steps} is over --steps {self.steps}.")
+
+
+NLL = 0.01  # weight of the chosen turn's likelihood in the actor's loss (paper: 0.01)
+PAIRS_PER_TURN = 4  # drawn of the candidates (paper: 4)
+RANKED = 20  # of so many dialogues one has its turns ranked (released code: the first tenth)
+
+
+# ------------------------------------------------------------------ prompts and parsing
+AGAIN = """You are given a problem, a right solution, and the numbers of its faulty steps, or the
+word none. Write the solution again without these faults, in the same form: every step in its own
+<step> </step> tags, then the answer."""
+
+
+def critic_prompt(question: str, reference: str) -> list[dict]:
+    """With c. The embedded model copies a solution in which no fault is named, and no other."""
+    solution = f"Problem: {question}\nSolution:\n{reference.strip()}"
+    return prompt(AGAIN, f"{solution}\nDefects: none\nCorrect it.")
+
+
+def turns_of(ids: list[int], tokenizer) -> list[list[int]]:
+    """The tokens of every step, up to what completes its tag, and of what follows the last one."""
+    ends = [0, *(end + 1 for end in step_ends(ids, tokenizer)), len(ids)]
+    return [ids[a:b] for a, b in zip(ends, ends[1:]) if a < b]
+
+
+# ------------------------------------------------------------------ the paper's mathematics
+def token_weights(begun: list[int], turns: list[list[int]], turn_mean: bool) -> list[float]:
+    """What each token's log-ratio counts in sum_t A: 1 / L_t, or 1; 0 of what was there before."""
+    own = [1.0 / len(turn) if turn_mean else 1.0 for turn in turns for _ in turn]
+    return [0.0] * len(begun) + own
+
+
+def preference_loss(chosen, rejected, beta: float) -> torch.Tensor:
+    """(B,) sum_t A or r, of the better and of the worse text -> (B,) losses."""
+    # loss = - log sigmoid(beta sum_t A(o+_t) - beta sum_t A(o-_t))
+    return -F.logsigmoid(beta * (chosen - rejected))
+
+
+def best_against_worse(group: list[dict]) -> list[tuple[dict, dict]]:
+    """Of the dialogues of one question the best one, if it is right, against every worse one."""
+    best = max(group, key=lambda row: row["reward"])
+    worse = [row for row in group if row["reward"] < best["reward"]]
+    return [(best, row) for row in worse] if best["reward"] >= 1 else []
+
+
+def upper_against_lower(candidates: list, A: list[float], rng) -> list[tuple]:
+    """Pairs, drawn with replacement, of one of the upper half by A and one of the lower. What was
+    sampled twice stands there twice, but a pair of equals is none.
+    """
+    order, half = sorted(range(len(A)), key=lambda i: -A[i]), len(A) // 2
+    drawn = [(rng.randrange(half), rng.randrange(half)) for _ in range(PAIRS_PER_TURN) if half]
+    pairs = [(candidates[order[i]], candidates[order[-1 - j]]) for i, j in drawn]
+    return [(a, b) for a, b in pairs if a != b]
+
+
+# ------------------------------------------------------------------ the trainer
+class SweetRL(CoTrainer):
+    """`step` is section 4. `saved` holds, the same on all processes and all as token ids, the pairs
+    of both players, the dialogues whose turns are ranked, and the held-out turns.
+
+    A row is a question with its reference and what was `begun` before; a text is (row, token ids).
+    """
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
+        self.saved = {"critic": None, "dialogues": [], "actor": None, "siblings": None}
+
+    @staticmethod
+    def define_players(args: Args) -> dict[str, Player]:
+        T = args.solution_tokens
+        return {
+            "critic": Player([], args.critic_lr, T, reads=T, rows=2),
+            "actor": Player([], args.lr, T, rows=2),
+            "writer": Player([], args.lr, args.turn_tokens, reads=T, adapter="actor"),  # of a turn
+        }
+
+    def step(self, rows):
+        """rows: not used, dialogues are sampled once."""
+        if self.saved["critic"] is None:
+            self.start_dialogues()
+        if self.state.global_step < self.cfg.critic_steps:
+            return [self.lesson("critic")]
+        if self.saved["actor"] is None:
+            self.start_actor()
+        return [self.lesson("actor")]
+
+    def lesson(self, player: str) -> Batch:
+        """The player's next pairs."""
+        first, count = self.state.global_step * self.rows_per_step, self.rows_per_step
+        mine = self.my_share(in_passes(self.saved[player], first, count, player))  # B
+        both = [(pair, pair[side]) for pair in mine for side in ("chosen", "rejected")]  # 2B
+        ids = [pair["begun"] + text for pair, text in both]
+        prompts = [self.prompt_of(player, pair) for pair in mine]
+        tokenizer, device = self.processing_class, self.accelerator.device
+        batch = pair_batch(player, prompts, [*zip(ids[::2], ids[1::2])], tokenizer, device)
+        shape, columns = batch.completion_ids.shape, self.texts(player, both).columns  # (B, 2, T)
+        batch.columns = {name: column.reshape(shape) for name, column in columns.items()}
+        batch.notes = [{"player": player, "prompt": pair["question"]} for pair in mine]
+        return batch
+
+    def loss(self, batch):
+        """A micro-batch's share of the mean over the pairs of the step."""
+        both = as_completions(batch)  # 2b rows: chosen, rejected, ...
+        logp, _ = self.score(both)  # (2b, T)
+        ref, weight = (batch.columns[name].flatten(0, 1) for name in ("ref", "weight"))  # (2b, T)
+        share = (logp - ref) * weight  # (2b, T): of sum_t A, or of r
+        chosen, rejected = chosen_and_rejected(share.sum(1))  # (b,) each
+        losses = preference_loss(chosen, rejected, self.cfg.beta)  # (b,)
+        if batch.player == "actor":  # its weights are 1
+            likelihood = (logp * weight).sum(1) / weight.sum(1)  # (2b,), per token
+            losses = losses - NLL * chosen_and_rejected(likelihood)[0]
+        self.log_mean(f"{batch.player}/margin", chosen - rejected)
+        self.log_mean(f"{batch.player}/pair_accuracy", chosen > rejected)
+        self.report_rows(batch, both, share)
+        return losses.sum() / self.rows_per_step
+
+    # --- advantages
+    def prompt_of(self, player: str, row: dict) -> list[dict]:
+        """Trap: c must not reach the actor, which has to act without it."""
+        if player == "critic" and self.cfg.privileged:
+            return critic_prompt(row["question"], row["reference"])
+        return solve_prompt(row["question"])
+
+    def texts(self, player: str, texts: list[tuple[dict, list[int]]]) -> Batch:
+        """N texts; in columns the reference's log-probs and the tokens' weights, (N, T) each."""
+        cfg, tokenizer, device = self.cfg, self.processing_class, self.accelerator.device
+        seen = "actor" if cfg.critic_reference == "blind" else player  # by the reference
+        ids = [row["begun"] + text for row, text in texts]
+        batch, compared = (
+            Batch.of(player, tokenize(prompts, tokenizer), ids, tokenizer.pad_token_id, device)
+            for prompts in ([self.prompt_of(p, row) for row, _ in texts] for p in (player, seen))
+        )
+        per_turn = player == "critic" and cfg.turn_mean
+        weight = [token_weights(r["begun"], turns_of(t, tokenizer), per_turn) for r, t in texts]
+        weight = torch.cat(padded([torch.tensor([x]) for x in weight], left=False)).to(device)
+        batch.columns = {"ref": self.log_probs(None, compared), "weight": weight}
+        return batch
+
+    def advantages(self, turns: list[tuple[dict, list[int]]]) -> list[float]:
+        """A of each turn, by the critic as it is. What was sampled twice is scored once."""
+        if not turns:
+            return []
+        keys = [(row["question"], *row["begun"], -1, *turn) for row, turn in turns]
+        different = dict(zip(keys, turns))
+        batch = self.texts("critic", [*different.values()])
+        # A = (1 / L) sum_l log[ pi_critic / pi_ref ]
+        d = self.log_probs("critic", batch) - batch.columns["ref"]  # (N, T)
+        A = dict(zip(different, (d * batch.columns["weight"]).sum(1).tolist()))
+        return [A[key] for key in keys]
+
+    def start_dialogues(self):
+        """The base's dialogues, and pairs of them."""
+        k, pool = self.cfg.samples, self.cfg.pool
+        dialogues = self.in_parallel(self.write, [r for r in self.train_rows for _ in range(k)])
+        pairs = [pair for group in grouped(dialogues, k) for pair in best_against_worse(group)]
+        if not pairs:
+            raise UserError(f"--pool {pool}: no question has a right and a wrong dialogue.")
+        self.saved["dialogues"] = dialogues[::RANKED]
+        self.saved["critic"] = [a | {"chosen": a["ids"], "rejected": b["ids"]} for a, b in pairs]
+        self.log_mean("actor/accuracy", [row["reward"] for row in dialogues])
+
+    def write(self, rows: list[dict]) -> list[dict]:
+        """A dialogue of each row's question, as the actor is."""
+        written = self.generate_ids("actor", [solve_prompt(row["question"]) for row in rows])
+        right = [is_correct(t, row["answer"]) for t, row in zip(self.decode(written), rows)]
+        new = [{"begun": [], "ids": ids, "reward": float(x)} for ids, x in zip(written, right)]
+        return [row | more for row, more in zip(rows, new)]
+
+    # --- what the actor learns
+    def start_actor(self):
+        """Pairs of turns, or those of the critic."""
+        self.saved["actor"] = self.saved["critic"]
+        if self.cfg.actor_pairs == "turns":
+            places = [place for row in self.saved["dialogues"] for place in self.places(row)]
+            found = self.in_parallel(self.turn_pairs, places)
+            self.saved["actor"] = [pair for pairs in found for pair in pairs]
+            self.report_pairs(self.saved["actor"])
+        if not self.saved["actor"]:
+            raise UserError(f"--candidates {self.cfg.candidates}: at no turn do two differ.")
+
+    def places(self, dialogue: dict) -> list[dict]:
+        """Where each turn of a dialogue begins."""
+        turns = turns_of(dialogue["ids"], self.processing_class)
+        return [dialogue | {"begun": sum(turns[:t], [])} for t in range(len(turns))]
+
+    def turn_pairs(self, places: list[dict]) -> list[list[dict]]:
+        """Of each place the pairs that the actor is taught there."""
+        written, found = self.write_turns(places), []
+        turns = [(place, turn) for place, some in zip(places, written) for turn in some]
+        A = iter(self.advantages(turns))
+        for place, some in zip(places, written):
+            rng = random.Random(f"{self.cfg.seed} {place}")
+            pairs = upper_against_lower(some, [next(A) for _ in some], rng)
+            found.append([place | {"chosen": a, "rejected": b} for a, b in pairs])
+        return found
+
+    def write_turns(self, places: list[dict]) -> list[list[list[int]]]:
+        """The candidates of each place, by the actor as it is, without those that were cut."""
+        n, tokenizer = self.cfg.candidates, self.processing_class
+        rows = [place for place in places for _ in range(n)]
+        prompts = [solve_prompt(row["question"]) for row in rows]
+        written = self.generate_ids("writer", prompts, begun=[row["begun"] for row in rows])
+        turns, ends = [turns_of(ids, tokenizer)[0] for ids in written], self.eos_token_ids
+        whole = [turn if turn[-1] in ends or step_ends(turn, tokenizer) else [] for turn in turns]
+        return [[turn for turn in some if turn] for some in grouped(whole, n)]
+
+    # --- what is logged and shown; no method below affects training
+    def label(self, place: dict, turn: list[int]) -> bool | None:
+        """Gold label; None if the turn is no step, or the question not an embedded one."""
+        begun, text = self.decode([place["begun"], turn])
+        labels = gold_steps(place["question"], begun + text)
+        return labels[-1] if labels and text.endswith("</step>") else None
+
+    def report_pairs(self, pairs: list[dict]):
+        """How often the turns that win and lose are right."""
+        self.log_mean("co/turn_pairs", len(pairs))
+        for side in ("chosen", "rejected"):
+            labels = [self.label(pair, pair[side]) for pair in pairs]
+            self.log_mean(f"co/{side}_right", [label for label in labels if label is not None])
+
+    def report_rows(self, batch, completions, share):
+        """One micro-batch of a step is shown, every token with its share of sum_t A, or of r."""
+        if 0 in batch.row:
+            notes = [note for note in batch.notes for _ in range(2)]
+            rewards = [{"rewards": {"advantage": total}} for total in share.sum(1).tolist()]
+            self.record(completions, share, [n | r for n, r in zip(notes, rewards)])
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: SweetRL, held_out: list[dict]) -> dict[str, float]:
+    """The actor; and how the critic orders sibling turns, candidates of the base at one place."""
+    _, greedy = solve(trainer, "actor", held_out, greedy=True)
+    _, right = solve(trainer, "actor", held_out, trainer.cfg.eval_samples)
+    figures = {"actor/greedy": mean(greedy), "actor/accuracy": mean(right)}
+    if trainer.saved["siblings"] is None:  # step 0, when the actor is the base
+        trainer.saved["siblings"] = siblings(trainer, held_out)
+    places = trainer.saved["siblings"]
+    turns = [(place, turn) for place in places for turn in place["turns"]]
+    A, found = iter(trainer.in_parallel(trainer.advantages, turns)), {"": [], "_off_track": []}
+    for place in places:
+        in_order = pairs_in_order(place["right"], [next(A) for _ in place["turns"]])
+        found[""] += in_order
+        found["_off_track"] += in_order if place["off_track"] else []
+    return figures | {f"critic/siblings{name}": mean(x) for name, x in found.items() if x}
+
+
+def siblings(trainer: SweetRL, held_out: list[dict]) -> list[dict]:
+    """Places in a dialogue of each embedded question, and different candidates there, all of them
+    steps and some right, some wrong. off_track: a step before is wrong.
+    """
+    written = trainer.in_parallel(trainer.write, held_out)
+    places = [place for row in written for place in trainer.places(row)]
+    found = []
+    for place, written in zip(places, trainer.in_parallel(trainer.write_turns, places)):
+        turns = [*map(list, dict.fromkeys(map(tuple, written)))]
+        right = [trainer.label(place, turn) for turn in turns]
+        if {*right} == {True, False}:
+            before = gold_steps(place["question"], *trainer.decode([place["begun"]]))
+            found.append(place | {"turns": turns, "right": right, "off_track": not all(before)})
+    return found
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "critic": ["critic/pair_accuracy", "critic/siblings"],
+    "actor": ["actor/pair_accuracy", "actor/accuracy", "actor/greedy"],
+    "turns that win and lose": ["co/chosen_right", "co/rejected_right"],
+}
+
+
+def load(args: Args):
+    counts = (args.pool, args.eval_questions)
+    train, held_out = load_questions(args.dataset, *counts, args.seed, args.held_out)
+    check_references(train + held_out, args.dataset)
+    train, held_out = ([r for r in part if r["reference"].strip()] for part in (train, held_out))
+    if not (train and held_out):
+        raise UserError(f"--dataset {args.dataset}: a part has no question with a reference.")
+    return train, held_out
+
+
+def main(args: Args):
+    launch(SweetRL, args, load=load, evaluate=evaluate, curves=CURVES)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
