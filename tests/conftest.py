@@ -70,6 +70,7 @@ SMALL = {
     " --rationales 2 --solution-tokens 48 --judgement-tokens 80",
     "self_rewarding.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 12"
     " --solution-tokens 48 --judgement-tokens 80",
+    "self_verify.py": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --interval 2",
     "self_taught.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 2"
     " --solution-tokens 48",
 }
