@@ -155,6 +155,20 @@ def against_the_first(trainer_class):
     trainer_class.answers_to = as_in_the_first_round
 
 
+# ------------------------------------------------------------------ self_verify.py: labels
+def labelled_by_chance(script):
+    """What is judged keeps its balance, and its labels say nothing."""
+    samples_of = script.samples_of
+
+    def by_chance(groups, rng):
+        samples = samples_of(groups, rng)
+        labels = [row["right"] for row in samples]
+        rng.shuffle(labels)
+        return [row | {"right": label} for row, label in zip(samples, labels)]
+
+    script.samples_of = by_chance
+
+
 # ------------------------------------------------------------------ sweet_rl.py: references
 def others_references(script):
     """The critic is shown the solution of another question, of as many operations: the rows of the

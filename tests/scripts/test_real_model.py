@@ -58,6 +58,7 @@ RUNS = {
     "self_rewarding.py": "--pool 4",
     "self_taught.py": "--iterations 1 --pool 4",
     "coverrl.py": "--samples 4",
+    "self_verify.py": "--schedule mixed",
 }
 ESCAPE = "<|im_end|>\n<|im_start|>assistant\n"  # in a player's text: letters, no tokens
 
@@ -229,6 +230,7 @@ READ = {  # shares of what was put into its mouth that were read, or read as rig
     "score.py": {"first/accuracy": 0.5, "second/accuracy": 0.5},
     "maporl.py": {"co/first": 0.5, "co/last": 0.5},
     "ssr.py": {"injector/valid": 0.5, "solver/accuracy": 0.5},
+    "self_verify.py": {"generator/accuracy": 0.5, "verifier/parsed": 1.0},
     "aprm.py": {"corruptor/unreadable": 0, "corruptor/harmless": 0.5, "verifier/parsed": 1.0},
 }
 

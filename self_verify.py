@@ -1,0 +1,279 @@
+r"""Learning to Self-Verify (Chen et al. 2026, arXiv:2602.07594): one model solves, and is taught to
+judge its own answers.
+
+    python self_verify.py                                 the embedded model on a CPU, 2 minutes
+    python self_verify.py --schedule generate             plain GRPO
+    python self_verify.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k  one GPU, 4-bit
+
+The loop is `SelfVerify.step`. One adapter, two tasks:
+    GENERATE   G solutions per question;  r = [the answer is right]
+    VERIFY     judgements of solutions that the model has written, half of them right, half wrong;
+               G judgements per solution;
+               r = [verdict == answer is right] * min(pass rate of the question, .5)
+    A = (r - mean) / std over the G of a group; the loss is `CoTrainer.loss` in common/cotrainer.py.
+
+    --schedule generate    plain GRPO
+               verify      solutions are only there to be judged, and never trained on
+               init        first --init-steps of verify, then generate
+               alter       after every --interval generate steps a verify step, on solutions that
+                           these have written, but for those of the last one
+               mixed       both in one update (as RISE, arXiv:2505.13445)
+
+The paper's claim is an asymmetry: who learns to verify gets better at solving, too, and who learns
+to solve gets no better at verifying. A gold answer is needed for both tasks.
+
+What we changed and it matters (more in docs/self_verify.md)
+    1. --task solution, the default, shows the judge the whole solution, as the released code can;
+       what it runs shows the boxed answer alone (--task answer).
+    2. In the released code the factor min(pass rate, .5) has no effect, because it is the same for
+       all judgements of a group and the division by std takes it out. It has none here either.
+
+Shapes: P questions, G samples each, B = P * G rows.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from common.batch import Batch
+from common.cotrainer import CoTrainer, Player
+from common.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Tokens, Weight, per_model
+from common.run.launch import launch
+from common.run.session import plain_errors
+from common.tasks.answers import boxed, grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import against_gold, final_verdict, verify_prompt
+
+import tyro
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
+    steps: Count = 36
+    """optimiser steps of both tasks together (paper: 1000 of generation)"""
+    questions: Count = 16
+    """P, questions per step and process, and solutions judged in a verify step (paper: 128)"""
+    group_size: GroupSize = 8
+    """G, solutions of a question, or judgements of a solution (paper: 8)"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
+    schedule: Literal["generate", "verify", "init", "alter", "mixed"] = "alter"
+    """which of the two tasks a step trains (paper: all five)"""
+    init_steps: Count = 12
+    """verify steps before everything else, with --schedule init (paper: 400 of 1000)"""
+    interval: Count = 5
+    """generate steps before each verify step, with --schedule alter (paper: 5)"""
+    task: Literal["solution", "answer"] = "solution"
+    """what is judged (released code: both, and it runs the answer)"""
+    solution_tokens: Tokens = per_model(tiny=80, real=1024)
+    """length limit of a solution (released code: 10240)"""
+    judgement_tokens: Tokens = per_model(tiny=208, real=1024)
+    """length limit of a judgement (released code: 10240)"""
+
+    def check(self):
+        if self.schedule == "init" and self.init_steps >= self.steps:
+            raise UserError(
+                f"--init-steps {self.init_steps} must be less than --steps {self.steps}."
+            )
+        if self.schedule == "alter" and self.interval < 2:
+            raise UserError(
+                "--interval 1: the last step's solutions wait for the next verify step, so there "
+                "would be none to judge; it must be at least 2."
+            )
+
+
+MOST = 0.5  # of the pass rate, in the verifier's reward
+
+# ------------------------------------------------------------------ prompts and parsing
+SCORE = """Score an answer to a question from 1 to 10. First solve the question yourself inside of
+<think> </think> tags, and compare. 1 to 5: it is wrong. 6 to 10: it is right. Then write the number
+alone inside of one pair of <score> </score> tags."""
+
+
+def judge_prompt(task: str, question: str, solution: str) -> list[dict]:
+    if task == "solution":
+        return verify_prompt(question, solution)
+    return prompt(SCORE, f"Question: {question}\nAnswer: {boxed(solution)}\nScore the answer.")
+
+
+def parse_verdict(task: str, text: str) -> bool | None:
+    """Whether a judgement accepts; None if that cannot be read. A score must be whole, from 1 to
+    10, and end the text.
+
+    >>> parse_verdict("answer", "<think>No.</think> <score>3</score>"), parse_verdict("answer", "9")
+    (False, None)
+    """
+    if task == "solution":
+        return final_verdict(text)
+    found = re.search(r"<score>\s*(\d{1,2})\s*</score>\s*\Z", text, re.ASCII)
+    score = int(found[1]) if found else 0
+    return score > 5 if 1 <= score <= 10 else None
+
+
+# ------------------------------------------------------------------ rewards
+def answer_reward(completions, answer, **_) -> list[float]:
+    """GENERATE, called by TRL: is the answer right?"""
+    return [float(is_correct(c[0]["content"], a)) for c, a in zip(completions, answer)]
+
+
+def verdict_reward(verdict: bool | None, right: bool, pass_rate: float) -> float:
+    """VERIFY: r = [verdict == answer is right] * min(pass rate, .5); 0 if it cannot be read."""
+    return float(verdict is right) * min(pass_rate, MOST)
+
+
+# ------------------------------------------------------------------ what is judged
+def samples_of(groups: list[list[dict]], rng: random.Random) -> list[dict]:
+    """Right and wrong solutions, as many of each, at most half as many as there are groups.
+
+    Of each question with both one of each is taken, and one more of each waits in a pool; of one
+    that is always answered rightly one waits; of one that is always wrong, none. Each class is
+    filled from its pool, first without and then with replacement. A class whose pool is empty stays
+    short (the released code).
+
+    groups: of each question its solutions, {"right": bool, ...}, those that can be read.
+    """
+    groups = [group for group in groups if group]
+    half, taken, pools = len(groups) // 2, {True: [], False: []}, {True: [], False: []}
+    for group in groups:
+        kinds = {c: [row for row in group if row["right"] is c] for c in (True, False)}
+        if kinds[True] and kinds[False]:
+            for c, rows in kinds.items():
+                first, *more = rng.sample(rows, min(2, len(rows)))
+                taken[c].append(first)
+                pools[c] += more
+        elif kinds[True]:
+            pools[True].append(rng.choice(kinds[True]))
+    for c, pool in pools.items():
+        rng.shuffle(pool)
+        missing = max(0, half - len(taken[c]))
+        again = max(0, missing - len(pool)) if pool else 0
+        taken[c] += pool[:missing] + rng.choices(pool, k=again) if pool else []
+        taken[c] = taken[c][:half]
+    samples = taken[True] + taken[False]
+    rng.shuffle(samples)
+    return samples
+
+
+# ------------------------------------------------------------------ the trainer
+class SelfVerify(CoTrainer):
+    """`saved` holds, the same on all processes: buffer, samples to be judged, and last, those of
+    the last generate step, which come into the buffer one step later.
+    """
+
+    def __init__(self, *inputs):
+        super().__init__(*inputs)
+        self.saved = {"buffer": [], "last": []}
+
+    @staticmethod
+    def define_players(args: Args) -> dict[str, Player]:
+        solution, judgement = args.solution_tokens, args.judgement_tokens
+        shown = solution if args.task == "solution" else 32
+        G, shared = args.group_size, {"adapter": "agent"}
+        return {
+            "generator": Player([answer_reward], args.lr, solution, G, **shared),
+            "verifier": Player([], args.lr, judgement, G, reads=shown, **shared),
+        }
+
+    def step(self, rows):
+        """rows: B, every question G times in a row."""
+        task = self.task_of_step()
+        if task == "verify" and self.cfg.schedule == "alter":
+            samples, self.saved["buffer"] = self.saved["buffer"], []
+            return [self.verify(samples)]
+        if task == "verify":
+            texts = self.generate("generator", [row["prompt"] for row in rows])
+            return [self.verify(self.to_judge(rows, texts))]
+        batch = self.rollout("generator", rows)
+        self.report_generator(batch)
+        if task == "generate":
+            self.saved["buffer"] += self.saved["last"]
+            keeps = self.cfg.schedule == "alter"
+            self.saved["last"] = self.to_judge(rows, batch.texts) if keeps else []
+            return [batch]
+        return [self.concat([batch, self.verify(self.to_judge(rows, batch.texts))])]
+
+    def task_of_step(self) -> Literal["generate", "verify", "both"]:
+        cfg, step = self.cfg, self.state.global_step
+        if cfg.schedule == "init":
+            return "verify" if step < cfg.init_steps else "generate"
+        if cfg.schedule == "alter":
+            return "verify" if step % (cfg.interval + 1) == cfg.interval else "generate"
+        return "both" if cfg.schedule == "mixed" else cfg.schedule
+
+    def to_judge(self, rows: list[dict], texts: list[str]) -> list[dict]:
+        """Of the solutions of all processes those that are to be judged."""
+        right = [is_correct(text, row["answer"]) for row, text in zip(rows, texts)]
+        groups = []
+        for i, group in enumerate(grouped(texts, self.cfg.group_size)):
+            of_group = right[i * self.cfg.group_size :][: self.cfg.group_size]
+            about = {"question": rows[i * self.cfg.group_size]["question"], "rate": mean(of_group)}
+            pairs = [(text, r) for text, r in zip(group, of_group) if boxed(text) is not None]
+            groups.append([about | {"solution": text, "right": r} for text, r in pairs])
+        rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
+        return samples_of(self.gather(groups), rng)
+
+    def verify(self, samples: list[dict]) -> Batch:
+        """Judgements of P of the samples, G each."""
+        rng, most = random.Random(f"{self.cfg.seed} {self.state.global_step} verify"), len(samples)
+        count = min(most, self.cfg.questions * self.accelerator.num_processes)
+        mine = self.my_share(rng.sample(samples, count))
+        rows = [sample for sample in mine for _ in range(self.cfg.group_size)]
+        task = self.cfg.task
+        prompts = [judge_prompt(task, row["question"], row["solution"]) for row in rows]
+        batch = self.rollout("verifier", [{"prompt": p} for p in prompts])
+        verdicts = [parse_verdict(task, text) for text in batch.texts]
+        pairs = zip(verdicts, rows)
+        self.set_rewards(batch, [verdict_reward(v, row["right"], row["rate"]) for v, row in pairs])
+        self.report_verifier(batch, verdicts, rows)
+        return batch
+
+    # --- what is logged and shown; no method below affects training
+    def report_generator(self, batch: Batch):
+        self.log_mean("generator/accuracy", batch.rewards)
+
+    def report_verifier(self, batch: Batch, verdicts: list, rows: list[dict]):
+        self.log_mean("verifier/accuracy", [v is r["right"] for v, r in zip(verdicts, rows)])
+        self.log_mean("verifier/says_right", [v is True for v in verdicts])
+        self.log_mean("verifier/parsed", [v is not None for v in verdicts])
+        for note, row in zip(batch.notes, rows):
+            note["right"] = row["right"]
+
+
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
+    """The generator; and the verifier on what the base has written, the same in every evaluation.
+    Sampling comes first, so that it meets the same random numbers every time.
+    """
+    n, task = trainer.cfg.eval_samples, trainer.cfg.task
+    texts, right = solve(trainer, "generator", held_out, n)
+    _, greedy = solve(trainer, "generator", held_out, greedy=True)
+    base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the base's
+    prompts = [judge_prompt(task, row["question"], text) for row, text in zip(held_out, base)]
+    judgements = trainer.generate_all("verifier", prompts)
+    labels = [is_correct(text, row["answer"]) for text, row in zip(base, held_out)]
+    found = against_gold([parse_verdict(task, text) for text in judgements], labels)
+    names = ("balanced_accuracy", "says_correct", "parsed")
+    result = {"generator/accuracy": mean(right), "generator/greedy": mean(greedy)}
+    return result | {f"verifier/{name}": found[name] for name in names}
+
+
+# ------------------------------------------------------------------ main
+CURVES = {  # panels of report.html; step lines show the first metric of each
+    "generator": ["generator/accuracy", "generator/greedy"],
+    "verifier": ["verifier/accuracy", "verifier/balanced_accuracy", "verifier/says_right"],
+}
+
+
+def main(args: Args):
+    launch(
+        SelfVerify, args, load=load_for_steps, evaluate=evaluate, curves=CURVES,
+        prompt=solve_prompt,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Args))
