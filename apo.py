@@ -327,14 +327,15 @@ def a_pair(row: dict, chosen: list[int], rejected: list[int], human: bool = Fals
 # ------------------------------------------------------------------ evaluation
 def rm_figures(answers: list[dict], scores: list[float], n: int) -> dict[str, float]:
     """Of pairs of a right and a wrong answer to one question: the share in which the right one
-    scores higher, ties counting half, and the calibration error; {} of none.
+    scores higher, ties half, how sure the RM is, and the calibration error; {} of none.
     """
     scored = [y | {"r": r} for y, r in zip(answers, scores)]
     margins = [y["r"] - z["r"] for y, z in right_and_wrong(scored, n)]
     if not margins:
         return {}
     in_order = mean((margin > 0) + 0.5 * (margin == 0) for margin in margins)
-    return {"rank_agreement": in_order, "ece": calibration_error(margins)}
+    sureness = torch.tensor(margins).abs().sigmoid().mean().item()  # mean of max(p, 1 - p)
+    return {"rank_agreement": in_order, "sureness": sureness, "ece": calibration_error(margins)}
 
 
 def evaluate(trainer: Apo, held_out: list[dict]) -> dict[str, float]:

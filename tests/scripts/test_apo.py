@@ -119,6 +119,7 @@ def test_the_rms_figures_by_hand():
     found = apo.rm_figures(answers, scores, 3)
     assert found["rank_agreement"] == (1 + 0 + 1 + 0.5) / 4
     assert found["ece"] == pytest.approx(calibration_by_hand([1.0, -2.0, 1.0, 0.0], 10))
+    assert found["sureness"] == pytest.approx((2 * sigmoid(1) + sigmoid(2) + 0.5) / 4)
     assert apo.rm_figures(answers[:1] * 3, [1.0] * 3, 3) == {}
 
 
