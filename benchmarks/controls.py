@@ -1,6 +1,7 @@
 """Judges that are not trained here, in the place of the one that a script trains: for tango.py a
 verifier that knows the truth, one that knows nothing, and aprm.py's; for mae.py and
-self_rewarding.py scores that know the truth or nothing.
+self_rewarding.py scores that know the truth or nothing; for sweet_rl.py's critic solutions of
+other questions.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. The patches of experiments.toml put them in place.

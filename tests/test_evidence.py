@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import mae
 import tango
 from common.tasks.answers import split_steps
+from common.tasks.math import load_questions
 from common.tiny import tasks
 
 import controls
@@ -333,6 +334,19 @@ def test_pairs_are_chosen_by_the_truth_or_by_chance_and_only_pairs():
         assert chosen[how][0] == chosen[how][1]
     assert chosen["truth"][0] == [[0.0], [0.0], [1.0], [0.0]]
     assert len({score for (score,) in chosen["chance"][0]}) == 4
+
+
+def test_a_reference_of_another_question_has_as_many_steps_and_another_answer():
+    own = load_questions("tiny", 20, 10, seed=0)
+    script = SimpleNamespace(load=lambda _: own)
+    controls.others_references(script)
+    for before, after in zip(own, script.load(None)):
+        assert [r["question"] for r in after] == [r["question"] for r in before]
+        references = [{r["question"]: r["reference"] for r in part} for part in (before, after)]
+        assert {*references[1].values()} == {*references[0].values()}  # none is lost
+        for question, reference in references[1].items():
+            steps = [text.count("<step>") for text in (reference, references[0][question])]
+            assert reference != references[0][question] and steps[0] == steps[1]
 
 
 # ------------------------------------------------------------------ the standing table
