@@ -5,7 +5,7 @@ ranks an actor's next turns (Zhou et al. 2025, arXiv:2503.15478).
     python sweet_rl.py --no-privileged                    ablation: a critic that is shown nothing
     python sweet_rl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
-The loop (section 4); what is sampled comes from the base, once
+The loop; all texts are sampled once, from the base
     DIALOGUES = `start_dialogues`   k solutions o of every question; c is its reference solution
     CRITIC = `lesson`, `loss`       pairs (o+, o-) of one question, the best against every worse one
         A(o_t)  = (1 / L_t) sum_l log[ pi_critic(o_tl | o_<t, c) / pi_ref(o_tl | o_<t, c) ]
@@ -147,7 +147,7 @@ def upper_against_lower(candidates: list, A: list[float], rng) -> list[tuple]:
 
 # ------------------------------------------------------------------ the trainer
 class SweetRL(CoTrainer):
-    """`step` is section 4. `saved` holds, the same on all processes and all as token ids, the pairs
+    """`step` is the loop. `saved` holds, the same on all processes and all as token ids, the pairs
     of both players, the dialogues whose turns are ranked, and the held-out turns.
 
     A row is a question with its reference and what was `begun` before; a text is (row, token ids).
