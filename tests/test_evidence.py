@@ -3,12 +3,14 @@ known; and the verifiers that controls.py puts in place of the trained one."""
 
 import json
 import math
+import random
 import statistics
 from types import SimpleNamespace
 
 import mae
 import tango
 from common.tasks.answers import split_steps
+from common.tasks.math import load_questions
 from common.tiny import tasks
 
 import controls
@@ -349,6 +351,29 @@ def test_the_opponents_stay_and_all_else_is_asked_again():
     assert trainer.answers_to(trainer.rm_rows, 2) == first == [1, "a", "b", "a", "b"]
     assert trainer.answers_to(trainer.rm_rows[:2], 1)[0] == 2  # the labelled ones
     assert trainer.answers_to(["c"], 1) == [3, "c"]
+
+
+def test_a_reference_of_another_question_has_as_many_steps_and_another_answer():
+    own = load_questions("tiny", 20, 10, seed=0)
+    script = SimpleNamespace(load=lambda _: own)
+    controls.others_references(script)
+    for before, after in zip(own, script.load(None)):
+        assert [r["question"] for r in after] == [r["question"] for r in before]
+        references = [{r["question"]: r["reference"] for r in part} for part in (before, after)]
+        assert {*references[1].values()} == {*references[0].values()}  # none is lost
+        for question, reference in references[1].items():
+            steps = [text.count("<step>") for text in (reference, references[0][question])]
+            assert reference != references[0][question] and steps[0] == steps[1]
+
+
+def test_labels_by_chance_keep_their_balance():
+    rows = [{"solution": str(i), "right": i < 20} for i in range(40)]
+    script = SimpleNamespace(samples_of=lambda groups, rng: rows)
+    controls.labelled_by_chance(script)
+    found = script.samples_of([], random.Random(0))
+    assert [row["solution"] for row in found] == [row["solution"] for row in rows]
+    assert sum(row["right"] for row in found) == 20
+    assert 10 <= sum(a["right"] is b["right"] for a, b in zip(found, rows)) <= 30
 
 
 # ------------------------------------------------------------------ the standing table
