@@ -179,11 +179,13 @@ def test_the_critics_loss_and_advantages_by_hand(tmp_path, change, shown, compar
     # a turn behind another one: only its own tokens count, and what comes twice is scored once
     first, second, _ = sweet_rl.turns_of(pairs[0][1], trainer.processing_class)
     rows = [(ROW, first), (ROW | {"begun": first}, second), (ROW, first)]
+    rows += [(ROW | {"begun": first}, first)]  # the same text at another place
     d = log_ratios(trainer, "critic", first + second, shown, compared)
     wanted = [summed(d[: len(first)], [first], change.get("turn_mean", True))]
     wanted += [summed(d[len(first) :], [second], change.get("turn_mean", True))]
     found = trainer.advantages(rows)
     assert found[:2] == pytest.approx(wanted, rel=1e-3) and found[2] == found[0]
+    assert found[3] != found[0]
     assert trainer.advantages([]) == []
 
 
