@@ -187,6 +187,7 @@ def test_two_processes_train_together_and_have_the_gradient_of_one(together, scr
     trained = {"cure.py": {"coder", "tester"}, "spin.py": {"player"}}
     trained["deepseekmath.py"] = {"verifier", "meta", "generator"}
     trained["self_rewarding.py"], trained["ssp.py"] = {"solver"}, {"proposer", "solver"}
+    trained["self_verify.py"] = {"generator", "verifier"}
     assert {player for player, _, _ in found} == trained.get(script, adapters_of(script))
     for player, difference, largest in found:
         assert float(difference) < 1e-4 and float(largest) > 1e-4, (player, difference, largest)
