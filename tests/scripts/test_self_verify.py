@@ -81,11 +81,12 @@ def test_as_many_right_as_wrong_ones_where_a_pool_allows(kinds, seed):
 
 def test_a_solution_comes_twice_only_when_the_pool_is_empty():
     groups = [group(8, 0, f"{i}.") for i in range(7)] + [group(2, 2, "m")]
-    found = samples_of(groups, random.Random(0))
-    right = Counter(row["solution"] for row in found if row["right"])
-    wrong = Counter(row["solution"] for row in found if not row["right"])
-    assert len(right) == sum(right.values()) == 4
-    assert set(wrong) == {"m2", "m3"} and sum(wrong.values()) == 4  # one was taken, one waits
+    for seed in range(20):
+        found = samples_of(groups, random.Random(seed))
+        right = Counter(row["solution"] for row in found if row["right"])
+        wrong = Counter(row["solution"] for row in found if not row["right"])
+        assert len(right) == sum(right.values()) == 4
+        assert set(wrong) == {"m2", "m3"} and sum(wrong.values()) == 4  # one was taken, one waits
     assert samples_of([], random.Random(0)) == samples_of([[]], random.Random(0)) == []
 
 
@@ -129,6 +130,16 @@ def test_solutions_that_are_only_judged_are_not_trained_on():
     trainer = given_texts(written, schedule="verify")
     (batch,) = trainer.step(ROWS)
     assert batch.player == "verifier" and trainer.saved == {"buffer": [], "last": []}
+
+
+def test_what_is_judged_knows_how_often_its_question_is_answered_rightly():
+    trainer = given_texts({}, schedule="mixed")
+    texts = [solution(7), solution(7), solution(5), solution(4)]
+    found = trainer.to_judge([*twice("1"), *twice("2", answer="5")], texts)
+    assert {(row["question"], row["right"], row["rate"]) for row in found} <= {
+        ("1", True, 1.0), ("2", True, 0.5), ("2", False, 0.5),
+    }  # fmt: skip
+    assert ("2", False, 0.5) in {(row["question"], row["right"], row["rate"]) for row in found}
 
 
 def test_what_cannot_be_read_is_not_judged():
