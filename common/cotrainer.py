@@ -197,7 +197,7 @@ class CoTrainer(AdapterTrainer):
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch.total_tokens = sum(tokens)
         batch.texts = self.decode(ids)
-        if len(logps) == len(ids):  # none with --plain, and none of no rows
+        if len(logps) == len(ids):  # --plain has none; of no row an empty one, which `join` needs
             batch.sampled_logps = torch.zeros(batch.completion_ids.shape, device=device)
             drawn = torch.tensor([logp for row in logps for logp in row], device=device)
             batch.sampled_logps[batch.completion_mask.bool()] = drawn

@@ -40,14 +40,15 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 KEPT = 0.9  # share of held-out answers that can be read
-READY = {
+READY = {  # what RL has something to work with: held-out figures
     "accuracy": 0.35,
     "groups with two outcomes": 0.5,
     "judgements read": 0.95,
     "verifier, balanced_accuracy": 0.7,
 }
 QUESTIONS, SAMPLES = 24, 16  # held-out ones, and answers to each, before and after
-EVERY = {"read": 10, "ready": 50}  # steps between two looks at them; EVERY["read"]: checkpoints
+SAVES = 10  # steps between two checkpoints
+LOOKS = {"read": (10, 1), "ready": (50, 4)}  # steps between two looks, answers to each question
 OWN = 512  # training questions that the model answers itself
 FIGURES, ANSWERS = "warm_up.json", "own.json"
 
@@ -111,8 +112,9 @@ class WarmUp(TrainerCallback):
             left = minutes * (state.max_steps - state.global_step)
             where = f"step {state.global_step}/{state.max_steps}: {minutes:.1f} min"
             say(f"{where}; {left:.0f} min more if all steps are needed")
-        if state.global_step % EVERY[self.cfg.until] == 0:
-            found = self.look(model, 1 if self.cfg.until == "read" else 4)
+        every, samples = LOOKS[self.cfg.until]
+        if state.global_step % every == 0:
+            found = self.look(model, samples)
             wanted = [k for k in found if k.endswith(" read") or self.cfg.until == "ready"]
             shares = ", ".join(f"{name} {found[name]:.2f}" for name in wanted)
             minutes = (time.time() - self.started) / 60
@@ -130,7 +132,7 @@ def is_enough(found: dict[str, float], until: str) -> bool:
 
 
 def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[str]]:
-    """question -> four solutions of the model; {} if it does not write the form."""
+    """question -> four solutions of the model, of OWN training questions."""
     rows = random.Random(progress.cfg.seed).sample(rows, min(OWN, len(rows)))
     prompts = [progress.script.solve_prompt(row["question"]) for row in rows for _ in range(4)]
     model.eval()
@@ -148,7 +150,7 @@ def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrai
         args.out, max_steps=args.steps, per_device_train_batch_size=4,
         gradient_accumulation_steps=2, learning_rate=args.lr, warmup_steps=10,
         lr_scheduler_type="constant_with_warmup", max_length=None, gradient_checkpointing=False,
-        train_sampling_strategy="sequential", seed=args.seed, save_steps=EVERY["read"],
+        train_sampling_strategy="sequential", seed=args.seed, save_steps=SAVES,
         save_total_limit=2, report_to="none", disable_tqdm=True, logging_strategy="no", bf16=gpu,
         use_cpu=not gpu,
     )  # fmt: skip

@@ -162,6 +162,7 @@ def test_a_rollout_and_an_update_of_no_row(tmp_path, name):
     with_rows = trainer.rollout(name, [trainer.train_dataset[0]] * 4)
     with_rows.advantages = torch.ones(4)
     whole = trainer.concat([with_rows, trainer.rollout("ann", [])]) if name == "ann" else with_rows
+    assert len(whole.sampled_logps) == 4  # None, and the loss would forget who has sampled
     trainer.update(whole)
 
 

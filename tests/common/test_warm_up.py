@@ -323,7 +323,12 @@ def forgetful(tmp_path_factory):
 
 @pytest.fixture
 def args(forgetful, tmp_path, monkeypatch):
-    for name, value in (("QUESTIONS", 8), ("SAMPLES", 4), ("EVERY", {"read": 5, "ready": 5})):
+    for name, value in (
+        ("QUESTIONS", 8),
+        ("SAMPLES", 4),
+        ("SAVES", 5),
+        ("LOOKS", {"read": (5, 1), "ready": (5, 2)}),
+    ):
         monkeypatch.setattr(warm_up, name, value)
     monkeypatch.setattr(common.tasks.demonstrations, "STEPS", ("{}",))  # it knows no others
     data = write_rows(tmp_path / "sums.jsonl", sums(300))
@@ -357,6 +362,44 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     short = "--steps 1 --questions 2 --group-size 4 --eval-questions 2 --solution-tokens 48"
     where = ["--model", warm, "--dataset", args.dataset, "--out", tmp_path / "run"]
     assert "step 1/1" in run_here("prime.py", *where, *short.split(), "--eval-samples", 1)
+
+
+@pytest.mark.parametrize(
+    "change, read, ready",
+    [
+        ({}, True, True),
+        ({"accuracy": 0.34}, True, False),
+        ({"groups with two outcomes": 0.4}, True, False),
+        ({"verifier, balanced_accuracy": 0.69}, True, False),
+        ({"judgements read": 0.94}, True, False),
+        ({"judgements read": 0.89}, False, False),
+        ({"solutions read": 0.89}, False, True),  # what is right has been read
+    ],
+)
+def test_when_a_warm_up_is_enough(change, read, ready):
+    found = dict.fromkeys(["solutions read", *warm_up.READY], 1.0) | change
+    assert warm_up.is_enough(found, "read") is read
+    assert warm_up.is_enough(found, "ready") is ready
+
+
+def test_a_model_that_writes_the_form_is_taught_to_judge_its_own(args, monkeypatch, capsys):
+    """The embedded model as it is: its solutions are sampled once, and looked at until ready."""
+    seen = []
+
+    def seeing(*inputs):
+        seen.append(inputs[4])
+        return demonstrations(*inputs)
+
+    monkeypatch.setattr(warm_up, "OWN", 6)
+    monkeypatch.setattr(warm_up, "demonstrations", seeing)
+    more = {"script": "tango.py", "model": str(TINY), "steps": 5, "until": "ready"}
+    warm_up.main(dataclasses.replace(args, **more))
+    release()
+    own = json.loads((Path(args.out) / "own.json").read_text())
+    assert seen == [{}, own] and len(own) == 6
+    assert all(len(texts) == 4 and split_steps(texts[0]) for texts in own.values())
+    (line,) = re.findall(r"^step 5/5, \d+ min: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert all(f"{name} " in line for name in warm_up.READY)
 
 
 def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
