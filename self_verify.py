@@ -170,7 +170,7 @@ class SelfVerify(CoTrainer):
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
         solution, judgement = args.solution_tokens, args.judgement_tokens
-        shown = solution if args.task == "solution" else 32
+        shown = solution if args.task == "solution" else 32  # tokens that the judge reads of it
         G, shared = args.group_size, {"adapter": "agent"}
         return {
             "generator": Player([answer_reward], args.lr, solution, G, **shared),
@@ -217,16 +217,16 @@ class SelfVerify(CoTrainer):
 
     def verify(self, samples: list[dict]) -> Batch:
         """Judgements of P of the samples, G each."""
-        rng, most = random.Random(f"{self.cfg.seed} {self.state.global_step} verify"), len(samples)
-        count = min(most, self.cfg.questions * self.accelerator.num_processes)
+        rng = random.Random(f"{self.cfg.seed} {self.state.global_step} verify")
+        count = min(len(samples), self.cfg.questions * self.accelerator.num_processes)
         mine = self.my_share(rng.sample(samples, count))
-        rows = [sample for sample in mine for _ in range(self.cfg.group_size)]
+        rows = [sample for sample in mine for _ in range(self.cfg.group_size)]  # B
         task = self.cfg.task
         prompts = [judge_prompt(task, row["question"], row["solution"]) for row in rows]
         batch = self.rollout("verifier", [{"prompt": p} for p in prompts])
         verdicts = [parse_verdict(task, text) for text in batch.texts]
-        pairs = zip(verdicts, rows)
-        self.set_rewards(batch, [verdict_reward(v, row["right"], row["rate"]) for v, row in pairs])
+        rewards = [verdict_reward(v, r["right"], r["rate"]) for v, r in zip(verdicts, rows)]  # B
+        self.set_rewards(batch, rewards)  # A = (r - mean) / std of the G judgements of a solution
         self.report_verifier(batch, verdicts, rows)
         return batch
 
