@@ -21,6 +21,7 @@ XLABELS = {
     "step": "optimiser step",
     "gen_step": "the generator's steps",
     "co/samples": "samples drawn, filtered ones included",
+    "labels": "training questions with an answer",
 }
 TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.timed]
 
@@ -45,13 +46,20 @@ def draw(name: str, panels: list[list], path):
     for axis, (title, x, key, variants) in zip(axes[0], panels):
         for variant in variants:
             color = f"C{names.index(variant)}"
-            curves = [points(run, x, key) for run in runs_of(name, variant).values()]
+            if x == "labels":
+                curves = over_labels(name, variant, key)
+                axis.set_xscale("log", base=2)
+                axis.xaxis.set_major_formatter("{x:.0f}")
+            else:
+                curves = [points(run, x, key) for run in runs_of(name, variant).values()]
             for curve in curves:
                 axis.plot(*zip(*curve), color=color, alpha=0.3, linewidth=0.8)
             if x != "co/samples":  # of which every run draws as many as it needs
                 # evaluations: once a run has stopped itself, a mean would be the survivors'
                 enough = len(curves) if key.startswith("eval/") else len(curves) // 2 + 1
-                axis.plot(*zip(*mean_curve(curves, enough)), color=color, linewidth=1.8)
+                enough = 1 if x == "labels" else enough  # not every number has every seed
+                style = "o-" if x == "labels" else "-"
+                axis.plot(*zip(*mean_curve(curves, enough)), style, color=color, linewidth=1.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(XLABELS[x])
         axis.grid(alpha=0.25)
@@ -70,6 +78,21 @@ def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
     if x == "gen_step":
         rows = [{**row, x: i} for i, row in enumerate(having(run, "generator/accuracy"), start=1)]
     return [(row[x], row[key]) for row in rows if key in row]
+
+
+def over_labels(name: str, variant: str, key: str) -> list[list[tuple[int, float]]]:
+    """(N, the last evaluation) of every seed, over the variants that differ from this one by
+    --labels N alone.
+    """
+    curves = defaultdict(list)
+    chosen = EXPERIMENTS[name].variants[variant]
+    without = lambda one: (re.sub(r"--labels \d+", "", one.arguments), one.patches)  # noqa: E731
+    for other, its in EXPERIMENTS[name].variants.items():
+        labels = re.search(r"--labels (\d+)", its.arguments)
+        if labels and without(its) == without(chosen):
+            for seed, run in runs_of(name, other).items():
+                curves[seed].append((int(labels[1]), points(run, "step", key)[-1][1]))
+    return [sorted(curve) for curve in curves.values()]
 
 
 def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, float]]:

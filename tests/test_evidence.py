@@ -71,6 +71,18 @@ def test_only_the_generators_own_steps_count():
     assert measure(f"whole:steps:{ACCURACY}", run) == 12
 
 
+def test_a_curve_over_labels_joins_what_differs_by_labels_alone(monkeypatch):
+    few = {"a": "--labels 32 --x 1", "b": "--labels 8 --x 1", "c": "--labels 8 --x 2", "d": "--x 1"}
+    variants = {name: evidence.Variant(arguments=text) for name, text in few.items()}
+    variants["e"] = evidence.Variant(arguments=few["a"], patches=["coin"])
+    monkeypatch.setitem(pages.EXPERIMENTS, "few", evidence.Experiment(variants, "", ""))
+    ends = {"a": {0: 0.3, 1: 0.4}, "b": {1: 0.2}, "c": {0: 0.9}, "d": {0: 0.9}, "e": {0: 0.9}}
+    rows = lambda end: {"evaluations": [{"step": 0, "eval/x": 0.9}, {"step": 9, "eval/x": end}]}  # noqa: E731
+    runs = {name: {seed: rows(end) for seed, end in found.items()} for name, found in ends.items()}
+    monkeypatch.setattr(pages, "runs_of", lambda _, variant: runs[variant])
+    assert pages.over_labels("few", "a", "eval/x") == [[(32, 0.3)], [(8, 0.2), (32, 0.4)]]
+
+
 def test_intervals_are_students():
     """By hand: three values, sd 1, half = 4.303 / sqrt(3)."""
     middle, low, high = interval([1.0, 2.0, 3.0])
