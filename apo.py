@@ -19,9 +19,9 @@ The loop; half of the questions are the RM's, half are the generator's
         GENERATOR                  loss = - log sigmoid(h(y best) - h(y worst))
                                    h(y) = beta log(pi(y | x) / base(y | x))
 
-What we changed and it matters (more in docs/apo.md)
+Our changes that matter (more in docs/apo.md)
     1. r(x, y) = beta_r log V(y | x), the answer's likelihood under the RM's adapter. The paper's r
-       is a linear head; no score that is given at once was ever learnt here (docs/genrm.md).
+       is a linear head. No head was tried; a likelihood falls with the length.
     2. The truth stands for people: right answers of the first model's above its wrong ones.
     3. DPO's pairs, which are left open, are the best and the worst of S answers.
 

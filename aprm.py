@@ -18,7 +18,7 @@ The loop is `Aprm.step`. A right solution of each question is given: its chain
 A caught error is worth more than a harmless edit; otherwise the safe move is to change nothing. The
 verifier is meant for a solver that is not trained here, and is evaluated on that solver's errors.
 
-What we changed and it matters (more in docs/aprm.md)
+Our changes that matter (more in docs/aprm.md)
     1. The corruptor chooses the step, and the verifier marks all of a chain. On embedded questions
        what follows an edit is worked out from it; elsewhere it stays, without a label.
     2. On embedded questions the oracle is exact; elsewhere it only recognises false equations.

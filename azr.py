@@ -22,7 +22,7 @@ Python runs every program, in common/sandbox, and knows every answer; no human w
 and the two rewards can take that away: a self-rewarded run cannot detect its own failure, which is
 why co/rewarded_minus_true is logged.
 
-What we changed and it matters (more in docs/azr.md)
+Our changes that matter (more in docs/azr.md)
     1. One LoRA adapter plays both roles (paper: all weights). No entropy bonus.
     2. Advantages are whitened over rows; in the released code over tokens.
     3. Inputs and results are literals, compared by value; the released code evaluates what the

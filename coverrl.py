@@ -20,7 +20,7 @@ So the labels come from a vote, and the vote is trusted only where a verifier of
 accepts it; and the verifier is rewarded for agreeing with the vote. V+ and V- are equally many, so
 a verifier that always says the same is right half of the time.
 
-What we changed and it matters (more in docs/coverrl.md)
+Our changes that matter (more in docs/coverrl.md)
     1. The three turns of a conversation are prompts of their own: what a turn must know of the
        turns before it is shown in it. The verifier does not see that the solution is its own.
     2. If all answers that can be read agree, the question is kept without being verified. In the

@@ -21,7 +21,7 @@ reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favo
 than wrong ones; mu decides how well tests choose among programs (theorem 3.1). p_u is the
 probability that a test is right, p01 that a wrong program passes a right test, p00 a wrong one.
 
-What we changed and it matters (more in docs/cure.md)
+Our changes that matter (more in docs/cure.md)
     1. One LoRA adapter plays both roles; the reference of the KL term is the base without it. In
        the released code it is the policy itself, so that the KL term has no gradient.
     2. Eq. 4's product is over the correct programs, as in the text and the released code; over all

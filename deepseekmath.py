@@ -19,7 +19,7 @@ The loop (section 2; all updates by `CoTrainer.loss`, in common/cotrainer.py)
                R = R_format * (0.76 * R_Y + 0.24 * R_Z)                             sec. 2.2
                R_Y = s, the verifier's;  R_Z = (1 - |s_own - s|) * R_meta(Z)
 
-What we changed and it matters (more in docs/deepseekmath.md)
+Our changes that matter (more in docs/deepseekmath.md)
     1. Two LoRA adapters on one base: the generator's, and one for verifier and meta-verifier. The
        paper starts each from the other's weights and ends with one model for all.
     2. Proofs graded by experts become solutions with an answer, graded by answer and steps.

@@ -21,7 +21,7 @@ A whole solution is too long to judge and a single step too short, hence slices.
 correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that has to stay
 a judge. Both are updated with the loss in common/cotrainer.py, `CoTrainer.loss`.
 
-What we changed and it matters (more in docs/gar.md)
+Our changes that matter (more in docs/gar.md)
     1. Both players are LoRA adapters on one base; the paper's are models of 7B and 1.5B.
     2. The paper's R_d = E_ref[log M_d] + E_gen[log(1 - M_d)] needs M_d, the probability that a
        slice is real, but does not say how a verdict in words gives one. Here YES means both "sound"

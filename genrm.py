@@ -21,7 +21,7 @@ The loop. The generator G is fixed: it is the base, without any adapter
 Solving and verifying are one task here, next tokens of one model, and each is meant to help the
 other. The verifier cannot see the reference solution, in training or at test time.
 
-What we changed and it matters (more in docs/genrm.md)
+Our changes that matter (more in docs/genrm.md)
     1. The verifier is a LoRA adapter on the base, trained for a fixed number of steps.
     2. The verifier writes its own rationales. The paper's were written by a model that had the
        reference solution in sight.

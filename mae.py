@@ -21,7 +21,7 @@ What is sampled only to make rewards, the judge's V and the 5 answers, is never 
 answer is used, and nothing rewards the judge for being right. Whether the model flatters itself is
 in co/flattery: its opinion of its own answers to held-out questions minus their true accuracy.
 
-What we changed and it matters (more in docs/mae.md)
+Our changes that matter (more in docs/mae.md)
     1. Format counts the tags in the response and wants one pair, as the paper says. The released
        code counts those in the prompt, too, so a proposer may write three questions.
     2. Below the gate the difficulty is 0, as in the released code, not in the paper: nonsense is

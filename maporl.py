@@ -25,7 +25,7 @@ A solution of turn t is rewarded for itself and for all that comes after it, who
 So an agent is rewarded for what the other makes of its text, and not only for being right. With
 --placebo an agent reads a solution of another question instead: a text that misleads.
 
-What we changed and it matters (more in docs/maporl.md)
+Our changes that matter (more in docs/maporl.md)
     1. The influence terms, alpha2 and alpha3, are as the paper means them. In the released code
        (--influence-sign released) the first turn has none, so with two turns there are none at all;
        with three the middle turn's have the other sign, which rewards misleading.

@@ -20,7 +20,7 @@ The loop (algorithm 1)
 The PRM is a language model that never sees a step label: trained to tell correct responses from
 wrong ones by its log-ratio to a reference, it spreads that judgement over the tokens.
 
-What we changed and it matters (more in docs/prime.md)
+Our changes that matter (more in docs/prime.md)
     1. Policy and PRM are LoRA adapters on one base, and the base is the reference; the paper has
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of

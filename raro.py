@@ -19,7 +19,7 @@ A critic does better to say tie than to name a solution whose chance to be the e
 tau_crit. And a tie pays the two together more than a decision does (tau_crit + tau_pol > 1), so
 they could settle on it: critic/says_tie shows whether they do.
 
-What we changed and it matters (more in docs/raro.md)
+Our changes that matter (more in docs/raro.md)
     1. The critic is shown steps and answers of both sides, in one form, so that the form does not
        say who wrote which. The paper's critic sees final answers, without the reasoning.
     2. The critic judges a solution once for the policy's reward, and G times for its own.

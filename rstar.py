@@ -2,7 +2,7 @@ r"""rStar-Math: a search tree says which step is better than its siblings, and a
 model (PPM) learns that from pairs (Guan et al. 2025, arXiv:2501.04519). One of its four rounds.
 
     python rstar.py                       the embedded model on a CPU, 2 minutes
-    python rstar.py --verifier orm        the paper's baseline on the same trees
+    python rstar.py --verifier orm        pairs of whole solutions alone, of the same trees
     python rstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
 
 The loop (section 3; a node s is a question x and the first steps of a solution)
@@ -17,9 +17,9 @@ The loop (section 3; a node s is a question x and the first steps of a solution)
                                   y+: the two siblings with the highest Q, y-: with the lowest
     TEST = `evaluate`             of N solutions by G the one with the highest log V(y | x)
 
-What we changed and it matters (more in docs/rstar.md)
+Our changes that matter (more in docs/rstar.md)
     1. One round, without a teacher; the PPM neither starts a node's Q nor guides a search.
-    2. r has no head, which would not be learnt here: r = beta log(V / base), as in vstar.py.
+    2. r has no head: r = beta log(V / base), as in vstar.py, which also ranks by log V alone.
     3. A rollout is a whole solution, so no child exists that nobody visited.
 
 Shapes: B pairs or solutions, b of them in a micro-batch, T completion tokens.

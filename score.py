@@ -23,7 +23,7 @@ Plain RL in two turns has two optima: to improve between the turns, or to answer
 at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn;
 in stage II the bonus makes a change between the turns count alpha times as much as the answer.
 
-What we changed and it matters (more in docs/score.md)
+Our changes that matter (more in docs/score.md)
     1. The second turn is a prompt of its own that quotes question and y1, not a second message
        of one conversation, which the embedded model has never seen.
     2. A = r - mean over the K second tries of a question, and over its K first ones. We do not

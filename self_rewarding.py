@@ -18,7 +18,7 @@ There is no reward and no advantage: the loss is on pairs. No right answer is us
 data set's answers only measure how often the model prefers what is right. Nothing trains the judge
 either. It changes because it is the same model.
 
-What we changed and it matters (more in docs/self_rewarding.md)
+Our changes that matter (more in docs/self_rewarding.md)
     1. M_t is a LoRA adapter on one base. A second adapter, the copy made when the round begins, is
        the reference.
     2. The model is not fine-tuned on judging first. The embedded one was pretrained to judge; a

@@ -21,7 +21,7 @@ No right answer is used in training, and nobody labels anything. A better M_t ju
 comparisons rightly, harder ones among them, and M_{t+1} learns from these. A judgement can be right
 by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
 
-What we changed and it matters (more in docs/self_taught.md)
+Our changes that matter (more in docs/self_taught.md)
     1. The judge is one LoRA adapter on the base, M_0. To restart is to set it to what it was before
        training, A and B.
     2. The script changes one number of the question; the paper's model rewrites the instruction.

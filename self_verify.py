@@ -7,7 +7,7 @@ judge its own answers.
 
 The loop is `SelfVerify.step`. One adapter, two tasks:
     GENERATE   G solutions per question;  r = [the answer is right]
-    VERIFY     judgements of solutions that the model has written, half of them right, half wrong;
+    VERIFY     judgements of solutions that the model has written, about half of them right;
                G judgements per solution;
                r = [verdict == answer is right] * min(pass rate of the question, .5)
     A = (r - mean) / std over the G of a group; the loss is `CoTrainer.loss` in common/cotrainer.py.
@@ -15,14 +15,14 @@ The loop is `SelfVerify.step`. One adapter, two tasks:
     --schedule generate    plain GRPO
                verify      solutions are only there to be judged, and never trained on
                init        first --init-steps of verify, then generate
-               alter       after every --interval generate steps a verify step, on solutions that
-                           these have written, but for those of the last one
+               alter       after every --interval generate steps a verify step, on the solutions
+                           since the last, delayed by one generate step
                mixed       both in one update (as RISE, arXiv:2505.13445)
 
 The paper's claim is an asymmetry: who learns to verify gets better at solving, too, and who learns
 to solve gets no better at verifying. A gold answer is needed for both tasks.
 
-What we changed and it matters (more in docs/self_verify.md)
+Our changes that matter (more in docs/self_verify.md)
     1. --task solution, the default, shows the judge the whole solution, as the released code can;
        what it runs shows the boxed answer alone (--task answer).
     2. In the released code the factor min(pass rate, .5) has no effect, because it is the same for
@@ -80,8 +80,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             )
         if self.schedule == "alter" and self.interval < 2:
             raise UserError(
-                "--interval 1: the last step's solutions wait for the next verify step, so there "
-                "would be none to judge; it must be at least 2."
+                "--interval 1: the last step's solutions wait for the next verify step, so the "
+                "first would have none to judge; it must be at least 2."
             )
 
 
@@ -126,7 +126,7 @@ def verdict_reward(verdict: bool | None, right: bool, pass_rate: float) -> float
 
 # ------------------------------------------------------------------ what is judged
 def samples_of(groups: list[list[dict]], rng: random.Random) -> list[dict]:
-    """Right and wrong solutions, as many of each, at most half as many as there are groups.
+    """Right and wrong solutions, of each class at most half as many as there are groups.
 
     Of each question with both one of each is taken, and one more of each waits in a pool; of one
     that is always answered rightly one waits; of one that is always wrong, none. Each class is
@@ -244,9 +244,7 @@ class SelfVerify(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
-    """The generator; and the verifier on what the base has written, the same in every evaluation.
-    Sampling comes first, so that it meets the same random numbers every time.
-    """
+    """The generator; and the verifier, on the same solutions of the base in every evaluation."""
     n, task = trainer.cfg.eval_samples, trainer.cfg.task
     texts, right = solve(trainer, "generator", held_out, n)
     _, greedy = solve(trainer, "generator", held_out, greedy=True)

@@ -19,7 +19,7 @@ There is no reward model and no preference label, only the data of supervised fi
 opponent's best response is the player itself (eq. 4.1-4.6), so its update is a copy of weights. At
 the first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
 
-What we changed and it matters (more in docs/spin.md)
+Our changes that matter (more in docs/spin.md)
     1. Player and opponent are LoRA adapters on one base; the opponent's is called "ref". The
        released code, given adapters that are not merged, keeps the base as the opponent.
     2. The previous iteration's pairs are mixed in, as in the paper's experiments; algorithm 1 has

@@ -21,7 +21,7 @@ The released code's penalty is 0. With .1, the authors report, the proposer ends
 anything valid. At 0 no advantage of the proposer is negative. Two explanations go together there,
 the penalty and the missing baseline; --baseline batch takes them apart.
 
-What we changed and it matters (more in docs/ssp.md)
+Our changes that matter (more in docs/ssp.md)
     1. No search. The paper's answerer reads what the proposer has found, and four documents of
        others. Here the rule that the data are made by is the answerer, where they have one.
     2. On embedded questions the proposer is NOT given a*, for the model has not been taught to end

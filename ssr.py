@@ -21,7 +21,7 @@ The loop is `Ssr.step`
     r_solver   = 1 right, -1 wrong
     A = (r - mean) / (std + 1e-6) of a program's bugs, or of a bug's attempts; ONE update on all
 
-What we changed and it matters (more in docs/ssr.md)
+Our changes that matter (more in docs/ssr.md)
     1. A program with its tests stands for a repository; each player writes the whole program in one
        message. The paper's players are agents with a shell.
     2. Hidden tests are left out of the suite, named by number; the paper's injector edits test

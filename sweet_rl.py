@@ -15,7 +15,7 @@ The loop; all texts are sampled once, from the base
     ACTOR = `lesson`, `loss`        never sees c;  r(a) = sum_l log[ pi_actor(a_l) / pi_ref(a_l) ]
         loss    = - log sigmoid(beta r(a+) - beta r(a-)) - 0.01 (mean of log pi_actor(a+) per token)
 
-What we changed and it matters (more in docs/sweet_rl.md)
+Our changes that matter (more in docs/sweet_rl.md)
     1. A turn is a step of one solution, and its answer. Nobody replies between them.
     2. Critic and actor are LoRA adapters on one base, which is the reference of both.
     3. The released code compares the critic with a reference that does not see c, which is
@@ -57,7 +57,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 72
     """optimiser steps: the critic's, then the actor's"""
     critic_steps: CountOrZero = 48
-    """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0"""
+    """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0, unless the
+    reference is blind"""
     questions: Count = 32
     """pairs per step and process (paper: 8)"""
     lr: Weight = per_model(tiny=3e-4, real=2e-5)

@@ -19,7 +19,7 @@ better at judging steps only if that improves its final verdict. (The embedded m
 judging before RL.) The generator is rewarded for its answer and the verdicts on its steps; fooling
 the final verdict earns nothing.
 
-What we changed and it matters (more in docs/tango.md)
+Our changes that matter (more in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
     3. The supervised warm-up is a command of its own, for both players: common/run/warm_up.py.
@@ -76,7 +76,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; for all others, the verdicts on a solution's steps are the only reward"""
+    the verifier; elsewhere the verdicts on a solution's steps are the only reward, with weight 1"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -310,7 +310,7 @@ class Tango(CoTrainer):
 
     # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_generator(self, rows, batch, judgements, alpha):
-        # The only reward is correctness. If you add a reward, log is_correct instead.
+        # The only reward is correctness; with another one, log is_correct here.
         known = ~batch.rewards.isnan()
         self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)

@@ -21,7 +21,7 @@ very same solutions:
     --verifier prm    steps: the same behind every step, z from completions of it (Math-Shepherd,
                       Wang et al. 2023, arXiv:2312.08935)
 
-What we changed and it matters (more in docs/vstar.md)
+Our changes that matter (more in docs/vstar.md)
     1. Generator and verifier are LoRA adapters on one base, which is G_sft: the model as it is
        given. What the base was fine-tuned on is in neither data set.
     2. Fixed numbers of optimiser steps instead of epochs, so that iterations are equally long.

@@ -167,8 +167,8 @@ def counted(rows: list[dict]) -> str:
     found = Counter(stands(row) for row in rows)
     apart = len(rows) - found["not separated"]
     return (
-        f"Of {len(rows)} comparisons, in {apart} the 95 % interval leaves out zero (of a ratio: "
-        f"one): {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
+        f"Of {len(rows)} comparisons over several seeds, in {apart} the 95 % interval excludes no "
+        f"effect: {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
         f"{found['control']} are our controls.\n"
     )
 
@@ -244,7 +244,8 @@ def block(name: str) -> str:
         options[variant] = re.findall(r"--[\w-]+(?: (?!--)\S+)*", chosen.arguments + rate)
     first, *others = options.values()
     everyones = [option for option in first if all(option in other for other in others)]
-    command = " ".join([experiment.script, experiment.arguments, *everyones])
+    own = any(option not in everyones for some in options.values() for option in some)
+    command = " ".join([experiment.script, experiment.arguments, *everyones, "..." * own])
     missing = ", ".join(variant for variant in experiment.variants if variant not in ran)
     text += f"`{' '.join(command.split())}`" + f"; not run yet: {missing}" * bool(missing) + ".\n\n"
     if experiment.since:

@@ -44,8 +44,8 @@ class CoTrainer(AdapterTrainer):
     """See the top of this file."""
 
     all_rows = False
-    """False: rows whose advantages are all zero are skipped, because their gradient is zero unless
-    there is a KL term. A script whose `loss` has another term there, such as an entropy bonus, sets
+    """False: without a KL term, rows whose advantages are all zero are skipped, because their
+    gradient is zero. A script whose `loss` has another term there, such as an entropy bonus, sets
     True."""
 
     # ------------------------------------------------------------------ one optimiser step
@@ -87,9 +87,9 @@ class CoTrainer(AdapterTrainer):
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
-        A batch is trained on once, so there is nothing for PPO's clip to do. The shares of all
-        micro-batches and processes add up to the loss, and so do their gradients. A script whose
-        paper has another loss overrides this method; `batch.player` names the player.
+        A batch is trained on once: the ratio is set to 1, and PPO's clip never acts. The shares of
+        all micro-batches and processes add up to the loss, and so do their gradients. A script
+        whose paper has another loss overrides this method; `batch.player` names the player.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -181,8 +181,8 @@ class CoTrainer(AdapterTrainer):
         Args:
             name: the player.
             rows: {"prompt": [messages], further columns for the reward functions}; rows of a group
-                are adjacent. All processes call `rollout` together, with as many rows each; of a
-                player without reward functions a process may have other numbers, or none.
+                are adjacent. All processes call `rollout` together, with as many rows each; for a
+                player without reward functions the numbers may differ between processes.
 
         Returns:
             A batch. Its rewards (B,) are sums over the reward functions; a script may add to its
@@ -197,7 +197,7 @@ class CoTrainer(AdapterTrainer):
         tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
         batch.total_tokens = sum(tokens)
         batch.texts = self.decode(ids)
-        if len(logps) == len(ids):  # --plain has none; of no row an empty one, which `join` needs
+        if len(logps) == len(ids):  # --plain has none; for no rows an empty one, which `join` needs
             batch.sampled_logps = torch.zeros(batch.completion_ids.shape, device=device)
             drawn = torch.tensor([logp for row in logps for logp in row], device=device)
             batch.sampled_logps[batch.completion_mask.bool()] = drawn
@@ -328,7 +328,7 @@ class CoTrainer(AdapterTrainer):
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        if logp.requires_grad and batch.sampled_logps is not None:  # who is trained has sampled it
+        if logp.requires_grad and batch.sampled_logps is not None:  # sampled by who is trained
             gap = (logp.detach() - batch.sampled_logps).abs()
             self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
         return logp, entropy
