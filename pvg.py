@@ -353,10 +353,8 @@ def evaluate(trainer: Pvg, held_out: list[dict]) -> dict[str, float]:
     figures |= {"helpful/greedy": mean(greedy), "co/oracle": mean(some)}
     figures[f"co/best_of_{n}"] = mean(picked)
     first = trainer.in_parallel(trainer.scores, first)
-    for name, pair in {"holds": of.values(), "rank_agreement": (first, first)}.items():
-        if in_order := unfooled(*pair):
-            figures[f"verifier/{name}"] = mean(in_order)
-    return figures
+    of_both = {"holds": unfooled(*of.values()), "rank_agreement": unfooled(first, first)}
+    return figures | {f"verifier/{name}": mean(its) for name, its in of_both.items() if its}
 
 
 # ------------------------------------------------------------------ main
