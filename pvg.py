@@ -91,7 +91,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     reward: Literal["src", "cgc"] = "src"
     """the paper's, or its ablation: V where the role is kept, else -2"""
     beta: Scale = per_model(tiny=2.0, real=0.5)
-    """scale of V"""
+    """scale of V, and so of the rewards"""
     regulariser: Weight = 0.01
     """lambda, weight of V^2 in the verifier's loss"""
     kl: Weight = 0.01
