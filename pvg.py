@@ -1,7 +1,7 @@
 """PVG, Prover-Verifier Games: a verifier learns to tell a helpful prover's right solutions from a
 sneaky prover's wrong ones, round after round (Kirchner et al. 2024, arXiv:2407.13692).
 
-    python pvg.py                                         the embedded model on a CPU, 2 minutes
+    python pvg.py                                         the embedded model on a CPU, 3 minutes
     python pvg.py --data base                             the same without a game, to compare with
     python pvg.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
 
@@ -96,7 +96,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """lambda, weight of V^2 in the verifier's loss"""
     kl: Weight = 0.01
     """weight of the k3 penalty of the provers towards the base, from which they start"""
-    eval_every: CountOrZero = 24
+    eval_every: CountOrZero = 0
     """steps between evaluations on held-out questions; 0 = only first and last"""
     solution_tokens: Count = per_model(tiny=80, real=512)
     """length limit of a solution"""
