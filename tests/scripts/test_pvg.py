@@ -227,6 +227,7 @@ def test_the_verifier_learns_from_all_earlier_rounds(data, asked, sources):
         beginning = ["restart helpful"] * (data == "base") + ["helpful", *ALL]
         assert trainer.events == (asked if i else beginning) and not trainer.texts
         assert trainer.saved["round"] == i and len(trainer.saved["sources"]) == i + 1
+        assert len(trainer.saved["sources"][i]) == 7
         assert trainer.saved["attack"] == [] and trainer.saved["won"] is None
     names = {"20": "base", "21": "0", "22": "1"}
     of = {names[z["solution"].split("{")[1][:2]] for _, z in trainer.saved["pairs"]}
