@@ -77,6 +77,8 @@ SMALL = {
     " --solution-tokens 48 --judgement-tokens 80",
     "apo.py": "--steps 8 --rm-steps 2 --iterations 2 --questions 4 --micro-batch 4 --pool 8"
     " --solution-tokens 64",
+    "pvg.py": "--steps 6 --rounds 2 --ver-steps 1 --questions 2 --group-size 4 --micro-batch 8"
+    " --pool 8 --samples 4 --pairs 4 --solution-tokens 48",
     "self_verify.py": "--steps 4 --questions 2 --group-size 4 --micro-batch 8 --interval 2",
     "self_taught.py": "--steps 4 --iterations 2 --questions 4 --micro-batch 4 --pool 16 --samples 2"
     " --solution-tokens 48",

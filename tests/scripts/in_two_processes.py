@@ -29,6 +29,7 @@ import tyro
 
 MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
 MORE["apo.py"] = "--steps 2 --rm-steps 1 --iterations 1"
+MORE["pvg.py"] = "--rounds 1 --steps 2"
 MORE["azr.py"] = "--steps 1"
 MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["self_verify.py"] = "--steps 3 --interval 2"  # the third is the verifier's
