@@ -152,8 +152,8 @@ class Apo(CoTrainer):
     def __init__(self, *inputs):
         super().__init__(*inputs)
         self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
-        rows = self.train_rows[: 2 * self.cfg.pool]
-        self.rm_rows, self.generator_rows = self.with_golden(rows[0::2]), rows[1::2]
+        rows, n = self.train_rows, len(self.train_rows) // 2  # not in turn, as their lengths may be
+        self.rm_rows, self.generator_rows = self.with_golden(rows[:n]), rows[n:]
         self.saved = {"round": -1, "human": [], "rm": [], "scored": -1, "generator": []}
 
     @staticmethod
@@ -260,8 +260,8 @@ class Apo(CoTrainer):
         S = self.cfg.samples
         answers = self.answers_to(self.generator_rows, S)
         scores = self.in_parallel(self.scores, answers)
-        chosen = [best_and_worst(*of) for of in zip(grouped(answers, S), grouped(scores, S))]
-        chosen = [of for of in chosen if of]
+        several = [*zip(grouped(answers, S), grouped(scores, S))]
+        chosen = [pair for of in several if (pair := best_and_worst(*of))]
         self.report_scores(answers, scores, chosen)
         pairs = [a_pair(y, y["ids"], z["ids"]) for y, z in chosen]
         if self.cfg.improve == "golden":

@@ -224,7 +224,7 @@ class RStar(CoTrainer):
             starts = [next_start(tree, self.cfg.width, self.cfg.c) for tree in trees]
             begun = [row | {"begun": text} for row, text in zip(rows, starts)]
             for tree, new in zip(trees, self.in_parallel(self.sample_solutions, begun)):
-                if new["well_formed"]:  # else no node hears of it, as in the released code
+                if new["well_formed"]:  # else no node hears of it
                     back_up(tree, new["solution"], new["right"])
 
     def sample_solutions(self, rows: list[dict]) -> list[dict]:
@@ -351,8 +351,8 @@ def evaluate(trainer: RStar, held_out: list[dict]) -> dict[str, float]:
     solutions = trainer.in_parallel(trainer.sample_solutions, repeated)
     scores = trainer.in_parallel(trainer.scores, solutions)
     figures = {"generator/greedy": mean(greedy)} | ranking_figures(solutions, scores, N)
-    labelled = gold_steps(held_out[0]["question"], "") is not None
-    return figures | (step_figures(trainer, held_out) if labelled else {})
+    labelled = [row for row in held_out if gold_steps(row["question"], "") is not None]
+    return figures | (step_figures(trainer, labelled) if labelled else {})
 
 
 # ------------------------------------------------------------------ main

@@ -249,12 +249,16 @@ def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
     texts, right = solve(trainer, "generator", held_out, n)
     _, greedy = solve(trainer, "generator", held_out, greedy=True)
     base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the base's
-    prompts = [judge_prompt(task, row["question"], text) for row, text in zip(held_out, base)]
+    # as in training, what has no box is not judged
+    judged = [(row, text) for row, text in zip(held_out, base) if boxed(text) is not None]
+    prompts = [judge_prompt(task, row["question"], text) for row, text in judged]
     judgements = trainer.generate_all("verifier", prompts)
-    labels = [is_correct(text, row["answer"]) for text, row in zip(base, held_out)]
+    result = {"generator/accuracy": mean(right), "generator/greedy": mean(greedy)}
+    if not judged:
+        return result
+    labels = [is_correct(text, row["answer"]) for row, text in judged]
     found = against_gold([parse_verdict(task, text) for text in judgements], labels)
     names = ("balanced_accuracy", "says_correct", "parsed")
-    result = {"generator/accuracy": mean(right), "generator/greedy": mean(greedy)}
     return result | {f"verifier/{name}": found[name] for name in names}
 
 

@@ -35,6 +35,7 @@ Shapes: P questions, n answers each.
 
 import random
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,7 +185,9 @@ class Ssp(CoTrainer):
         if cfg.proposer == "none":
             return [self.solve([Question(row["question"], row["answer"]) for row in given])[0]]
         answers = [row["answer"] for row in given]
-        proposer = self.rollout("proposer", [{"prompt": p} for p in self.propose_prompts(answers)])
+        with self.proposing():
+            prompts = [{"prompt": p} for p in self.propose_prompts(answers)]
+            proposer = self.rollout("proposer", prompts)
         proposed = self.gate(proposer.texts, answers)
         truly = [question.valid for question in proposed]
         rng = self.random_numbers()
@@ -209,6 +212,10 @@ class Ssp(CoTrainer):
         # one after the other: the second ignores that the first has moved the weights
         return [proposer] * (cfg.proposer == "co-trained") + [solver] * cfg.train_solver
 
+    def proposing(self):
+        """A proposer that is never trained is the base, though the solver moves their adapter."""
+        return self.playing(None) if self.cfg.proposer == "frozen" else nullcontext()
+
     def propose_prompts(self, answers: list[str]) -> list:
         return [propose_prompt(None if self.has_grammar else answer) for answer in answers]
 
@@ -226,6 +233,7 @@ class Ssp(CoTrainer):
             for q in asked:
                 q.valid = parse_question(q.text) is not None
                 q.answer = str(gold_answer(q.text)) if q.valid else None
+                q.valid &= follows_rules(q.text, q.answer)  # now that a* is known
         else:
             with self.playing(None):  # the base, with the adapter off
                 prompts = [solve_prompt(q.text) for q in asked]
@@ -285,7 +293,8 @@ def evaluate(trainer: Ssp, held_out: list[dict]) -> dict[str, float]:
     _, greedy = solve(trainer, "solver", held_out, greedy=True)
     result = {"solver/accuracy": mean(right), "solver/greedy": mean(greedy)}
     answers = [row["answer"] for row in held_out]
-    texts = trainer.generate_all("proposer", trainer.propose_prompts(answers))
+    with trainer.proposing():
+        texts = trainer.generate_all("proposer", trainer.propose_prompts(answers))
     found = trainer.in_parallel(lambda its: trainer.gate(*zip(*its)) if its else [],
                                 [*zip(texts, answers)])  # fmt: skip
     valid = [q.text for q in found if q.valid]

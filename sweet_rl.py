@@ -249,7 +249,8 @@ class SweetRL(CoTrainer):
         pairs = [pair for group in grouped(dialogues, k) for pair in best_against_worse(group)]
         if not pairs:
             raise UserError(f"--pool {pool}: no question has a right and a wrong dialogue.")
-        self.saved["dialogues"] = dialogues[::RANKED]
+        count = -(-len(dialogues) // RANKED)  # rounded up
+        self.saved["dialogues"] = random.Random(self.cfg.seed).sample(dialogues, count)
         self.saved["critic"] = [a | {"chosen": a["ids"], "rejected": b["ids"]} for a, b in pairs]
         self.log_mean("actor/accuracy", [row["reward"] for row in dialogues])
 

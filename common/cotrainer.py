@@ -245,7 +245,9 @@ class CoTrainer(AdapterTrainer):
             # the draws must not depend on the step or on texts that were sampled before
             key = zlib.crc32(f"{self.args.seed} {name} {prompt_ids}".encode())
             self.asked_in_evaluation[key] += 1
-            torch.manual_seed(key + self.asked_in_evaluation[key])
+            # of copies of one question each process may get as many: they must not be the same text
+            apart = 1_000_003 * self.accelerator.process_index
+            torch.manual_seed(key + self.asked_in_evaluation[key] + apart)
         # autocast, as in scoring: without it LoRA would compute in float32 here only
         with self.playing(name), self.accelerator.autocast():
             if self.server:
