@@ -4,6 +4,7 @@ Every check prints its name when it holds, once.
 """
 
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -132,6 +133,14 @@ def check_work_is_shared_and_all_get_all(trainer):
     assert trainer.generate_all("ann", prompts, greedy=True) == alone
     assert trainer.generate_all("ann", prompts[:1], greedy=True) == alone[:1]
     assert trainer.generate_all("ann", []) == []
+
+
+def check_copies_of_a_question_get_different_texts_in_an_evaluation(trainer):
+    """Both processes ask the same prompts then."""
+    with patch.object(trainer, "asked_in_evaluation", Counter()):
+        for _ in range(2):
+            texts = trainer.generate_all("ann", [trainer.train_dataset[0]["prompt"]] * 4)
+            assert len({*texts}) == 4
 
 
 def check_a_function_of_everybodys_rows(trainer):

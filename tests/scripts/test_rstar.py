@@ -268,3 +268,15 @@ def test_steps_are_ordered_by_q_and_by_the_verifier_behind_right_steps():
     trainer = given_texts([RIGHT] * 6, samples=6, width=9)
     trainer.scores = lambda rows: [0.0] * len(rows)
     assert rstar.step_figures(trainer, trainer.train_rows) == {}  # nothing to compare
+
+
+def test_questions_that_are_no_chains_have_no_step_figures(monkeypatch):
+    monkeypatch.setattr(rstar, "solve", lambda *_, **__: ([], [True]))
+    monkeypatch.setattr(rstar, "ranking_figures", lambda *_: {})
+    monkeypatch.setattr(rstar, "step_figures", lambda _, rows: {"n": len(rows)})
+    trainer = given_texts([])
+    trainer.in_parallel, trainer.sample_solutions = lambda *_: [], None
+    eggs = {"question": "How many eggs?", "answer": "3"}
+    chain = trainer.train_rows[0]
+    assert rstar.evaluate(trainer, [chain, eggs])["n"] == 1
+    assert "n" not in rstar.evaluate(trainer, [eggs])

@@ -120,7 +120,8 @@ def given_texts(texts=(), grammar=True, held_out=(), base=(), step=0, **change) 
     def by_the_base(name, prompts, greedy=False):
         if off != [None]:
             return generate(name, prompts, greedy)
-        assert greedy and name == "solver"
+        frozen = trainer.cfg.proposer == "frozen" and name == "proposer"
+        assert frozen or (greedy and name == "solver")
         trainer.asked += [("base", prompt[-1]["content"]) for prompt in prompts]
         return [written.pop(0) for _ in prompts]
 
@@ -181,7 +182,8 @@ def test_a_step_by_hand():
 )
 def test_ablations(change, trained, advantages):
     written = {"proposer": [*tagged(A, C, B), ""], "solver": [solution(3)] + [solution(5)] * 7}
-    trainer = given_texts(written, **change)
+    frozen = change.get("proposer") == "frozen"  # the base proposes, whatever the solver learns
+    trainer = given_texts(written, base=written["proposer"] if frozen else (), **change)
     batches = trainer.step(FOUR)
     assert [batch.player for batch in batches] == trained
     if advantages:
@@ -190,6 +192,11 @@ def test_ablations(change, trained, advantages):
         assert trainer.asked == [("solver", row["question"]) for row in FOUR]
         assert batches[0].rewards.tolist() == [0, 0, 0, 0, 0, 0, 0, 0]
         assert trainer.saved == {"pool": {}}
+
+
+def test_an_embedded_question_must_not_name_its_value():
+    found = given_texts().gate(tagged("7*1 mod 61", "(19/1)/1 mod 61", A), [None] * 3)
+    assert [(q.valid, q.answer) for q in found] == [(False, "7"), (False, "19"), (True, "3")]
 
 
 def test_reuse():
@@ -300,6 +307,7 @@ def test_evaluation_by_hand():
     trainer = answering(say, eval_samples=2)
     gate = given_texts(gate_error=1.0).gate  # evaluation's gate does not err
     trainer.gate, trainer.propose_prompts = gate, given_texts().propose_prompts
+    trainer.proposing = given_texts().proposing
     found = ssp.evaluate(trainer, held_out)
     expected = {"solver/accuracy": 0.5, "solver/greedy": 1.0, "proposer/valid": 3 / 4}
     expected |= {"proposer/different": 2 / 4, "proposer/operations": 4 / 3}
