@@ -58,8 +58,9 @@ def draw(name: str, panels: list[list], path):
                 # evaluations: once a run has stopped itself, a mean would be the survivors'
                 enough = len(curves) if key.startswith("eval/") else len(curves) // 2 + 1
                 enough = 1 if x == "labels" else enough  # not every number has every seed
-                style = "o-" if x == "labels" else "-"
-                axis.plot(*zip(*mean_curve(curves, enough)), style, color=color, linewidth=1.8)
+                marker = "o" if x == "labels" else None
+                mean = mean_curve(curves, enough)
+                axis.plot(*zip(*mean), marker=marker, color=color, linewidth=1.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(XLABELS[x])
         axis.grid(alpha=0.25)
