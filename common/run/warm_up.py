@@ -36,7 +36,8 @@ from common.tasks.math import load_questions
 import torch
 import tyro
 from datasets import Dataset, disable_progress_bars
-from transformers import TrainerCallback
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 KEPT = 0.9  # share of held-out answers that can be read
@@ -47,6 +48,7 @@ READY = {  # what RL has something to work with: held-out figures
     "verifier, balanced_accuracy": 0.7,
 }
 QUESTIONS, SAMPLES = 24, 16  # held-out ones, and answers to each, before and after
+ROWS, MICRO = 16, 8  # of an optimiser step, and of a micro-batch
 SAVES = 10  # steps between two checkpoints
 LOOKS = {"read": (10, 1), "ready": (50, 4)}  # steps between two looks, answers to each question
 OWN = 512  # training questions that the model answers itself
@@ -64,11 +66,11 @@ class Args:
     out: str
     """the folder that --model takes afterwards; given again, the warm-up resumes"""
     steps: Count = 150
-    """optimiser steps at most, of eight solutions and judgements"""
+    """optimiser steps at most, of sixteen solutions, judgements and drills"""
     until: Literal["read", "ready"] = "read"
     """stop when nine of ten held-out answers can be read, or when RL has something to work with"""
     lr: Weight = 3e-4
-    """learning rate, constant after ten steps"""
+    """learning rate, up in ten steps and then down to 0"""
     solution_tokens: Tokens = 128
     """length limit of a solution"""
     judgement_tokens: Tokens = 256
@@ -142,20 +144,49 @@ def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[s
     return {row["question"]: four for row, four in zip(rows, grouped(texts, 4))}
 
 
+class OnePrompt(SFTTrainer):
+    """The instructions with which all rows of a micro-batch begin pass through the model once."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ids, labels = inputs["input_ids"], inputs["labels"]  # (B, T), -100 where nothing is taught
+        begin = int((labels != -100).long().argmax(1).min())  # the first token that is taught
+        same = int((ids == ids[0]).all(0).long().cumprod(0).sum())
+        shared, cache = min(same, begin - 1), DynamicCache()
+        if shared:
+            model(input_ids=ids[:1, :shared], past_key_values=cache, logits_to_keep=1)
+            cache.batch_repeat_interleave(len(ids))
+        rest = {"input_ids": ids[:, shared:], "attention_mask": inputs["attention_mask"]}
+        keep = ids.shape[1] - begin + 1
+        logits = model(**rest, past_key_values=cache, logits_to_keep=keep).logits[:, :-1]
+        taught = labels[:, begin:] != -100
+        loss = cross_entropy(logits[taught].float(), labels[:, begin:][taught], reduction="sum")
+        return loss / num_items_in_batch
+
+
+def alike(rows: list[dict], seed: int) -> list[dict]:
+    """The rows in micro-batches, in any order, of one kind of prompt and about one length each."""
+    kinds, parts = {}, []
+    for row in rows:
+        kinds.setdefault(row["prompt"][0]["content"][:9], []).append(row)
+    for of_one in kinds.values():
+        for some in grouped(of_one, 64):
+            parts += grouped(sorted(some, key=lambda row: len(str(row))), MICRO)
+    parts = random.Random(seed).sample(parts, len(parts))
+    return sum(sorted(parts, key=len, reverse=True), [])  # those that are not full last
+
+
 def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrainer:
-    # the short ones of a step in a micro-batch of their own: little padding
-    steps = [sorted(step, key=lambda row: len(str(row))) for step in grouped(rows, 8)]
     gpu = on_gpu(args.model)
     config = SFTConfig(
-        args.out, max_steps=args.steps, per_device_train_batch_size=4,
-        gradient_accumulation_steps=2, learning_rate=args.lr, warmup_steps=10,
-        lr_scheduler_type="constant_with_warmup", max_length=None, gradient_checkpointing=False,
+        args.out, max_steps=args.steps, per_device_train_batch_size=MICRO,
+        gradient_accumulation_steps=ROWS // MICRO, learning_rate=args.lr, warmup_steps=10,
+        lr_scheduler_type="linear", max_length=None, gradient_checkpointing=False,
         train_sampling_strategy="sequential", seed=args.seed, save_steps=SAVES,
-        save_total_limit=2, report_to="none", disable_tqdm=True, logging_strategy="no", bf16=gpu,
-        use_cpu=not gpu,
+        save_total_limit=2, report_to="none", disable_tqdm=True, logging_strategy="no",
+        bf16=gpu or torch.cpu._is_avx512_bf16_supported(), use_cpu=not gpu,
     )  # fmt: skip
-    data, more = Dataset.from_list(sum(steps, [])), {"callbacks": [progress]}
-    trainer = SFTTrainer(
+    data, more = Dataset.from_list(alike(rows, args.seed)), {"callbacks": [progress]}
+    trainer = OnePrompt(
         model, config, train_dataset=data, processing_class=progress.tokenizer, **more
     )
     trainer.create_model_card = lambda **_: None  # of the adapter, where the user's own may be
@@ -199,7 +230,7 @@ def main(args: Args):
             own = own_solutions(progress, model, train) if writes else {}
             write_whole(out / ANSWERS, json.dumps(own) + "\n")
         own = read_arguments(out, ANSWERS)
-        rows = demonstrations(script, train, args.steps * 8, args.seed, own)
+        rows = demonstrations(script, train, args.steps * ROWS, args.seed, own)
         trainer = trainer_of(args, model, rows, progress)
         if checkpoint and "steps" in notes:  # interrupted after training
             trainer._load_from_checkpoint(str(checkpoint))

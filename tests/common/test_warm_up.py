@@ -18,10 +18,11 @@ import maporl
 import prime
 import tango
 from common.errors import UserError
+from common.model import load_model
 from common.run import warm_up
 from common.run.folder import release
 from common.run.warm_up import Args
-from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
+from common.tasks.answers import SOLVE, boxed, grouped, is_correct, split_steps
 from common.tasks.demonstrations import (
     demonstrations,
     figures,
@@ -34,9 +35,11 @@ from common.tasks.verdicts import VERIFY, final_verdict
 from common.tiny import TINY
 
 import pytest
+import torch
 from conftest import run_here, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
+from trl import SFTTrainer
 
 
 def reference(*steps: str, answer: str) -> str:
@@ -361,7 +364,56 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
         warm_up.main(dataclasses.replace(args, lr=1e-3))
     short = "--steps 1 --questions 2 --group-size 4 --eval-questions 2 --solution-tokens 48"
     where = ["--model", warm, "--dataset", args.dataset, "--out", tmp_path / "run"]
-    assert "step 1/1" in run_here("prime.py", *where, *short.split(), "--eval-samples", 1)
+    short += " --eval-samples 1 --verifier none"
+    assert "step 1/1" in run_here("tango.py", *where, *short.split())
+
+
+def test_instructions_that_pass_once_teach_the_same(args, monkeypatch):
+    """Loss and gradients of a micro-batch, against TRL's own; also where only the template's first
+    tokens are alike, and where one row is alone.
+    """
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)  # float32
+    rows = [{"question": q["question"], "reference": q["reference"]} for q in sums(80)]
+    made = demonstrations(tango, rows, 80, 0, {})
+    model, tokenizer = load_model(str(TINY), ["warm_up"], 4, False, 0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05)
+    progress = warm_up.WarmUp(args, tango, tokenizer, [])
+    trainer = warm_up.trainer_of(args, model, made, progress)
+    loader, shares = iter(trainer.get_train_dataloader()), []
+    batches = [next(loader) for _ in range(10)]
+    mixed = trainer.data_collator([trainer.train_dataset[i] for i in (0, 26, 52, 78)])
+    alone = {name: x[:1] for name, x in batches[0].items()}
+    for batch in (*batches, mixed, alone):
+        count = (batch["labels"] != -100).sum()
+        found = []
+        for of in (warm_up.OnePrompt, SFTTrainer):
+            model.zero_grad()
+            loss = of.compute_loss(trainer, model, dict(batch), num_items_in_batch=count)
+            loss.backward()
+            grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            found.append([loss.detach(), *grads])
+        assert len(found[0]) > 10 and all(x.abs().sum() > 0 for x in found[0])
+        torch.testing.assert_close(*found)
+        ids = batch["input_ids"]
+        shares.append(int((ids == ids[0]).all(0).long().cumprod(0).sum()))
+    assert min(shares[:10]) < 4 < 10 < max(shares[:10]), shares  # of the template, of a drill
+
+
+def test_micro_batches_ask_for_the_same():
+    """Each of one kind, its lengths near one another; every row once, and none moves a later one
+    out of its micro-batch.
+    """
+    rows = [{"question": q["question"], "reference": q["reference"]} for q in sums(90)]
+    made = demonstrations(tango, rows, 237, 0, {})
+    ordered = warm_up.alike(made, 0)
+    assert sorted(map(str, ordered)) == sorted(map(str, made)) and ordered != made
+    parts = grouped(ordered, warm_up.MICRO)[:27]  # of three kinds, the last of each is not full
+    kinds = [{row["prompt"][0]["content"] for row in part} for part in parts]
+    drills = [all(text.startswith("Work out") for text in kind) for kind in kinds]
+    assert all(len(kind) == 1 or drill for kind, drill in zip(kinds, drills))
+    assert 5 < sum(drills) < 25 and drills != sorted(drills)
 
 
 @pytest.mark.parametrize(
