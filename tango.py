@@ -175,7 +175,8 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
-    fewer verdicts than steps are NaN.
+    fewer verdicts than steps are NaN. Trap: they count as 0, above a rejected step's, and where
+    verdicts are the only reward (--labels) a generator can learn to live there (docs/tango.md).
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)

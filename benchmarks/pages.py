@@ -333,17 +333,13 @@ def one_question() -> tuple[str, str]:
 
 
 def warm_up() -> str:
-    """What a warm-up has taught a pretrained model: its figures before and after, and what is left
-    of it when the result is loaded in four bits.
-    """
-    notes = json.loads((FOLDER / "warm_up.json").read_text())
-    rows = []
-    for name in notes["before"]:
+    """What warm-ups have taught a pretrained model: title -> figures, a column each."""
+    columns, rows = json.loads((FOLDER / "warm_up.json").read_text()), []
+    for name in [*columns.values()][-1]:
         pattern = "{:.2f}" if name == "entropy per token" else "{:.0%}"
-        found = [notes[when][name] for when in ("before", "after", "four_bit")]
-        rows.append([name, *map(pattern.format, found)])
-    after = f"after {notes['steps']} steps of warm-up"
-    return markdown(["", "as it is", after, "the same in four bits"], rows)
+        found = [figures.get(name) for figures in columns.values()]
+        rows.append([name, *["-" if x is None else pattern.format(x) for x in found]])
+    return markdown(["", *columns], rows)
 
 
 def headline() -> str:

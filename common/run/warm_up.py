@@ -30,7 +30,7 @@ from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
 from common.run.session import begin, plain_errors
 from common.tasks.answers import grouped, mean, solve_prompt
-from common.tasks.demonstrations import demonstrations, figures, judges
+from common.tasks.demonstrations import DRILL, demonstrations, figures, judges
 from common.tasks.math import load_questions
 
 import torch
@@ -167,7 +167,8 @@ def alike(rows: list[dict], seed: int) -> list[dict]:
     """The rows in micro-batches, in any order, of one kind of prompt and about one length each."""
     kinds, parts = {}, []
     for row in rows:
-        kinds.setdefault(row["prompt"][0]["content"][:9], []).append(row)
+        begins = row["prompt"][0]["content"][: len(DRILL)]  # which says what is asked
+        kinds.setdefault(begins, []).append(row)
     for of_one in kinds.values():
         for some in grouped(of_one, 64):
             parts += grouped(sorted(some, key=lambda row: len(str(row))), MICRO)
