@@ -136,6 +136,7 @@ def is_enough(found: dict[str, float], until: str) -> bool:
 def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[str]]:
     """question -> four solutions of the model, of OWN training questions."""
     rows = random.Random(progress.cfg.seed).sample(rows, min(OWN, len(rows)))
+    say(f"answers to {len(rows)} training questions, 4 each, to be judged")
     prompts = [progress.script.solve_prompt(row["question"]) for row in rows for _ in range(4)]
     model.eval()
     with torch.random.fork_rng():
