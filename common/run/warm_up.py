@@ -152,13 +152,15 @@ class OnePrompt(SFTTrainer):
         ids, labels = inputs["input_ids"], inputs["labels"]  # (B, T), -100 where nothing is taught
         begin = int((labels != -100).long().argmax(1).min())  # the first token that is taught
         same = int((ids == ids[0]).all(0).long().cumprod(0).sum())
+        # the token before the first that is taught predicts it, so each row keeps its own
         shared, cache = min(same, begin - 1), DynamicCache()
         if shared:
             model(input_ids=ids[:1, :shared], past_key_values=cache, logits_to_keep=1)
             cache.batch_repeat_interleave(len(ids))
         rest = {"input_ids": ids[:, shared:], "attention_mask": inputs["attention_mask"]}
-        keep = ids.shape[1] - begin + 1
-        logits = model(**rest, past_key_values=cache, logits_to_keep=keep).logits[:, :-1]
+        keep = ids.shape[1] - begin + 1  # logits of all that precede a token that is taught
+        said = model(**rest, past_key_values=cache, logits_to_keep=keep)
+        logits = said.logits[:, :-1]  # (B, T - begin, V)
         taught = labels[:, begin:] != -100
         loss = cross_entropy(logits[taught].float(), labels[:, begin:][taught], reduction="sum")
         return loss / num_items_in_batch

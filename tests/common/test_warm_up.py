@@ -402,9 +402,7 @@ def test_instructions_that_pass_once_teach_the_same(args, monkeypatch):
 
 
 def test_micro_batches_ask_for_the_same():
-    """Each of one kind, its lengths near one another; every row once, and none moves a later one
-    out of its micro-batch.
-    """
+    """Each of one kind; every row once, and none moves a later one out of its micro-batch."""
     rows = [{"question": q["question"], "reference": q["reference"]} for q in sums(90)]
     made = demonstrations(tango, rows, 237, 0, {})
     ordered = warm_up.alike(made, 0)
