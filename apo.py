@@ -31,15 +31,9 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch, as_completions, chosen_and_rejected
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import (
-    as_completions,
-    chosen_and_rejected,
-    completion_batch,
-    in_passes,
-    pair_batch,
-)
 from common.run.args import Bounds, Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -151,7 +145,6 @@ class Apo(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
         rows, n = self.train_rows, len(self.train_rows) // 2  # not in turn, as their lengths may be
         self.rm_rows, self.generator_rows = self.with_golden(rows[:n]), rows[n:]
         self.saved = {"round": -1, "human": [], "rm": [], "scored": -1, "generator": []}
@@ -175,18 +168,16 @@ class Apo(CoTrainer):
         return [self.next_pairs("generator", turn, t)]
 
     def next_pairs(self, player: str, turn: int, t: int) -> Batch:
-        """Of shuffled passes over the round's pairs; an RM that starts again takes its own in the
+        """Of shuffled epochs over the round's pairs; an RM that starts again takes its own in the
         same order in every round, so that from the same pairs it becomes the same RM.
         """
-        key, n = "" if player == "rm" and self.cfg.restart else f"{t}", self.pairs_per_step
-        pairs = in_passes(self.saved[player], first=turn * n, count=n, key=key)  # of all processes
-        mine, device = self.my_share(pairs), self.accelerator.device  # B
+        key = "" if player == "rm" and self.cfg.restart else f"{t}"
+        pairs = self.from_epochs(self.saved[player], turn, key)  # of all processes
+        mine = self.my_share(pairs)  # B
         prompts = [solve_prompt(pair["question"]) for pair in mine]
-        both = [(pair["chosen"], pair["rejected"]) for pair in mine]
-        batch = pair_batch(player, prompts, both, self.processing_class, device)
-        batch.columns["human"] = torch.tensor([pair["human"] for pair in mine]).to(device)  # (B,)
+        batch = self.pairs(player, prompts, [(pair["chosen"], pair["rejected"]) for pair in mine])
+        batch.columns["human"] = torch.tensor([p["human"] for p in mine]).to(batch.row.device)
         batch.columns["tokens"] = sum(len(pair["chosen"]) for pair in pairs)
-        batch.notes = [{"player": player, "prompt": pair["question"]} for pair in mine]
         return batch
 
     def loss(self, batch):
@@ -205,10 +196,10 @@ class Apo(CoTrainer):
             best, worst = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
             losses, margin = dpo_losses(best, worst, cfg.beta), cfg.beta * (best - worst)  # (b,)
         else:
-            self.report_pairs(batch, both, logp, chosen)
+            self.report_pairs(batch, logp, chosen)
             return -chosen.sum() / batch.columns["tokens"]  # - log pi(y | x) per token
-        self.report_pairs(batch, both, logp, margin)
-        return losses.sum() / self.pairs_per_step
+        self.report_pairs(batch, logp, margin)
+        return losses.sum() / self.questions_per_step
 
     # --- what the RM learns
     def start_round(self, t: int):
@@ -286,8 +277,7 @@ class Apo(CoTrainer):
         if not answers:
             return []
         prompts = [solve_prompt(y["question"]) for y in answers]
-        ids, device = [y["ids"] for y in answers], self.accelerator.device
-        batch = completion_batch("rm", prompts, ids, self.processing_class, device)
+        batch = self.completions("rm", prompts, [y["ids"] for y in answers])
         # r(x, y) = beta_r * SUM over t of log V(y_t | x, y_<t)
         return (self.cfg.rm_beta * self.log_probs("rm", batch).sum(1)).tolist()
 
@@ -304,15 +294,9 @@ class Apo(CoTrainer):
         self.log_mean("co/pairs_one_right", len(one_right) / max(1, len(chosen)))
         self.log_mean("co/pairs_right_way", one_right)
 
-    def report_pairs(self, batch, both, logp, values):
-        """One micro-batch of a step is shown, every token with its log-probability."""
-        if 0 in batch.row:
-            notes = [
-                note | {"player": side, "rewards": {"margin": x}, "credit": "log-probability"}
-                for note, x in zip(batch.notes, values.tolist())
-                for side in (f"{batch.player}, chosen", f"{batch.player}, rejected")
-            ]
-            self.record(both, logp, notes)
+    def report_pairs(self, batch, logp, values):
+        sides = [f"{batch.player}, chosen", f"{batch.player}, rejected"]
+        self.record_part(batch, logp, "margin", values, sides)
 
 
 def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:

@@ -45,7 +45,6 @@ from typing import Literal
 from common.advantage import group_advantage
 from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
-from common.pairs import completion_batch
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -293,13 +292,13 @@ class Gar(CoTrainer):
         """Stage 1: as many labels YES as NO. With A = 1 for every token `CoTrainer.loss` has the
         gradient of the cross-entropy.
         """
-        tokenizer, device, draw = self.processing_class, self.model.device, self.random_numbers()
+        draw = self.random_numbers()
         rows = [draw.choice(self.labels[i % 2]) for i in range(count)]
         prompts = [judge_prompt(row["question"], row["slice"]) for row in rows]
-        ids = [tokenizer(row["judgement"], add_special_tokens=False).input_ids for row in rows]
-        ids = [[*tokens, tokenizer.eos_token_id] for tokens in ids]
-        batch = completion_batch("discriminator", prompts, ids, tokenizer, device)
-        batch.advantages = torch.ones(count, device=device)
+        ids = [self.encode(row["judgement"]) for row in rows]
+        batch = self.completions("discriminator", prompts, ids)
+        batch.notes = []  # the report shows what players write, and this is written by a teacher
+        batch.advantages = torch.ones(count, device=batch.row.device)
         batch.total_tokens = sum(self.gather([sum(map(len, ids))]))
         if self.kl:
             batch.base_logps = self.log_probs(None, batch)  # (B, T)

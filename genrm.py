@@ -36,10 +36,10 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import completion_batch, in_passes
-from common.plain import special_tokens
+from common.model import special_tokens
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -168,29 +168,26 @@ class GenRM(CoTrainer):
         """rows: not used, solutions are sampled once."""
         if not self.saved:
             self.collect()
-        n = self.cfg.questions * self.accelerator.num_processes
-        first = self.state.global_step * n
-        judged = in_passes(self.saved["D_verify"], first, n, "verify")
+        now = self.state.global_step
+        judged = self.from_epochs(self.saved["D_verify"], now, "verify")
         lessons, solutions = [self.lesson(row) for row in judged], []
         if self.cfg.solve_weight > 0:
-            right = in_passes(self.saved["D_correct"], first, n, "solve")
+            right = self.from_epochs(self.saved["D_correct"], now, "solve")
             solutions = [(solve_prompt(row["question"]), row["solution"]) for row in right]
         return [self.batch_of(lessons, solutions)]
 
     def batch_of(self, lessons: list[tuple], solutions: list[tuple]) -> Batch:
         """(prompt, text) of all processes -> a batch of this process's share."""
-        ids = [self.ids(text) for _, text in lessons + solutions]
+        ids = [self.encode(text) for _, text in lessons + solutions]
         lengths, count = [len(row) for row in ids], len(lessons)
         weights = row_weights(lengths[:count], lengths[count:], self.cfg.solve_weight)
         prompts = [messages for messages, _ in lessons + solutions]
         solves = [i >= count for i in range(len(ids))]
         rows = self.my_share(list(zip(prompts, ids, weights, solves)))
         prompts, ids, weights, solves = map(list, zip(*rows))
-        device = self.accelerator.device
-        batch = completion_batch("verifier", prompts, ids, self.processing_class, device)
-        batch.columns["weight"] = torch.tensor(weights).to(device)  # (B,)
-        batch.columns["solves"] = torch.tensor(solves).to(device)  # (B,)
-        batch.notes = [{"player": "verifier", "prompt": x[-1]["content"]} for x in prompts]
+        batch = self.completions("verifier", prompts, ids)
+        batch.columns["weight"] = torch.tensor(weights).to(batch.row.device)  # (B,)
+        batch.columns["solves"] = torch.tensor(solves).to(batch.row.device)  # (B,)
         return batch
 
     def loss(self, batch):
@@ -251,11 +248,6 @@ class GenRM(CoTrainer):
         text = row["rationale"] + verdict + CLOSING
         return verify_prompt(row["question"], row["solution"]), text
 
-    def ids(self, text: str) -> list[int]:
-        """As the model would have written it, with an end token."""
-        ids = self.processing_class(text, add_special_tokens=False).input_ids
-        return [*ids, self.processing_class.eos_token_id]
-
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
         """p of each row's solution, by the verifier as it is."""
@@ -281,11 +273,10 @@ class GenRM(CoTrainer):
         """
         if not begun:
             return []
-        forms, tokenizer = [*yes, *no], self.processing_class
+        forms = [*yes, *no]
         prompts = [messages for messages, _ in begun for _ in forms]
-        texts = [text + form for _, text in begun for form in forms]
-        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-        batch = completion_batch("verifier", prompts, ids, tokenizer, self.accelerator.device)
+        ids = [self.encode(text + form, ended=False) for _, text in begun for form in forms]
+        batch = self.completions("verifier", prompts, ids)
         logps = self.log_probs("verifier", batch).sum(1)  # (B * 2 * forms,), sums over tokens
         return p_yes(logps.reshape(len(begun), 2, -1)).tolist()
 
@@ -295,12 +286,7 @@ class GenRM(CoTrainer):
         solves = batch.columns["solves"][:, None]  # (b, 1)
         self.log_mean("verifier/verify_loss", -logp[tokens & ~solves])
         self.log_mean("verifier/solve_loss", -logp[tokens & solves])
-        if 0 in batch.row:  # one micro-batch of the step is shown
-            notes = [
-                note | {"rewards": {"log-likelihood": value}, "credit": "log-probability"}
-                for note, value in zip(batch.notes, logp.sum(1).tolist())
-            ]
-            self.record(batch, logp, notes)
+        self.record_part(batch, logp, "log-likelihood", logp.sum(1))
 
 
 # ------------------------------------------------------------------ evaluation

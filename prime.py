@@ -47,7 +47,7 @@ from typing import Literal
 from common.advantage import return_to_go, whiten
 from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
-from common.plain import without_checkpointing
+from common.model import without_checkpointing
 from common.run.args import (
     Count,
     CountOrZero,
@@ -262,7 +262,7 @@ class Prime(CoTrainer):
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
             "rows": sum(self.gather([len(batch)])),  # B of all processes
         }
-        nothing = {"advantages": None, "sampled_logps": None, "notes": [], "origins": []}
+        nothing = {"advantages": None, "sampled_logps": None, "notes": []}
         return replace(batch, player="prm", columns=columns, **nothing)
 
     def loss(self, batch):

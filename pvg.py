@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch, as_completions, chosen_and_rejected
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import as_completions, completion_batch, in_passes, pair_batch
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -220,14 +220,10 @@ class Pvg(CoTrainer):
                 p.data.copy_(A * ("lora_B" not in key))
 
     def verifier_step(self, turn: int) -> Batch:
-        """The next pairs, of shuffled passes over the round's."""
-        n, device = self.pairs_per_step, self.accelerator.device
-        pairs = self.my_share(in_passes(self.saved["pairs"], turn * n, n, "V"))
-        prompts = [solve_prompt(y["question"]) for y, _ in pairs]
-        both = [tuple(self.ids(row["solution"]) for row in pair) for pair in pairs]
-        batch = pair_batch("verifier", prompts, both, self.processing_class, device)
-        batch.notes = [{"player": "verifier", "prompt": y["question"]} for y, _ in pairs]
-        return batch
+        """The next pairs, of shuffled epochs over the round's."""
+        mine = self.my_share(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))
+        both = [tuple(self.encode(row["solution"]) for row in pair) for pair in mine]
+        return self.pairs("verifier", [solve_prompt(y["question"]) for y, _ in mine], both)
 
     def loss(self, batch):
         """The provers' is CoTrainer's; the verifier's a share of the mean over the step's pairs."""
@@ -238,9 +234,10 @@ class Pvg(CoTrainer):
         with torch.no_grad(), self.playing(None):
             base, _ = self.score(both)  # (2b, T)
         V = self.cfg.beta * (logp - base).sum(1)  # (2b,)
-        V_right, V_wrong = V.reshape(-1, 2).unbind(1)  # (b,) each
+        V_right, V_wrong = chosen_and_rejected(V)  # (b,) each
         self.log_mean("verifier/pair_accuracy", V_right > V_wrong)
-        self.report_pairs(batch, both, logp, V_right - V_wrong)
+        sides = ["verifier, right", "verifier, wrong"]
+        self.record_part(batch, logp, "margin", V_right - V_wrong, sides)
         losses = verifier_losses(V_right, V_wrong, self.cfg.regulariser)  # (b,)
         return losses.sum() / self.pairs_per_step
 
@@ -254,22 +251,15 @@ class Pvg(CoTrainer):
         """Solutions as `unfooled` reads them, V is None of one that cannot be read."""
         if not rows:
             return []
-        prompts, device = [solve_prompt(row["question"]) for row in rows], self.accelerator.device
-        ids = [self.ids(row["solution"]) for row in rows]
-        batch = completion_batch("verifier", prompts, ids, self.processing_class, device)
+        prompts = [solve_prompt(row["question"]) for row in rows]
+        batch = self.completions("verifier", prompts, [self.encode(r["solution"]) for r in rows])
         V = [v if row["well_formed"] else None for v, row in zip(self.V(batch).tolist(), rows)]
         return [{"prompt": r["question"], "right": r["right"], "V": v} for r, v in zip(rows, V)]
-
-    def ids(self, solution: str) -> list[int]:
-        """A solution as the model would have written it, with its end token."""
-        ids = self.processing_class(solution, add_special_tokens=False).input_ids
-        return [*ids, self.processing_class.eos_token_id]
 
     # --- the provers
     def prover_step(self, turn: int) -> list[Batch]:
         """Both roles answer the same questions, and in every round the same as in the last one."""
-        n = self.cfg.questions * self.accelerator.num_processes
-        rows = self.my_share(in_passes(self.prover_rows, turn * n, n, "P"))  # P
+        rows = self.my_share(self.from_epochs(self.prover_rows, turn, "P"))  # P
         helpful, sneaky = (self.attempt(role, rows) for role in ROLES)
         self.report_attack(turn, helpful, sneaky)
         return [helpful, sneaky]
@@ -310,16 +300,6 @@ class Pvg(CoTrainer):
         last = self.cfg.steps // self.cfg.rounds - self.cfg.ver_steps
         if turn + 1 == last:  # one that never succeeds counts as a step more
             self.log_mean("co/steps_to_win", self.saved["won"] or last + 1)
-
-    def report_pairs(self, batch, both, logp, values):
-        """One micro-batch of a step is shown, every token with its log-probability."""
-        if 0 in batch.row:
-            notes = [
-                note | {"player": side, "rewards": {"margin": x}, "credit": "log-probability"}
-                for note, x in zip(batch.notes, values.tolist())
-                for side in ("verifier, right", "verifier, wrong")
-            ]
-            self.record(both, logp, notes)
 
 
 def unfooled(helpful: list[dict], sneaky: list[dict]) -> list[float]:

@@ -29,15 +29,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch, as_completions, chosen_and_rejected
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import (
-    as_completions,
-    chosen_and_rejected,
-    completion_batch,
-    in_passes,
-    pair_batch,
-)
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -178,7 +172,6 @@ class RStar(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"solutions": [], "pairs": []}
 
     @staticmethod
@@ -231,37 +224,31 @@ class RStar(CoTrainer):
         """What follows `begun`, if a row has that, may be too long for it, or nothing."""
         found = solutions_to_teach(self, "generator", rows)
         for row in found:
-            fits = len(self.ids(row["solution"])) <= self.cfg.solution_tokens
+            fits = len(self.encode(row["solution"])) <= self.cfg.solution_tokens
             row["well_formed"] &= fits and not row["solution"].endswith("</step>")
         return found
 
     # --- what the players learn
     def generator_step(self) -> Batch:
-        rows = self.next_rows(self.saved["solutions"], "G")
-        tokens = sum(len(self.ids(row["solution"])) for row in rows)  # of all processes
+        rows = self.from_epochs(self.saved["solutions"], self.state.global_step, "G")
+        tokens = sum(len(self.encode(row["solution"])) for row in rows)  # of all processes
         mine = self.my_share(rows)  # B
-        batch = self.completions("generator", mine, [self.ids(row["solution"]) for row in mine])
+        prompts = [solve_prompt(row["question"]) for row in mine]
+        batch = self.completions("generator", prompts, [self.encode(r["solution"]) for r in mine])
         batch.columns["weight"] = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)
         return batch
 
     def verifier_step(self) -> Batch:
         """The next pairs, as B times (y+, y-); a step that is not the last has no end token."""
-        rows = self.next_rows(self.saved["pairs"], "V")
+        rows = self.from_epochs(self.saved["pairs"], self.state.global_step, "V")
         total = sum(row["weight"] for row in rows)  # of all processes
         mine = self.my_share(rows)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
-        ids = [[self.ids(r[y], r["ended"]) for y in ("chosen", "rejected")] for r in mine]
-        device = self.accelerator.device
-        batch = pair_batch("verifier", prompts, ids, self.processing_class, device)
+        ids = [[self.encode(r[y], r["ended"]) for y in ("chosen", "rejected")] for r in mine]
+        batch = self.pairs("verifier", prompts, ids)
         weights = [row["weight"] / total for row in mine]
-        batch.columns["weight"] = torch.tensor(weights).to(device)  # (B,)
-        batch.notes = [{"player": "verifier", "prompt": row["question"]} for row in mine]
+        batch.columns["weight"] = torch.tensor(weights).to(batch.row.device)  # (B,)
         return batch
-
-    def next_rows(self, rows: list[dict], key: str) -> list[dict]:
-        """This step's rows for all processes, of shuffled passes over all rows."""
-        first = self.state.global_step * self.rows_per_step
-        return in_passes(rows, first, self.rows_per_step, key)
 
     def loss(self, batch):
         """A micro-batch's share of the mean over the tokens, or over the parents, of the step."""
@@ -269,7 +256,7 @@ class RStar(CoTrainer):
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
             self.log_mean("generator/logp", likelihood)
-            self.report_rows(batch, batch, logp, "log-likelihood", likelihood, ["generator"])
+            self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
             return -(likelihood * batch.columns["weight"]).sum()
         both = as_completions(batch)  # 2b rows: y+, y-, y+, ...
@@ -282,7 +269,7 @@ class RStar(CoTrainer):
         losses = -F.logsigmoid(r_plus - r_minus)  # (b,)
         self.log_mean("verifier/pair_loss", losses)
         self.log_mean("verifier/pair_accuracy", r_plus > r_minus)
-        self.report_rows(batch, both, logp, "r+ - r-", r_plus - r_minus, ["better", "worse"])
+        self.record_part(batch, logp, "r+ - r-", r_plus - r_minus, ["better", "worse"])
         return (losses * batch.columns["weight"]).sum()
 
     # --- scores
@@ -290,32 +277,9 @@ class RStar(CoTrainer):
         """log V(y | x) of each row's solution, or of its beginning, a sum over tokens."""
         if not rows:
             return []
-        ids = [self.ids(row["solution"], row.get("ended", True)) for row in rows]
-        return self.log_probs("verifier", self.completions("verifier", rows, ids)).sum(1).tolist()
-
-    def completions(self, player: str, rows: list[dict], ids: list[list[int]]) -> Batch:
-        """Token ids behind each row's question, as a batch."""
-        prompts = [solve_prompt(row["question"]) for row in rows]
-        device = self.accelerator.device
-        batch = completion_batch(player, prompts, ids, self.processing_class, device)
-        batch.notes = [{"player": "generator", "prompt": row["question"]} for row in rows]
-        return batch
-
-    def ids(self, text: str, ended: bool = True) -> list[int]:
-        """A solution as the model would have written it, with an end token if it is whole."""
-        ids = self.processing_class(text, add_special_tokens=False).input_ids
-        return [*ids, self.processing_class.eos_token_id] if ended else ids
-
-    # --- what is logged and shown; no method below affects training
-    def report_rows(self, batch, completions, logp, name, values, sides):
-        """One micro-batch of a step is shown, every token with its log-probability."""
-        if 0 in batch.row:
-            notes = [
-                note | {"player": side, "rewards": {name: value}, "credit": "log-probability"}
-                for note, value in zip(batch.notes, values.tolist())
-                for side in sides
-            ]
-            self.record(completions, logp, notes)
+        ids = [self.encode(row["solution"], row.get("ended", True)) for row in rows]
+        batch = self.completions("verifier", [solve_prompt(row["question"]) for row in rows], ids)
+        return self.log_probs("verifier", batch).sum(1).tolist()
 
 
 # ------------------------------------------------------------------ evaluation

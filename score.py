@@ -175,7 +175,7 @@ class Score(CoTrainer):
         self.set_turn_rewards(first, r1)
         if stage1:
             first.advantages = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
-        first.columns["kl_weight"] = torch.full_like(r1, self.kl)  # (B,)
+        first.kl_weights = torch.full_like(r1, self.kl)  # (B,)
         if cfg.turns == 1:
             self.log_mean("first/accuracy", r1)
             return [first]
@@ -183,7 +183,7 @@ class Score(CoTrainer):
         second = self.rollout("second", [{"prompt": x2} for x2 in asked])  # B tries y2
         r2 = torch.tensor(are_right(second.texts, rows)).to(second.rewards)  # (B,)
         self.set_turn_rewards(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
-        second.columns["kl_weight"] = torch.full_like(r2, cfg.kl)  # (B,)
+        second.kl_weights = torch.full_like(r2, cfg.kl)  # (B,)
         self.report_step(first, second, r1, r2)
         return [self.concat([first, second])]
 
@@ -195,26 +195,6 @@ class Score(CoTrainer):
         self.set_rewards(batch, rewards, groups=[i // K for i in range(len(rewards))])
         # A = r - mean; not / std, which would scale 11 and -10 back to the size of 1 and 0
         batch.advantages = group_advantage(rewards, K, scale=False)  # (B,)
-
-    def loss(self, batch):
-        """CoTrainer's loss, with a KL weight beta for each row:
-
-        sum over all tokens t of a step (-A ratio_t + beta k3_t) / their number
-        """
-        logp, entropy = self.score(batch)  # (b, T)
-        mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
-        A = A[:, None] if A.dim() == 1 else A
-        ratio = (logp - logp.detach()).exp()  # (b, T)
-        if self.clip_max and batch.sampled_logps is not None:  # see CoTrainer.loss
-            ratio = ratio * (logp.detach() - batch.sampled_logps).exp().clamp(max=self.clip_max)
-        loss = -A * ratio  # (b, T)
-        if self.kl:
-            log_q = batch.base_logps - logp
-            k3 = log_q.exp() - log_q - 1
-            loss = loss + batch.columns["kl_weight"][:, None] * k3
-            self.report_turns("kl", k3, batch)
-        self.report_turns("entropy", entropy, batch)
-        return (loss * mask).sum() / batch.total_tokens
 
     # --- what is logged and shown; no method below affects training
     def report_step(self, first: Batch, second: Batch, r1: torch.Tensor, r2: torch.Tensor):
@@ -228,8 +208,8 @@ class Score(CoTrainer):
         for note, right1, right2 in zip(second.notes, r1.tolist(), r2.tolist()):
             note["rewards"] |= {"r1": right1, "r2": right2}
 
-    def report_turns(self, name: str, values: torch.Tensor, batch: Batch):
-        """The mean over the tokens of each turn. (b, T)"""
+    def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
+        """The KL term and the entropy, (b, T), of each turn by itself."""
         mask = batch.completion_mask.bool()
         turn = batch.row * 0 if batch.source is None else batch.source  # (b,) 0 or 1
         for i, player in enumerate(self.players):

@@ -34,10 +34,10 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch, as_completions, chosen_and_rejected
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_batch
-from common.players import copy_adapter
+from common.model import copy_adapter
 from common.run.args import (
     Bounds,
     Count,
@@ -189,7 +189,6 @@ class SelfRewarding(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"round": -1, "pairs": []}
 
     @staticmethod
@@ -208,8 +207,7 @@ class SelfRewarding(CoTrainer):
         t = now // (self.cfg.steps // self.cfg.iterations)  # the round, from 0 on
         if self.saved["round"] < t:
             self.start_round(t)
-        first = now * self.pairs_per_step
-        pairs = in_passes(self.saved["pairs"], first, self.pairs_per_step, "p")
+        pairs = self.from_epochs(self.saved["pairs"], now, "p")  # of all processes
         return [self.preference_batch(self.my_share(pairs))]
 
     def start_round(self, t: int):
@@ -249,7 +247,7 @@ class SelfRewarding(CoTrainer):
         gets none here.
         """
         ids = self.generate_ids("solver", [solve_prompt(row["question"]) for row in rows])
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        texts = self.decode(ids)
         return [
             {
                 "question": row["question"],
@@ -267,22 +265,12 @@ class SelfRewarding(CoTrainer):
         return grouped([parse_score(text) for text in self.generate("judge", prompts)], R)
 
     def preference_batch(self, pairs: list[dict]) -> Batch:
-        batch = pair_batch(
-            "solver",
-            [solve_prompt(pair["question"]) for pair in pairs],
-            [(pair["chosen"]["ids"], pair["rejected"]["ids"]) for pair in pairs],
-            self.processing_class,
-            self.accelerator.device,
-        )
-        batch.notes = [
-            {
-                "player": "solver",
-                "prompt": pair["question"],
-                "scores": pair["scores"],
-                "right": [pair[which]["right"] for which in ("chosen", "rejected")],
-            }
-            for pair in pairs
-        ]
+        prompts = [solve_prompt(pair["question"]) for pair in pairs]
+        both = [(pair["chosen"]["ids"], pair["rejected"]["ids"]) for pair in pairs]
+        batch = self.pairs("solver", prompts, both)
+        for note, pair in zip(batch.notes, pairs):
+            note["scores"] = pair["scores"]
+            note["right"] = [pair[which]["right"] for which in ("chosen", "rejected")]
         return batch
 
     def loss(self, batch):
@@ -298,7 +286,7 @@ class SelfRewarding(CoTrainer):
         # loss = - log sigmoid(r(x, y+) - r(x, y-))
         losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
         self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
-        return losses.sum() / self.pairs_per_step
+        return losses.sum() / self.questions_per_step
 
     # --- what is logged and shown; no method below affects training
     def report_round(self, answers, readings, pairs):

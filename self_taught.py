@@ -37,9 +37,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import completion_batch, in_passes
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -166,7 +166,6 @@ class SelfTaught(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.lessons_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"comparisons": [], "round": -1, "lessons": []}
         # from the seed, so a resumed run has the same, too
         self.untrained = [p.detach().clone() for p in self.parameters_of("judge")]
@@ -188,9 +187,7 @@ class SelfTaught(CoTrainer):
         t = now // (self.cfg.steps // self.cfg.iterations)  # the round, from 0 on
         if self.saved["round"] < t:
             self.start_round(t)
-        first = now * self.lessons_per_step
-        lessons = in_passes(self.saved["lessons"], first, self.lessons_per_step, "j")
-        return [self.lesson_batch(lessons)]
+        return [self.lesson_batch(self.from_epochs(self.saved["lessons"], now, "j"))]
 
     def start_round(self, t: int):
         """M_t judges; M_0 learns from the right judgements and becomes M_{t+1}."""
@@ -249,7 +246,7 @@ class SelfTaught(CoTrainer):
     def judge(self, comparisons: list[dict]) -> list[dict]:
         """One judgement of each: its token ids as sampled, and the solution that it names."""
         ids = self.generate_ids("judge", [row["prompt"] for row in comparisons])
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        texts = self.decode(ids)
         return [
             row | {"ids": list(map(int, token_ids)), "choice": parse_choice(text)}
             for row, token_ids, text in zip(comparisons, ids, texts)
@@ -257,13 +254,10 @@ class SelfTaught(CoTrainer):
 
     def lesson_batch(self, everyones: list[dict]) -> Batch:
         """everyones: the lessons of the step on all processes, by whose tokens `loss` divides."""
-        mine, device = self.my_share(everyones), self.accelerator.device
-        prompts = [lesson["prompt"] for lesson in mine]
-        ids = [lesson["ids"] for lesson in mine]
-        batch = completion_batch("judge", prompts, ids, self.processing_class, device)
-        tokens = sum(len(lesson["ids"]) for lesson in everyones)
-        batch.total_tokens = tokens
-        batch.notes = [{"player": "judge", "prompt": p[-1]["content"]} for p in prompts]
+        mine = self.my_share(everyones)  # B
+        prompts, ids = [row["prompt"] for row in mine], [row["ids"] for row in mine]
+        batch = self.completions("judge", prompts, ids)
+        batch.total_tokens = sum(len(lesson["ids"]) for lesson in everyones)
         return batch
 
     def loss(self, batch):
@@ -287,12 +281,7 @@ class SelfTaught(CoTrainer):
 
     def report_lessons(self, batch, logp):
         self.log_mean("judge/logp", logp.sum(1))
-        if 0 in batch.row:  # one micro-batch of the step is shown
-            notes = [
-                note | {"rewards": {"log-likelihood": total}, "credit": "log-probability"}
-                for note, total in zip(batch.notes, logp.sum(1).tolist())
-            ]
-            self.record(batch, logp, notes)
+        self.record_part(batch, logp, "log-likelihood", logp.sum(1))
 
 
 # ------------------------------------------------------------------ evaluation

@@ -41,16 +41,10 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
+from common.batch import as_completions, chosen_and_rejected
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError, say
-from common.pairs import (
-    as_completions,
-    chosen_and_rejected,
-    completion_batch,
-    in_passes,
-    pair_batch,
-)
-from common.players import copy_adapter
+from common.model import copy_adapter
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -157,8 +151,7 @@ class Spin(CoTrainer):
         self.train_rows = self.with_human_answers(self.train_rows)
         self.held_out = self.with_human_answers(self.held_out)
         self.length = self.cfg.steps // self.cfg.iterations  # optimiser steps per iteration
-        self.pairs_per_step = self.cfg.questions * self.accelerator.num_processes
-        if len(self.train_rows) < self.pairs_per_step:
+        if len(self.train_rows) < self.questions_per_step:
             raise UserError(
                 f"--dataset {self.cfg.dataset}: {len(self.train_rows)} training questions are too "
                 f"few for one step, see --questions {self.cfg.questions}."
@@ -179,18 +172,12 @@ class Spin(CoTrainer):
         t, done = divmod(self.state.global_step, self.length)  # iteration, steps of it so far
         if self.saved.get("iteration") != t:
             self.start_iteration(t)
-        everything, n = self.saved["pairs"] + self.saved["previous_pairs"], self.pairs_per_step
-        pairs = in_passes(everything, first=done * n, count=n, key=f"{t}")  # of all processes
+        everything = self.saved["pairs"] + self.saved["previous_pairs"]
+        pairs = self.from_epochs(everything, done, f"{t}")  # of all processes
         mine = self.my_share(pairs)  # B
-        batch = pair_batch(
-            "player",
-            [solve_prompt(pair["question"]) for pair in mine],
-            [(pair["real"], pair["generated"]) for pair in mine],
-            self.processing_class,
-            self.accelerator.device,
-        )
+        prompts = [solve_prompt(pair["question"]) for pair in mine]
+        batch = self.pairs("player", prompts, [(p["real"], p["generated"]) for p in mine])
         batch.columns["human_tokens"] = sum(len(pair["real"]) for pair in pairs)
-        batch.notes = [{"player": "player", "prompt": pair["question"]} for pair in mine]
         return [batch]
 
     def start_iteration(self, t: int):
@@ -212,7 +199,7 @@ class Spin(CoTrainer):
 
     def prompts(self) -> list[dict]:
         """The same in every iteration; as many as make one pass over the mixed pairs."""
-        count = self.length * self.pairs_per_step
+        count = self.length * self.questions_per_step
         return self.train_rows[: max(1, count // 2) if self.cfg.mix_previous else count]
 
     def with_human_answers(self, rows: list[dict]) -> list[dict]:
@@ -255,8 +242,8 @@ class Spin(CoTrainer):
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
         beta = self.scale()
         loss, r_real, r_generated = spin_loss(real, ref_real, generated, ref_generated, beta)
-        self.report_pairs(batch, both, loss, r_real, r_generated, beta * (logp - ref_logp))
-        return loss * (len(real) / self.pairs_per_step)
+        self.report_pairs(batch, loss, r_real, r_generated, beta * (logp - ref_logp))
+        return loss * (len(real) / self.questions_per_step)
 
     def scale(self) -> float:
         """lambda: larger, and so the step smaller, in the last iteration."""
@@ -273,7 +260,7 @@ class Spin(CoTrainer):
     # --- what is logged and shown; no method below affects training
     def report_opponent(self, rows: list[dict], pairs: list[dict]):
         ids = [pair["generated"] for pair in pairs]
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        texts = self.decode(ids)
         right = [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
         equal = [pair["real"] == pair["generated"] for pair in pairs]
         cut = [row[-1] not in self.eos_token_ids for row in ids]
@@ -282,7 +269,7 @@ class Spin(CoTrainer):
         self.log_mean("opponent/completions/mean_length", [len(row) for row in ids])
         self.log_mean("opponent/completions/clipped_ratio", cut)
 
-    def report_pairs(self, batch, both, loss, r_real, r_generated, token_rewards):
+    def report_pairs(self, batch, loss, r_real, r_generated, token_rewards):
         """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
         self.log_mean("player/spin_loss", loss.expand(len(r_real)))  # however pairs are cut
         period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
@@ -290,16 +277,8 @@ class Spin(CoTrainer):
             self.log_mean("player/reward_human", r_real)
             self.log_mean("player/reward_generated", r_generated)
             self.log_mean("player/pair_accuracy", r_real > r_generated)
-        if 0 not in batch.row:
-            return  # the report shows one micro-batch of the step
-        notes = [
-            {**note, "player": who, "credit": "share of the reward"}
-            for note in batch.notes
-            for who in ("human", "opponent")
-        ]
-        for note, reward in zip(notes, token_rewards.sum(1).tolist()):
-            note["rewards"] = {"reward": reward}
-        self.record(both, token_rewards, notes)
+        sides, of = ["human", "opponent"], "share of the reward"
+        self.record_part(batch, token_rewards, "reward", token_rewards.sum(1), sides, of)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -309,14 +288,8 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
     def logp_human(rows: list[dict]) -> list[float]:
         if not rows:
             return []
-        tokenizer = trainer.processing_class
-        batch = completion_batch(
-            "player",
-            [solve_prompt(row["question"]) for row in rows],
-            [human_ids(row, tokenizer) for row in rows],
-            tokenizer,
-            trainer.accelerator.device,
-        )
+        ids = [human_ids(row, trainer.processing_class) for row in rows]
+        batch = trainer.completions("player", [solve_prompt(row["question"]) for row in rows], ids)
         return trainer.log_probs("player", batch).sum(1).tolist()
 
     _, greedy = solve(trainer, "player", held_out, greedy=True)

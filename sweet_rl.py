@@ -29,11 +29,9 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, padded
+from common.batch import Batch, as_completions, chosen_and_rejected, padded
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import as_completions, chosen_and_rejected, in_passes, pair_batch
-from common.plain import tokenize
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -156,7 +154,6 @@ class SweetRL(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"critic": None, "dialogues": [], "actor": None, "siblings": None}
 
     @staticmethod
@@ -180,16 +177,14 @@ class SweetRL(CoTrainer):
 
     def lesson(self, player: str) -> Batch:
         """The player's next pairs."""
-        first, count = self.state.global_step * self.rows_per_step, self.rows_per_step
-        mine = self.my_share(in_passes(self.saved[player], first, count, player))  # B
+        pairs = self.from_epochs(self.saved[player], self.state.global_step, player)
+        mine = self.my_share(pairs)  # B
         both = [(pair, pair[side]) for pair in mine for side in ("chosen", "rejected")]  # 2B
         ids = [pair["begun"] + text for pair, text in both]
         prompts = [self.prompt_of(player, pair) for pair in mine]
-        tokenizer, device = self.processing_class, self.accelerator.device
-        batch = pair_batch(player, prompts, [*zip(ids[::2], ids[1::2])], tokenizer, device)
+        batch = self.pairs(player, prompts, [*zip(ids[::2], ids[1::2])])
         shape, columns = batch.completion_ids.shape, self.texts(player, both).columns  # (B, 2, T)
         batch.columns = {name: column.reshape(shape) for name, column in columns.items()}
-        batch.notes = [{"player": player, "prompt": pair["question"]} for pair in mine]
         return batch
 
     def loss(self, batch):
@@ -205,8 +200,9 @@ class SweetRL(CoTrainer):
             losses = losses - NLL * chosen_and_rejected(likelihood)[0]
         self.log_mean(f"{batch.player}/margin", chosen - rejected)
         self.log_mean(f"{batch.player}/pair_accuracy", chosen > rejected)
-        self.report_rows(batch, both, share)
-        return losses.sum() / self.rows_per_step
+        sides = [batch.player] * 2
+        self.record_part(batch, share, "advantage", share.sum(1), sides, "share of the advantage")
+        return losses.sum() / self.questions_per_step
 
     # --- advantages
     def prompt_of(self, player: str, row: dict) -> list[dict]:
@@ -221,7 +217,7 @@ class SweetRL(CoTrainer):
         seen = "actor" if cfg.critic_reference == "blind" else player  # by the reference
         ids = [row["begun"] + text for row, text in texts]
         batch, compared = (
-            Batch.of(player, tokenize(prompts, tokenizer), ids, tokenizer.pad_token_id, device)
+            self.completions(player, prompts, ids)
             for prompts in ([self.prompt_of(p, row) for row, _ in texts] for p in (player, seen))
         )
         per_turn = player == "critic" and cfg.turn_mean
@@ -312,13 +308,6 @@ class SweetRL(CoTrainer):
         for side in ("chosen", "rejected"):
             labels = [self.label(pair, pair[side]) for pair in pairs]
             self.log_mean(f"co/{side}_right", [label for label in labels if label is not None])
-
-    def report_rows(self, batch, completions, share):
-        """One micro-batch of a step is shown, every token with its share of sum_t A, or of r."""
-        if 0 in batch.row:
-            notes = [note for note in batch.notes for _ in range(2)]
-            rewards = [{"rewards": {"advantage": total}} for total in share.sum(1).tolist()]
-            self.record(completions, share, [n | r for n, r in zip(notes, rewards)])
 
 
 # ------------------------------------------------------------------ evaluation

@@ -35,15 +35,9 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
+from common.batch import Batch, as_completions, chosen_and_rejected
+from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
-from common.pairs import (
-    as_completions,
-    chosen_and_rejected,
-    completion_batch,
-    in_passes,
-    pair_batch,
-)
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import plain_errors
@@ -148,7 +142,6 @@ class VStar(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        self.rows_per_step = self.cfg.questions * self.accelerator.num_processes
         self.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
 
     @staticmethod
@@ -172,34 +165,29 @@ class VStar(CoTrainer):
 
     def generator_step(self) -> Batch:
         """The next solutions of D_gen."""
-        rows = self.next_rows(self.saved["D_gen"], "G")
-        tokens = sum(len(self.ids(row["solution"])) for row in rows)  # of all processes
+        rows = self.from_epochs(self.saved["D_gen"], self.state.global_step, "G")
+        tokens = sum(len(self.encode(row["solution"])) for row in rows)  # of all processes
         mine = self.my_share(rows)  # B
-        batch = self.completions("generator", mine, [self.ids(row["solution"]) for row in mine])
+        prompts = [solve_prompt(row["question"]) for row in mine]
+        batch = self.completions("generator", prompts, [self.encode(r["solution"]) for r in mine])
         weight = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)  # (B,)
         batch.columns["weight"] = weight
         return batch
 
     def verifier_step(self) -> Batch:
         """The next lessons, as pairs: y+ and y-, or either verdict behind the same text."""
-        mine = self.my_share(self.next_rows(self.saved["lessons"], "V"))  # B
+        lessons = self.from_epochs(self.saved["lessons"], self.state.global_step, "V")
+        mine = self.my_share(lessons)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
         if self.cfg.verifier == "dpo":
-            pairs = [(self.ids(row["solution"]), self.ids(row["rejected"])) for row in mine]
+            pairs = [(self.encode(r["solution"]), self.encode(r["rejected"])) for r in mine]
         else:
             pairs = [self.with_verdicts(row["part"]) for row in mine]
-        device = self.accelerator.device
-        batch = pair_batch("verifier", prompts, pairs, self.processing_class, device)
-        batch.columns["z"] = torch.tensor([row["z"] for row in mine]).to(device)  # (B,)
-        batch.notes = [
-            {"player": "verifier", "prompt": row["question"], "z": row["z"]} for row in mine
-        ]
+        batch = self.pairs("verifier", prompts, pairs)
+        batch.columns["z"] = torch.tensor([row["z"] for row in mine]).to(batch.row.device)  # (B,)
+        for note, row in zip(batch.notes, mine):
+            note["z"] = row["z"]
         return batch
-
-    def next_rows(self, rows: list[dict], key: str) -> list[dict]:
-        """This step's rows for all processes, of shuffled passes over all rows."""
-        first = self.state.global_step * self.rows_per_step
-        return in_passes(rows, first, self.rows_per_step, key)
 
     def loss(self, batch):
         """A micro-batch's share of the mean over the tokens, or over the pairs, of the step."""
@@ -207,7 +195,7 @@ class VStar(CoTrainer):
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
             self.log_mean("generator/logp", likelihood)
-            self.report_rows(batch, batch, logp, "log-likelihood", likelihood, ["generator"])
+            self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
             return -(likelihood * batch.columns["weight"]).sum()
         both = as_completions(batch)  # 2b rows: y+ or good, y- or bad, ...
@@ -227,8 +215,8 @@ class VStar(CoTrainer):
         self.log_mean("verifier/margin", margin)
         self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch.columns["z"] > 0.5))
         sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
-        self.report_rows(batch, both, logp, "margin", margin, sides)
-        return losses.sum() / self.rows_per_step
+        self.record_part(batch, logp, "margin", margin, sides)
+        return losses.sum() / self.questions_per_step
 
     # --- what the generator learns
     def start_iteration(self, t: int):
@@ -338,12 +326,11 @@ class VStar(CoTrainer):
     def step_labels(self, lessons: list[dict]) -> list[float]:
         """z of unfinished solutions, by what the GENERATOR makes of them (Math-Shepherd)."""
         # hard: z = 1 if any of n completions is right;  soft: z = the share that is
-        n, tokenizer = self.cfg.step_samples, self.processing_class
+        n = self.cfg.step_samples
         repeated = [lesson for lesson in lessons for _ in range(n)]
-        begun = [tokenizer(row["part"], add_special_tokens=False).input_ids for row in repeated]
+        begun = [self.encode(row["part"], ended=False) for row in repeated]
         prompts = [solve_prompt(row["question"]) for row in repeated]
-        ids = self.generate_ids("generator", prompts, begun=begun)
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
+        texts = self.decode(self.generate_ids("generator", prompts, begun=begun))
         # of the completion alone: a box in the part is no answer that it has come to
         right = [is_correct(text, row["answer"]) for text, row in zip(texts, repeated)]
         label = any if self.cfg.step_labels == "hard" else mean
@@ -355,7 +342,7 @@ class VStar(CoTrainer):
         if not rows:
             return []
         if self.cfg.verifier == "dpo":  # log V(y | x) itself, not its ratio to G_sft
-            return self.likelihoods(rows, [self.ids(row["solution"]) for row in rows])
+            return self.likelihoods(rows, [self.encode(row["solution"]) for row in rows])
         parts = [self.parts(row["solution"]) for row in rows]
         repeated = [row for row, texts in zip(rows, parts) for _ in range(2 * len(texts))]
         both = [ids for texts in parts for text in texts for ids in self.with_verdicts(text)]
@@ -366,37 +353,14 @@ class VStar(CoTrainer):
 
     def likelihoods(self, rows: list[dict], ids: list[list[int]]) -> list[float]:
         """log V(y | x), a sum over tokens."""
-        return self.log_probs("verifier", self.completions("verifier", rows, ids)).sum(1).tolist()
-
-    def completions(self, player: str, rows: list[dict], ids: list[list[int]]) -> Batch:
-        """Token ids behind each row's question, as a batch."""
-        prompts = [solve_prompt(row["question"]) for row in rows]
-        device = self.accelerator.device
-        batch = completion_batch(player, prompts, ids, self.processing_class, device)
-        batch.notes = [{"player": "generator", "prompt": row["question"]} for row in rows]
-        return batch
-
-    def ids(self, text: str) -> list[int]:
-        """A solution as the model would have written it, with an end token."""
-        ids = self.processing_class(text, add_special_tokens=False).input_ids
-        return [*ids, self.processing_class.eos_token_id]
+        batch = self.completions("verifier", [solve_prompt(row["question"]) for row in rows], ids)
+        return self.log_probs("verifier", batch).sum(1).tolist()
 
     def with_verdicts(self, text: str) -> tuple[list[int], list[int]]:
         """The text with the token for good behind it, and with the one for bad."""
         parts = [text, GOOD, BAD]
         ids, good, bad = self.processing_class(parts, add_special_tokens=False).input_ids
         return ids + good[-1:], ids + bad[-1:]
-
-    # --- what is logged and shown; no method below affects training
-    def report_rows(self, batch, completions, logp, name, values, sides):
-        """One micro-batch of a step is shown, every token with its log-probability."""
-        if 0 in batch.row:
-            notes = [
-                note | {"player": side, "rewards": {name: value}, "credit": "log-probability"}
-                for note, value in zip(batch.notes, values.tolist())
-                for side in sides
-            ]
-            self.record(completions, logp, notes)
 
 
 def player_at(step: int, cfg: Args) -> tuple[str, int]:

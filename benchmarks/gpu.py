@@ -45,13 +45,11 @@ from unittest.mock import patch
 
 from side_by_side import GPU, ROOT, libraries, machine, now  # isort: skip
 from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import CoTrainer, Player, with_adapters
 from common.fast.layers import FusedNorm
-from common.fast.sampling import complete, sample
-from common.model import load_model
-from common.pairs import completion_batch
-from common.plain import float32_logits, tokenize
-from common.players import copy_adapter, with_adapters
+from common.fast.sampling import generate, sample
+from common.model import copy_adapter, load_model, tokenize
+from common.plain import float32_logits
 from common.run.launch import grpo_config
 from common.run.memory import GIB, estimate, halves
 from common.tasks.math import load_questions
@@ -359,9 +357,9 @@ def gap(bench: Bench, size: str) -> dict:
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     model.set_adapter("player")
     with as_scripts_do(model):
-        texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [], 0)
+        texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [])
     sampled = torch.tensor(logps, device=model.device)  # (B, T)
-    batch = completion_batch("player", prompts, texts, tokenizer, model.device)
+    batch = trainer.completions("player", prompts, texts)
     own, equal = (trainer.log_probs(name, batch) for name in names)
     return {
         "sampler_and_trainer": (sampled - own).abs().mean().item(),
@@ -487,7 +485,7 @@ def peak(bench: Bench, size: str, what: str) -> dict:
     prompts = torch.randint(5, 16_000, (rows, length - 8)).tolist()
     with trainer.playing("player"), trainer.accelerator.autocast():
         start = now()
-        complete(model, prompts, 8, 1.0, [], tokenizer.pad_token_id)
+        generate(model, prompts, 8, 1.0, [])
         found["sampling"] = {"seconds": now() - start, **memory()}
     return found
 

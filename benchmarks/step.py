@@ -21,12 +21,10 @@ from unittest.mock import patch
 
 from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import CoTrainer, Player, with_adapters
 from common.fast.layers import FrozenLinear, FusedLora
 from common.fast.sampling import sample
-from common.fast.scoring import in_parts
 from common.model import SHARED_KEYS, load_model
-from common.players import with_adapters
 from common.run.args import RunArgs
 from common.run.launch import grpo_config
 from common.tasks.math import load_questions
@@ -95,8 +93,8 @@ def our_gradient(trainer: CoTrainer, batch: Batch) -> dict:
     """As CoTrainer.update takes it, without the optimiser."""
     trainer.model.zero_grad(set_to_none=True)
     with trainer.playing("player"):
-        for part in in_parts(batch, trainer.cfg.micro_batch, trainer.kl):
-            trainer.loss(part).backward()
+        for rows in trainer.micro_batches(batch):
+            trainer.loss(batch.take(rows)).backward()
     return gradients(trainer)
 
 
@@ -137,7 +135,7 @@ def by_generate(model, tokenizer, prompts, tokens: int, ends=(), **more):
 
 def by_sample(model, tokenizer, prompts, tokens: int, ends=(), temperature=1.0) -> list[list[int]]:
     ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-    return sample(model, ids, tokens, temperature, list(ends), tokenizer.pad_token_id)[0]
+    return sample(model, ids, tokens, temperature, list(ends))[0]
 
 
 def sampling(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:

@@ -1,9 +1,22 @@
-"""A batch: rows that one player is trained on, a completion each; made, cut, taken apart, joined.
+"""A batch: rows that one player is trained on, a completion each; made, cut, joined. And batches of
+pairs, whose completions are (B, 2, T), the chosen one first.
 
-Shapes: B rows, P prompt tokens, padded on the left, T completion tokens, padded on the right.
+A loss on pairs overrides `CoTrainer.loss`, for a batch of pairs has no advantages. With summed
+log-ratios to the base, say:
+
+    both = as_completions(batch)                                 # 2b rows
+    logp = self.score(both)[0]                                   # (2b, T), with a gradient
+    with torch.no_grad(), self.playing(None):
+        ref = self.score(both)[0]                                # (2b, T)
+    chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
+    return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
+
+Shapes: B rows or pairs, P prompt tokens, padded on the left, T completion tokens, padded on the
+right.
 """
 
 import dataclasses
+import random
 from dataclasses import dataclass, field
 
 import torch
@@ -11,24 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Origin:
-    """What common/run/checks.py remembers of one rollout. All batches that hold rows of the rollout
-    share this object, and no copy is ever made of it.
-    """
-
-    trained = False
-    rewarded = False  # by `set_rewards`
-    rewards: Tensor | None = None  # (B,), of which the advantages are made
-
-    def __deepcopy__(self, _):
-        return self
-
-
 @dataclass(slots=True, eq=False)  # slots: to set a field that does not exist raises
 class Batch:
-    """Fields are None, or empty, until somebody sets them. A batch of pairs has completions of
-    shape (B, 2, T), the chosen one first.
-    """
+    """Fields are None, or empty, until somebody sets them."""
 
     player: str
     """the name of who is trained on it"""
@@ -46,8 +44,10 @@ class Batch:
     """completion tokens of the whole batch on all processes; a mean over tokens divides by it"""
     base_logps: Tensor | None = None
     """(B, T) log-probs under the base, with a KL term only"""
+    kl_weights: Tensor | None = None
+    """(B,) weight of the KL term in each row; by default --kl"""
     sampled_logps: Tensor | None = None
-    """(B, T) log-probs with which the tokens were drawn; None with --plain"""
+    """(B, T) log-probs with which the tokens were drawn, where they were sampled in this step"""
     texts: list[str] = field(default_factory=list)
     """B completions"""
     notes: list[dict] = field(default_factory=list)
@@ -64,7 +64,8 @@ class Batch:
     columns: dict = field(default_factory=dict)
     """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch
     """
-    origins: list[Origin] = field(default_factory=list)
+    rollouts: list[int] = field(default_factory=list)
+    """numbers of the rollouts that its rows come from, by which checks recognise them"""
 
     @classmethod
     def of(cls, player: str, prompts: list[list[int]], completions: list, pad_id: int, device):
@@ -81,6 +82,18 @@ class Batch:
         """(B,) tokens of each row's completion; of a pair's longer one."""
         lengths = self.completion_mask.sum(-1)
         return lengths if lengths.dim() == 1 else lengths.amax(1)
+
+    def joined(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Prompt and completion as one text -> token ids, mask and position ids, (B, P + T) each.
+
+        Position ids skip padding, because some models' attention depends on absolute positions.
+        There is one exception: padding in front of *all* rows moves the positions, by which
+        prime.py measures rounding.
+        """
+        ids = torch.cat([self.prompt_ids, self.completion_ids], 1)
+        mask = torch.cat([self.prompt_mask, self.completion_mask], 1)
+        first = int((mask.sum(0) == 0)[: self.prompt_ids.shape[1]].sum())
+        return ids, mask, (mask.cumsum(1) - 1).clamp(min=0) + first
 
     def take(self, rows: Tensor) -> "Batch":
         """These rows, trimmed to the longest prompt and the longest completion among them."""
@@ -100,9 +113,9 @@ class Batch:
                 return part[:, part.shape[1] - P :]
             return part[..., :T] if part.dim() > 1 else part
 
-        names = {field.name for field in dataclasses.fields(self)} - {"origins"}
+        names = {field.name for field in dataclasses.fields(self)} - {"rollouts"}
         taken = {name: of(getattr(self, name), name.startswith("prompt")) for name in names}
-        return Batch(**taken, origins=self.origins)
+        return Batch(**taken, rollouts=self.rollouts)
 
     @staticmethod
     def join(player: str, batches: list["Batch"], pad_id: int) -> "Batch":
@@ -136,6 +149,7 @@ class Batch:
             row=torch.arange(len(source), device=device),
             total_tokens=None if None in each("total_tokens") else sum(each("total_tokens")),
             base_logps=of(each("base_logps")),
+            kl_weights=of(each("kl_weights")),
             sampled_logps=of(each("sampled_logps")),
             texts=of(each("texts")),
             notes=of(each("notes")),
@@ -143,7 +157,7 @@ class Batch:
             advantages=of([per_token(batch) for batch in batches]),
             source=source.to(device),
             columns={name: of([b.columns[name] for b in batches]) for name in batches[0].columns},
-            origins=of(each("origins")),
+            rollouts=of(each("rollouts")),
         )
 
 
@@ -163,3 +177,58 @@ def padded(tensors: list[Tensor], left: bool, fill: float = 0) -> list[Tensor]:
     width = max(t.shape[-1] for t in tensors)
     missing = [width - t.shape[-1] if t.dim() == 2 else 0 for t in tensors]
     return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
+
+
+# ------------------------------------------------------------------ pairs
+def as_completions(batch: Batch) -> Batch:
+    """B pairs, or a micro-batch of them -> 2B completions for `score`: chosen, rejected, ...
+
+    Prompts are repeated; that costs little, because a prompt that rows share is run once.
+    """
+    return Batch(
+        batch.player,
+        batch.prompt_ids.repeat_interleave(2, 0),  # (2B, P)
+        batch.prompt_mask.repeat_interleave(2, 0),
+        batch.completion_ids.flatten(0, 1),  # (2B, T)
+        batch.completion_mask.flatten(0, 1),
+        row=torch.arange(2 * len(batch), device=batch.row.device),
+    )
+
+
+def as_pairs(batch: Batch) -> Batch:
+    """2B completions -> B pairs: rows 0 and 1, which share a prompt, become pair 0."""
+    return Batch(
+        batch.player,
+        batch.prompt_ids[::2],  # (B, P)
+        batch.prompt_mask[::2],
+        batch.completion_ids.unflatten(0, (-1, 2)),  # (B, 2, T)
+        batch.completion_mask.unflatten(0, (-1, 2)),
+        row=batch.row[: len(batch) // 2],
+        notes=batch.notes[::2],
+    )
+
+
+def chosen_and_rejected(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(2B,), a number for each row of `as_completions` -> (B,) of the chosen, (B,) of the rejected.
+
+    For log-probs: sums over tokens, never means, which would be another method.
+    """
+    return values.reshape(-1, 2).unbind(1)
+
+
+def epochs(items: list, first: int, count: int, key: str) -> list:
+    """Returns `count` items, from number `first` on, of an endless sequence: epoch after epoch over
+    all of them, each in an order of its own.
+
+    key: decides the orders; equal keys, equal sequences.
+
+    >>> sorted(epochs("abc", first=0, count=3, key="x")), len(epochs("abc", 2, 8, "x"))
+    (['a', 'b', 'c'], 8)
+    """
+    taken = []
+    while len(taken) < count:
+        number, offset = divmod(first + len(taken), len(items))
+        order = list(range(len(items)))
+        random.Random(f"{key} {number}").shuffle(order)
+        taken += [items[i] for i in order[offset : offset + count - len(taken)]]
+    return taken

@@ -1,4 +1,6 @@
-"""CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base.
+"""CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base. This file
+holds an optimiser step: whose turn it is, what is sampled, rewarded and scored, THE LOSS, the
+update. (What a run adds around the step is in common/run/trainer.py.)
 
 A script defines its players and writes `step`, one training step of its paper, which returns the
 batches to train on, in order. A step is written with these verbs:
@@ -6,6 +8,8 @@ batches to train on, in order. A step is written with these verbs:
     generate(player, prompts)        samples without training -> texts (generate_ids: token ids)
     set_rewards(batch, rewards)      sets rewards that are known only later, and group advantages
     concat(batches)                  joins several rollouts of one adapter to one batch
+    completions(player, prompts, ids), pairs(player, prompts, pairs)
+                                     texts that were written at another time -> batch
     update(batch)                    trains at once, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
     playing(player), score(batch)    the same with gradients, inside of a script's own loss
@@ -14,39 +18,88 @@ batches to train on, in order. A step is written with these verbs:
     generate_all, in_parallel        share work between processes; all get the results
     my_share(items)                  this process's part of a list that is the same everywhere
 
-common/batch.py defines a batch, common/players.py a player. `self.saved` is a dict of the script's
-own state that a checkpoint keeps. TRL provides the data loader, the reward calls, the schedule,
-logging, checkpoints and several processes: see docs/how-grpotrainer-works.md.
+common/batch.py defines a batch. `self.saved` is a dict of the script's own state that a checkpoint
+keeps. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and
+several processes: see docs/how-grpotrainer-works.md.
 
 Shapes: B rows, P prompt tokens, T completion tokens.
 """
 
 import dataclasses
 import math
+import secrets
 import time
 import zlib
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from common import fast, plain
 from common.advantage import group_advantage, named_group_advantage
-from common.batch import Batch, Origin
+from common.batch import Batch, as_completions, as_pairs
 from common.errors import ScriptError, UserError
-from common.plain import tokenize, without_checkpointing
-from common.players import AdapterTrainer, Player  # noqa: F401  Player: for scripts
+from common.fast import vllm
+from common.model import tokenize, without_checkpointing
 from common.run import checks
 from common.run.recording import write_rows
+from common.run.trainer import RunTrainer
 from common.tasks.answers import grouped
 
 import torch
 
 
-class CoTrainer(AdapterTrainer):
+@dataclass
+class Player:
+    """The settings that TRL has once per trainer and co-training needs once per player."""
+
+    rewards: list[Callable]
+    """reward functions with TRL's signature; empty where `set_rewards` gives the rewards, or where
+    the player gets none"""
+    lr: float
+    """learning rate of the player's adapter; 0 freezes the player"""
+    max_tokens: int
+    """length limit of a completion"""
+    group_size: int = 8
+    """number of adjacent rows whose rewards are compared with each other"""
+    temperature: float = 1.0
+    """sampling temperature; 0 = greedy"""
+    adapter: str = ""
+    """name of the player's adapter; by default the player's own name"""
+    max_grad_norm: float = 1.0
+    """norm to which the gradient is clipped; 0 = no clipping"""
+    reads: int = 0
+    """maximum number of tokens of other players' texts in its prompt (for the memory estimate)"""
+    rows: int = 1
+    """rows of a forward pass for each row of --micro-batch, 2 for pairs (for the same estimate)"""
+
+
+class CoTrainer(RunTrainer):
     """See the top of this file."""
 
     all_rows = False
     """False: without a KL term, rows whose advantages are all zero are skipped, because their
     gradient is zero. A script whose `loss` has another term there, such as an entropy bonus, sets
     True."""
+
+    def __init__(self, model, players: dict[str, Player], cfg, config, *data, **more):
+        """See RunTrainer. Of cfg this class reads kl (0 without it), micro_batch, rows_at_once,
+        plain, rollouts and vllm_importance_sampling_clip_max.
+        """
+        super().__init__(model, players, cfg, config, *data, **more)
+        self.kl = getattr(cfg, "kl", 0.0)
+        self.clip_max = cfg.vllm_importance_sampling_clip_max
+        self.engine = plain if cfg.plain else fast  # what scores
+        self.sampler, self.sampled_at_once = self.engine, cfg.rows_at_once or 256
+        if cfg.rollouts:
+            word = self.gather([secrets.token_hex(4)])[0]  # the same on all processes
+            self.sampler = vllm.Server(cfg.rollouts, config.output_dir, word)
+            self.sampled_at_once = 1 << 30  # the server makes its own batches
+        self.turns = []  # of the blocks of `playing` that we are in, the players
+        self.trained_last = ""  # player of the latest update
+        self.sampled_tokens = 0  # by all players, since the step began
+        self.asked_in_evaluation = None  # prompts -> how often, while an evaluation lasts
+        checks.begin(self)
 
     # ------------------------------------------------------------------ one optimiser step
     @staticmethod
@@ -68,7 +121,7 @@ class CoTrainer(AdapterTrainer):
         """
         start, self.sampled_tokens = time.perf_counter(), 0
         model.train()
-        with nullcontext() if self.trained_last else checks.keeping_state(self, "the first step"):
+        with checks.keeping_state(self, "the first step", once=True):
             batches = self.step(rows)
         checks.check_step(self, batches)
         for batch in batches:
@@ -81,15 +134,17 @@ class CoTrainer(AdapterTrainer):
         return torch.zeros((), device=self.accelerator.device)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Returns this micro-batch's share of the batch's loss:
+        """Returns this micro-batch's share of the batch's loss, GRPO's with a token-level mean
+        (DAPO, arXiv:2503.14476, eq. 8):
 
             loss     = sum over all tokens t of the batch (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
-        A batch is trained on once: the ratio is set to 1, and PPO's clip never acts. The shares of
-        all micro-batches and processes add up to the loss, and so do their gradients. A script
-        whose paper has another loss overrides this method; `batch.player` names the player.
+        k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
+        trained on once: the ratio is set to 1, and PPO's clip never acts. The shares of all
+        micro-batches and processes add up to the loss, and so do their gradients. A script whose
+        paper has another loss overrides this method; `batch.player` names the player.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -101,29 +156,23 @@ class CoTrainer(AdapterTrainer):
         if self.kl:
             log_q = batch.base_logps - logp
             k3 = log_q.exp() - log_q - 1
-            loss = loss + self.kl * k3
-            self.log_mean(f"{batch.player}/kl", k3[mask.bool()])
-        self.log_mean(f"{batch.player}/entropy", entropy[mask.bool()])
+            loss = loss + (self.kl if batch.kl_weights is None else batch.kl_weights[:, None]) * k3
+            self.log_tokens("kl", k3, batch)
+        self.log_tokens("entropy", entropy, batch)
         return (loss * mask).sum() / batch.total_tokens
 
     def update(self, batch: Batch):
         """Takes one optimiser step of the batch's player: computes loss and gradient for each
         micro-batch, adds the gradients over all processes, clips, and applies AdamW.
         """
-        if self.asked_in_evaluation is not None:
-            raise ScriptError("update inside of `evaluate` would train on held-out questions")
         checks.check_batch(self, batch)
-        for origin in batch.origins:
-            origin.trained = True
         self.record(batch)
         name, player = batch.player, self.player_named(batch.player)
         [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
-        parameters = group["params"]
-        parts = self.engine.in_parts(batch, self.cfg.micro_batch, self.kl or self.all_rows)
-        total = 0.0
+        parameters, total = group["params"], 0.0
         with self.playing(name):
-            for part in parts:
-                loss = self.loss(part)
+            for rows in self.micro_batches(batch):
+                loss = self.loss(batch.take(rows))
                 checks.check_loss(loss)
                 total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
@@ -145,6 +194,17 @@ class CoTrainer(AdapterTrainer):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def micro_batches(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Returns the numbers of the rows of each micro-batch, (b,) each: of all rows that can have
+        a gradient. The loss divides by the tokens of *all* rows, so that leaving rows out, sorting
+        and cutting do not change the gradient.
+        """
+        order, A = self.engine.in_order(batch), batch.advantages  # (B,); (B,), (B, T) or None
+        if A is not None and not (self.kl or self.all_rows):  # else every row may have one
+            order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
+        parts = -(-len(order) // self.cfg.micro_batch)  # rounded up
+        return torch.tensor_split(order, parts) if parts else ()
+
     def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
         """Sums the gradients over the processes, in one collective call. A process whose rows have
         no gradient adds zeros.
@@ -161,6 +221,10 @@ class CoTrainer(AdapterTrainer):
             for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
                 p.grad = g.view_as(p)
 
+    def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
+        """Logs the mean over the tokens of a micro-batch; values: (b, T)."""
+        self.log_mean(f"{batch.player}/{name}", values[batch.completion_mask.bool()])
+
     def record(self, batch: Batch, credit: torch.Tensor | None = None, notes: list | None = None):
         """Writes a few rows of a batch to rollouts.jsonl, for the report.
 
@@ -172,6 +236,47 @@ class CoTrainer(AdapterTrainer):
         if self.accelerator.is_main_process and shown.notes and credit is not None:
             file = Path(self.args.output_dir) / "rollouts.jsonl"
             write_rows(shown, file, self.state.global_step + 1, self.processing_class)
+
+    def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
+        """From a script's own `loss`: records one micro-batch of the step, with numbers on the
+        tokens that are not advantages.
+
+        batch: as `loss` has it, b completions or b pairs.
+        credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
+        name, values: a number for each row or pair, shown as its reward.
+        sides: who wrote the two texts of a pair; or, of completions, who wrote them.
+        """
+        if 0 not in batch.row:
+            return
+        sides, rows = sides or [batch.player], batch
+        if len(sides) == 2:
+            rows = as_completions(batch)
+        notes = [note | {"player": side} for note in batch.notes for side in sides]
+        for i, note in enumerate(notes):
+            value = values[i * len(values) // len(notes)].item()
+            note |= {"rewards": {name: value}, "credit": of or "log-probability"}
+        self.record(rows, credit, notes)
+
+    # ------------------------------------------------------------------ whose turn it is
+    @contextmanager
+    def playing(self, name: str | None):
+        """Inside this block the model is the base with this player's adapter; for None, the base.
+
+        PEFT turns requires_grad off for all other adapters, so they get no gradient, and AdamW
+        changes neither weights nor momentum of a parameter without one.
+        """
+        before = self.model.active_adapter
+        self.turns.append(name)
+        try:
+            if name is None:
+                with self.model.disable_adapter():
+                    yield
+            else:
+                self.model.set_adapter(self.player_named(name).adapter)
+                yield
+        finally:
+            self.turns.pop()
+            self.model.set_adapter(before)
 
     # ------------------------------------------------------------------ the verbs: sampling
     def rollout(self, name: str, rows: list[dict]) -> Batch:
@@ -188,78 +293,63 @@ class CoTrainer(AdapterTrainer):
             A batch. Its rewards (B,) are sums over the reward functions; a script may add to its
             notes, which the report shows.
         """
+        checks.check_rollout(self, name, rows)
         player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
-        checks.check_rollout(self, name, rows, player.group_size)
         prompt_ids, ids, logps = self.sample(name, prompts)
-        device, pad_id = self.accelerator.device, self.processing_class.pad_token_id
-        batch = Batch.of(name, prompt_ids, ids, pad_id, device)
-        batch.origins = [Origin()]
-        tokens, counts = zip(*self.gather([(sum(map(len, ids)), len(rows))]))
-        batch.total_tokens = sum(tokens)
+        batch = self.batch_of_ids(name, prompt_ids, ids)
+        batch.total_tokens = sum(self.gather([sum(map(len, ids))]))
         batch.texts = self.decode(ids)
-        if len(logps) == len(ids):  # --plain has none; for no rows an empty one, which `join` needs
-            batch.sampled_logps = torch.zeros(batch.completion_ids.shape, device=device)
-            drawn = torch.tensor([logp for row in logps for logp in row], device=device)
-            batch.sampled_logps[batch.completion_mask.bool()] = drawn
+        batch.sampled_logps = torch.zeros(batch.completion_ids.shape, device=batch.row.device)
+        drawn = torch.tensor([logp for row in logps for logp in row], device=batch.row.device)
+        batch.sampled_logps[batch.completion_mask.bool()] = drawn
         if self.kl:
             batch.base_logps = self.log_probs(None, batch)  # (B, T)
-        functions = [function.__name__ for function in player.rewards]
-        if functions and len(set(counts)) > 1:
-            raise ScriptError(
-                f"the {name} has {', '.join(map(str, counts))} rows on the processes; with reward "
-                f"functions all need as many, because TRL gathers the rewards"
-            )
         each = self.call_rewards(name, rows, prompts, batch.texts, ids)  # (B, functions)
-        batch.notes = [
-            {
-                "player": name,
-                "prompt": prompt[-1]["content"],
-                "rewards": {k: r for k, r in zip(functions, rewards) if r == r},
-            }
-            for prompt, rewards in zip(prompts, each.tolist())
-        ]
         R = each.nansum(1).masked_fill(each.isnan().all(1), torch.nan)  # (B,), NaN: not judged
         batch.rewards = R
-        if functions:
+        if player.rewards:
             batch.advantages = group_advantage(R, player.group_size)  # (B,)
-            batch.origins[0].rewards = R.clone()
             self.log_rewards(name, "reward", R, [i // player.group_size for i in range(len(R))])
+        functions = [function.__name__ for function in player.rewards]
+        for prompt, rewards in zip(prompts, each.tolist()):
+            of_row = {f: r for f, r in zip(functions, rewards) if r == r}
+            batch.notes.append({"player": name, "prompt": prompt[-1]["content"], "rewards": of_row})
         cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
         self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
         self.log_mean(f"{name}/completions/clipped_ratio", cut)
+        checks.remember(self, batch)
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
-        """Returns (token ids of each prompt, token ids of its completion with the end token, the
-        log-prob of each token when it was drawn; [] with --plain).
+        """Samples one completion for each prompt.
+
+        Args:
+            name: the player.
+            prompts: messages each.
+            greedy: take the likeliest token, whatever the player's temperature.
+            begun: token ids with which each completion starts; they count as part of its prompt.
+
+        Returns:
+            (token ids of each prompt, token ids of its completion with the end token, the log-prob
+            of each token when it was drawn).
         """
-        if not prompts:
-            return [], [], []
         player, completions, logps = self.player_named(name), [], []
         prompt_ids = tokenize(prompts, self.processing_class)
         if begun:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
-        temperature = 0.0 if greedy else player.temperature
-        ends, pad_id = self.eos_token_ids, self.processing_class.pad_token_id
-        if self.asked_in_evaluation is not None:
+        limits = player.max_tokens, 0.0 if greedy else player.temperature, self.eos_token_ids
+        if prompts and self.asked_in_evaluation is not None:
             # the draws must not depend on the step or on texts that were sampled before
             key = zlib.crc32(f"{self.args.seed} {name} {prompt_ids}".encode())
             self.asked_in_evaluation[key] += 1
-            # of copies of one question each process may get as many: they must not be the same text
-            apart = 1_000_003 * self.accelerator.process_index
-            torch.manual_seed(key + self.asked_in_evaluation[key] + apart)
+            # processes may hold copies of a question, whose samples must differ
+            offset = 1_000_003 * self.accelerator.process_index
+            torch.manual_seed(key + self.asked_in_evaluation[key] + offset)
         # autocast, as in scoring: without it LoRA would compute in float32 here only
-        with self.playing(name), self.accelerator.autocast():
-            if self.server:
-                completions, logps = self.server.complete(
-                    self.model, prompt_ids, player.max_tokens, temperature, ends
-                )
-            else:
-                for part in grouped(prompt_ids, self.cfg.rows_at_once or 256):
-                    ids, of_tokens = self.engine.complete(
-                        self.model, part, player.max_tokens, temperature, ends, pad_id
-                    )
-                    completions, logps = completions + ids, logps + of_tokens
+        with self.playing(name), without_checkpointing(self.model), self.accelerator.autocast():
+            for part in grouped(prompt_ids, self.sampled_at_once):
+                ids, of_tokens = self.sampler.generate(self.model, part, *limits)
+                completions, logps = completions + ids, logps + of_tokens
         self.sampled_tokens += sum(map(len, completions))
         return prompt_ids, completions, logps
 
@@ -275,18 +365,51 @@ class CoTrainer(AdapterTrainer):
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Returns one completion per prompt as text; nothing is trained on them."""
-        ids = self.generate_ids(name, prompts, greedy)
-        return self.decode(ids)
-
-    def decode(self, ids: list[list[int]]) -> list[str]:
-        # of no rows, batch_decode makes one empty text
-        return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
+        return self.decode(self.generate_ids(name, prompts, greedy))
 
     def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Splits `generate` between the processes; prompts and results are the same on all."""
         return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
 
+    def decode(self, ids: list[list[int]]) -> list[str]:
+        # of no rows, batch_decode makes one empty text
+        return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
+
     # ------------------------------------------------------------------ the verbs: batches
+    def batch_of_ids(self, name: str, prompt_ids: list[list[int]], ids: list[list[int]]) -> Batch:
+        """Token ids of B prompts and B completions -> a batch that trains this player."""
+        pad_id, device = self.processing_class.pad_token_id, self.accelerator.device
+        return Batch.of(name, prompt_ids, ids, pad_id, device)
+
+    def completions(self, name: str, prompts: list, ids: list[list[int]]) -> Batch:
+        """Completions that nobody sampled just now, as a batch for `log_probs`, and for a script's
+        own `loss`, which gives every token the player's temperature.
+
+        Args:
+            name: the player that is trained on them, if `step` returns the batch.
+            prompts: B lists of messages, which are tokenised as for a rollout.
+            ids: B lists of token ids: one cut at the length limit has no end token, and gets none
+                here.
+        """
+        batch = self.batch_of_ids(name, tokenize(prompts, self.processing_class), ids)
+        batch.notes = [{"player": name, "prompt": prompt[-1]["content"]} for prompt in prompts]
+        return batch
+
+    def pairs(self, name: str, prompts: list, pairs: list[tuple]) -> Batch:
+        """B pairs as a batch for a script's own `loss`, see common/batch.py.
+
+        Args:
+            name, prompts: as in `completions`; one prompt for a pair.
+            pairs: B times (chosen, rejected), token ids each.
+        """
+        twice = [prompt for prompt in prompts for _ in range(2)]
+        return as_pairs(self.completions(name, twice, [ids for pair in pairs for ids in pair]))
+
+    def encode(self, text: str, ended: bool = True) -> list[int]:
+        """Returns a text's token ids as a player would have written it, with its end token."""
+        ids = self.processing_class(text, add_special_tokens=False).input_ids
+        return [*ids, self.processing_class.eos_token_id] if ended else ids
+
     def set_rewards(self, batch: Batch, rewards, groups: list | None = None):
         """Sets rewards that are known only after the rollout, because another player judged the
         texts or a program ran; sets the group advantages; and adds both to notes and metrics.
@@ -297,11 +420,10 @@ class CoTrainer(AdapterTrainer):
                 their prompts and wherever they are. By default `group_size` adjacent rows are a
                 group; with a group_size of 1 the script writes the advantages itself.
         """
-        checks.check_rewards(batch, rewards, groups)
+        checks.check_rewards(self, batch, rewards, groups)
         rewards = torch.as_tensor(rewards).to(batch.rewards)  # (B,)
         name, G = batch.player, self.player_named(batch.player).group_size
-        batch.rewards, [origin] = rewards, batch.origins
-        origin.rewarded, origin.rewards = True, rewards.clone()
+        batch.rewards = rewards
         if groups is not None:
             batch.advantages = named_group_advantage(rewards, groups)  # (B,)
         elif G > 1:
@@ -319,7 +441,7 @@ class CoTrainer(AdapterTrainer):
         """
         adapter = self.player_named(batches[0].player).adapter
         names = [*(batch.player for batch in batches), adapter]
-        checks.check_concat(batches, {name: self.player_named(name) for name in names})
+        checks.check_concat(self, batches, {name: self.player_named(name) for name in names})
         return Batch.join(adapter, batches, self.processing_class.pad_token_id)
 
     # ------------------------------------------------------------------ the verbs: log-probs
@@ -327,10 +449,16 @@ class CoTrainer(AdapterTrainer):
         """Returns log-probs of the completions under the player that is `playing`, and entropies,
         (B, T) each, at the sampling temperature of the batch's player (1 if it decodes greedily).
         """
+        if not self.turns:
+            raise ScriptError(
+                "score belongs in `loss`, or in `with self.playing(name)`: here nobody plays. In "
+                "`step`, take self.log_probs(name, batch)"
+            )
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        if logp.requires_grad and batch.sampled_logps is not None:  # sampled by who is trained
+        # with a gradient only where the sampler is the trained player
+        if logp.requires_grad and batch.sampled_logps is not None:
             gap = (logp.detach() - batch.sampled_logps).abs()
             self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
         return logp, entropy
@@ -348,3 +476,11 @@ class CoTrainer(AdapterTrainer):
                 part = self.score(batch.take(rows))[0]  # (b, t)
                 logps[rows, : part.shape[1]] = part.to(logps.dtype)
         return logps
+
+
+def with_adapters(players: dict[str, Player]) -> dict[str, Player]:
+    """Returns the same players, each with the name of its adapter filled in."""
+    return {
+        name: dataclasses.replace(player, adapter=player.adapter or name)
+        for name, player in players.items()
+    }

@@ -1,14 +1,16 @@
-"""One base model, and on it one LoRA adapter per player.
+"""One base model, and on it one LoRA adapter per player; and what a chat template makes of prompts.
 
-The papers train two or three full models. Here the base is loaded once (on a GPU in 4-bit NF4) and
-each trained player is a LoRA adapter on it. Switching players switches a pointer, and the base with
-all adapters off is the reference model.
+The papers train two or three full models. Here the base is loaded once (on a GPU in 4-bit NF4 where
+it would not fit otherwise) and each trained player is a LoRA adapter on it. Switching players
+switches a pointer, and the base with all adapters off is the reference model.
 """
 
 import os
+import re
+from contextlib import contextmanager
 
+from common import fast
 from common.errors import ScriptError, UserError
-from common.fast.layers import replace_layers
 from common.run.machine import on_gpu
 from common.run.models import (
     check_gpu,
@@ -23,6 +25,7 @@ from common.tiny import EMBEDDED
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -92,7 +95,7 @@ def load_model(
     model.generation_config = GenerationConfig(**ends)
     model = add_players(model, adapters, lora_rank, seed)
     if not plain:
-        replace_layers(model, gpu)
+        fast.install(model, gpu)
     return model, tokenizer
 
 
@@ -132,3 +135,50 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
         model.add_adapter(adapter, lora)
     model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
     return model
+
+
+def copy_adapter(model, source: str, target: str):
+    """Copies the weights of the adapter `source` into the adapter `target`."""
+    state = get_peft_model_state_dict(model, adapter_name=source)
+    set_peft_model_state_dict(model, state, adapter_name=target)
+
+
+@contextmanager
+def without_checkpointing(model):
+    """Turns activation checkpointing off inside this block, which needs no gradient; under it no
+    layer fills a cache.
+
+    Trap: TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
+
+
+# ------------------------------------------------------------------ prompts
+def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
+    """Applies the model's chat template to messages -> token ids, up to where the answer begins.
+
+    Every spelling of a special token in a message becomes a space. A player's prompt quotes another
+    player's text, and a `<|im_end|>` in this text would be read as the end of the message: the
+    writer could go on in the judge's place.
+    """
+    if not prompts:  # the template would refuse them
+        return []
+    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
+    prompts = [[m | {"content": marks.sub(" ", m["content"])} for m in p] for p in prompts]
+    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+
+
+def special_tokens(tokenizer) -> list[str]:
+    """Returns the spellings of all special tokens, the longest first."""
+    # Llama's <|start_header_id|> is in no list of named special tokens
+    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)

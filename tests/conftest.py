@@ -307,8 +307,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def players_of(script: str) -> dict:
     """The script's players, as `launch` derives them."""
-    from common.cotrainer import CoTrainer
-    from common.players import with_adapters
+    from common.cotrainer import CoTrainer, with_adapters
 
     module = module_of(script)
     (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
@@ -381,8 +380,8 @@ def copied(finished, tmp_path):
 
 def build(kind, folder, args, players, prompt, rows=8, **config):
     """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
+    from common.cotrainer import with_adapters
     from common.model import load_model
-    from common.players import with_adapters
     from common.run.launch import grpo_config
     from common.tasks.math import load_questions
 
@@ -457,7 +456,7 @@ def gradient(trainer, batch, max_grad_norm=0.0) -> dict[str, torch.Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.optimizer, "step", step)
         patch.setattr(player, "max_grad_norm", max_grad_norm)
-        trainer.update(dataclasses.replace(batch, origins=[]))  # it may be trained on again
+        trainer.update(dataclasses.replace(batch, rollouts=[]))  # it may be trained on again
     return found
 
 

@@ -21,8 +21,8 @@ from types import SimpleNamespace
 
 from common.batch import Batch
 from common.cotrainer import CoTrainer
-from common.players import AdapterTrainer
 from common.run.session import Run
+from common.run.trainer import RunTrainer
 from common.tasks import answers, verdicts
 from common.tasks.answers import mean
 from common.tiny import tasks
@@ -135,7 +135,7 @@ def test_flags_and_metrics_in_the_text_are_those_of_the_script(name, finished):
 
 def test_every_method_named_exists_and_every_override_is_named():
     """In how-grpotrainer-works.md a code span `Class.name` is a method or setting of that class."""
-    ours = (CoTrainer, AdapterTrainer)
+    ours = (CoTrainer, RunTrainer)
     classes = (*ours, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig, Run)
     known = {cls.__name__: cls for cls in classes}
     page = PAGES["docs/how-grpotrainer-works.md"]
@@ -330,7 +330,7 @@ def test_a_batch_has_the_shapes_that_its_class_says(example):
         for field, text in zip(body, body[1:])
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
-    assert said.keys() | {"origins"} == {field.name for field in dataclasses.fields(Batch)}
+    assert said.keys() | {"rollouts"} == {field.name for field in dataclasses.fields(Batch)}
     for batch in example.batches:
         shapes = {"(B,)": batch.rewards.shape, "(B, P)": batch.prompt_ids.shape}
         shapes["(B, T)"] = batch.completion_ids.shape

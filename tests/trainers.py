@@ -5,9 +5,9 @@ import math
 import statistics
 from types import SimpleNamespace
 
-from common.batch import Batch, Origin
-from common.cotrainer import Player
-from common.players import with_adapters
+from common.batch import Batch
+from common.cotrainer import Player, with_adapters
+from common.run import checks
 from common.tiny.tasks import gold_solution
 
 import torch
@@ -74,7 +74,9 @@ def without_model(kind, cfg, texts=(), **attributes):
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
             self.eos_token_ids = [Characters.eos_token_id]
+            self.asked_in_evaluation = None
             vars(self).update(attributes)
+            checks.begin(self)
 
         def generate(self, name, prompts, greedy=False):
             self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]
@@ -95,7 +97,8 @@ def without_model(kind, cfg, texts=(), **attributes):
             for function in kind.define_players(cfg)[name].rewards:
                 columns = {key: [row[key] for row in rows] for key in rows[0]}
                 rewards += torch.tensor(function(completions, **columns))
-            batch.texts, batch.rewards, batch.origins = texts, rewards, [Origin()]
+            batch.texts, batch.rewards = texts, rewards
+            checks.remember(self, batch)
             batch.notes = [{"player": name, "rewards": {}} for _ in rows]
             return batch
 
@@ -215,3 +218,10 @@ def log_probs_by_hand(trainer, player, prompt: list[dict], ids: list[int]) -> li
         logits = trainer.model(input_ids=torch.tensor([asked + ids])).logits[0]
     logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
     return [logps[i, token].item() for i, token in enumerate(ids)]
+
+
+def loss_in_parts(trainer, batch, size: int = 1) -> float:
+    """The loss of a batch, `size` rows at a time."""
+    with trainer.playing(batch.player):
+        parts = torch.arange(len(batch)).split(size)
+        return sum(trainer.loss(batch.take(rows)).item() for rows in parts)

@@ -17,7 +17,7 @@ from os.path import commonprefix
 from common import plain
 from common.fast.layers import prepared
 from common.fast.logprob import float32_product
-from common.plain import read_at_once, without_checkpointing
+from common.plain import read_at_once
 
 import torch
 import torch.nn.functional as F
@@ -52,41 +52,21 @@ def has_plain_attention(model) -> bool:
     return full and sdpa and "dynamic" not in rope
 
 
-@torch.no_grad()
-def complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id) -> tuple[list, list]:
-    """As `plain.complete`, by `sample` where it supports the model."""
-    if not has_plain_attention(model.get_base_model()):
-        return plain.complete(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
-    with without_checkpointing(model):  # under checkpointing no layer fills a cache
-        return sample(model, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
+def generate(model, prompt_ids, max_tokens, temperature, eos_ids) -> tuple[list, list]:
+    """As `plain.generate`, by `sample` where it supports the model."""
+    by = sample if has_plain_attention(model.get_base_model()) else plain.generate
+    return by(model, prompt_ids, max_tokens, temperature, eos_ids)
 
 
 @torch.no_grad()
 def sample(
-    model,
-    prompt_ids: list[list[int]],
-    max_tokens: int,
-    temperature: float,
-    eos_ids: list[int],
-    pad_id: int,
+    model, prompt_ids: list[list[int]], max_tokens: int, temperature: float, eos_ids: list[int]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """One completion per prompt, from softmax(logits / temperature) over the whole vocabulary.
-
-    Args:
-        model: a (PEFT) causal LM; its active adapter plays.
-        prompt_ids: token ids of each row's prompt; equal prompts are run once.
-        max_tokens: length limit.
-        temperature: 0 = greedy, token for token what `generate` gives.
-        eos_ids: tokens that end a completion (kept in it).
-        pad_id: padding for prompts of unlike length.
-
-    Returns:
-        (token ids of each row, the log-prob of each token at this temperature, or at 1 if it is 0).
-    """
+    """As `plain.generate`; greedily, token for token the same. Equal prompts are run once."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     segment = SEGMENT[base.device.type]
     with _merged(model):
-        texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids, pad_id)
+        texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids)
         with prepared(model):
             for written in range(1, max_tokens, segment):
                 ended = texts.rows["ended"]  # (b,)
@@ -113,13 +93,12 @@ class _Texts:
         ended, its last token, that token's position, and what of the cache belongs to it.
     """
 
-    def __init__(self, base, prompt_ids, max_tokens: int, temperature: float, eos_ids, pad_id: int):
+    def __init__(self, base, prompt_ids, max_tokens: int, temperature: float, eos_ids):
         self.backbone, self.head = base.base_model, base.get_output_embeddings()
         self.temperature, device = temperature, base.device
         self.eos = torch.tensor(eos_ids, dtype=torch.long, device=device)
-        hidden, self.cache, mask, position = _prefill(
-            self.backbone, prompt_ids, max_tokens, pad_id, device
-        )
+        read = _prefill(self.backbone, prompt_ids, max_tokens, device)
+        hidden, self.cache, mask, position = read
         B, self.width = len(prompt_ids), max(map(len, prompt_ids))
         self.tokens = torch.full((B, max_tokens), -1, device=device)
         self.logps = torch.zeros(B, max_tokens, device=device)
@@ -209,7 +188,7 @@ def _repeat(step, count: int, ended: torch.Tensor):
         graph.replay()
 
 
-def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int, device):
+def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, device):
     """Run the common beginning once and the rest of each different prompt once, left-padded; copy
     the cache to the rows that share it.
 
@@ -221,7 +200,7 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, pad_id: int
     place = {prompt: i for i, prompt in enumerate(unique)}
     rows = torch.tensor([place[tuple(prompt)] for prompt in prompt_ids], device=device)  # (B,)
     width, L = max(map(len, unique)), common_beginning(unique)
-    ids = torch.full((len(unique), width - L), pad_id)  # (U, width - L): the rest of each
+    ids = torch.zeros(len(unique), width - L, dtype=torch.long)  # (U, width - L): the rest of each
     mask = torch.ones(len(unique), width, dtype=torch.bool)
     for i, prompt in enumerate(unique):
         ids[i, width - len(prompt) :] = torch.tensor(prompt[L:])

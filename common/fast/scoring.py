@@ -8,7 +8,6 @@ saving with the plain computation.
 from common.batch import Batch
 from common.fast.logprob import linear_logprob
 from common.fast.sampling import has_plain_attention
-from common.plain import joined
 
 import torch
 from transformers import AttentionInterface
@@ -20,7 +19,7 @@ def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, t
     """As `plain.token_logps`, without a state for padding; the head's logits are never held whole,
     see fast/logprob.py.
     """
-    ids, mask, places = joined(batch)  # (B, P + T) each
+    ids, mask, places = batch.joined()  # (B, P + T) each
     targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
     # rows padded on the right, (B, W), without their last tokens, after which nothing is asked
     ends = mask.sum(1, keepdim=True) - 1  # (B, 1)
@@ -98,32 +97,21 @@ def attention(module, query, key, value, mask, taken_apart=None, **more) -> tupl
     return (found if whole else found.index_select(0, at))[None], None
 
 
-# by this name, because a layer that is recomputed in the backward pass asks once more
-AttentionInterface.register("sdpa", attention)
+def use_packed_attention():
+    # by this name, because a layer that is recomputed in the backward pass asks once more
+    AttentionInterface.register("sdpa", attention)
 
 
 # ------------------------------------------------------------------ micro-batches
 def in_order(batch: Batch) -> torch.Tensor:
-    """(B,) row numbers, from short completions to long, rows with the same prompt together."""
+    """Returns (B,) row numbers in the order in which micro-batches are cut: from short completions
+    to long, rows with the same prompt together.
+    """
+    if not len(batch):  # `unique` refuses it
+        return torch.arange(0)
     marked = 2 * batch.prompt_ids + batch.prompt_mask  # token and padding in one number
     prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)
     lengths = batch.lengths()  # (B,)
     longest = torch.zeros_like(lengths).scatter_reduce(0, prompts, lengths, "amax")[prompts]  # (B,)
     keys = list(zip(longest.tolist(), prompts.tolist(), lengths.tolist()))
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def in_parts(batch: Batch, size: int, all_rows=False) -> list[Batch]:
-    """The rows of a batch that can have a gradient, in parts of at most `size` rows of similar
-    length: without `all_rows` not those whose advantages are all zero.
-
-    The loss divides by the tokens of *all* rows, so that leaving rows out, sorting and cutting do
-    not change the gradient. Each part is trimmed to its own longest prompt and completion.
-    """
-    if not len(batch):
-        return []
-    order, A = in_order(batch), batch.advantages  # (B,); (B,) or (B, T)
-    if not all_rows and A is not None:  # without them the script's loss counts all rows
-        order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
-    parts = -(-len(order) // size)  # rounded up
-    return [batch.take(rows) for rows in torch.tensor_split(order, parts)] if parts else []

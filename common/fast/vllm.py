@@ -24,7 +24,7 @@ from pathlib import Path
 
 from common.batch import Batch
 from common.errors import UserError, say
-from common.plain import tokenize
+from common.model import tokenize
 
 import requests
 import torch
@@ -60,7 +60,7 @@ def find_base(url: str) -> tuple[str, int]:
 
 
 class Server:
-    """Its `complete` is that of common/plain.py, with the log-prob of each token besides."""
+    """Its `generate` is that of common/plain.py."""
 
     def __init__(self, url: str, folder: str, word: str):
         """
@@ -92,7 +92,7 @@ class Server:
             self.check_length(player.reads + player.max_tokens + 1)
             with trainer.playing(name):
                 asked = (trainer.model, prompts, 32, player.temperature, trainer.eos_token_ids)
-                ids, logps = self.complete(*asked)
+                ids, logps = self.generate(*asked)
             gap = math.inf
             if max(ids[0]) < base.config.get_text_config().vocab_size:
                 batch = Batch.of(name, prompts, ids, tokenizer.pad_token_id, base.device)
@@ -114,8 +114,8 @@ class Server:
             )
 
     # ------------------------------------------------------------------ asking
-    def complete(self, model, prompt_ids, max_tokens: int, temperature: float, eos_ids):
-        """Returns the token ids of each row, and the log-prob of each token; see `plain.complete`.
+    def generate(self, model, prompt_ids, max_tokens: int, temperature: float, eos_ids):
+        """Returns the token ids of each row, and the log-prob of each token; see `plain.generate`.
 
         Seeds are drawn from torch, whose random numbers a checkpoint keeps. Rows that share a
         prompt are one request, in which vLLM adds a row's number to the seed.

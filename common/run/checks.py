@@ -7,10 +7,12 @@ docs/your-own-script.md lists what cannot be known, and where it shows.
 
 import functools
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Hashable
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from common.batch import Batch
 from common.errors import ScriptError, say
@@ -23,9 +25,49 @@ TWICE = (
     "at a second update its samples are not the player's own any more, and the loss has no ratio "
     "that would say so"
 )
+NUMBERS = itertools.count()
 ROLES = ("system", "user", "assistant", "tool")
 TRLS = "completion completions completion_ids prompts trainer_state log_extra log_metric".split()
 WARNED = set()  # sentences of this process
+
+
+class Fate:
+    """What is remembered of one rollout, by its number in `Batch.rollouts`."""
+
+    trained = frozenset()  # players that have been trained on it
+    rewarded = False  # by `set_rewards`
+    rewards: torch.Tensor | None = None  # (B,), of which the advantages are made
+
+
+class Memory:
+    """What is remembered of one trainer."""
+
+    def __init__(self, trainer):
+        self.attributes = {*vars(trainer)}  # those that are not the script's own
+        self.fates = {}  # number of a rollout -> Fate
+        self.idle = {}  # player -> its latest updates in a row without a gradient
+        self.stepped = False
+
+
+MEMORY = WeakKeyDictionary()  # trainer -> Memory
+
+
+def begin(trainer):
+    """A trainer is ready; what it has now is not the script's."""
+    MEMORY[trainer] = Memory(trainer)
+
+
+def remember(trainer, batch: Batch):
+    """A rollout, as it is returned."""
+    number = next(NUMBERS)
+    batch.rollouts, fate = [number], Fate()
+    if batch.advantages is not None:
+        fate.rewards = batch.rewards.clone()
+    MEMORY[trainer].fates[number] = fate
+
+
+def fates(trainer, batch: Batch) -> list[Fate]:
+    return [MEMORY[trainer].fates[number] for number in batch.rollouts]
 
 
 def warn_once(sentence: str, more: str = ""):
@@ -141,8 +183,16 @@ def check_prompts(trainer, name: str, prompts: list):
         warn_once(f"the embedded model has not been taught what the {name} is asked: {odd[0]}")
 
 
-def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
+def check_rollout(trainer, name: str, rows: list[dict]):
     """Prompts, groups, and questions that training must not see."""
+    player = trainer.player_named(name)
+    group_size, counts = player.group_size, trainer.gather([len(rows)])
+    if player.rewards and len(set(counts)) > 1:
+        functions = ", ".join(function.__name__ for function in player.rewards)
+        raise ScriptError(
+            f"the {name} has {', '.join(map(str, counts))} rows on the processes; with reward "
+            f"functions ({functions}) all need as many, because TRL gathers the rewards"
+        )
     if not rows:  # of a process that has none
         return
     prompts = [row.get("prompt") for row in rows]
@@ -172,7 +222,7 @@ def check_rollout(trainer, name: str, rows: list[dict], group_size: int):
             f"rollout trains the {name} on a held-out question ({seen[0]!r:.60}); take "
             f"self.train_rows, or `generate` if nothing is to be trained"
         )
-    taken = {*TRLS} & {*rows[0]} if trainer.player_named(name).rewards else ()
+    taken = {*TRLS} & {*rows[0]} if player.rewards else ()
     if taken:
         raise ScriptError(
             f"a column of the {name}'s rows cannot be called {min(taken)!r}: TRL gives the reward "
@@ -230,17 +280,28 @@ def checked(function: Callable) -> Callable:
     return call
 
 
-def check_rewards(batch: Batch, rewards, groups: list | None):
-    """What `set_rewards` is given."""
+def check_metric(name: str, values: torch.Tensor):
+    """What `log_mean` is given."""
+    if "/" not in name or name.startswith("eval/"):
+        raise ScriptError(
+            f"log_mean: {name!r} must begin with a player's name or with co, and a slash; "
+            f"eval/ is for held-out figures"
+        )
+    if values.isnan().any():
+        warn_once(f"log_mean: {name} was logged as NaN; a share of nothing is an empty list")
+
+
+def check_rewards(trainer, batch: Batch, rewards, groups: list | None):
+    """What `set_rewards` is given, of which the advantages will be made."""
     if not isinstance(batch, Batch):
         raise ScriptError(f"set_rewards: the first argument must be a batch; got {batch!r:.60}")
-    name = batch.player
-    if len(batch.origins) != 1:
+    name, its = batch.player, fates(trainer, batch)
+    if len(its) != 1:
         raise ScriptError(
             "set_rewards: this batch is not what one rollout returned; where concat has joined "
             "several, set the rewards of each one before"
         )
-    if batch.origins[0].rewarded:
+    if its[0].rewarded:
         raise ScriptError(
             f"set_rewards: the {name}'s batch has its rewards already; the second ones would take "
             f"their place. Set the sum once"
@@ -268,10 +329,11 @@ def check_rewards(batch: Batch, rewards, groups: list | None):
         raise ScriptError(f"set_rewards: keys of groups are texts or numbers; got {groups!r:.60}")
     if groups and len(set(groups)) == len(groups):
         raise ScriptError("set_rewards: every row is a group of its own; nothing is compared")
+    its[0].rewarded, its[0].rewards = True, rewards.to(batch.rewards).clone()
 
 
 # ------------------------------------------------------------------ batches
-def check_concat(batches: list[dict], players: dict):
+def check_concat(trainer, batches: list[Batch], players: dict):
     """players: name -> Player, of the batches and of the whole, which is scored as they are."""
     if len({id(batch) for batch in batches}) < len(batches):
         raise ScriptError(f"concat: one batch is among them twice: {TWICE}")
@@ -292,7 +354,7 @@ def check_concat(batches: list[dict], players: dict):
             raise ScriptError(f"concat: {key} has no rows to join; set it on the joined batch")
     for batch in batches:
         if batch.advantages is not None:
-            check_advantages(batch)
+            check_advantages(trainer, batch)
 
 
 def check_step(trainer, batches):
@@ -311,6 +373,8 @@ def check_step(trainer, batches):
 
 def check_batch(trainer, batch):
     """A batch that is going to be trained on."""
+    if trainer.asked_in_evaluation is not None:
+        raise ScriptError("update inside of `evaluate` would train on held-out questions")
     if not isinstance(batch, Batch):
         raise ScriptError(f"step must return batches, as rollout or concat make; got {batch!r:.60}")
     name, A, mask = batch.player, batch.advantages, batch.completion_mask
@@ -321,13 +385,13 @@ def check_batch(trainer, batch):
                 f"the {name} cannot be trained on what the {writer} has written: its samples are "
                 f"not the {name}'s own"
             )
-    if any(origin.trained for origin in batch.origins):
+    if any(adapter in fate.trained for fate in fates(trainer, batch)):
         raise ScriptError(f"a batch of the {name} has been trained on already: {TWICE}")
     own_loss = type(trainer).loss.__qualname__ != "CoTrainer.loss"  # it may do without
     if A is None and not own_loss:
         raise ScriptError(_no_advantages(name))
     if A is not None:
-        check_advantages(batch)
+        check_advantages(trainer, batch)
     if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
         raise ScriptError(
             "completion_mask must be ones, at least one, and then zeros: it says where a "
@@ -339,9 +403,11 @@ def check_batch(trainer, batch):
                 f"the {name}'s batch has {len(mask)} rows and {len(given)} {key}; to leave "
                 f"rows out, give them advantages of 0"
             )
+    for fate in fates(trainer, batch):
+        fate.trained |= {adapter}
 
 
-def check_advantages(batch: Batch):
+def check_advantages(trainer, batch: Batch):
     name, A, mask = batch.player, batch.advantages, batch.completion_mask
     if not isinstance(A, torch.Tensor) or not A.is_floating_point():
         kind = A.dtype if isinstance(A, torch.Tensor) else type(A).__name__
@@ -354,7 +420,7 @@ def check_advantages(batch: Batch):
     if not A.isfinite().all():
         row = int((~A.isfinite()).nonzero()[0, 0])
         raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
-    check_unchanged(batch)
+    check_unchanged(trainer, batch)
 
 
 def check_loss(loss):
@@ -371,9 +437,10 @@ def _no_advantages(name: str) -> str:
     )
 
 
-def check_unchanged(batch: Batch):
+def check_unchanged(trainer, batch: Batch):
     """Rewards that were written over after the advantages had been made of them."""
-    made_of = batch.origins[0].rewards if len(batch.origins) == 1 else None
+    its = fates(trainer, batch)
+    made_of = its[0].rewards if len(its) == 1 else None
     if made_of is None or len(made_of) != len(batch):
         return
     if not torch.equal(batch.rewards.nan_to_num(), made_of.nan_to_num()):
@@ -395,8 +462,9 @@ def check_learning(trainer, batch: Batch, norm: float):
         name, A = part.player, part.advantages
         rewards = torch.tensor([]) if part.rewards is None else part.rewards
         idle = norm == 0 or (part.source is not None and A is not None and not A.any())
-        trainer.idle[key] = trainer.idle.get(key, 0) + 1 if idle else 0
-        if trainer.idle[key] == IDLE:
+        count = MEMORY[trainer].idle
+        count[key] = count.get(key, 0) + 1 if idle else 0
+        if count[key] == IDLE:
             what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
             warn_once(what, f". {_what_helps(trainer, part)}")
         values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
@@ -433,10 +501,14 @@ def _what_helps(trainer, batch: Batch) -> str:
 
 # ------------------------------------------------------------------ what a checkpoint keeps
 @contextmanager
-def keeping_state(trainer, where: str):
-    """Around the first `step` of a process and every `evaluate`: what these leave behind is held
-    against what a checkpoint keeps, before a resumed run shows it.
+def keeping_state(trainer, where: str, once: bool = False):
+    """Around `step` (the first one of a process is enough) and every `evaluate`: what these leave
+    behind is compared with what a checkpoint keeps, before a resumed run shows it.
     """
+    if once and MEMORY[trainer].stepped:
+        yield
+        return
+    MEMORY[trainer].stepped |= once
     before = _own_state(trainer)
     yield
     for name, value in _own_state(trainer).items():
@@ -451,7 +523,7 @@ def keeping_state(trainer, where: str):
 def _own_state(trainer) -> dict[str, str]:
     """The attributes that the script has given its trainer, as text where they are plain."""
     plain = (int, float, str, bool, list, dict, set, tuple, type(None))
-    values = {n: v for n, v in vars(trainer).items() if n not in trainer.inherited}
+    values = {n: v for n, v in vars(trainer).items() if n not in MEMORY[trainer].attributes}
     return {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
 
 

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from common.cotrainer import Player, with_adapters
 from common.errors import ScriptError
 from common.fast.vllm import find_base
 from common.model import load_model
-from common.players import Player, with_adapters
 from common.run.args import RunArgs
 from common.run.checks import check_config, check_loaded, check_players
 from common.run.machine import on_gpu
@@ -75,8 +75,8 @@ def launch(
         held_out,
         **more,
     )
-    if trainer.server:
-        trainer.server.check(trainer)
+    if args.rollouts:
+        trainer.sampler.check(trainer)
     run.train(trainer, evaluate, curves)
     return trainer
 

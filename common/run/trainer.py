@@ -1,7 +1,10 @@
-"""What a run of several adapters changes in GRPOTrainer, and no optimiser step depends on:
+"""What a run with several players adds to GRPOTrainer, around the optimiser step: arguments and
+data, the optimiser, metrics, several processes, TRL's reward calls, checkpoints. The step itself is
+in common/cotrainer.py. Of TRL it overrides
 
+    create_optimizer                         a learning rate for each adapter
+    log                                      means over all processes; not Trainer's own loss
     _get_train_sampler                       a resumed run continues in a later pass over the data
-    log                                      Trainer's own loss, norm and rate are left out
     _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
     create_model_card                        none
 
@@ -9,32 +12,141 @@ requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if 
 """
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 
-from common.run.checks import check_saved
+from common.batch import epochs, padded
+from common.errors import ScriptError
+from common.run import checks
 from common.run.folder import seal
 
 import torch
+from accelerate.utils import gather_object
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 
-class ResumableTrainer(GRPOTrainer):
-    """The base of AdapterTrainer, which sets `players`, `saved`, `_sums` and `_resumed_at`."""
+class RunTrainer(GRPOTrainer):
+    """See the top of this file."""
 
     saved: dict
     """what a checkpoint keeps beside adapters, optimiser and random numbers; JSON"""
 
-    def _get_train_sampler(self, dataset=None):
-        """TRL's shuffles with random numbers that continue from pass to pass and are in no
-        checkpoint: a run that resumes draws those of the passes before, or the first would repeat.
+    def __init__(
+        self,
+        model,
+        players: dict,
+        cfg,
+        config: GRPOConfig,
+        dataset,
+        tokenizer,
+        train_rows: list[dict] = (),
+        held_out: list[dict] = (),
+    ):
         """
-        sampler = super()._get_train_sampler(dataset)
-        rows = self._resumed_at * self.args.generation_batch_size
-        for _ in range(rows // len(sampler) if rows and sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
+        Args:
+            model: from common/model.py, with an adapter for every player.
+            players: from `with_adapters`.
+            cfg: the script's arguments, a RunArgs.
+            config: from `launch.grpo_config`.
+            dataset: what the data loader gives `step`: rows with a prompt.
+            train_rows, held_out: the data as they were loaded.
+        """
+        if "saved" in vars(self):
+            raise ScriptError("set self.saved after super().__init__, which makes it")
+        checks.check_players(players)
+        self.players, self.cfg = players, cfg
+        self.train_rows, self.held_out = list(train_rows), list(held_out)
+        asked = [row["question"] for row in held_out if "question" in row]
+        # a space more is no other question
+        self.held_out_questions = {*asked, *map(checks.stripped, asked)}
+        self.saved = {}
+        self._sums = {}  # metric -> (sum, count) of this process and step
+        self._resumed_at = 0  # step
+        # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
+        config.beta = 0.0
+        super().__init__(
+            model, [no_reward], args=config, train_dataset=dataset, processing_class=tokenizer
+        )
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
+                parameter.data = parameter.data.float()
+
+    def player_named(self, name: str):
+        """Returns a player by name; or by the name of its adapter, which a joined batch carries."""
+        if name in self.players:
+            return self.players[name]
+        for player in self.players.values():
+            if player.adapter == name:
+                return player
+        raise ScriptError(f"there is no player {name!r}; there are {', '.join(self.players)}")
+
+    # ------------------------------------------------------------------ the optimiser
+    def create_optimizer(self, model=None):
+        """Makes one AdamW with a parameter group, and so a learning rate, for each adapter."""
+        if self.optimizer is None:
+            rates = {player.adapter: player.lr for player in self.players.values()}
+            groups = [
+                {"params": self.parameters_of(a), "adapter": a, "lr": lr, "weight_decay": 0.0}
+                for a, lr in rates.items()
+            ]
+            optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = optimizer_class(groups, **options)
+        return self.optimizer
+
+    def parameters_of(self, adapter: str) -> list[torch.Tensor]:
+        # ...q_proj.lora_A.generator.weight
+        named = [(n.split("."), p) for n, p in self.model.named_parameters() if "lora_" in n]
+        return [p for name, p in named if name[-2] == adapter]
+
+    # ------------------------------------------------------------------ rewards, called by TRL
+    def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
+        """Has TRL call the player's reward functions -> (B, functions) of this process's rows, NaN
+        where a function returns None.
+        """
+        functions = self.player_named(name).rewards
+        if not functions or not rows:
+            shape = len(texts), len(functions)
+            return torch.full(shape, torch.nan, device=self.accelerator.device)
+        self.reward_funcs = [*map(checks.checked, functions)]
+        self.reward_func_names = [function.__name__ for function in functions]
+        self.reward_processing_classes = [None] * len(functions)
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        everyones = self._calculate_rewards(rows, prompts, completions, ids)
+        for metric, values in self._pending_metrics.items():  # TRL's log_metric
+            self.log_mean(f"{name}/{metric}", values)
+        self._pending_metrics.clear()
+        each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
+        for k, function in enumerate(self.reward_func_names):
+            known = each[:, k][~each[:, k].isnan()]
+            if not len(known):
+                checks.warn_once(f"{function} gave none of the {name}'s completions a reward")
+            self.log_mean(f"{name}/rewards/{function}/mean", known)
+        return each
+
+    # ------------------------------------------------------------------ metrics
+    def log_mean(self, name: str, values):
+        """Logs the mean of all values that this step and all processes give to a metric.
+
+        name: the full name, such as "verifier/accuracy".
+        values: a number, a list or a tensor; nothing is logged if no process has any.
+        """
+        values = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().flatten()
+        checks.check_metric(name, values)
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + values.sum().item(), count + len(values))
+
+    def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
+        """Logs the mean, and the share of groups whose rewards are all equal and teach nothing."""
+        self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
+        if groups is not None and len(set(groups)) < len(groups):
+            different = {}
+            for group, reward in zip(groups, rewards.tolist()):
+                different.setdefault(group, set()).update({reward} if reward == reward else ())
+            flat = [len(values) < 2 for values in different.values()]
+            self.log_mean(f"{name}/frac_reward_zero_std", flat)
 
     def log(self, logs: dict, start_time: float | None = None):
         """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
@@ -50,6 +162,78 @@ class ResumableTrainer(GRPOTrainer):
                 self._metrics["train"][name] = [sum(totals) / sum(counts)]
         super().log(ours, start_time)
 
+    # ------------------------------------------------------------------ several processes
+    def gather(self, values: list) -> list:
+        """Returns the lists of all processes, one after the other."""
+        return gather_object(values)
+
+    def over_all_processes(self, fn: Callable, *columns):
+        """Applies fn to the rows of all processes and returns this process's rows of the result,
+        for mathematics that must see the whole batch.
+
+        columns: lists or tensors with an entry per row, (B,) or (B, T); tensors are padded with
+        zeros to the longest T of all processes. fn takes as many columns and returns one, of the
+        same length.
+        """
+        if self.accelerator.num_processes == 1:
+            return fn(*columns)
+        counts, whole = self.gather([len(columns[0])]), []
+        for column in columns:
+            if isinstance(column, torch.Tensor):
+                whole.append(torch.cat(padded(self.gather([column.cpu()]), left=False)))
+            else:
+                whole.append(self.gather(list(column)))
+        first = sum(counts[: self.accelerator.process_index])
+        mine = fn(*whole)[first : first + len(columns[0])]
+        if isinstance(mine, torch.Tensor):
+            width = max([c.shape[1] for c in columns if getattr(c, "ndim", 1) == 2], default=None)
+            mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
+        return mine
+
+    def my_share(self, items: list) -> list:
+        """Returns this process's part of a list that is the same on all processes."""
+        return items[self.accelerator.process_index :: self.accelerator.num_processes]
+
+    def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
+        """Returns fn(items), of which each process computes its share; items and result are the
+        same on all processes.
+
+        fn: a list -> a list with an entry for each item, in order.
+        """
+        shares = self.gather([fn(self.my_share(items))])
+        world = self.accelerator.num_processes
+        return [shares[i % world][i // world] for i in range(len(items))]
+
+    def random_numbers(self) -> random.Random:
+        """Returns a generator seeded by run, step and process, so a resumed run draws the same."""
+        seed, step = self.args.seed, self.state.global_step
+        return random.Random(f"{seed} {step} {self.accelerator.process_index}")
+
+    # ------------------------------------------------------------------ data and checkpoints
+    @property
+    def questions_per_step(self) -> int:
+        """--questions of all processes together."""
+        return self.cfg.questions * self.accelerator.num_processes
+
+    def from_epochs(self, items: list, turn: int, key: str, count: int | None = None) -> list:
+        """Returns what all processes together train on in step number `turn` of those that train on
+        these items: the next `count` of shuffled epochs, see `epochs`.
+
+        count: by default `questions_per_step`.
+        """
+        count = count or self.questions_per_step
+        return epochs(items, turn * count, count, key)
+
+    def _get_train_sampler(self, dataset=None):
+        """TRL's shuffles with random numbers that continue from pass to pass and are in no
+        checkpoint: a run that resumes draws those of the passes before, or the first would repeat.
+        """
+        sampler = super()._get_train_sampler(dataset)
+        rows = self._resumed_at * self.args.generation_batch_size
+        for _ in range(rows // len(sampler) if rows and sampler.shuffle else 0):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
     def create_model_card(self, *_, **__):
         """None: it could not name the base, nor say what the paper's players are."""
 
@@ -58,7 +242,7 @@ class ResumableTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()  # every process writes its own random numbers
         if self.args.should_save:
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            check_saved(self.saved)
+            checks.check_saved(self.saved)
             (folder / "saved.json").write_text(json.dumps(self.saved))
             seal(folder)  # last: one that was cut short is not finished
 
@@ -70,3 +254,8 @@ class ResumableTrainer(GRPOTrainer):
             set_peft_model_state_dict(self.model, state, adapter_name=adapter)
         self.saved = json.loads((folder / "saved.json").read_text())
         self._resumed_at = int(folder.name.removeprefix("checkpoint-"))
+
+
+def no_reward(completions, **_) -> list[float]:
+    """Stands for the reward function that GRPOTrainer demands; each player brings its own."""
+    return [0.0] * len(completions)

@@ -23,8 +23,7 @@ from typing import Literal
 
 from common.errors import UserError, say
 from common.fast.sampling import sample
-from common.model import load_model
-from common.plain import tokenize
+from common.model import load_model, tokenize
 from common.run.args import Count, Tokens, Weight, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
@@ -98,10 +97,10 @@ class WarmUp(TrainerCallback):
 
     def write(self, model, prompts: list, judging: bool) -> tuple[list[str], float]:
         limit = self.cfg.judgement_tokens if judging else self.cfg.solution_tokens
-        ends, pad_id = [self.tokenizer.eos_token_id], self.tokenizer.pad_token_id
+        ends = [self.tokenizer.eos_token_id]
         ids, logps = [], []
         for part in grouped(tokenize(prompts, self.tokenizer), 64):
-            found = sample(model, part, limit, 1.0, ends, pad_id)
+            found = sample(model, part, limit, 1.0, ends)
             ids, logps = ids + found[0], logps + sum(found[1], [])
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
 

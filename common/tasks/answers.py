@@ -77,7 +77,7 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
     spells out no special token, which would become one.
     """
-    from common.plain import special_tokens  # and torch, which the loaders do without
+    from common.model import special_tokens  # and torch, which the loaders do without
 
     prompts, parts = [solve_prompt(row["question"]) for row in rows], []
     if any("begun" in row for row in rows):

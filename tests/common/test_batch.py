@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 
-from common.batch import Batch, Origin, padded
+from common.batch import Batch, padded
 
 import pytest
 import torch
@@ -35,8 +35,8 @@ def test_a_misspelt_field_raises():
 def test_fields_of_two_batches_are_not_shared():
     one, other = made("a", [1], [1]), made("a", [1], [1])
     one.columns["x"], one.components["y"] = 1, torch.ones(1)
-    one.notes.append({}), one.origins.append(Origin())
-    assert not (other.columns or other.components or other.notes or other.origins)
+    one.notes.append({}), one.rollouts.append(3)
+    assert not (other.columns or other.components or other.notes or other.rollouts)
 
 
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
@@ -92,7 +92,7 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
         batch.base_logps = -batch.completion_mask.float()
         batch.texts, batch.notes = [batch.player] * len(batch), [{"of": batch.player}] * len(batch)
         batch.columns = {"x": [0] * len(batch), "y": batch.rewards}
-        batch.total_tokens, batch.origins = int(batch.completion_mask.sum()), [Origin()]
+        batch.total_tokens, batch.rollouts = int(batch.completion_mask.sum()), [batch.player]
         batch.components = {"z": batch.rewards}
     whole = Batch.join("c", [one, two], 99)
     assert whole.player == "c" and whole.components == {}
@@ -106,7 +106,7 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
     assert whole.texts == [*"aab"] and [note["of"] for note in whole.notes] == [*"aab"]
     assert whole.columns["x"] == [0, 0, 0] and whole.total_tokens == 6
     assert (whole.row.tolist(), whole.source.tolist()) == ([0, 1, 2], [0, 0, 1])
-    assert [*map(id, whole.origins)] == [id(b.origins[0]) for b in (one, two)]
+    assert whole.rollouts == [*"ab"]
     two.base_logps = None
     assert Batch.join("c", [one, two], 99).base_logps is None
 
@@ -132,16 +132,14 @@ def test_no_row_at_all():
 
 
 # ------------------------------------------------------------------ what checks remember
-def test_all_copies_of_a_batch_share_what_is_remembered_of_its_rollout():
+def test_all_copies_of_a_batch_know_their_rollout():
     batch = made("a", [1, 1], [1, 1])
-    batch.origins = [Origin()]
+    batch.rollouts = [7]
     copies = [copy.copy(batch), copy.deepcopy(batch), dataclasses.replace(batch, player="b")]
     copies += [batch.take(torch.tensor([0])), copy.deepcopy([batch])[0]]
     batch.total_tokens = 2
     copies.append(Batch.join("a", [batch], 99))
-    batch.origins[0].trained = True
-    assert all(each.origins[0].trained for each in copies)
-    assert not Origin().trained
+    assert all(each.rollouts == [7] for each in copies)
     assert copies[1].completion_ids is not batch.completion_ids  # what else it holds is copied
 
 

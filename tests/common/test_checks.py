@@ -201,7 +201,8 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     for flat in (True, True, False, True, True, True, True):
         batch = a_batch(trainer, "ann", 16)
         batch.advantages *= not flat
-        batch.rewards = batch.origins[0].rewards = torch.arange(16.0)
+        trainer.set_rewards(batch, torch.arange(16.0))
+        batch.advantages *= not flat
         trainer.update(batch)
         said.append(capsys.readouterr().out.partition(".")[0])
     idle = "warning: 3 updates in a row of the ann had no gradient: all advantages were 0"
@@ -230,7 +231,9 @@ def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
         parts = [a_batch(trainer, name, 16) for name in ("bob", "cat")]
         parts[1].advantages *= 0
         for part, rewards in zip(parts, (torch.arange(16.0), torch.zeros(16))):
-            part.rewards = part.origins[0].rewards = rewards
+            advantages = part.advantages
+            trainer.set_rewards(part, rewards)
+            part.advantages = advantages
         trainer.update(trainer.concat(parts))
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")

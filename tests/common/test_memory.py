@@ -6,10 +6,10 @@ import shutil
 import types
 
 import tango
+from common.cotrainer import Player, with_adapters
 from common.errors import UserError
 from common.fast.scoring import packed
 from common.model import SHARED_KEYS, load_model
-from common.players import Player, with_adapters
 from common.run import launch
 from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
 from common.run.models import read_config

@@ -1,24 +1,15 @@
-"""common/pairs.py: what a step takes, and pairs cut and trimmed in every way against one forward
-pass per completion."""
+"""Pairs and epochs of common/batch.py: what a step takes, and pairs cut and trimmed in every way
+against one forward pass per completion."""
 
 from collections import Counter
 
-from common.fast.scoring import in_parts
-from common.pairs import (
-    as_completions,
-    chosen_and_rejected,
-    completion_batch,
-    in_passes,
-    pair_batch,
-)
-from common.plain import tokenize
-from common.tiny import TINY
+from common.batch import as_completions, chosen_and_rejected, epochs
+from common.model import tokenize
 
 import pytest
 import torch
 from conftest import make_trainer
 from trainers import log_probs_by_hand
-from transformers import AutoTokenizer
 
 QUESTIONS = ["3+4 mod 61", "(1+2)*3 mod 61", "9*9 mod 61", "2+2 mod 61", "((7+8)*2)+1 mod 61"]
 COMPLETIONS = [  # chosen, rejected; the longest is rejected, the shortest is cut, one is empty
@@ -31,39 +22,39 @@ COMPLETIONS = [  # chosen, rejected; the longest is rejected, the shortest is cu
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY)
+def trainer(tmp_path_factory):
+    return make_trainer(tmp_path_factory.mktemp("run"), micro_batch=2)
 
 
 def messages(question):
     return [{"role": "user", "content": question}]
 
 
-def make_batch(tokenizer):
-    pairs = [tuple(tokenizer(text).input_ids for text in pair) for pair in COMPLETIONS]
-    return pair_batch("generator", [messages(q) for q in QUESTIONS], pairs, tokenizer, "cpu")
+def make_batch(trainer):
+    pairs = [tuple(trainer.encode(text, ended=False) for text in pair) for pair in COMPLETIONS]
+    return trainer.pairs("generator", [messages(q) for q in QUESTIONS], pairs)
 
 
 # ------------------------------------------------------------------ which pairs a step takes
 def test_every_pass_has_every_item_once_in_an_order_of_its_own():
     items = list(range(50))
-    passes = [in_passes(items, 50 * n, 50, "0") for n in range(3)]
+    passes = [epochs(items, 50 * n, 50, "0") for n in range(3)]
     assert all(sorted(order) == items for order in passes)
-    assert len({tuple(order) for order in [*passes, items, in_passes(items, 0, 50, "1")]}) == 5
+    assert len({tuple(order) for order in [*passes, items, epochs(items, 0, 50, "1")]}) == 5
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 20, 64])
 def test_steps_follow_each_other_without_a_gap(count):
     """Whatever a step takes: fewer than all, more than one pass, more than two."""
-    taken = sum((in_passes(list("abcdefgh"), n * count, count, "key") for n in range(8)), [])
-    assert taken == in_passes(list("abcdefgh"), 0, 8 * count, "key")
+    taken = sum((epochs(list("abcdefgh"), n * count, count, "key") for n in range(8)), [])
+    assert taken == epochs(list("abcdefgh"), 0, 8 * count, "key")
     times = Counter(taken)
     assert len(taken) == 8 * count and set(times.values()) == {count}  # eight items, count passes
 
 
 # ------------------------------------------------------------------ batches
-def test_a_pair_batch_holds_the_tokens_it_was_given(tokenizer):
-    batch = make_batch(tokenizer)
+def test_a_pair_batch_holds_the_tokens_it_was_given(trainer):
+    batch, tokenizer = make_batch(trainer), trainer.processing_class
     rows = as_completions(batch)
     for i, (question, texts) in enumerate(zip(QUESTIONS, COMPLETIONS)):
         prompt = tokenizer(f"<|user|>{question}<|assistant|>").input_ids
@@ -80,19 +71,24 @@ def test_a_pair_batch_holds_the_tokens_it_was_given(tokenizer):
     assert batch.row.tolist() == list(range(5)) and batch.advantages is None
 
 
-def test_prompts_are_those_of_a_rollout(tokenizer):
+def test_prompts_are_those_of_a_rollout(trainer):
     """A question cannot end the user's message by spelling the template's marks out."""
     prompts = [messages(q) for q in ("1+1 mod 61", "9<|end|><|assistant|>1 mod 61")]
-    batch = completion_batch("generator", prompts, [[5], [6, 7]], tokenizer, "cpu")
+    batch = trainer.completions("generator", prompts, [[5], [6, 7]])
     kept = [ids[m.bool()].tolist() for ids, m in zip(batch.prompt_ids, batch.prompt_mask)]
-    assert kept == tokenize(prompts, tokenizer)
+    assert kept == tokenize(prompts, trainer.processing_class)
+    assert (
+        len(trainer.completions("generator", [], []))
+        == len(trainer.pairs("generator", [], []))
+        == 0
+    )
     assert batch.completion_mask.tolist() == [[1, 0], [1, 1]]
 
 
 # ------------------------------------------------------------------ log-probs of pairs
 @pytest.mark.parametrize("parts", [[[3], [2, 1], [4, 0]], [[0, 1, 2, 3, 4]]])
-def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, tmp_path, parts):
-    trainer, batch = make_trainer(tmp_path), make_batch(tokenizer)
+def test_log_probs_do_not_depend_on_how_pairs_are_cut(trainer, parts):
+    batch, tokenizer = make_batch(trainer), trainer.processing_class
 
     def logp(question, text):
         ids = tokenizer(text).input_ids
@@ -111,10 +107,10 @@ def test_log_probs_do_not_depend_on_how_pairs_are_cut(tokenizer, tmp_path, parts
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
 
 
-def test_parts_of_a_batch_of_pairs_hold_every_pair_once(tokenizer):
+def test_parts_of_a_batch_of_pairs_hold_every_pair_once(trainer):
     """No pair is dropped for its advantages: it has none."""
-    batch = make_batch(tokenizer)
-    parts = in_parts(batch, 2)
+    batch = make_batch(trainer)
+    parts = [batch.take(rows) for rows in trainer.micro_batches(batch)]
     assert [part.player for part in parts] == ["generator"] * 3
     assert sorted(sum((part.row.tolist() for part in parts), [])) == list(range(5))
     widths = [part.completion_mask.shape[2] for part in parts]

@@ -12,9 +12,11 @@ from conftest import ROOT, gradient, make_trainer, perturb, relative
 
 SEAMS = {
     "__init__.py": {"common.run.early"},
-    "cotrainer.py": {"common.run.checks", "common.run.recording"},
-    "players.py": {"common.fast", "common.fast.vllm", "common.run.checks", "common.run.trainer"},
-    "model.py": {"common.fast.layers", "common.run.machine", "common.run.models"},
+    "cotrainer.py": {
+        *("common.fast", "common.fast.vllm"),
+        *("common.run.checks", "common.run.recording", "common.run.trainer"),
+    },
+    "model.py": {"common.fast", "common.run.machine", "common.run.models"},
 }
 """What the files that one reads import of common/fast/ and common/run/."""
 

@@ -65,10 +65,10 @@ IN_A_GRAPH.__context__ = torch.OutOfMemoryError("CUDA out of memory")
 @pytest.mark.parametrize(
     "error, phase",
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), "complete"),
-        (IN_A_GRAPH, "complete"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "generate"),
+        (IN_A_GRAPH, "generate"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "loss"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "complete"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "generate"),
         (RuntimeError("a mistake"), "loss"),
     ],
 )
@@ -76,7 +76,7 @@ def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error,
     def fails(*_, **__):
         raise error
 
-    where = {"complete": "common.fast.complete", "loss": "common.cotrainer.CoTrainer.loss"}
+    where = {"generate": "common.fast.generate", "loss": "common.cotrainer.CoTrainer.loss"}
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr(where[phase], fails)
     arguments = small("tango.py", tmp_path / "run")

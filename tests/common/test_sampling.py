@@ -10,9 +10,8 @@ from common import plain
 from common.fast import layers as layers_module
 from common.fast import sampling
 from common.fast.layers import FusedLora4bit, prepared
-from common.fast.sampling import complete, sample
-from common.model import SHARED_KEYS, load_model
-from common.plain import tokenize
+from common.fast.sampling import generate, sample
+from common.model import SHARED_KEYS, load_model, tokenize
 from common.run.models import load_tokenizer
 from common.tasks.math import load_questions
 from common.tiny import TINY
@@ -46,18 +45,18 @@ def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth
     model, tokenizer, prompts = player
     monkeypatch.setattr("common.fast.sampling.WORTH_A_PASS", worth)
     assert worth == 32 or sampling.common_beginning([*map(tuple, prompts[::3])]) > 0
-    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    stop = tokenizer.eos_token_id
     model.set_adapter(adapter or "a")
     with contextlib.nullcontext() if adapter else model.disable_adapter():
-        ours = sample(model, prompts, limit, 0.0, [stop], pad)[0]
+        ours = sample(model, prompts, limit, 0.0, [stop])[0]
         monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
-        assert ours == complete(model, prompts, limit, 0.0, [stop], pad)[0]  # by transformers
+        assert ours == generate(model, prompts, limit, 0.0, [stop])[0]  # by transformers
 
 
 def test_log_probs_are_those_of_the_sampled_tokens(player):
     model, tokenizer, prompts = player
     torch.manual_seed(0)
-    ids, logps = sample(model, prompts, 40, 0.8, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    ids, logps = sample(model, prompts, 40, 0.8, [tokenizer.eos_token_id])
     assert len({tuple(row) for row in ids}) > 6  # rows of a group differ
     for prompt, completion, logp in zip(prompts, ids, logps):
         with torch.no_grad():
@@ -73,13 +72,13 @@ def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, 
     """As on a GPU, where rows are dropped now and then only."""
     monkeypatch.setattr("common.fast.sampling.WORTH_A_PASS", worth)
     model, tokenizer, prompts = player
-    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    stop = tokenizer.eos_token_id
 
     def both():
         torch.manual_seed(0)
         # without an end token no row is dropped, and so as many random numbers are drawn
-        drawn = sample(model, prompts, 20, 1.0, [], pad)
-        return sample(model, prompts, 64, 0.0, [stop], pad), drawn
+        drawn = sample(model, prompts, 20, 1.0, [])
+        return sample(model, prompts, 64, 0.0, [stop]), drawn
 
     expected = both()
     monkeypatch.setitem(sampling.SEGMENT, "cpu", 7)
@@ -106,18 +105,18 @@ def test_a_graph_writes_what_its_steps_write(player, monkeypatch, dtype):
     """Greedy in float32 as `generate`, too; sampled, with the same random numbers."""
     model, tokenizer, prompts = player
     model = copy.deepcopy(model).to("cuda", dtype).eval()
-    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    greedy = sample(model, prompts, 64, 0.0, [stop], pad)[0]
+    stop = tokenizer.eos_token_id
+    greedy = sample(model, prompts, 64, 0.0, [stop])[0]
     torch.manual_seed(0)
-    drawn = sample(model, prompts, 64, 1.0, [], pad)
+    drawn = sample(model, prompts, 64, 1.0, [])
     monkeypatch.setattr(
         "common.fast.sampling._repeat", lambda step, n, _: [step() for _ in range(n)]
     )
     torch.manual_seed(0)
-    assert sample(model, prompts, 64, 1.0, [], pad) == drawn
+    assert sample(model, prompts, 64, 1.0, []) == drawn
     if dtype == torch.float32:
         monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
-        assert complete(model, prompts, 64, 0.0, [stop], pad)[0] == greedy
+        assert generate(model, prompts, 64, 0.0, [stop])[0] == greedy
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -169,8 +168,7 @@ def test_first_tokens_follow_the_distribution(player):
     model, tokenizer, prompts = player
     prompt = prompt_of(tokenizer, "Propose a question.")
     torch.manual_seed(1)
-    tokens = [tokenizer.eos_token_id], tokenizer.pad_token_id
-    ids, _ = sample(model, [prompt] * 2000, 2, 1.0, *tokens)
+    ids, _ = sample(model, [prompt] * 2000, 2, 1.0, [tokenizer.eos_token_id])
     first = ids[0][0]
     with torch.no_grad():
         p = model(input_ids=torch.tensor([prompt + [first]])).logits[0, -1].softmax(-1)
@@ -229,7 +227,7 @@ def test_adapters_are_never_merged_into_16_bit_weights(in_bfloat16):
     with sampling._merged(model):
         assert before == {n: p.data_ptr() for n, p in model.named_parameters()}
     with torch.autocast("cpu", torch.bfloat16):
-        ids, logps = sample(model, [prompt], 12, 1.0, [tokenizer.eos_token_id], 0)
+        ids, logps = sample(model, [prompt], 12, 1.0, [tokenizer.eos_token_id])
     assert len(ids[0]) == len(logps[0]) > 0
 
 
@@ -287,7 +285,7 @@ def kernels_of_a_token(folder, monkeypatch, layers: int) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(AutoModelForCausalLM, "from_pretrained", in_bfloat16)
         replace = layers_module.replace_layers
-        patch.setattr("common.model.replace_layers", lambda model, _: replace(model, gpu=True))
+        patch.setattr("common.fast.replace_layers", lambda model, _: replace(model, gpu=True))
         model, _ = load_model(str(folder), ["player"], 4, True, seed=0)
     monkeypatch.setenv(SHARED_KEYS, "0")
     counts = []
@@ -303,7 +301,7 @@ def kernels_of_a_token(folder, monkeypatch, layers: int) -> int:
     monkeypatch.setattr(sampling, "_repeat", one_counted)
     monkeypatch.setitem(sampling.SEGMENT, "cpu", 4)
     with torch.autocast("cpu", torch.bfloat16):
-        sample(model.eval(), [[5, 6, 7, 8], [5, 6, 9]] * 4, 4, 1.0, [3], 0)
+        sample(model.eval(), [[5, 6, 7, 8], [5, 6, 9]] * 4, 4, 1.0, [3])
     return counts[0]
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 from common.batch import Batch
 from common.cotrainer import CoTrainer, Player
@@ -236,6 +237,13 @@ def a_batch(lengths, advantages=None, prompts=None):
     )
 
 
+def parts_of(batch, size: int) -> list[Batch]:
+    """The micro-batches of an update without a KL term."""
+    cfg = SimpleNamespace(micro_batch=size)
+    trainer = SimpleNamespace(engine=scoring, kl=0.0, all_rows=False, cfg=cfg)
+    return [batch.take(rows) for rows in CoTrainer.micro_batches(trainer, batch)]
+
+
 def rows_of(part) -> list[int]:
     return part.rewards.int().tolist()
 
@@ -257,7 +265,7 @@ def test_rows_of_one_prompt_stay_together_in_order():
 def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
     lengths, prompts = [9, 2, 7, 4, 1, 8], [3, 6, 2, 4, 5, 1]
     batch = a_batch(lengths, [1.0, 1.0, 0.0, -1.0, 0.5, 2.0], prompts)
-    parts = scoring.in_parts(batch, 2)
+    parts = parts_of(batch, 2)
     assert [rows_of(part) for part in parts] == [[4, 1], [3, 5], [0]]
     for part in parts:
         rows = rows_of(part)
@@ -276,7 +284,7 @@ def test_parts_hold_the_live_rows_by_length_each_trimmed_to_its_own():
 def test_any_number_of_rows_and_any_size(dead, size):
     """Every live row once, in as few parts of nearly one size as there can be."""
     batch = a_batch([5, 4, 3, 2, 1, 6], [0.0] * dead + [1.0] * (6 - dead))
-    parts = [rows_of(p) for p in scoring.in_parts(batch, size)]
+    parts = [rows_of(part) for part in parts_of(batch, size)]
     sizes = [len(rows) for rows in parts]
     assert sorted(sum(parts, [])) == [*range(dead, 6)] and len(parts) == -(-(6 - dead) // size)
     assert not parts or max(sizes) <= size and max(sizes) - min(sizes) <= 1

@@ -1,12 +1,11 @@
-"""What cotrainer.py, players.py and run/trainer.py rely on in TRL. An upgrade that moves any of it
+"""What cotrainer.py and run/trainer.py rely on in TRL. An upgrade that moves any of it
 fails here.
 """
 
 import inspect
 
 from common.cotrainer import CoTrainer
-from common.players import AdapterTrainer
-from common.run.trainer import ResumableTrainer
+from common.run.trainer import RunTrainer
 
 import pytest
 import trl
@@ -35,7 +34,7 @@ def test_version():
 
 def test_nothing_else_is_overridden():
     """But for `evaluate`, which common/run/session.py replaces in the instance."""
-    ours = {*vars(ResumableTrainer), *vars(AdapterTrainer), *vars(CoTrainer)}
+    ours = {*vars(RunTrainer), *vars(CoTrainer)}
     assert {n for n in ours if hasattr(GRPOTrainer, n) and n[:2] != "__"} == {*OVERRIDDEN}
 
 

@@ -21,8 +21,7 @@ from types import SimpleNamespace
 from common.errors import UserError
 from common.fast import vllm
 from common.fast.sampling import sample
-from common.model import load_model
-from common.plain import tokenize
+from common.model import load_model, tokenize
 from common.tiny import EMBEDDED
 
 import pytest
@@ -103,7 +102,7 @@ class Small(ThreadingHTTPServer):
         model, choices = self.loaded.get(name, self.base), []
         prompts, limit = [body["prompt"]] * body["n"], body["max_tokens"]
         torch.manual_seed(body["seed"])
-        found = sample(model, prompts, limit, body["temperature"], ends, 0)
+        found = sample(model, prompts, limit, body["temperature"], ends)
         for row, (ids, logps) in enumerate(zip(*found)):
             choice = {"index": row, "token_ids": ids, "logprobs": {"token_logprobs": logps}}
             choices.append(choice | {"finish_reason": "stop" if ids[-1] in ends else "length"})
@@ -162,7 +161,7 @@ def own(trainer, name, prompts, begun=()) -> list[list[int]]:
     ids = [[*one, *more] for one, more in zip(ids, begun or [()] * len(ids))]
     with trainer.playing(name):
         ends, limit = trainer.eos_token_ids, trainer.player_named(name).max_tokens
-        return trainer.engine.complete(trainer.model, ids, limit, 0.0, ends, 0)[0]
+        return trainer.engine.generate(trainer.model, ids, limit, 0.0, ends)[0]
 
 
 def prompts_of(trainer, count=6) -> list:
@@ -228,24 +227,26 @@ def test_a_new_version_answers_after_an_update_and_only_then(asking, server):
     assert gone == ("unload", first) and second != first
     assert {body["model"] for body in server.asked[before:]} == {second}
     assert set(server.loaded) == {second, verifiers}
-    folders = {path.name for path in asking.server.folder.glob("*/*")}
+    folders = {path.name for path in asking.sampler.folder.glob("*/*")}
     assert folders == {second, verifiers}
-    asking.server.forget()
-    assert not server.loaded and not asking.server.folder.exists()
+    asking.sampler.forget()
+    assert not server.loaded and not asking.sampler.folder.exists()
 
 
 def test_of_two_processes_one_publishes(asking, server):
     """They have the same weights; here two clients in one process stand for them."""
-    other = vllm.Server(server.url, asking.args.output_dir, asking.server.word)
+    other = vllm.Server(server.url, asking.args.output_dir, asking.sampler.word)
     ids = tokenize(prompts_of(asking), asking.processing_class)
     limits = 8, 0.0, asking.eos_token_ids
     with asking.playing("generator"), ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(s.complete, asking.model, ids, *limits) for s in (asking.server, other)]
+        both = [
+            pool.submit(s.generate, asking.model, ids, *limits) for s in (asking.sampler, other)
+        ]
     assert both[0].result() == both[1].result() and [what for what, _ in server.told] == ["load"]
     perturb(asking, 0.03)
     with asking.playing("generator"):
-        other.complete(asking.model, ids, *limits)
-        asking.server.complete(asking.model, ids, *limits)
+        other.generate(asking.model, ids, *limits)
+        asking.sampler.generate(asking.model, ids, *limits)
     assert [what for what, _ in server.told] == ["load", "load", "unload"]
 
 
@@ -312,7 +313,7 @@ def test_what_the_server_cannot_do_is_a_sentence_before_the_run(server, tmp_path
     vars(server).update(broken)
     trainer = make_trainer(tmp_path, rollouts=server.url)
     with pytest.raises(UserError, match=sentence) as error:
-        trainer.server.check(trainer)
+        trainer.sampler.check(trainer)
     assert str(error.value).startswith(f"--rollouts {server.url}: ")
 
 
@@ -347,7 +348,7 @@ def test_a_run_asks_the_server_only_and_the_gap_is_rounding(
     server, tmp_path, monkeypatch, no_report
 ):
     """Training and evaluation."""
-    monkeypatch.setattr("common.fast.complete", None)
+    monkeypatch.setattr("common.fast.generate", None)
     more = "--steps 2 --questions 1 --eval-samples 1 --eval-questions 1 --show-every 0 --rollouts"
     run_here("tango.py", *small("tango.py", tmp_path / "run", *more.split(), server.url))
     steps = steps_of(tmp_path / "run")
@@ -404,8 +405,7 @@ def test_on_vllm_two_players_learn(real, tmp_path, monkeypatch, no_report):
     for name in ("generator", "verifier", "generator"):
         model.set_adapter(name)
         theirs, ours = (
-            complete(model, prompts * 2, 12, 0.0, ends, *more)
-            for complete, more in ((client.complete, ()), (sample, (0,)))
+            write(model, prompts * 2, 12, 0.0, ends) for write in (client.generate, sample)
         )
         assert theirs[0] == ours[0]
         for one, other in zip(theirs[1], ours[1]):
@@ -416,7 +416,7 @@ def test_on_vllm_two_players_learn(real, tmp_path, monkeypatch, no_report):
                 p.data *= 2  # an update
     assert len({str(ids) for ids in written}) == 3
     torch.manual_seed(0)
-    ids, logps = client.complete(model, prompts[:1] * 4, 12, 1.0, ends)
+    ids, logps = client.generate(model, prompts[:1] * 4, 12, 1.0, ends)
     assert len({str(row) for row in ids}) > 1  # a seed for each row of a group
     client.forget()
 

@@ -58,7 +58,7 @@ def rows_of_both(trainer, batch: Batch) -> Batch:
             parts = [F.pad(part, (0, longest - part.shape[2])) for part in parts]
         return torch.cat(padded(parts, left))
 
-    names = [field.name for field in dataclasses.fields(batch) if field.name != "origins"]
+    names = [field.name for field in dataclasses.fields(batch) if field.name != "rollouts"]
     return Batch(**{n: of_both(getattr(batch, n), n.startswith("prompt")) for n in names})
 
 

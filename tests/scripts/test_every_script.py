@@ -89,9 +89,8 @@ def test_plain_uses_nothing_that_is_fast(script, tmp_path, monkeypatch, no_repor
     module, step = module_of(script), CoTrainer.training_step
     monkeypatch.setattr(module, "evaluate", module.evaluate)  # put back in the end
     evaluated_once(module, most_tokens=2)
-    for name in ("complete", "token_logps", "in_order", "in_parts"):
+    for name in ("generate", "token_logps", "in_order", "install"):
         monkeypatch.setattr(fast, name, None)
-    monkeypatch.setattr("common.model.replace_layers", None)
 
     def once(trainer, *arguments):
         monkeypatch.setattr(CoTrainer, "training_step", interrupted)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import genrm
 from common.errors import UserError
-from common.fast.scoring import in_parts
 from common.tasks.answers import solve_prompt
 
 import pytest
@@ -14,7 +13,16 @@ import torch
 from conftest import build, perturb
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import (
+    QUESTION,
+    RIGHT,
+    WRONG,
+    encoded,
+    log_probs_by_hand,
+    logged,
+    loss_in_parts,
+    without_model,
+)
 
 THOUGHTS = f"<step>4:\\boxed{{CORRECT}}</step>\n{genrm.OPENING}"
 
@@ -62,9 +70,7 @@ def test_the_loss_of_a_step_by_hand(tmp_path, verifier, solve_weight):
     lessons = [row(text, z, rationale=THOUGHTS) for text, z in ((RIGHT, True), (WRONG, False))]
     trainer.saved = {"D_verify": lessons, "D_correct": [row(RIGHT, True)]}
     (batch,) = trainer.step([])
-    with trainer.playing("verifier"):
-        parts = in_parts(batch, 2, all_rows=True)
-        ours = sum(trainer.loss(part).item() for part in parts)
+    ours = loss_in_parts(trainer, batch, 2)
     prompt, words = genrm.ask_prompt, ["Yes", "No"]
     if verifier == "cot":
         prompt = genrm.verify_prompt

@@ -11,9 +11,8 @@ import shutil
 from pathlib import Path
 
 from common import fast
-from common.fast.sampling import complete, sample
-from common.model import load_model
-from common.plain import tokenize
+from common.fast.sampling import generate, sample
+from common.model import load_model, tokenize
 from common.run import launch
 from common.tasks.answers import solve_prompt
 from common.tasks.code import load_tasks
@@ -95,7 +94,7 @@ def known():
 
 # ------------------------------------------------------------------ what is put into its mouth
 class Writer:
-    """In place of `complete`: to every second prompt a good answer, to the others a bad one. It
+    """In place of `generate`: to every second prompt a good answer, to the others a bad one. It
     reads the prompts' tokens as the model would, and keeps them.
     """
 
@@ -103,7 +102,7 @@ class Writer:
         self.tokenizer, self.known, self.prompts = tokenizer, known, []
         self.whole = {}  # program without its last line -> program
 
-    def __call__(self, model, prompt_ids, max_tokens, temperature, ends, pad_id):
+    def __call__(self, model, prompt_ids, max_tokens, temperature, ends):
         written = []
         for number, ids in enumerate(prompt_ids):
             user = self.read(ids)
@@ -114,7 +113,7 @@ class Writer:
             assert set(tokens).isdisjoint(self.tokenizer.all_special_ids)
             written.append([*tokens, self.tokenizer.eos_token_id][:max_tokens])
             self.prompts.append(user)
-        return written, []
+        return written, [[0.0] * len(row) for row in written]
 
     def read(self, ids: list[int]) -> str:
         """The user's message. The template's own tokens are in their places, and no others."""
@@ -197,7 +196,7 @@ class Writer:
 @pytest.fixture
 def writer(shallow, known, monkeypatch):
     writer = Writer(AutoTokenizer.from_pretrained(shallow), known)
-    monkeypatch.setattr(fast, "complete", writer)
+    monkeypatch.setattr(fast, "generate", writer)
     return writer
 
 
@@ -292,8 +291,8 @@ def test_sampling_is_that_of_transformers(smollm2, known):
     model.eval()
     questions = [question for question in known if question.endswith("?")][:2]
     prompts = tokenize([solve_prompt(question) for question in questions], tokenizer)
-    ends, pad = [tokenizer.eos_token_id], tokenizer.pad_token_id
-    greedy = complete(model, prompts, 8, 0.0, ends, pad)[0]
+    ends = [tokenizer.eos_token_id]
+    greedy = generate(model, prompts, 8, 0.0, ends)[0]
     for prompt, text in zip(prompts, greedy):
         alone = model.generate(
             input_ids=torch.tensor([prompt]),
@@ -301,7 +300,7 @@ def test_sampling_is_that_of_transformers(smollm2, known):
             generation_config=GenerationConfig(max_new_tokens=8, eos_token_id=ends),
         )
         assert alone[0, len(prompt) :].tolist() == text
-    ids, logps = sample(model, prompts, 8, 1.0, ends, pad)
+    ids, logps = sample(model, prompts, 8, 1.0, ends)
     with torch.no_grad():
         for prompt, row, drawn in zip(prompts, ids, logps):
             logits = model(torch.tensor([prompt + row])).logits[0, len(prompt) - 1 : -1]

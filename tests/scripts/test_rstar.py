@@ -6,12 +6,20 @@ import random
 
 import rstar
 from common.errors import UserError
-from common.fast.scoring import in_parts
 from common.tasks.answers import solve_prompt
 
 import pytest
 from conftest import build, perturb
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import (
+    QUESTION,
+    RIGHT,
+    WRONG,
+    encoded,
+    log_probs_by_hand,
+    logged,
+    loss_in_parts,
+    without_model,
+)
 
 END = "\n<answer>\\boxed{50}</answer>"
 FIRST = "<step>38+4=42</step>"
@@ -219,8 +227,7 @@ def likelihood(trainer, adapter, text: str, ended=True) -> float:
 def step_loss(trainer) -> float:
     """Of the step that the trainer would take, micro-batch by micro-batch."""
     (batch,) = trainer.step([])
-    with trainer.playing(batch.player):
-        return sum(trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True))
+    return loss_in_parts(trainer, batch)
 
 
 def test_both_losses_by_hand(tmp_path):

@@ -7,14 +7,21 @@ from types import SimpleNamespace
 
 import self_taught as st
 from common.errors import UserError
-from common.fast.scoring import in_parts
 from common.tiny.tasks import parse_question
 
 import pytest
 import torch
 from conftest import build, lora, perturb
 from hypothesis import given, strategies
-from trainers import QUESTION, RIGHT, answering, encoded, log_probs_by_hand, without_model
+from trainers import (
+    QUESTION,
+    RIGHT,
+    answering,
+    encoded,
+    log_probs_by_hand,
+    loss_in_parts,
+    without_model,
+)
 
 WORSE = "<step>38+7=45</step>\n<step>45*7=10</step>\n<answer>\\boxed{10}</answer>"
 
@@ -86,13 +93,11 @@ def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
     perturb(trainer, 0.05)
     lessons = lessons_of(trainer, "The first. \\boxed{1}", "\\boxed{2}")
     batch, logps = trainer.lesson_batch(lessons), []
-    with trainer.playing("judge"), torch.no_grad():
-        ours = trainer.loss(batch).item()
-        parts = [trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True)]
+    ours, parts = (loss_in_parts(trainer, batch, size) for size in (2, 1))
     for lesson in lessons:
         logps += log_probs_by_hand(trainer, "judge", lesson["prompt"], lesson["ids"])
     assert ours == pytest.approx(-sum(logps) / len(logps), rel=1e-4)
-    assert len(parts) == 2 and ours == pytest.approx(sum(parts), rel=1e-5)
+    assert len(batch) == 2 and ours == pytest.approx(parts, rel=1e-5)
 
 
 def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer):

@@ -7,7 +7,6 @@ import random
 
 import sweet_rl
 from common.errors import UserError
-from common.fast.scoring import in_parts
 from common.tasks.answers import solve_prompt
 
 import pytest
@@ -30,6 +29,7 @@ from trainers import (
     encoded,
     log_probs_by_hand,
     logged,
+    loss_in_parts,
     without_model,
 )
 
@@ -128,9 +128,7 @@ def message(user: str) -> list[dict]:
 
 
 def step_loss(trainer, player: str) -> float:
-    batch = trainer.lesson(player)
-    with trainer.playing(player):
-        return sum(trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True))
+    return loss_in_parts(trainer, trainer.lesson(player))
 
 
 def summed(d: list[float], turns: list[list[int]], by_turn: bool) -> float:

@@ -6,13 +6,21 @@ import random
 
 import vstar
 from common.errors import UserError
-from common.fast.scoring import in_parts
 from common.tasks.answers import solve_prompt
 
 import pytest
 import torch
 from conftest import build, lora, metrics_of, moved, perturb, run_here, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import (
+    QUESTION,
+    RIGHT,
+    WRONG,
+    encoded,
+    log_probs_by_hand,
+    logged,
+    loss_in_parts,
+    without_model,
+)
 
 
 def row(solution, right, **more):
@@ -55,8 +63,7 @@ def likelihood(trainer, adapter, text: str) -> float:
 def step_loss(trainer) -> float:
     """Of the step that the trainer would take, micro-batch by micro-batch."""
     (batch,) = trainer.step([])
-    with trainer.playing(batch.player):
-        return sum(trainer.loss(part).item() for part in in_parts(batch, 1, all_rows=True))
+    return loss_in_parts(trainer, batch)
 
 
 def teach(trainer, lessons: list[dict]):
