@@ -25,7 +25,7 @@ Our changes that matter (more in docs/pvg.md)
     2. V(x, z) = beta log(V(z | x) / base(z | x)), a likelihood. The paper's V is a linear head; no
        score that is given at once was ever learnt here (docs/genrm.md).
     3. Every round has the same number of steps. The paper ends one when the attack has succeeded.
-    4. A solution that cannot be read gets the lowest reward in either role.
+    4. A solution that cannot be read gets the lowest reward of its question and role.
 
 Shapes: P questions, G solutions of each per role, B = P * G; b of a micro-batch, T tokens.
 """
@@ -114,14 +114,18 @@ WINDOW = 3  # prover steps over whose mean an attack is said to have succeeded
 # ------------------------------------------------------------------ rewards
 def prover_rewards(V: torch.Tensor, right: list[bool], h: int, G: int, kind: str) -> torch.Tensor:
     """(B,) scores, NaN of what cannot be read, of groups of G; whether each solution is right; h, 1
-    helpful and 0 sneaky -> (B,) rewards. A division by the std would move V' against the floor.
+    helpful and 0 sneaky -> (B,) rewards. A division by the std would rescale V', but not the -1.
     """
-    c = torch.tensor(right).to(V)  # (B,)
+    c, unread = torch.tensor(right).to(V), V.isnan()  # (B,) each
     if kind == "cgc":  # R = V if h == c, else -2
-        return torch.where((c == h) & ~V.isnan(), V, -2.0)
-    relative = group_advantage(V, G, scale=False)  # (B,) V' = V - mean, 0 of NaN
-    # R = (2c - 1) (2h - 1) V' if V' > 0, else -1
-    return torch.where(relative > 0, (2 * c - 1) * (2 * h - 1) * relative, -1.0)
+        R = torch.where((c == h) & ~unread, V, -2.0)
+    else:
+        relative = group_advantage(V, G, scale=False)  # (B,) V' = V - mean, 0 of NaN
+        # R = (2c - 1) (2h - 1) V' if V' > 0, else -1
+        R = torch.where(relative > 0, (2 * c - 1) * (2 * h - 1) * relative, -1.0)
+    # Trap: at a fixed -1 noise would earn more than a convincing solution that breaks its role
+    least = R.reshape(-1, G).amin(1).repeat_interleave(G)  # (B,)
+    return torch.where(unread, least, R)
 
 
 # ------------------------------------------------------------------ the paper's mathematics

@@ -17,16 +17,18 @@ The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers th
                  -penalty (0) of a question that fails
     A_proposer = r_proposer      the code standardises a group of one, so nothing is subtracted
 
-The released code's penalty is 0. With .1, the authors report, the proposer ends up writing hardly
-anything valid. At 0 no advantage of the proposer is negative. Two explanations go together there,
-the penalty and the missing baseline; --baseline batch takes them apart.
+The released script's penalty is 0 (its code's default: 1). With .1, the authors report, the
+proposer ends up writing hardly anything valid. At 0 no advantage of the proposer is negative. Two
+explanations go together there, the penalty and the missing baseline; --baseline batch takes them
+apart.
 
 Our changes that matter (more in docs/ssp.md)
     1. No search. The paper's answerer reads what the proposer has found, and four documents of
        others. Here the rule that the data are made by is the answerer, where they have one.
     2. On embedded questions the proposer is NOT given a*, for the model has not been taught to end
        a chain in a number: a* is the value of the question, if it has one, and so the gate asks
-       whether it has one. With other data a* is given, as in the paper, and the gate is the base.
+       whether it has one. A chain whose value is one of its own numbers names a*, and fails, too.
+       With other data a* is given, as in the paper, and the gate is the base.
     3. --gate-error is the share of verdicts that a coin turns round. A question without a value
        that gets through cannot be solved: s = 0, the largest reward.
 
@@ -162,7 +164,8 @@ class Question:
 class Ssp(CoTrainer):
     """`step` is the loop. CoTrainer samples, scores, computes the loss and updates.
 
-    `saved["pool"]`: question -> a* of earlier valid ones, the same on all processes.
+    `saved["pool"]`: question -> a* of earlier valid ones, each once (released: a list that repeats
+    them), the same on all processes.
     """
 
     def __init__(self, *inputs):

@@ -18,8 +18,8 @@ The loop; all texts are sampled once, from the base
 Our changes that matter (more in docs/sweet_rl.md)
     1. A turn is a step of one solution, and its answer. Nobody replies between them.
     2. Critic and actor are LoRA adapters on one base, which is the reference of both.
-    3. The released code compares the critic with a reference that does not see c, which is
-       --critic-reference blind; the paper's formula, our default, has c in both.
+    3. In the paper's formula, our default, the reference sees c, too. The released code teaches
+       the critic so, but ranks turns without c in the reference: --critic-reference released.
     4. Fixed numbers of optimiser steps in place of epochs.
 
 Shapes: B pairs, b of them in a micro-batch, N texts, T completion tokens.
@@ -55,8 +55,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 72
     """optimiser steps: the critic's, then the actor's"""
     critic_steps: CountOrZero = 48
-    """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0, unless the
-    reference is blind"""
+    """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0, except with
+    --critic-reference released"""
     questions: Count = 32
     """pairs per step and process (paper: 8)"""
     lr: Weight = per_model(tiny=3e-4, real=2e-5)
@@ -73,8 +73,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """scale of the log-ratios in both losses (paper: 0.1)"""
     privileged: bool = True
     """ablation: the critic is not shown the reference solution"""
-    critic_reference: Literal["privileged", "blind"] = "privileged"
-    """whether the base that the critic is compared with sees the solution, too (released: not)"""
+    critic_reference: Literal["privileged", "released"] = "privileged"
+    """privileged: the base that the critic is compared with sees the solution, too (paper);
+    released: it does while the critic learns, but not where turns are ranked (released code)"""
     turn_mean: bool = True
     """ablation: A is a sum over the tokens of a turn, without 1 / L_t"""
     actor_pairs: Literal["turns", "dialogues"] = "turns"
@@ -183,7 +184,8 @@ class SweetRL(CoTrainer):
         ids = [pair["begun"] + text for pair, text in both]
         prompts = [self.prompt_of(player, pair) for pair in mine]
         batch = self.pairs(player, prompts, [*zip(ids[::2], ids[1::2])])
-        shape, columns = batch.completion_ids.shape, self.texts(player, both).columns  # (B, 2, T)
+        shape = batch.completion_ids.shape  # (B, 2, T)
+        columns = self.texts(player, both, seen=player).columns
         batch.columns = {name: column.reshape(shape) for name, column in columns.items()}
         return batch
 
@@ -211,16 +213,19 @@ class SweetRL(CoTrainer):
             return critic_prompt(row["question"], row["reference"])
         return solve_prompt(row["question"])
 
-    def texts(self, player: str, texts: list[tuple[dict, list[int]]]) -> Batch:
-        """N texts; in columns the reference's log-probs and the tokens' weights, (N, T) each."""
-        cfg, tokenizer, device = self.cfg, self.processing_class, self.accelerator.device
-        seen = "actor" if cfg.critic_reference == "blind" else player  # by the reference
+    def texts(self, player: str, texts: list[tuple[dict, list[int]]], seen: str) -> Batch:
+        """N texts; in columns the reference's log-probs and the tokens' weights, (N, T) each.
+
+        Args:
+            seen: the player whose prompt the reference sees
+        """
+        tokenizer, device = self.processing_class, self.accelerator.device
         ids = [row["begun"] + text for row, text in texts]
         batch, compared = (
             self.completions(player, prompts, ids)
             for prompts in ([self.prompt_of(p, row) for row, _ in texts] for p in (player, seen))
         )
-        per_turn = player == "critic" and cfg.turn_mean
+        per_turn = player == "critic" and self.cfg.turn_mean
         weight = [token_weights(r["begun"], turns_of(t, tokenizer), per_turn) for r, t in texts]
         weight = torch.cat(padded([torch.tensor([x]) for x in weight], left=False)).to(device)
         batch.columns = {"ref": self.log_probs(None, compared), "weight": weight}
@@ -232,7 +237,9 @@ class SweetRL(CoTrainer):
             return []
         keys = [(row["question"], *row["begun"], -1, *turn) for row, turn in turns]
         different = dict(zip(keys, turns))
-        batch = self.texts("critic", [*different.values()])
+        # as released, the reference sees c in `lesson`, but not here
+        seen = "actor" if self.cfg.critic_reference == "released" else "critic"
+        batch = self.texts("critic", [*different.values()], seen)
         # A = (1 / L) sum_l log[ pi_critic / pi_ref ]
         d = self.log_probs("critic", batch) - batch.columns["ref"]  # (N, T)
         A = dict(zip(different, (d * batch.columns["weight"]).sum(1).tolist()))

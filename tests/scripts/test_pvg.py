@@ -28,7 +28,7 @@ def reward_by_hand(V: list, right: list, h: int, kind: str) -> list[float]:
         else:
             aligned = c if h else not c
             found.append((1 if aligned else -1) * (v - sum(known) / len(known)))
-    return found
+    return [x if v is not None else min(found) for v, x in zip(V, found)]
 
 
 @pytest.mark.parametrize("kind", ["src", "cgc"])
@@ -51,6 +51,11 @@ def test_the_papers_reward_by_hand():
     assert pvg.prover_rewards(V, right, 1, 4, "src").tolist() == [-0.5, -1, 3, -1]
     assert pvg.prover_rewards(V, right, 0, 4, "src").tolist() == [0.5, -1, -3, -1]
     assert pvg.prover_rewards(V, right, 0, 4, "cgc").tolist() == [0.5, -2, -2, -3]
+    # noise earns no more than a convincing solution that breaks its role
+    V, right = torch.tensor([6.0, 0.0, 0.0, math.nan]), [False, True, False, False]
+    assert pvg.prover_rewards(V, right, 1, 4, "src").tolist() == [-4, -1, -1, -4]
+    assert pvg.prover_rewards(V, right, 0, 4, "src").tolist() == [4, -1, -1, -1]
+    assert pvg.prover_rewards(V - 5, right, 1, 4, "cgc").tolist() == [-2, -5, -2, -5]
 
 
 def test_the_verifiers_loss_in_either_order():
@@ -161,7 +166,7 @@ def test_advantages_are_rewards_less_their_mean(tmp_path):
     trainer.readable = lambda batch: torch.tensor([True, True, True, False])
     batch = trainer.attempt("helpful", [{"question": QUESTION, "answer": "none of these"}])
     mean = 5 / 3
-    rewards = [-(4 - mean), -1, -1, -1]
+    rewards = [-(4 - mean), -1, -1, -(4 - mean)]
     assert batch.rewards.tolist() == pytest.approx(rewards)
     wanted = [r - sum(rewards) / 4 for r in rewards]
     assert batch.advantages.tolist() == pytest.approx(wanted)

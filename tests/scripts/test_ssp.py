@@ -48,6 +48,7 @@ def test_rules():
         ("Is it (a?", "(a?", False),
         ("Is it a?", "(a?", True),
         ("is it .*?", "3", True),
+        ("((24/9)/7)-3 mod 61", "9", False),  # its value
     ]:
         assert follows_rules(question, answer) is expected, (question, answer)
 

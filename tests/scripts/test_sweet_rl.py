@@ -9,6 +9,7 @@ import sweet_rl
 from common.errors import UserError
 from common.tasks.answers import solve_prompt
 
+import evidence
 import pytest
 from conftest import (
     build,
@@ -145,17 +146,22 @@ def softplus(x: float) -> float:
     return math.log(1 + math.exp(x))
 
 
-SHOWN = [  # arguments, what the critic and its reference are asked
-    ({}, ASKED, ASKED),
-    ({"critic_reference": "blind"}, ASKED, QUESTION),
-    ({"privileged": False}, QUESTION, QUESTION),
-    ({"turn_mean": False}, ASKED, ASKED),
+SHOWN = [  # arguments, a patch; what the critic is asked, and its reference in the loss and in A
+    ({}, "", ASKED, ASKED, ASKED),
+    ({"critic_reference": "released"}, "", ASKED, ASKED, QUESTION),
+    ({}, evidence.PATCHES["never_shown"], ASKED, QUESTION, QUESTION),
+    ({"privileged": False}, "", QUESTION, QUESTION, QUESTION),
+    ({"turn_mean": False}, "", ASKED, ASKED, ASKED),
 ]
 
 
-@pytest.mark.parametrize("change, shown, compared", SHOWN)
-def test_the_critics_loss_and_advantages_by_hand(tmp_path, change, shown, compared):
+@pytest.mark.parametrize("change, patch, shown, taught, ranked", SHOWN)
+def test_the_critics_loss_and_advantages_by_hand(
+    tmp_path, monkeypatch, change, patch, shown, taught, ranked
+):
     """Of two dialogues of different lengths, micro-batch by micro-batch."""
+    monkeypatch.setattr(sweet_rl.SweetRL, "texts", sweet_rl.SweetRL.texts)  # ends what is patched
+    exec(patch, {"sweet_rl": sweet_rl})
     trainer, margins = real(tmp_path, **change), []
     short = "<step>38+4=42!</step>\n<answer>\\boxed{42}</answer>"
     pairs = [(encoded(trainer, RIGHT), encoded(trainer, wrong)) for wrong in (WRONG, short)]
@@ -163,7 +169,7 @@ def test_the_critics_loss_and_advantages_by_hand(tmp_path, change, shown, compar
     for pair in pairs:
         better, worse = (
             summed(
-                log_ratios(trainer, "critic", ids, shown, compared),
+                log_ratios(trainer, "critic", ids, shown, taught),
                 sweet_rl.turns_of(ids, trainer.processing_class),
                 change.get("turn_mean", True),
             )
@@ -178,7 +184,7 @@ def test_the_critics_loss_and_advantages_by_hand(tmp_path, change, shown, compar
     first, second, _ = sweet_rl.turns_of(pairs[0][1], trainer.processing_class)
     rows = [(ROW, first), (ROW | {"begun": first}, second), (ROW, first)]
     rows += [(ROW | {"begun": first}, first)]  # the same text at another place
-    d = log_ratios(trainer, "critic", first + second, shown, compared)
+    d = log_ratios(trainer, "critic", first + second, shown, ranked)
     wanted = [summed(d[: len(first)], [first], change.get("turn_mean", True))]
     wanted += [summed(d[len(first) :], [second], change.get("turn_mean", True))]
     found = trainer.advantages(rows)
@@ -188,7 +194,7 @@ def test_the_critics_loss_and_advantages_by_hand(tmp_path, change, shown, compar
 
 
 def test_an_untrained_critic_has_no_opinion_and_a_blind_reference_gives_it_one(tmp_path):
-    for reference in ("privileged", "blind"):
+    for reference in ("privileged", "released"):
         trainer = real(tmp_path, critic_reference=reference)
         for name, p in trainer.model.named_parameters():
             if "lora_B" in name:
@@ -201,7 +207,7 @@ def test_an_untrained_critic_has_no_opinion_and_a_blind_reference_gives_it_one(t
             assert right > wrong + 0.1
 
 
-@pytest.mark.parametrize("reference", ["privileged", "blind"])
+@pytest.mark.parametrize("reference", ["privileged", "released"])
 def test_the_actors_loss_by_hand(tmp_path, reference):
     """Sums over the tokens of the turn alone, given the question alone; and its likelihood."""
     trainer, wanted = real(tmp_path, critic_reference=reference), 0.0
