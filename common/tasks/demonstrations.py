@@ -234,7 +234,7 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
     quarter of these answers.
 
     write: (prompts, whether they ask for judgements) -> texts, and the mean of -log p over all
-        their tokens.
+        their tokens, or None where nobody knows it.
     """
     rows = [row for row in rows for _ in range(samples)]
     texts, entropy = write([script.solve_prompt(row["question"]) for row in rows], False)
@@ -246,7 +246,7 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
         "accuracy": mean(right),
         f"best of {samples}": mean([any(group) for group in groups]),
         "groups with two outcomes": mean([len(set(group)) == 2 for group in groups]),
-        "entropy per token": entropy,
+        **({} if entropy is None else {"entropy per token": entropy}),
     }
     if judges(script):
         rows, texts, right, counts = (
