@@ -147,7 +147,7 @@ class Bug:
 
 
 # `1, 2 and 3`, not the 1 of `1-3`, `1 to 3` or `1 & 2`: no other number behind it on the line
-NAMED = r"Hidden tests\**:\**\s*([0-9]{1,3}(?:(?:\s*,|,? and)\s*[0-9]{1,3})*+)"
+NAMED = r"Hidden tests\**:\**\s*([0-9]{1,3}(?:(?:\s*,|,? and)\s*[0-9]{1,3})*)"
 NAMED += r"(?!(?:[^\n0-9]*|\s+)[0-9])"
 
 
