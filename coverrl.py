@@ -109,7 +109,7 @@ one the answer in this form: <answer>\boxed{...}</answer>."""
 VERDICTS = ("CORRECT", "INCORRECT")
 JUDGEMENT = re.compile(
     r"(?s)\s*<step_verification>(?P<steps>.*)</step_verification>"
-    r"\s*<final_verification>(?P<final>(?:(?!\b(?i:not)\b)[^<])*)</final_verification>\s*"
+    r"\s*<final_verification>(?P<final>[^<]*)</final_verification>\s*"
 )
 
 

@@ -146,8 +146,9 @@ class Bug:
     hidden: list[int]  # numbers of tests, from 1 on
 
 
-# `1, 2 and 3`, not the 1 of `1-3` or `1 or 2`
-NAMED = r"Hidden tests\**:\**\s*([0-9]{1,3}(?:(?:\s*,|,? and)\s*[0-9]{1,3})*+)(?!\W?( or)? ?[0-9])"
+# `1, 2 and 3`, not the 1 of `1-3`, `1 to 3` or `1 & 2`: no other number behind it on the line
+NAMED = r"Hidden tests\**:\**\s*([0-9]{1,3}(?:(?:\s*,|,? and)\s*[0-9]{1,3})*)"
+NAMED += r"(?!(?:[^\n0-9]*|\s+)[0-9])"
 
 
 def parse_bug(text: str, row: dict) -> Bug | None:

@@ -109,7 +109,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
     """What TRL's trainer is told.
 
     The loss, the learning rates, lengths and temperatures are not in it: they belong to the
-    players (common/players.py), and the loss stands in common/cotrainer.py.
+    players, and the loss stands in common/cotrainer.py.
 
     Args:
         rows: rows that the data loader gives each process for one optimiser step.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import UserError, say
-from common.fast.sampling import sample
+from common.fast import generate
 from common.model import load_model, tokenize
 from common.run.args import Count, Tokens, Weight, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
@@ -87,11 +87,11 @@ class WarmUp(TrainerCallback):
         self.cfg, self.script, self.tokenizer = args, script, tokenizer
         self.held_out, self.started, self.begun = held_out, time.time(), []  # begun: steps
 
-    def look(self, model, samples: int) -> dict[str, float]:
-        """With the same random numbers every time; training draws none."""
+    def look(self, model, samples: int, again: int = 0) -> dict[str, float]:
+        """With the same random numbers every time, or others `again`; training draws none."""
         model.eval()  # Trainer's next step puts it back
         with torch.random.fork_rng():
-            torch.manual_seed(self.cfg.seed)
+            torch.manual_seed(self.cfg.seed + again)
             write = functools.partial(self.write, model)
             return figures(self.script, self.held_out, samples, write)
 
@@ -100,7 +100,7 @@ class WarmUp(TrainerCallback):
         ends = [self.tokenizer.eos_token_id]
         ids, logps = [], []
         for part in grouped(tokenize(prompts, self.tokenizer), 64):
-            found = sample(model, part, limit, 1.0, ends)
+            found = generate(model, part, limit, 1.0, ends)
             ids, logps = ids + found[0], logps + sum(found[1], [])
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
 
@@ -114,13 +114,18 @@ class WarmUp(TrainerCallback):
             where = f"step {state.global_step}/{state.max_steps}: {minutes:.1f} min"
             say(f"{where}; {left:.0f} min more if all steps are needed")
         every, samples = LOOKS[self.cfg.until]
-        if state.global_step % every == 0:
-            found = self.look(model, samples)
+        if state.global_step % every:
+            return
+        # one look at so few questions is ready by luck now and then
+        for again in range(2 if self.cfg.until == "ready" else 1):
+            found = self.look(model, samples, again)
             wanted = [k for k in found if k.endswith(" read") or self.cfg.until == "ready"]
             shares = ", ".join(f"{name} {found[name]:.2f}" for name in wanted)
             minutes = (time.time() - self.started) / 60
             say(f"step {state.global_step}/{state.max_steps}, {minutes:.0f} min: {shares}")
-            control.should_training_stop |= is_enough(found, self.cfg.until)
+            if not is_enough(found, self.cfg.until):
+                return
+        control.should_training_stop = True
 
     def on_save(self, args, state, control, **_):
         seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
@@ -240,10 +245,12 @@ def main(args: Args):
         else:
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
             note(steps=trainer.state.global_step)
-        merged = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
-        merged.save_pretrained(out)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.merge_adapter()  # it is looked at as it is saved
+        after = progress.look(model, SAMPLES)
+        model.unload().save_pretrained(out)
         tokenizer.save_pretrained(out)
-        note(after=progress.look(merged, SAMPLES))
+        note(after=after)
     say(f"{out}: after {notes['steps']} steps, on {len(held_out)} held-out questions")
     for name, before in notes["before"].items():
         say(f"    {name:28} {before:6.3f} -> {notes['after'][name]:6.3f}")

@@ -6,12 +6,14 @@ unclosed braces or tags are what a model that has come off the rails does write.
 """
 
 import bisect
+import functools
 import itertools
 import re
 import threading
 from collections.abc import Iterable
 
 from math_verify import parse, verify
+from math_verify.errors import TimeoutException
 from math_verify.grader import take_last_relation
 from sympy import And, Eq, FiniteSet, Mul, Number, Pow, UnevaluatedExpr
 
@@ -22,9 +24,14 @@ SPACE = r"(?<=[\d}])(?:[\s~]|\\[ ,;:])"  # behind a number or an expression
 TEXT = re.compile(SPACE + r"*+\\(?:text|mathrm)\w*\{([^{}]*)\}")
 WHOLE = re.compile(r"\\(?:text|math)\w*\{([^{}]*\d[^{}]*)\}")
 UNIT = re.compile(SPACE + r"++([A-Za-z]{3,}(?: +[A-Za-z]{2,}){0,3})\Z", re.ASCII)
-CHANGES = """times plus minus over of by percent mod modulo to and or not is dozen hundred thousand
-million billion trillion half third quarter squared cubed remainder""".split()
-CHANGES = re.compile(rf"\d|\b(?:{'|'.join(CHANGES)})s?\b", re.IGNORECASE)
+CHANGES = """times plus minus over below of by percent mod modulo to and or not never is least most
+zero dozen hundred thousand million billion trillion half halve third quarter squared cubed
+remainder""".split()
+PART = r"\w*(?:four|f|six|ven|eigh|nin|ten|teen|tie|red|sand|illion)th"  # 5 tenths, 5 thousandths
+ENDS = "wrong|incorrect|false|negative|invalid|impossible"  # but 5 wrong answers, 5 sixth graders
+CHANGES = rf"\d|\b(?:{'|'.join(CHANGES)})s?\b|\b(?:{PART}s\b|(?:{PART}|{ENDS})\s*\Z)"
+CHANGES = re.compile(CHANGES, re.IGNORECASE)
+RELATION = re.compile(r"[<>≠≤≥]|\\(?:not|n?eq|ne|[lg]eq?(?:q|slant)?|lt|gt|ll|gg)(?![A-Za-z])")
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -125,8 +132,8 @@ def is_correct(text: str, gold: str) -> bool:
 
     Equal strings are equal, plain numbers are compared as numbers, and anything else is left to
     math-verify. Units are not compared. Where gold is a number, an answer that has still to be
-    worked out is wrong. No box, an empty one, or one that math-verify cannot read is wrong; never
-    an exception.
+    worked out, or is in another relation than "=", is wrong. No box, an empty one, or one that
+    math-verify cannot read is wrong; never an exception.
     """
     answer, gold = final_answer(text), gold.strip()
     if answer is None or answer == gold:
@@ -136,16 +143,39 @@ def is_correct(text: str, gold: str) -> bool:
     answer, gold = without_unit(answer), without_unit(gold)
     if re.fullmatch(r"-?\d+", answer) and re.fullmatch(r"-?\d+", gold):
         return int(answer) == int(gold)
-    # 9^{9^9} would take for ever; math-verify's timeouts are signals, so for the main thread only
-    limit = SECONDS if threading.current_thread() is threading.main_thread() else None
     try:
-        expected, given = (
-            parse(f"\\boxed{{{text}}}", parsing_timeout=limit) for text in (gold, answer)
-        )
-        worked_out = is_number(given[0]) or not is_number(expected[0])
-        return worked_out and bool(verify(expected, given, timeout_seconds=limit))
+        expected, given = read(gold), read(answer)
+        if is_number(expected[0]) and (RELATION.search(answer) or not is_number(given[0])):
+            return False
+        compared = can_be_compared(gold) and can_be_compared(answer)
+        return compared and bool(verify(expected, given, timeout_seconds=limit()))
     except Exception:
         return False
+
+
+@functools.lru_cache(1 << 14)
+def read(answer: str) -> list:
+    """What math-verify makes of it."""
+    return parse(f"\\boxed{{{answer}}}", parsing_timeout=limit())
+
+
+@functools.lru_cache(1 << 14)
+def can_be_compared(answer: str) -> bool:
+    """False of 9^{9^9}, whose value takes for ever: found out once, with a number, for in a vote it
+    would be compared with all others.
+    """
+    try:
+        verify(Number(1), read(answer), timeout_seconds=limit(), raise_on_error=True)
+    except TimeoutException:
+        return False
+    except Exception:  # not with a number
+        pass
+    return True
+
+
+def limit() -> int | None:
+    """Math-verify's timeouts are signals, so for the main thread only."""
+    return SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
 def without_unit(answer: str) -> str:

@@ -36,7 +36,7 @@ def render(solution: str, answer: str) -> str:
         return solution
     text = re.sub(r"<<[^<>\n]*>>", "", solution)  # GSM8K's marks for a calculator
     text = re.sub(r"</?(step|answer)>", "", text)  # half of a tag would tear a step apart
-    text = re.sub(r"^\s*####.*$", "", text, flags=re.MULTILINE)  # GSM8K's answer line
+    text = re.sub(r"^[ \t]*####.*$", "", text, flags=re.MULTILINE)  # GSM8K's answer line
     steps = [line.strip() for line in text.splitlines() if line.strip()]
     if len(steps) == 1:  # MATH: a paragraph
         steps = re.split(r"(?<=[.!?])\s+(?=[A-Z])", steps[0])

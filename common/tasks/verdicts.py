@@ -22,6 +22,9 @@ VERDICT = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?P<choice>%s){CLOSING}*+\Z"
 # behind the first verdict a reason may follow; it may have its label with it, **Verdict: YES**
 FIRST = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?:(?:final )?(?:verdict|answer): ?)?{OPENING}{{0,8}}+"
 FIRST += rf"(?P<choice>%s){CLOSING}{{0,8}}?(?:\*\*|\}})"
+# `NOT \boxed{CORRECT}` is no verdict; what else stands before one is not read
+DENIAL = rf"(?:\b(?:not|never|cannot|hardly|neither|nor)|n['’]t)(?: be)?{OPENING}*+\Z"
+DENIAL = re.compile(DENIAL, re.IGNORECASE)
 # a label begins a line: **Score:**, ### Final score:, \text{Score: }
 LABEL = r"^(?:[ \t*_$#]|\\[(\[]|\\text\{)*+(?:final |overall )?%s(?![A-Za-z0-9])"
 LABEL += r"[ \t*_}]*+:?[ \t*_}]*+"
@@ -65,7 +68,7 @@ def mark(right: bool) -> str:
 
 def read_verdict(text: str, choices: Iterable[str]) -> str | None:
     r"""The one of the choices that the text ends with, in a box or in bold type; None if it ends
-    with anything else.
+    with anything else, or the words just before deny the choice.
 
     >>> read_verdict(r"It says \boxed{NO}, but \[ \boxed{\text{Yes}} \].", ("YES", "NO"))
     'YES'
@@ -73,7 +76,7 @@ def read_verdict(text: str, choices: Iterable[str]) -> str | None:
     words = {word.lower(): word for word in choices}
     pattern = VERDICT % "|".join(map(re.escape, words))
     found = re.search(pattern, text, re.IGNORECASE | re.ASCII)
-    return words[found["choice"].lower()] if found and balanced(found[0]) else None
+    return words[found["choice"].lower()] if stands(found) and balanced(found[0]) else None
 
 
 def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
@@ -85,7 +88,7 @@ def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
     """
     words = {word.lower(): word for word in choices}
     found = re.search(FIRST % "|".join(map(re.escape, words)), text, re.IGNORECASE | re.ASCII)
-    return words[found["choice"].lower()] if found else None
+    return words[found["choice"].lower()] if stands(found) else None
 
 
 def final_verdict(judgement: str) -> bool | None:
@@ -158,6 +161,11 @@ def against_gold(verdicts: list[bool | None], right: list[bool]) -> dict[str, fl
         "says_correct": mean(verdict is True for verdict in verdicts),
         "parsed": mean(verdict is not None for verdict in verdicts),
     }
+
+
+def stands(found: re.Match | None) -> bool:
+    """Whether there is such a choice, and the words just before do not deny it."""
+    return bool(found) and not DENIAL.search(found.string[: found.start()][-40:])
 
 
 def last(label: re.Pattern, text: str) -> re.Match | None:

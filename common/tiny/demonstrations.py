@@ -21,7 +21,6 @@ stated rate. Whatever follows from a decision is consistent with it.
 
 import random
 
-from common.tasks.verdicts import mark
 from common.tiny.tasks import (
     MODULO,
     OPERANDS,
@@ -45,6 +44,10 @@ TRUST = {"sure": 0.8, "hard": 0.5, "other": 0.2}  # how often a step is not look
 HARD = (6, 7, 8, 9)  # divisors whose products are a bother
 INVERSE = {"+": "-", "-": "+", "/": "*", "*": "/"}
 GOLD = None  # in the place of a noise: no mistakes
+
+
+def mark(right: bool) -> str:
+    return rf"\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
 
 
 # ------------------------------------------------------------------ beliefs

@@ -5,7 +5,7 @@ import re
 import time
 
 from common.sandbox import same_output
-from common.tasks.answers import boxed, is_correct, split_steps, step_ends
+from common.tasks.answers import boxed, in_one_form, is_correct, split_steps, step_ends
 from common.tiny import TINY
 
 import pytest
@@ -53,6 +53,16 @@ def test_time_is_linear_in_the_text(row):
 def test_an_answer_that_takes_for_ever_is_wrong(answer, monkeypatch):
     monkeypatch.setattr("common.tasks.answers.SECONDS", 1)
     assert is_correct(rf"\boxed{{{answer}}}", "5") is False
+
+
+def test_a_vote_waits_once_for_such_an_answer(monkeypatch):
+    """In the second vote not at all; and nobody else is taken for it."""
+    monkeypatch.setattr("common.tasks.answers.SECONDS", 1)
+    answers = ["2^{9^{9^9}}", "3^{9^{9^9}}", r"\sqrt{8}", r"2\sqrt{2}"]
+    found = in_one_form(answers)
+    start = time.monotonic()
+    assert in_one_form(answers) == found == [*answers[:3], answers[2]]
+    assert time.monotonic() - start < 1
 
 
 @given(st.text(alphabet="0123456789\\{}boxedfrac $^_-+()", max_size=60))

@@ -46,6 +46,11 @@ def test_what_is_fast_does_not_know_the_run():
         assert not {n for n in imported(path) if n.startswith("common.run")}, path.name
 
 
+def test_the_embedded_tasks_do_not_know_those_from_anywhere():
+    for path in (ROOT / "common" / "tiny").glob("*.py"):
+        assert not {n for n in imported(path) if n.startswith("common.tasks")}, path.name
+
+
 # ------------------------------------------------------------------ the same numbers
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):

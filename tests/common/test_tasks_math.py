@@ -3,6 +3,7 @@ prompts ask for: right by `is_correct`, with steps that count."""
 
 import json
 import re
+import time
 
 from common.errors import UserError
 from common.tasks.answers import boxed, is_correct, split_steps
@@ -152,8 +153,10 @@ def test_every_reference_of_gsm8k_is_right_and_has_steps(real_data):
 
 
 def test_hostile_text_stays_countable():
-    text = "<step>" * 500 + "\n" + "</step>" * 500 + "\nx" + "<<" * 2000 + "\n#### 1"
+    text = "<step>" * 500 + "\n" + "</step>" * 500 + "\n" * 60_000 + "<<" * 2000 + "\n#### 1"
+    start = time.process_time()
     reference = render(text, "1")
+    assert time.process_time() - start < 1  # a hundredth; squares would take three
     assert boxed(reference) == "1" and len(split_steps(reference)) == reference.count("<step>")
 
 

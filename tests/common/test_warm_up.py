@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import aprm
 import common.tasks.demonstrations
@@ -17,8 +18,9 @@ import genrm
 import maporl
 import prime
 import tango
+from common import plain
 from common.errors import UserError
-from common.model import load_model
+from common.model import load_model, tokenize
 from common.run import warm_up
 from common.run.folder import release
 from common.run.warm_up import Args
@@ -38,7 +40,7 @@ import pytest
 import torch
 from conftest import run_here, write_rows
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from trl import SFTTrainer
 
 
@@ -430,6 +432,51 @@ def test_when_a_warm_up_is_enough(change, read, ready):
     found = dict.fromkeys(["solutions read", *warm_up.READY], 1.0) | change
     assert warm_up.is_enough(found, "read") is read
     assert warm_up.is_enough(found, "ready") is ready
+
+
+@pytest.mark.parametrize("until, stops", [("ready", [False, False, True]), ("read", [True] * 3)])
+def test_ready_is_what_two_looks_say(args, monkeypatch, until, stops):
+    """The second one with other random numbers, and only where the first one is content."""
+    enough = dict.fromkeys(["solutions read", *warm_up.READY], 1.0)
+    said, seeds = iter([0.1, 0.9, 0.1, 0.9, 0.9] if until == "ready" else [0.1] * 3), []
+
+    def look(*_):
+        seeds.append(torch.initial_seed())
+        return enough | {"accuracy": next(said)}
+
+    monkeypatch.setattr(warm_up, "figures", look)
+    model = torch.nn.Linear(1, 1)
+    progress = warm_up.WarmUp(dataclasses.replace(args, until=until), tango, None, [])
+    for step, stop in zip((5, 10, 15), stops):
+        control = SimpleNamespace(should_training_stop=False)
+        state = SimpleNamespace(global_step=step, max_steps=15)
+        progress.on_step_end(None, state, control, model)
+        assert control.should_training_stop is stop
+    assert seeds == ([0, 0, 1, 0, 1] if until == "ready" else [0] * 3) and next(said, None) is None
+
+
+def test_a_sliding_window_is_sampled_by_generate(args, tmp_path):
+    """Two layers with random weights; what they give the tokens is not known then."""
+    folder = shutil.copytree(TINY, tmp_path / "sliding")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"initializer_range": 0.3, "bos_token_id": None}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 6}
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    ends = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+    config = MistralConfig(vocab_size=len(tokenizer), **shape, **ends)
+    torch.manual_seed(0)
+    MistralForCausalLM(config).save_pretrained(folder)
+    model, tokenizer = load_model(str(folder), ["warm_up"], 4, False, 0)
+    model.eval()
+    progress = warm_up.WarmUp(args, tango, tokenizer, [])
+    prompts = [tango.solve_prompt(row["question"]) for row in sums(6)]
+    torch.manual_seed(0)
+    texts, entropy = progress.write(model, prompts, False)
+    torch.manual_seed(0)
+    ids = tokenize(prompts, tokenizer)
+    written = plain.generate(model, ids, 64, 1.0, [ends["eos_token_id"]])[0]
+    assert texts == tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert entropy > 0 and len({*texts}) == 6
 
 
 def test_a_model_that_writes_the_form_is_taught_to_judge_its_own(args, monkeypatch, capsys):

@@ -32,7 +32,8 @@ def test_parse_judgement():
     assert parse_judgement(judgement("no verdict", X, final=r" \box{Incorrect}. ")) == (False, [2])
     assert parse_judgement(judgement(*[X] * 400, final=X)) == (False, [*range(1, 401)])
     none = [judgement(X, final="maybe"), judgement(C) + " and more", "it is right " + judgement(C)]
-    none += [judgement(C, final=f"{no} {C}") for no in ("NOT", "it is not")]
+    assert parse_judgement(judgement(X, final=f"Not sure, but {X}")) == (False, [1])
+    none += [judgement(C, final=f"{no} {C}") for no in ("NOT", "it isn't", "It cannot be")]
     none += [f"<final_verification>{C}</final_verification>", judgement(C, final=f"<b>{C}</b>"), ""]
     for text in none:
         assert parse_judgement(text) == (None, []), text

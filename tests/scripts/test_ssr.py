@@ -34,12 +34,13 @@ def bug(*lines: str, hidden: str = "1") -> str:
 # ------------------------------------------------------------------ prompts and parsing
 def test_parse_bug():
     assert parse_bug(bug("x+=4", hidden="3 , 1, 3"), ROW).hidden == [1, 3]
-    for spelt in ("Hidden tests: 1", "**Hidden tests**: 1", "**Hidden tests:** 1, the last."):
+    for spelt in ("Hidden tests: 1", "**Hidden tests**: 1", "**Hidden tests:** 1, last.\nOf 3."):
         assert parse_bug(f"{code('x+=4')}\n{spelt}", ROW).hidden == [1]
     for numbers in ("1 and 3", "3, and 1.", "1,3"):
         assert parse_bug(bug("x+=4", hidden=numbers), ROW).hidden == [1, 3]
     none = [bug("x+=4", hidden=n) for n in ("0", "4", "1, 4", "1, 2000", "9" * 5000, "²", "-1", "")]
     none += [bug("x+=4", hidden=n) for n in ("1-3", "1 or 2", "1 2", "1; 3", "1 and 2000")]
+    none += [bug("x+=4", hidden=n) for n in ("1 to 3", "1 & 2", "1\n2", "1, 2 plus 3")]
     none += [bug("x+=4").replace(":", ""), "**Hidden tests:** 1", ""]
     none += ["Hidden tests: 2\n" + code("x+=4"), code("# Hidden tests: 2")]  # before, within
     none += ["```python\n```\n**Hidden tests:** 1", "```" * 20_000 + "**Hidden tests:** 1"]
