@@ -10,8 +10,7 @@ earlier run; and `load_inplace` reads the folder again at every token.
 """
 
 import atexit
-import itertools
-import math
+import io
 import re
 import shutil
 import threading
@@ -28,6 +27,7 @@ from common.model import tokenize
 
 import requests
 import torch
+import urllib3
 from filelock import FileLock
 from peft.tuners.lora import LoraLayer
 
@@ -39,8 +39,15 @@ LARGEST_GAP = 0.2
 """Nats a token. Between bfloat16 here and there it is about a tenth of that."""
 AT_ONCE = 256
 """Requests under way, one for each different prompt."""
+LARGEST, OF_A_TOKEN = 1 << 24, 1 << 10
+"""Bytes of an answer, at most, and as many more for every token that it may name: vLLM needs a
+tenth of that."""
 WHOLE_VOCABULARY = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
 """Without these the model's generation_config would count, and scoring knows nothing of it."""
+UNREAD = {"stream": True, "allow_redirects": False, "headers": {"Accept-Encoding": "identity"}}
+"""For `read_body`: `requests` would read a body of any size, as long as each read brings a byte."""
+NO_VLLM = OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError
+"""What reading an answer raises where it breaks off, is no JSON, or has another form."""
 
 
 def find_base(url: str) -> tuple[str, int]:
@@ -50,13 +57,17 @@ def find_base(url: str) -> tuple[str, int]:
         UserError: there is no vLLM server at this address.
     """
     try:
-        models = requests.get(f"{url}/v1/models", timeout=10).json()["data"]
-        base = next(model for model in models if not model.get("parent"))
-        return base["id"], base["max_model_len"]
+        until = time.monotonic() + 10
+        answer = requests.get(f"{url}/v1/models", timeout=10, **UNREAD)
+        models = read_body(answer, until, LARGEST).json()["data"]
+        (name, longest), *_ = [(m["id"], m["max_model_len"]) for m in models if not m.get("parent")]
+        if isinstance(name, str) and type(longest) is int:
+            return name, longest
     except requests.ConnectionError:
         raise UserError(f"--rollouts {url}: nobody listens there; start it first.") from None
-    except (requests.RequestException, LookupError, ValueError, TypeError, AttributeError):
-        raise UserError(f"--rollouts {url}: this is not a vLLM server.") from None
+    except NO_VLLM:
+        pass
+    raise UserError(f"--rollouts {url}: this is not a vLLM server.")
 
 
 class Server:
@@ -93,12 +104,10 @@ class Server:
             with trainer.playing(name):
                 asked = (trainer.model, prompts, 32, player.temperature, trainer.eos_token_ids)
                 ids, logps = self.generate(*asked)
-            gap = math.inf
-            if max(ids[0]) < base.config.get_text_config().vocab_size:
-                batch = Batch.of(name, prompts, ids, tokenizer.pad_token_id, base.device)
-                found = trainer.log_probs(name, batch).cpu()  # (1, T)
-                gap = (found - torch.tensor(logps)).abs().mean().item()
-            if gap > LARGEST_GAP:
+            batch = Batch.of(name, prompts, ids, tokenizer.pad_token_id, base.device)
+            found = trainer.log_probs(name, batch).cpu()  # (1, T)
+            gap = (found - torch.tensor(logps)).abs().mean().item()
+            if not gap <= LARGEST_GAP:  # not a number, either
                 raise self.error(
                     f"its log-probs of what the {name} writes are {gap:.2f} nats a token from "
                     f"those of --model {trainer.cfg.model}: it has another base or number format, "
@@ -128,6 +137,8 @@ class Server:
         body = {"model": folder.name if folder else self.base, "max_tokens": max_tokens}
         body |= {"temperature": temperature, "stop_token_ids": list(eos_ids), "ignore_eos": True}
         body |= {"logprobs": 0, "return_token_ids": True, **WHOLE_VOCABULARY}
+        vocabulary = model.get_base_model().config.get_text_config().vocab_size
+        limits = max_tokens, vocabulary, {*eos_ids}
 
         def ask(prompt: tuple, places: list, seed: int) -> list[dict]:
             count = len(places) if temperature else 1  # greedy ones are equal
@@ -138,45 +149,51 @@ class Server:
                 answer = self.post("/v1/completions", asked, tokens)
             if not answer.ok:
                 raise self.error(f"it refuses a request: {message(answer)}")
-            return sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+            wrong = "it leaves out tokens or log-probs; take a newer vLLM"
+            with suppress(*NO_VLLM):
+                choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+                wrong = whats_wrong(choices, count, *limits)
+            if wrong:
+                raise self.error(wrong)
+            return choices
 
         found = [None] * len(prompt_ids)
         with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
             answers = pool.map(ask, rows, rows.values(), seeds)
             for places, choices in zip(rows.values(), answers):
-                for place, choice in zip(places, itertools.cycle(choices)):
-                    found[place] = self.read(choice, eos_ids)
+                for place, choice in zip(places, choices * len(places)):
+                    found[place] = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         return [ids for ids, _ in found], [logps for _, logps in found]
-
-    def read(self, choice: dict, eos_ids) -> tuple[list[int], list[float]]:
-        """Returns token ids and log-probs of one completion, with its end token."""
-        ids, logps = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        ended = choice.get("finish_reason") == "stop"
-        if not ids or len(ids) != len(logps or ()) or ended != (ids[-1] in eos_ids):
-            raise self.error("it leaves out tokens or log-probs; take a newer vLLM")
-        return ids, logps
 
     def post(self, path: str, body: dict, tokens: int = 0) -> requests.Response:
         """Returns the answer, whatever its status. A server that has gone is waited for."""
         seconds = PATIENCE + tokens / SLOWEST
+        named = body.get("n", 0) * (body.get("max_tokens", 0) + len(body.get("prompt", ())))
         for _ in range(3):
+            until, limits = time.monotonic() + seconds, (10, seconds)
             try:
-                return self.session.post(self.url + path, json=body, timeout=(10, seconds))
+                answer = self.session.post(self.url + path, json=body, timeout=limits, **UNREAD)
+                return read_body(answer, until, LARGEST + OF_A_TOKEN * named)
             except requests.ReadTimeout:
-                raise self.error(f"no answer to {path} within {seconds:.0f} seconds") from None
-            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
+                sentence = f"no whole answer to {path} within {seconds:.0f} seconds"
+                raise self.error(sentence) from None
+            except requests.ConnectionError:
                 self.wait()
+            except (requests.RequestException, ValueError) as error:
+                raise self.error(f"its answer to {path} cannot be used: {error}") from None
         raise self.error(f"it breaks off {path} again and again")
 
     def wait(self):
         """Returns when the server is back. One thread asks for all."""
         with self.waiting:
-            for second in range(RESTART):
+            until, told = time.monotonic() + RESTART, False
+            while time.monotonic() < until:
                 with suppress(UserError):
                     self.base, self.longest = find_base(self.url)
                     return
-                if second == 0:
+                if not told:
                     say(f"--rollouts {self.url}: the server has gone; waiting until it is back")
+                told = True
                 time.sleep(1)
         raise self.error(f"the server has been gone for {RESTART} seconds")
 
@@ -220,8 +237,56 @@ class Server:
         for folder in self.folder.glob("*/*"):
             with suppress(requests.RequestException):
                 body = {"lora_name": folder.name}
-                requests.post(f"{self.url}/v1/unload_lora_adapter", json=body, timeout=10)
+                url = f"{self.url}/v1/unload_lora_adapter"
+                requests.post(url, json=body, timeout=10, **UNREAD)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_body(answer: requests.Response, until: float, most: int) -> requests.Response:
+    """Returns an answer that was opened UNREAD, now with its body.
+
+    Raises:
+        requests.RequestException: it breaks off, or is not whole in time.
+        ValueError: it has more than `most` bytes, or is none.
+    """
+    body = io.BytesIO()
+    if answer.is_redirect:
+        raise ValueError("it leads to another address")
+    try:
+        while part := answer.raw.read1(1 << 16, decode_content=False):
+            body.write(part)
+            if body.tell() > most:
+                raise ValueError(f"it has more than {most >> 20} MB")
+            if time.monotonic() > until:
+                raise requests.ReadTimeout
+    except urllib3.exceptions.ReadTimeoutError:
+        raise requests.ReadTimeout from None
+    except urllib3.exceptions.HTTPError as error:
+        raise requests.ConnectionError(error) from None
+    body.seek(0)
+    answer.raw, answer.encoding = body, "utf-8"
+    return answer
+
+
+def whats_wrong(choices: list[dict], count: int, limit: int, vocabulary: int, ends: set) -> str:
+    """'' if these are `count` completions, with tokens and log-probs that can be trained on."""
+    if [choice["index"] for choice in choices] != [*range(count)]:
+        return f"of {count} completions it returns {len(choices)}"
+    for choice in choices:
+        ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        reason = choice["finish_reason"]
+        if not ids or len(ids) != len(logps):
+            return f"of {len(ids)} tokens it returns {len(logps)} log-probs"
+        for token, logp in zip(ids, logps):
+            if type(token) is not int or not 0 <= token < vocabulary:
+                known = f"those of --model are 0 to {vocabulary - 1}"
+                return f"it writes the token {token!r:.40}, and {known}: it has another base"
+            if type(logp) not in (int, float) or not -1e4 < logp < 1e-3:
+                return f"it writes a token with the log-prob {logp!r:.40}"
+        whole = ids[-1] in ends if reason == "stop" else reason == "length" and len(ids) == limit
+        if not whole or len(ids) > limit or not ends.isdisjoint(ids[:-1]):
+            return f"a completion ends after {len(ids)} of {limit} tokens with {reason!r:.40}"
+    return ""
 
 
 def message(answer: requests.Response) -> str:

@@ -38,7 +38,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from common.errors import NOBODY, ScriptError, UserError, say
+from common.errors import NOBODY, ScriptError, UserError, say, visible
 from common.run.card import write_cards
 from common.run.checks import check_evaluation, keeping_state
 from common.run.folder import claim, forget_older, release, write_whole
@@ -94,7 +94,7 @@ def plain_errors():
         if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
     if sentence:
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print(f"error: {visible(sentence)}", file=sys.stderr, flush=True)
         code = 2
     if several:  # torch's threads still abort a run now and then when all is written: no waiting
         atexit._run_exitfuncs()

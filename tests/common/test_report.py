@@ -6,12 +6,14 @@ import math
 import shlex
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
-from common.errors import UserError
+from common.errors import UserError, visible
 from common.run.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
 from common.run.report import build, compare
 from common.run.report.__main__ import main
 from common.run.report.build import read_run
+from common.run.session import Run
 
 import pytest
 import torch
@@ -40,7 +42,7 @@ def made_up(folder, metrics, rollouts=(), about="A script.", curves=CURVES, **ar
     arguments = {"seed": 0, "steps": 300, "questions": 4, "group_size": 2} | arguments
     files = {
         "args.json": arguments,
-        "versions.json": {"python": "3", "processes": 1, "device": "none"},
+        "versions.json": {"questions": 2**32 - 1, "processes": 1, "device": "none"},
         "about.json": {"script": "made", "about": about, "curves": curves},
     }
     for name, content in files.items():
@@ -200,7 +202,9 @@ def test_three_hundred_steps_stay_under_three_megabytes(tmp_path):
 @pytest.mark.parametrize("name", ["metrics", "rollouts"])
 @pytest.mark.parametrize(
     "line",
-    ["null", "[1]", "12", "{}", "NaN", "\x00", '{"step": 1.5}', '{"step": 8, "cut', "1" * 5000],
+    ["null", "[1]", "12", "{}", "NaN", "\x00", '{"step": 1.5}', '{"step": 8, "cut', "1" * 5000]
+    + [f'{{"step": 8, {more}' for more in ('"seconds": null}', '"co/samples": "x"}')]
+    + [f'{{"step": {step}}}' for step in ("true", "1" * 400)],
 )
 def test_lines_that_are_none_are_counted(tmp_path, line, name):
     folder = made_up(tmp_path, accuracy(2), [rollout(1)])
@@ -213,8 +217,11 @@ def test_lines_that_are_none_are_counted(tmp_path, line, name):
 
 
 def test_what_is_no_run(tmp_path, capsys):
-    broken = zip(("args.json", "versions.json", "about.json"), (b"{", b"\xff", b"[]"))
-    for name, content in broken:
+    broken = [("args", b"{"), ("versions", b"\xff"), ("about", b"[]"), ("args", b"[" * 100_000)]
+    broken += [("args", b'{"questions": "x"}'), ("versions", b'{"processes": null}')]
+    script = b'{"script": "made", "about": "", "curves": '
+    broken += [("about", script + curves + b"}") for curves in (b"[]", b"null", b'{"a": ["b", 1]}')]
+    for name, content in [(f"{name}.json", content) for name, content in broken]:
         folder = made_up(tmp_path / name, accuracy(1))
         (folder / name).write_bytes(content)
         with pytest.raises(UserError, match=f"not the folder of a run; {name} cannot be read"):
@@ -356,7 +363,8 @@ HOSTILE = [
     "\u2028\u2029\u0000\ufeff\ufffe",
     "\ud800 alone \udfff",
     "{{data}} {{script hash}} {{style hash}}",
-    "<svg onload=window.hit=6><style>*{display:none}</style>",
+    "<svg onload=window.hit=6><style>*{display:none}</style></noscript><script>hit = 7</script>",
+    "\u202egnp.exe \x1b]0;owned\x07\x1b[2J\r",
 ]
 
 
@@ -374,9 +382,10 @@ def hostile(tmp_path):
     question = "<question>" + "".join(HOSTILE[:6]) + "</question>"
     table = {"passes": [[1, 1, 0, 1], [1, 1, 1, 1], [0, 1, 1, 1]], "own": 2}
     rows.append(rollout(1, "proposer", [question], prompt="ask", generation=1, table=table))
-    odd = [math.nan, math.inf, -math.inf, None, "text", True, 1e300, 0.5]
+    odd = [math.nan, math.inf, -math.inf, None, "text", True, 1e300, 0.5, 10**400]
     metrics = [{"step": i, "solver/accuracy": x, "solver/kl": 2.0} for i, x in enumerate(odd, 1)]
     metrics[0] |= {f"solver/{text}": 0.5 for text in HOSTILE}
+    metrics += [{"step": i, "eval/solver/accuracy": x} for i, x in ((8, None), (9, 0.5))]
     curves = {"<b>": ["solver/accuracy"], HOSTILE[0]: ["solver/accuracy"]}
     about = {"about": "</script>" + HOSTILE[1], "curves": curves}
     folder = made_up(tmp_path / "<b>run&", metrics, rows, **about, note=HOSTILE[1], steps=1)
@@ -391,10 +400,18 @@ def test_hostile_output_is_data(hostile):
     assert data["health"] == ["The solver is 2.0 nats per token away from the base."]
     (accuracy, *_), *_ = (panel["series"] for panel in data["panels"])
     assert (accuracy["at"], accuracy["y"]) == ([6, 7], [1e300, 0.5])
+    assert data["held_out"]["rows"] == [["solver/accuracy", None, 0.5, 0.5, 9, ""]]
     run = read_run(folder)
     run["rollouts"] = [rollout(advantages=[math.nan, 1.0, -math.inf])]
     (row,) = data_on(build.page(build.run_data(run)))["rollouts"]
     assert row["advantages"] == [None, 1.0, None]
+
+
+def test_what_a_model_wrote_does_not_steer_a_terminal(tmp_path, capsys):
+    wrote = [rollout(1, prompt="a\x1b[2J\nb", tokens=["\x1b]0;owned\x07", "\t\u202ec\x9b\r"])]
+    Run._show(SimpleNamespace(folder=made_up(tmp_path, [], wrote)), 1)
+    shown = "a\\u001b[2J\nb\n--- solver\n\\u001b]0;owned\\u0007\t\\u202ec\\u009b\\u000d\n"
+    assert capsys.readouterr().out == f"--- {shown}--- right 1.00\n"
 
 
 def test_hostile_output_stays_text(browser, hostile):
@@ -403,9 +420,11 @@ def test_hostile_output_stays_text(browser, hostile):
     token = "[token.textContent, +token.dataset.advantage]"
     tokens = f"[...e.querySelectorAll('.tokens span')].map(token => {token})"
     shown = sorted(each(browser, "[data-row]", tokens))
-    assert shown == sorted([*map(list, zip(row["tokens"], row["advantages"]))] for row in rows)
+    tokens = [[*map(visible, row["tokens"])] for row in rows]
+    expected = [[*map(list, zip(t, row["advantages"]))] for t, row in zip(tokens, rows)]
+    assert shown == sorted(expected)
     prompts = each(browser, ".prompt", "e.textContent")
-    assert sorted(prompts) == sorted({row["prompt"] for row in rows})
+    assert sorted(prompts) == sorted({visible(row["prompt"]) for row in rows})
     said = each(browser, "header .remark", "e.textContent")
     assert said == ["The solver is 2.0 nats per token away from the base."]
     paths = each(browser, "path", "e.getAttribute('d')")
@@ -503,3 +522,25 @@ def test_comparison(browser, three, tmp_path):
     assert each(browser, "svg", counts) == [[1, 2]] * 2  # the first variant has two seeds
     each(browser, "input[type=radio]", "e.click()")
     assert browser.get_log("browser") == []
+
+
+def test_without_its_script_a_page_has_figures_and_curves(browser, hostile, three, tmp_path):
+    """On a phone; a hostile text adds no element. The browser's last test: it stays as it is."""
+    phone = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    known = "header main div section noscript figure h1 h2 h3 p span i svg line text polyline"
+    for runs, figure, count, legend in (
+        (three[:1], "0.400 0.100 +0.300", 2, "solver/accuracy, held out 0.100 to 0.400"),
+        (three, "0.600 [0.400, 0.800]", 4, "lr 0.2 0.300 to 0.900"),
+        (hostile[:1], "solver/accuracy 0.500 Curves", 5, "solver/kl 2 to 2"),
+    ):
+        main(runs[0], tuple(runs[1:]), out=tmp_path / "page.html")
+        browser.get((tmp_path / "page.html").as_uri())
+        text = " ".join(browser.find_element("css selector", "body").text.split())
+        assert figure in text and legend in text, text
+        assert len(browser.find_elements("css selector", "polyline")) == count
+        assert ask(browser, "document.documentElement.scrollWidth") <= 400
+        kinds = {*each(browser, "body *", "e.localName")}
+        assert kinds <= {*f"{known} table tbody tr th td script".split()}
+        assert len(browser.find_elements("css selector", "script")) == 2

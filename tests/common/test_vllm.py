@@ -6,13 +6,16 @@ copy of the embedded model.
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +45,8 @@ from peft import PeftModel
 from trainers import close, logged, some_rows
 from transformers import AutoModelForCausalLM
 
+DROPS = (time.sleep(0.01) or b" " for _ in itertools.count())
+ENDLESS = itertools.repeat(b" " * 9999)
 NO_SUCH_PATH = {"detail": "Not Found"}  # as vLLM says it
 
 
@@ -129,11 +134,10 @@ class Answer(BaseHTTPRequestHandler):
         self.say(*answer)  # not before: the client may draw random numbers at once
 
     def say(self, status: int, answer):
-        text = json.dumps(answer).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        for piece in answer if isinstance(answer, Iterator) else [json.dumps(answer).encode()]:
+            self.wfile.write(piece)
 
     def log_message(self, *_):
         pass
@@ -284,8 +288,13 @@ def test_the_weight_of_a_token_is_truncated_importance_sampling(asking):
 
 
 # ------------------------------------------------------------------ refusals
-def test_who_listens_is_no_vllm(server):
-    server.models = lambda: (200, ["hello"])
+NO_MODELS = [[], ["hello"], {"a": 1}, [{"id": "a", "max_model_len": None}]]
+NO_MODELS = [*({"data": data} for data in NO_MODELS), [], iter([b"[" * 100_000]), ENDLESS]
+
+
+@pytest.mark.parametrize("answer", NO_MODELS)
+def test_who_listens_is_no_vllm(server, answer):
+    server.models = lambda: (200, answer)
     assert "not a vLLM server" in refused("tango.py", "--rollouts", f"{server.url}/v1/")
 
 
@@ -303,10 +312,6 @@ def bent():
         ({"rank": 2}, "LoRA rank 4 is greater than max_lora_rank 2"),
         ({"length": 100}, "--max-model-len 100"),
         ({"a_base": bent}, "another base"),
-        ({"broken": (400, failure("Token id 7 is out of vocabulary"))}, "Token id 7 is out"),
-        ({"broken": (200, {"choices": [{"index": 0, "token_ids": None}]})}, "leaves out"),
-        ({"broken": (404, failure("The model does not exist."))}, "does not exist"),
-        ({"broken": (500, "<html>busy")}, "busy"),
     ],
 )
 def test_what_the_server_cannot_do_is_a_sentence_before_the_run(server, tmp_path, broken, sentence):
@@ -315,6 +320,47 @@ def test_what_the_server_cannot_do_is_a_sentence_before_the_run(server, tmp_path
     with pytest.raises(UserError, match=sentence) as error:
         trainer.sampler.check(trainer)
     assert str(error.value).startswith(f"--rollouts {server.url}: ")
+
+
+def choice(**other):
+    """What answers the first question to a server, but for what is other."""
+    ids = other.pop("token_ids", [5] * 32)
+    logps = {"token_logprobs": other.pop("logps", [-1.0] * 32)}
+    one = {"index": 0, "token_ids": ids, "logprobs": logps, "finish_reason": "length"} | other
+    return 200, {"choices": [one]}
+
+
+WRONG = [
+    ((400, failure("Token id 7 is out of vocabulary")), "Token id 7 is out"),
+    ((404, failure("The model does not exist.")), "does not exist"),
+    ((500, "<html>busy"), "busy"),
+    ((302, {}), "leaves out|another address"),
+    *(((200, iter([text])), "leaves out") for text in (b"", b"hello", b"\xff", b"[" * 100_000)),
+    *(((200, odd), "leaves out") for odd in ([], None, {}, {"choices": None}, {"choices": [None]})),
+    ((200, {"choices": []}), "of 1 completions it returns 0"),
+    *((choice(index=index), "leaves out|of 1") for index in (None, "0", 1)),
+    *((choice(token_ids=ids), "leaves out|of ") for ids in (None, [], 5, [5] * 31, [5] * 33)),
+    *((choice(token_ids=[5, i] * 16), f"token {i!r}"[:30]) for i in (5.0, True, -1, 10**30, None)),
+    *((choice(logps=[x] * 32), f"log-prob {x!r}"[:30]) for x in (math.nan, -math.inf, 50.0, None)),
+    *((choice(logps=[x] * 32), f"log-prob {x!r}"[:30]) for x in ("-1", True, -(10**400))),
+    *((choice(logprobs=x), "leaves out") for x in (None, 1, {}, {"token_logprobs": None})),
+    *((choice(finish_reason=x), f"32 of 32 tokens with {x!r}") for x in ("abort", "stop", None)),
+    (choice(token_ids=[5] * 9, logps=[-1.0] * 9), "9 of 32 tokens with 'length'"),
+    (choice(token_ids=[5] * 40, logps=[-1.0] * 40), "40 of 32 tokens with 'length'"),
+]
+
+
+def test_a_wrong_answer_is_a_sentence(asking, server):
+    asking.server.check(asking)
+    for broken, sentence in WRONG:
+        server.broken = broken
+        with pytest.raises(UserError, match=sentence) as error:
+            asking.server.check(asking)
+        assert str(error.value).startswith(f"--rollouts {server.url}: "), (broken, error)
+    for indices in ((0, 0, 0), (0, 1, 1, 3)):  # of 4
+        server.broken = 200, {"choices": [choice(index=i)[1]["choices"][0] for i in indices]}
+        with pytest.raises(UserError, match="of 4 completions it returns"):
+            asking.rollout("generator", some_rows(asking))
 
 
 def test_a_server_that_restarts_is_waited_for_and_told_again(asking, server, monkeypatch, capsys):
@@ -335,22 +381,36 @@ def test_a_server_that_restarts_is_waited_for_and_told_again(asking, server, mon
         asking.generate("generator", prompts)
 
 
-def test_a_server_that_hangs_ends_the_run(asking, server, monkeypatch):
+@pytest.mark.parametrize(
+    "delay, body, sentence",
+    [(0.5, None, "no whole answer"), (0, DROPS, "no whole answer"), (0, ENDLESS, "more than 0 MB")],
+)
+def test_a_server_that_hangs_ends_the_run(asking, server, monkeypatch, delay, body, sentence):
     asking.generate("generator", prompts_of(asking, 1))  # which publishes
-    monkeypatch.setattr(vllm, "PATIENCE", 0.01)
+    monkeypatch.setattr(vllm, "PATIENCE", 0.2)
     monkeypatch.setattr(vllm, "SLOWEST", 1e9)
-    server.delay = 0.5
-    with pytest.raises(UserError, match="no answer to /v1/completions within 0 seconds"):
+    monkeypatch.setattr(vllm, "LARGEST", 1000)
+    server.delay, server.broken = delay, body and (200, body)
+    with pytest.raises(UserError, match=sentence):
         asking.generate("generator", prompts_of(asking, 1))
 
 
 def test_a_run_asks_the_server_only_and_the_gap_is_rounding(
     server, tmp_path, monkeypatch, no_report
 ):
-    """Training and evaluation."""
+    """Training and evaluation; a server that fails in the second step costs that step only."""
     monkeypatch.setattr("common.fast.generate", None)
-    more = "--steps 2 --questions 1 --eval-samples 1 --eval-questions 1 --show-every 0 --rollouts"
-    run_here("tango.py", *small("tango.py", tmp_path / "run", *more.split(), server.url))
+    more = "--steps 2 --questions 1 --eval-samples 1 --eval-questions 1 --save-every 1 --rollouts"
+    command = small("tango.py", tmp_path / "run", *more.split(), server.url)
+
+    def fails(**body):
+        saved = (tmp_path / "run" / "checkpoint-1" / "files.json").exists()
+        return (500, iter([b"\x1b[2J is busy"])) if saved else answers(**body)
+
+    answers, server.complete = server.complete, fails
+    assert f"{server.url}: it refuses a request: \\u001b[2J is" in refused("tango.py", *command)
+    server.complete = answers
+    assert "resumes from checkpoint-1" in run_here("tango.py", *command)
     steps = steps_of(tmp_path / "run")
     assert len(steps) == 2 and all(0 <= row["co/sampler_gap"] < 1e-4 for row in steps)
     assert {body["temperature"] for body in server.asked} == {0.0, 1.0}

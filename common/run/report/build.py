@@ -18,6 +18,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.run.folder import write_whole
 from common.run.recording import read_lines
+from common.run.report import static
 from common.run.report.health import (
     HEALTH,
     MEANINGS,
@@ -43,23 +44,61 @@ def read_run(folder: str | Path) -> dict:
         UserError: this is not the folder of a run, or no step of it has been written yet.
     """
     folder, run = Path(folder), {"remarks": []}
-    for name in ("args", "versions", "about"):
+    for name, is_whole in (("args", is_args), ("versions", is_versions), ("about", is_about)):
         try:
             run[name] = {} | json.loads((folder / f"{name}.json").read_text())
-        except (OSError, ValueError, TypeError) as error:  # not only no JSON: no text, no object
+            if not is_whole(run[name]):
+                raise ValueError("an entry is missing or is not what a run writes")
+        # not only no JSON: no text, no object
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             reason = f"{name}.json cannot be read ({error})"
             raise UserError(f"{folder}: not the folder of a run; {reason}.") from None
     for name in ("metrics", "rollouts"):
-        run[name], lost = read_lines(folder / f"{name}.jsonl")
-        if lost:
+        rows, lost = read_lines(folder / f"{name}.jsonl")
+        run[name] = [row for row in rows if (is_metrics if name == "metrics" else is_rollout)(row)]
+        if lost := lost + len(rows) - len(run[name]):
             lines = f"{lost} line{'s' * (lost > 1)} of {name}.jsonl"
             run["remarks"].append(f"{lines} could not be read: half-written, if it still runs.")
     if not run["metrics"]:
         raise UserError(f"{folder}: metrics.jsonl has no line yet; there is nothing to show.")
-    run |= {"folder": folder.resolve().name, **run["about"]}  # script, about, curves
+    run |= {key: run["about"][key] for key in ("script", "curves", "about")}
+    run["folder"] = folder.resolve().name
     script = folder / f"{run['script']}.py"
     code = script.read_bytes() if script.exists() else b""
     return run | {"code": hashlib.sha256(code).hexdigest()[:6]}
+
+
+def is_size(value) -> bool:
+    return is_number(value) and 0 < value < 1e9
+
+
+def is_args(content: dict) -> bool:
+    return all(is_size(content.get(name, 1)) for name in ("questions", "group_size"))
+
+
+def is_versions(content: dict) -> bool:
+    return is_size(content.get("processes", 1))
+
+
+def is_about(content: dict) -> bool:
+    """A script's name, its docstring, and its CURVES."""
+    lists = content["curves"].values() if isinstance(content.get("curves"), dict) else [None]
+    texts = [content.get("script"), content.get("about")]
+    for names in lists:
+        texts += names if isinstance(names, (list, str)) else [None]  # one name shows nothing
+    return all(isinstance(text, str) for text in texts)
+
+
+def is_metrics(row: dict) -> bool:
+    found = [row.get(name, 0) for name in ("step", "seconds", "co/samples")]
+    return all(is_number(value) and abs(value) < 1e15 for value in found) and row["step"] >= 0
+
+
+def is_rollout(row: dict) -> bool:
+    """What the page cannot do without."""
+    texts, A = row.get("tokens"), row.get("advantages")
+    known = isinstance(texts, list) and isinstance(A, list) and is_metrics(row)
+    return known and all(isinstance(text, str) for text in [row.get("prompt"), *texts])
 
 
 # ------------------------------------------------------------------ curves
@@ -228,7 +267,9 @@ def command(run: dict) -> str:
 
 
 def page(data: dict) -> str:
-    """The HTML. Its policy lets only its own script run, by its hash, and nothing be fetched."""
+    """The HTML. Its policy lets only its own script run, by its hash, and nothing be fetched. What
+    static.py makes is there without it.
+    """
     text = TEMPLATE.read_text(encoding="utf-8")
     for tag in ("style", "script"):
         inline = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1]
@@ -238,8 +279,10 @@ def page(data: dict) -> str:
     # a string, down to half a surrogate pair; `<` could close the element.
     finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
     written = json.dumps(finite, separators=(",", ":")).replace("<", "\\u003c")
-    before, after = text.split("{{data}}")
-    return before + written + after
+    title = static.text(f"{data['title']} \u2013 {data.get('folder', 'comparison')}")
+    parts = {"header": static.header(data), "main": static.main(data)}
+    parts |= {"title": title, "data": written}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
 
 
 def write_report(folder: Path):

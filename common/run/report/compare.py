@@ -65,8 +65,8 @@ def variant_curves(grouped: dict[str, list[dict]], key: str) -> list[dict]:
             own = own_steps(run).get(player_of(key.removeprefix("eval/")))
             for name, x in (axes(run) | ({"own steps": own} if own else {})).items():
                 points = [(x[i], value) for i, value in zip(at, y) if x[i] is not None]
-                if points:
-                    by_x[name].append(tuple(map(list, zip(*points))))
+                if points:  # sorted: rows may be in disorder in a damaged file
+                    by_x[name].append(tuple(map(list, zip(*sorted(points, key=lambda p: p[0])))))
         if by_x:
             bands = {name: band(curves) for name, curves in by_x.items()}
             held_out = key.startswith("eval/")

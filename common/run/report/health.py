@@ -1,7 +1,7 @@
 """How co-training goes wrong: the metrics that show it, and the sentences that say so."""
 
-import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -142,7 +142,8 @@ def result(rows: list[dict], curves: dict[str, list[str]]) -> str:
     """
     evaluations = [row for row in rows if is_evaluation(row)] or [{}]
     first, last = evaluations[0], evaluations[-1]
-    keys = [k[5:] for k in last if k.startswith("eval/") and is_number(last[k]) and k in first]
+    keys = [k for k in last if is_number(last[k]) and is_number(first.get(k))]
+    keys = [key[5:] for key in keys if key.startswith("eval/")]
     said = []
     for key in main_metrics(curves, keys)[:3] if last is not first else ():
         before, now = first[f"eval/{key}"], last[f"eval/{key}"]
@@ -156,7 +157,9 @@ def result(rows: list[dict], curves: dict[str, list[str]]) -> str:
 
 
 def is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite float, or an integer that becomes one."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return known and abs(value) <= sys.float_info.max
 
 
 def is_evaluation(row: dict) -> bool:
