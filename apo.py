@@ -36,8 +36,8 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Bounds, Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import grouped, is_correct, mean, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, is_correct, mean, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import best_first
 from common.tasks.references import check_references
@@ -173,11 +173,11 @@ class Apo(CoTrainer):
         """
         key = "" if player == "rm" and self.cfg.restart else f"{t}"
         pairs = self.from_epochs(self.saved[player], turn, key)  # of all processes
-        mine = self.my_share(pairs)  # B
+        mine = self.shard(pairs)  # B
         prompts = [solve_prompt(pair["question"]) for pair in mine]
         batch = self.pairs(player, prompts, [(pair["chosen"], pair["rejected"]) for pair in mine])
-        batch.columns["human"] = torch.tensor([p["human"] for p in mine]).to(batch.row.device)
-        batch.columns["tokens"] = sum(len(pair["chosen"]) for pair in pairs)
+        batch.extras["human"] = torch.tensor([p["human"] for p in mine]).to(batch.row.device)
+        batch.extras["tokens"] = sum(len(pair["chosen"]) for pair in pairs)
         return batch
 
     def loss(self, batch):
@@ -186,7 +186,7 @@ class Apo(CoTrainer):
         logp, _ = self.score(both)  # (2b, T)
         chosen, rejected = chosen_and_rejected(logp.sum(1))  # (b,) each
         if batch.player == "rm":
-            margin, human = cfg.rm_beta * (chosen - rejected), batch.columns["human"]  # (b,) each
+            margin, human = cfg.rm_beta * (chosen - rejected), batch.extras["human"]  # (b,) each
             losses = rm_losses(margin, human, cfg.anchor, cfg.adversarial / cfg.samples, cfg.diff)
             self.log_mean("rm/human_in_order", margin[human] > 0)
             self.log_mean("rm/golden_in_order", margin[~human] > 0)
@@ -197,7 +197,7 @@ class Apo(CoTrainer):
             losses, margin = dpo_losses(best, worst, cfg.beta), cfg.beta * (best - worst)  # (b,)
         else:
             self.report_pairs(batch, logp, chosen)
-            return -chosen.sum() / batch.columns["tokens"]  # - log pi(y | x) per token
+            return -chosen.sum() / batch.extras["tokens"]  # - log pi(y | x) per token
         self.report_pairs(batch, logp, margin)
         return losses.sum() / self.questions_per_step
 
@@ -251,7 +251,7 @@ class Apo(CoTrainer):
         S = self.cfg.samples
         answers = self.answers_to(self.generator_rows, S)
         scores = self.in_parallel(self.scores, answers)
-        several = [*zip(grouped(answers, S), grouped(scores, S))]
+        several = [*zip(chunk(answers, S), chunk(scores, S))]
         chosen = [pair for of in several if (pair := best_and_worst(*of))]
         self.report_scores(answers, scores, chosen)
         pairs = [a_pair(y, y["ids"], z["ids"]) for y, z in chosen]
@@ -301,7 +301,7 @@ class Apo(CoTrainer):
 
 def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:
     """Every right answer with every wrong one to the same question, whose n are adjacent."""
-    return [(y, z) for of in grouped(answers, n) for y in of for z in of if y["right"] > z["right"]]
+    return [(y, z) for of in chunk(answers, n) for y in of for z in of if y["right"] > z["right"]]
 
 
 def a_pair(row: dict, chosen: list[int], rejected: list[int], human: bool = False) -> dict:
@@ -330,8 +330,8 @@ def evaluate(trainer: Apo, held_out: list[dict]) -> dict[str, float]:
     _, greedy = solve(trainer, "generator", held_out, greedy=True)
     answers = trainer.answers_to(held_out, n)
     scores = trainer.in_parallel(trainer.scores, answers)
-    right = grouped([y["right"] for y in answers], n)
-    picked = [best_first(*of)[0] for of in zip(right, grouped(scores, n))]  # the highest r
+    right = chunk([y["right"] for y in answers], n)
+    picked = [best_first(*of)[0] for of in zip(right, chunk(scores, n))]  # the highest r
     figures = {"generator/accuracy": mean(map(mean, right)), "generator/greedy": mean(greedy)}
     figures |= {f"co/best_of_{n}": mean(picked), "co/oracle": mean(map(any, right))}
     first = trainer.saved.setdefault("first", answers)
@@ -360,5 +360,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -37,7 +37,7 @@ from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     is_correct,
     prompt,
@@ -48,7 +48,7 @@ from common.tasks.answers import (
 )
 from common.tasks.equations import equations_hold
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import against_gold, read_verdict, verify_prompt
+from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
 from common.tiny import tasks
 from common.tiny.demonstrations import GOLD, misconception, parse_step, tone, write_steps
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
@@ -340,7 +340,7 @@ def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
     marks = [parse_marks(text, len(own)) for text, own in zip(texts, steps)]
     right = [is_correct(text, row["answer"]) for text, row in zip(solutions, rows)]
     accepted = [of and all(of) for of in marks]  # solutions; if none is readable, neither way
-    found = against_gold(accepted, right)
+    found = verdict_metrics(accepted, right)
     figures = {name: found[name] for name in ("balanced_accuracy", "parsed")}
     labels = [gold_steps(row["question"], text) for row, text in zip(rows, solutions)]
     if None not in labels:  # all questions are embedded ones
@@ -379,5 +379,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -53,10 +53,10 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox
 from common.tasks import functions
-from common.tasks.answers import grouped, mean, prompt
+from common.tasks.answers import chunk, mean, prompt
 from common.tasks.functions import KINDS, bare, is_well_formed, parse_answer, solve_prompt
 
 import torch
@@ -254,7 +254,7 @@ class Azr(CoTrainer):
                 references += [(kind, rng.sample(buffers[kind], K)) for _ in range(count)]
             newest = buffers[kind][len(buffers[kind]) - self.saved["new"][kind] :][-count:]
             tasks += newest + rng.choices(buffers[kind], k=count - len(newest))
-        return self.my_share(references), self.my_share(tasks)
+        return self.shard(references), self.shard(tasks)
 
     # --- the proposer, and the gate
     def propose(self, references: list[tuple]) -> Batch:
@@ -316,8 +316,8 @@ class Azr(CoTrainer):
         tries = [task for task in tasks for _ in range(n)]
         answers = self.answers(tries)
         if self.cfg.proposer_reward == "rzero":
-            return [majority_share(several) for several in grouped(answers, n)]
-        return [mean(hits) for hits in grouped(self.right([*zip(tries, answers)]), n)]
+            return [majority_share(several) for several in chunk(answers, n)]
+        return [mean(hits) for hits in chunk(self.right([*zip(tries, answers)]), n)]
 
     def join(self, tasks):
         """Add everyone's tasks; a full buffer drops its oldest."""
@@ -342,7 +342,7 @@ class Azr(CoTrainer):
     def votes(self, tasks: list[dict], answers: list[str | None]) -> list[float]:
         """Share of n other answers to each task that are the same text as its answer."""
         n = self.cfg.difficulty_samples
-        others = grouped(self.answers([task for task in tasks for _ in range(n)]), n)
+        others = chunk(self.answers([task for task in tasks for _ in range(n)]), n)
         return [
             mean([answer is not None and other == answer for other in several])
             for answer, several in zip(answers, others)
@@ -466,5 +466,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

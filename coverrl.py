@@ -43,7 +43,7 @@ from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     final_answer,
     in_one_form,
@@ -55,7 +55,7 @@ from common.tasks.answers import (
     split_steps,
 )
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import against_gold, read_verdict, verify_prompt
+from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
 
 import torch
 import tyro
@@ -328,7 +328,7 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
     return result | {
         "solver/first": mean(right[::n]),
         "solver/final": mean([is_correct(x, row["answer"]) for x, row in zip(final, held_out)]),
-        "verifier/balanced_accuracy": against_gold(verdicts, labels)["balanced_accuracy"],
+        "verifier/balanced_accuracy": verdict_metrics(verdicts, labels)["balanced_accuracy"],
     }
 
 
@@ -354,5 +354,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -44,9 +44,9 @@ from typing import Literal, NamedTuple
 from common.cotrainer import CoTrainer, Player
 from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import grouped, mean, prompt
+from common.tasks.answers import chunk, mean, prompt
 from common.tasks.code import load_tasks, parse_program
 
 import torch
@@ -237,7 +237,7 @@ class Cure(CoTrainer):
 
         # CODER: N programs per task, rewarded by the task's own tests
         coder = self.rollout("coder", rows)
-        programs = grouped([parse_program(text) for text in coder.texts], N)
+        programs = chunk([parse_program(text) for text in coder.texts], N)
         own = [own_tests(row, self.cfg.own_tests) for row in rows[::N]]
         passes_own = self.run_tables([*zip(programs, own)], runs)  # (N, t) for each of P tasks
         rewards = [coder_rewards(table) for table in passes_own]  # (N,) each
@@ -247,7 +247,7 @@ class Cure(CoTrainer):
 
         # TESTER: N tests per task, rewarded by what they tell about these programs
         tester = self.rollout("tester", [{"prompt": test_prompt(row["question"])} for row in rows])
-        tests = grouped([parse_test(text) for text in tester.texts], N)
+        tests = chunk([parse_test(text) for text in tester.texts], N)
         passes_unit = self.run_tables([*zip(programs, tests)], runs)  # (N, N) for each of P tasks
         rewards = []  # (N,) each
         for group, by_own, by_unit in zip(tests, passes_own, passes_unit):
@@ -364,9 +364,9 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     n, runs = trainer.cfg.eval_samples, {}
     questions = [row["question"] for row in held_out for _ in range(n)]
     texts = trainer.generate_all("coder", [code_prompt(question) for question in questions])
-    programs = grouped([parse_program(text) for text in texts], n)
+    programs = chunk([parse_program(text) for text in texts], n)
     texts = trainer.generate_all("tester", [test_prompt(question) for question in questions])
-    tests = grouped([parse_test(text) for text in texts], n)
+    tests = chunk([parse_test(text) for text in texts], n)
     base_programs = trainer.saved.setdefault("base_programs", programs)  # step 0: it is the base
     references = [[row["reference"] or None] for row in held_out]
     own = [own_tests(row, trainer.cfg.own_tests) for row in held_out]
@@ -456,5 +456,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

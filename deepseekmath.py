@@ -37,8 +37,8 @@ from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import final_answer, grouped, mean, prompt, split_steps
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, final_answer, mean, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import load_questions
 from common.tasks.verdicts import Analysis, read_analysis, read_score
@@ -340,7 +340,7 @@ class DeepSeekMath(CoTrainer):
         for i, text in zip(doubts, self.generate("meta", asked)):
             votes[i].append((read_score(text, SCORES) or 0) > 0)  # one real defect is enough
         labels = []
-        for row, its_analyses, its_votes in zip(rows, grouped(analyses, n), grouped(votes, n)):
+        for row, its_analyses, its_votes in zip(rows, chunk(analyses, n), chunk(votes, n)):
             readable = [(a.score, vote) for a, vote in zip(its_analyses, its_votes) if a]
             labels.append(auto_label(readable, k))
             self.log_mean("labels/single", [score == row["truth"] for score, _ in readable])
@@ -360,7 +360,7 @@ class DeepSeekMath(CoTrainer):
         drawn = [row for row in rng.choices(pool, k=count) if row["label"] not in common]
         drawn += [rng.choice(of_label[common[i % len(common)]]) for i in range(count - len(drawn))]
         rng.shuffle(drawn)
-        return self.my_share(drawn)
+        return self.shard(drawn)
 
     # --- what is logged and shown; no method below affects training; gather needs all processes
     def report_verifier(self, rows, batch, analyses, R_meta):
@@ -466,5 +466,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -47,8 +47,8 @@ from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_first_verdict
@@ -265,7 +265,7 @@ class Gar(CoTrainer):
         # instead of GRPO's, and over all processes, because the std is the whole batch's
         A = self.over_all_processes(lambda R: discriminator_advantages(R, M), batch.rewards)
         batch.advantages = A  # (B,)
-        for part, texts in zip(chosen, grouped(batch.texts, M)):
+        for part, texts in zip(chosen, chunk(batch.texts, M)):
             part.verdicts = [parse_verdict(text) for text in texts]
         self.report_discriminator(batch, judged, chosen)
         return batch
@@ -465,5 +465,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

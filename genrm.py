@@ -42,8 +42,8 @@ from common.errors import UserError
 from common.model import special_tokens
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import grouped, mean, prompt, solutions_to_teach, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, mean, prompt, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
 from common.tasks.verdicts import read_verdict, verify_prompt
@@ -183,11 +183,11 @@ class GenRM(CoTrainer):
         weights = row_weights(lengths[:count], lengths[count:], self.cfg.solve_weight)
         prompts = [messages for messages, _ in lessons + solutions]
         solves = [i >= count for i in range(len(ids))]
-        rows = self.my_share(list(zip(prompts, ids, weights, solves)))
+        rows = self.shard(list(zip(prompts, ids, weights, solves)))
         prompts, ids, weights, solves = map(list, zip(*rows))
         batch = self.completions("verifier", prompts, ids)
-        batch.columns["weight"] = torch.tensor(weights).to(batch.row.device)  # (B,)
-        batch.columns["solves"] = torch.tensor(solves).to(batch.row.device)  # (B,)
+        batch.extras["weight"] = torch.tensor(weights).to(batch.row.device)  # (B,)
+        batch.extras["solves"] = torch.tensor(solves).to(batch.row.device)  # (B,)
         return batch
 
     def loss(self, batch):
@@ -195,7 +195,7 @@ class GenRM(CoTrainer):
         logp, _ = self.score(batch)  # (b, T)
         likelihood = logp.sum(1)  # (b,)
         self.report_rows(batch, logp)
-        return -(likelihood * batch.columns["weight"]).sum()
+        return -(likelihood * batch.extras["weight"]).sum()
 
     # --- data
     def collect(self):
@@ -263,27 +263,27 @@ class GenRM(CoTrainer):
         p = iter(self.p_after(readable, right, wrong))
         # without a verdict nothing was said for the solution, nor against it
         values = [next(p) if read else 0.5 for read in judged]
-        return [mean(group) for group in grouped(values, K)]
+        return [mean(group) for group in chunk(values, K)]
 
-    def p_after(self, begun: list[tuple], yes: tuple, no: tuple) -> list[float]:
+    def p_after(self, prefix: list[tuple], yes: tuple, no: tuple) -> list[float]:
         """p(yes) as what follows each (prompt, text); yes, no: the forms either may take.
 
         Text and form are encoded as one string, as they were taught: many tokenizers merge
         characters across the boundary.
         """
-        if not begun:
+        if not prefix:
             return []
         forms = [*yes, *no]
-        prompts = [messages for messages, _ in begun for _ in forms]
-        ids = [self.encode(text + form, ended=False) for _, text in begun for form in forms]
+        prompts = [messages for messages, _ in prefix for _ in forms]
+        ids = [self.encode(text + form, ended=False) for _, text in prefix for form in forms]
         batch = self.completions("verifier", prompts, ids)
         logps = self.log_probs("verifier", batch).sum(1)  # (B * 2 * forms,), sums over tokens
-        return p_yes(logps.reshape(len(begun), 2, -1)).tolist()
+        return p_yes(logps.reshape(len(prefix), 2, -1)).tolist()
 
     # --- what is logged and shown; no method below affects training
     def report_rows(self, batch, logp):
         tokens = batch.completion_mask.bool()  # (b, T)
-        solves = batch.columns["solves"][:, None]  # (b, 1)
+        solves = batch.extras["solves"][:, None]  # (b, 1)
         self.log_mean("verifier/verify_loss", -logp[tokens & ~solves])
         self.log_mean("verifier/solve_loss", -logp[tokens & solves])
         self.record_part(batch, logp, "log-likelihood", logp.sum(1))
@@ -324,5 +324,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

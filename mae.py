@@ -43,11 +43,11 @@ from common.cotrainer import Batch, CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import boxed, grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import boxed, chunk, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
-from common.tasks.verdicts import against_gold
+from common.tasks.verdicts import verdict_metrics
 from common.tiny.tasks import parse_question
 
 import torch
@@ -259,7 +259,7 @@ class Mae(CoTrainer):
         references = draw_references(rng, D, cfg.reference_share, count)
         questions = draw_from(rng, D, count)
         pairs = draw_from(rng, S, count)
-        return self.my_share(references), self.my_share(questions), self.my_share(pairs)
+        return self.shard(references), self.shard(questions), self.shard(pairs)
 
     def propose(self, references: list[str | None]) -> Batch:
         cfg, n = self.cfg, self.cfg.difficulty_samples
@@ -276,7 +276,7 @@ class Mae(CoTrainer):
         questions = [proposal.question for proposal in good for _ in range(n)]
         answers = self.generate("solver", [solve_prompt(question) for question in questions])
         V, _ = self.values([*map(judge_answer_prompt, questions, answers)])
-        for proposal, values in zip(good, grouped(V, n)):
+        for proposal, values in zip(good, chunk(V, n)):
             proposal.difficulty = 1 - mean(values)
         # r = (quality + difficulty + format) / 3; no question, no reward
         formats = (batch.rewards * cfg.format_reward).tolist()  # N
@@ -422,7 +422,7 @@ def evaluate_judge(trainer: Mae, held_out: list[dict], texts, right) -> dict[str
 
 def balanced_accuracy(V: list[float | None], right: list[bool]) -> float:
     """V >= 0.5 taken for "right": the mean over both classes. No score is wrong in both."""
-    return against_gold([None if v is None else v >= 0.5 for v in V], right)["balanced_accuracy"]
+    return verdict_metrics([None if v is None else v >= 0.5 for v in V], right)["balanced_accuracy"]
 
 
 def rank_agreement(V: list[float | None], right: list[bool]) -> float:
@@ -465,5 +465,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

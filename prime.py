@@ -60,7 +60,7 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, mean, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
@@ -232,7 +232,7 @@ class Prime(CoTrainer):
         if cfg.prm_update == "before":
             self.update(prm_batch)
         # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-        d = self.log_probs("prm", batch) - prm_batch.columns["reference_logps"]  # (B, T)
+        d = self.log_probs("prm", batch) - prm_batch.extras["reference_logps"]  # (B, T)
         self.credit(batch, d, noise)
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
@@ -258,12 +258,12 @@ class Prime(CoTrainer):
     def prm_batch(self, batch) -> Batch:
         """The same rows for the PRM, without advantages, so that all of them are trained on."""
         reference = "policy" if self.cfg.prm_reference == "policy" else None
-        columns = {
+        extras = {
             "reference_logps": self.log_probs(reference, batch),  # (B, T)
             "rows": sum(self.gather([len(batch)])),  # B of all processes
         }
         nothing = {"advantages": None, "sampled_logps": None, "notes": []}
-        return replace(batch, player="prm", columns=columns, **nothing)
+        return replace(batch, player="prm", extras=extras, **nothing)
 
     def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
@@ -272,10 +272,10 @@ class Prime(CoTrainer):
         outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
         logp, entropy = self.score(batch)  # (b, T)
         self.log_mean("prm/entropy", entropy[mask.bool()])
-        d = logp - batch.columns["reference_logps"]  # (b, T)
+        d = logp - batch.extras["reference_logps"]  # (b, T)
         self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
-        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.columns["rows"]
+        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]
 
     def rounding_noise(self, batch) -> float:
         """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
@@ -342,14 +342,14 @@ class Prime(CoTrainer):
         """
         if "filter" not in self.saved:
             return {"waiting": questions, "drawn": 0}
-        [mine] = self.my_share(self.saved["filter"])  # an entry per process
+        [mine] = self.shard(self.saved["filter"])  # an entry per process
         return {"waiting": mine["waiting"] + questions, "drawn": mine["drawn"]}
 
     def next_questions(self, queue: dict) -> list[dict]:
         """P questions that wait. Further ones come from the end of the data set, for each process
         from its own part; the loader shuffles all of it, so some come twice.
         """
-        P, part = self.cfg.questions, self.my_share(range(len(self.train_dataset)))
+        P, part = self.cfg.questions, self.shard(range(len(self.train_dataset)))
         while len(queue["waiting"]) < P:
             queue["drawn"] += 1
             queue["waiting"].append(self.train_dataset[part[-queue["drawn"] % len(part)]])
@@ -402,5 +402,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

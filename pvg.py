@@ -40,10 +40,10 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
+    chunk,
     final_answer,
-    grouped,
     is_correct,
     mean,
     solutions_to_teach,
@@ -225,7 +225,7 @@ class Pvg(CoTrainer):
 
     def verifier_step(self, turn: int) -> Batch:
         """The next pairs, of shuffled epochs over the round's."""
-        mine = self.my_share(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))
+        mine = self.shard(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))
         both = [tuple(self.encode(row["solution"]) for row in pair) for pair in mine]
         return self.pairs("verifier", [solve_prompt(y["question"]) for y, _ in mine], both)
 
@@ -263,7 +263,7 @@ class Pvg(CoTrainer):
     # --- the provers
     def prover_step(self, turn: int) -> list[Batch]:
         """Both roles answer the same questions, and in every round the same as in the last one."""
-        rows = self.my_share(self.from_epochs(self.prover_rows, turn, "P"))  # P
+        rows = self.shard(self.from_epochs(self.prover_rows, turn, "P"))  # P
         helpful, sneaky = (self.attempt(role, rows) for role in ROLES)
         self.report_attack(turn, helpful, sneaky)
         return [helpful, sneaky]
@@ -332,8 +332,8 @@ def evaluate(trainer: Pvg, held_out: list[dict]) -> dict[str, float]:
         first = trainer.saved.setdefault("first", rows)  # the helpful one's, which comes first
     _, greedy = solve(trainer, "helpful", held_out, greedy=True)
     V = lambda row: (row["V"] is not None, row["V"] or 0.0)  # noqa: E731
-    picked = [max(its, key=V)["right"] for its in grouped(of["helpful"], n)]
-    some = [any(row["right"] for row in its) for its in grouped(of["helpful"], n)]
+    picked = [max(its, key=V)["right"] for its in chunk(of["helpful"], n)]
+    some = [any(row["right"] for row in its) for its in chunk(of["helpful"], n)]
     figures |= {"helpful/greedy": mean(greedy), "co/oracle": mean(some)}
     figures[f"co/best_of_{n}"] = mean(picked)
     first = trainer.in_parallel(trainer.scores, first)
@@ -360,5 +360,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

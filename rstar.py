@@ -34,7 +34,7 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import beginnings, mean, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order, ranking_figures
@@ -215,13 +215,13 @@ class RStar(CoTrainer):
         """Adds so many rollouts to the tree of each question."""
         for _ in range(rollouts):
             starts = [next_start(tree, self.cfg.width, self.cfg.c) for tree in trees]
-            begun = [row | {"begun": text} for row, text in zip(rows, starts)]
-            for tree, new in zip(trees, self.in_parallel(self.sample_solutions, begun)):
+            prefix = [row | {"prefix": text} for row, text in zip(rows, starts)]
+            for tree, new in zip(trees, self.in_parallel(self.sample_solutions, prefix)):
                 if new["well_formed"]:  # else no node hears of it
                     back_up(tree, new["solution"], new["right"])
 
     def sample_solutions(self, rows: list[dict]) -> list[dict]:
-        """What follows `begun`, if a row has that, may be too long for it, or nothing."""
+        """What follows `prefix`, if a row has that, may be too long for it, or nothing."""
         found = solutions_to_teach(self, "generator", rows)
         for row in found:
             fits = len(self.encode(row["solution"])) <= self.cfg.solution_tokens
@@ -232,22 +232,22 @@ class RStar(CoTrainer):
     def generator_step(self) -> Batch:
         rows = self.from_epochs(self.saved["solutions"], self.state.global_step, "G")
         tokens = sum(len(self.encode(row["solution"])) for row in rows)  # of all processes
-        mine = self.my_share(rows)  # B
+        mine = self.shard(rows)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
         batch = self.completions("generator", prompts, [self.encode(r["solution"]) for r in mine])
-        batch.columns["weight"] = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)
+        batch.extras["weight"] = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)
         return batch
 
     def verifier_step(self) -> Batch:
         """The next pairs, as B times (y+, y-); a step that is not the last has no end token."""
         rows = self.from_epochs(self.saved["pairs"], self.state.global_step, "V")
         total = sum(row["weight"] for row in rows)  # of all processes
-        mine = self.my_share(rows)  # B
+        mine = self.shard(rows)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
         ids = [[self.encode(r[y], r["ended"]) for y in ("chosen", "rejected")] for r in mine]
         batch = self.pairs("verifier", prompts, ids)
         weights = [row["weight"] / total for row in mine]
-        batch.columns["weight"] = torch.tensor(weights).to(batch.row.device)  # (B,)
+        batch.extras["weight"] = torch.tensor(weights).to(batch.row.device)  # (B,)
         return batch
 
     def loss(self, batch):
@@ -258,7 +258,7 @@ class RStar(CoTrainer):
             self.log_mean("generator/logp", likelihood)
             self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch.columns["weight"]).sum()
+            return -(likelihood * batch.extras["weight"]).sum()
         both = as_completions(batch)  # 2b rows: y+, y-, y+, ...
         logp, _ = self.score(both)  # (2b, T)
         with torch.no_grad(), self.playing(None):
@@ -270,7 +270,7 @@ class RStar(CoTrainer):
         self.log_mean("verifier/pair_loss", losses)
         self.log_mean("verifier/pair_accuracy", r_plus > r_minus)
         self.record_part(batch, logp, "r+ - r-", r_plus - r_minus, ["better", "worse"])
-        return (losses * batch.columns["weight"]).sum()
+        return (losses * batch.extras["weight"]).sum()
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
@@ -336,5 +336,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

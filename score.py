@@ -50,7 +50,7 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     boxed,
     is_correct,
@@ -251,5 +251,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -50,8 +50,8 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_score
 
@@ -208,7 +208,7 @@ class SelfRewarding(CoTrainer):
         if self.saved["round"] < t:
             self.start_round(t)
         pairs = self.from_epochs(self.saved["pairs"], now, "p")  # of all processes
-        return [self.preference_batch(self.my_share(pairs))]
+        return [self.preference_batch(self.shard(pairs))]
 
     def start_round(self, t: int):
         """M_t answers, M_t scores, M_t becomes the reference."""
@@ -217,7 +217,7 @@ class SelfRewarding(CoTrainer):
         rows = [row for row in self.pool(t) for _ in range(N)]
         answers = self.in_parallel(self.answers, rows)
         readings = self.in_parallel(self.readings, answers)
-        pairs = [pair_of(*one) for one in zip(grouped(answers, N), grouped(readings, N))]
+        pairs = [pair_of(*one) for one in zip(chunk(answers, N), chunk(readings, N))]
         pairs = [pair for pair in pairs if pair]
         self.report_round(answers, readings, pairs)
         if not pairs:
@@ -262,7 +262,7 @@ class SelfRewarding(CoTrainer):
         """The scores that the judge gives to each answer, --readings of them."""
         R = self.cfg.readings
         prompts = [score_prompt(a["question"], a["text"]) for a in answers for _ in range(R)]
-        return grouped([parse_score(text) for text in self.generate("judge", prompts)], R)
+        return chunk([parse_score(text) for text in self.generate("judge", prompts)], R)
 
     def preference_batch(self, pairs: list[dict]) -> Batch:
         prompts = [solve_prompt(pair["question"]) for pair in pairs]
@@ -333,7 +333,7 @@ def evaluate(trainer: SelfRewarding, held_out: list[dict]) -> dict[str, float]:
     answers = trainer.in_parallel(trainer.answers, [row for row in held_out for _ in range(n)])
     scores = [rank_score(read) for read in trainer.in_parallel(trainer.readings, answers)]
     picked, pairs = [], []  # pairs: indices of a right and a wrong answer to one question
-    for group in grouped([*range(len(answers))], n):
+    for group in chunk([*range(len(answers))], n):
         picked.append(answers[max(group, key=scores.__getitem__)]["right"])
         right = [i for i in group if answers[i]["right"]]
         wrong = [i for i in group if not answers[i]["right"]]
@@ -400,5 +400,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

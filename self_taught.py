@@ -42,8 +42,8 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import final_answer, grouped, is_correct, mean, prompt, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, final_answer, is_correct, mean, prompt, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import MODULO, parse_question
@@ -200,7 +200,7 @@ class SelfTaught(CoTrainer):
         N = self.cfg.samples
         tries = [comparison for comparison in self.saved["comparisons"] for _ in range(N)]
         judgements = self.in_parallel(self.judge, tries)  # by M_t: the restart comes after
-        kept = [first_right(several) for several in grouped(judgements, N)]
+        kept = [first_right(several) for several in chunk(judgements, N)]
         lessons = balanced([j for j in kept if j], rng)
         self.report_round(judgements, lessons)
         if not lessons:
@@ -254,7 +254,7 @@ class SelfTaught(CoTrainer):
 
     def lesson_batch(self, everyones: list[dict]) -> Batch:
         """everyones: the lessons of the step on all processes, by whose tokens `loss` divides."""
-        mine = self.my_share(everyones)  # B
+        mine = self.shard(everyones)  # B
         prompts, ids = [row["prompt"] for row in mine], [row["ids"] for row in mine]
         batch = self.completions("judge", prompts, ids)
         batch.total_tokens = sum(len(lesson["ids"]) for lesson in everyones)
@@ -308,7 +308,7 @@ def true_pairs(trainer: SelfTaught, held_out: list[dict]) -> list[list[str]]:
     n = trainer.cfg.eval_samples
     answers = trainer.answers([row["question"] for row in held_out for _ in range(n)])
     pairs = []
-    for row, texts in zip(held_out, grouped(answers, n)):
+    for row, texts in zip(held_out, chunk(answers, n)):
         right = [text for text in texts if is_correct(text, row["answer"])]
         wrong = [y for y in texts if final_answer(y) and not is_correct(y, row["answer"])]
         pairs += [[row["question"], *two] for two in zip(right[:1], wrong[:1])]
@@ -331,8 +331,8 @@ def evaluate_judge(trainer: SelfTaught, pairs: list, samples: int) -> dict[str, 
     right = [j["choice"] == j["better"] for j in judgements]  # y first, y' first, y first, ...
     return {
         "judge/accuracy": mean(right),
-        "judge/both_orders": mean([all(two) for two in grouped(right, 2)]),
-        "judge/vote": mean([majority(several) for several in grouped(judgements, 2 * samples)]),
+        "judge/both_orders": mean([all(two) for two in chunk(right, 2)]),
+        "judge/vote": mean([majority(several) for several in chunk(judgements, 2 * samples)]),
         "judge/unreadable": mean([j["choice"] is None for j in judgements]),
     }
 
@@ -361,5 +361,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

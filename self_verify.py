@@ -41,10 +41,10 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import boxed, grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import boxed, chunk, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import against_gold, final_verdict, verify_prompt
+from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
 
 import tyro
 
@@ -207,7 +207,7 @@ class SelfVerify(CoTrainer):
         """Of the solutions of all processes those that are to be judged."""
         right = [is_correct(text, row["answer"]) for row, text in zip(rows, texts)]
         groups = []
-        for i, group in enumerate(grouped(texts, self.cfg.group_size)):
+        for i, group in enumerate(chunk(texts, self.cfg.group_size)):
             of_group = right[i * self.cfg.group_size :][: self.cfg.group_size]
             about = {"question": rows[i * self.cfg.group_size]["question"], "rate": mean(of_group)}
             pairs = [(text, r) for text, r in zip(group, of_group) if boxed(text) is not None]
@@ -219,7 +219,7 @@ class SelfVerify(CoTrainer):
         """Judgements of P of the samples, G each."""
         rng = random.Random(f"{self.cfg.seed} {self.state.global_step} verify")
         count = min(len(samples), self.cfg.questions * self.accelerator.num_processes)
-        mine = self.my_share(rng.sample(samples, count))
+        mine = self.shard(rng.sample(samples, count))
         rows = [sample for sample in mine for _ in range(self.cfg.group_size)]  # B
         task = self.cfg.task
         prompts = [judge_prompt(task, row["question"], row["solution"]) for row in rows]
@@ -257,7 +257,7 @@ def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
     if not judged:
         return result
     labels = [is_correct(text, row["answer"]) for row, text in judged]
-    found = against_gold([parse_verdict(task, text) for text in judgements], labels)
+    found = verdict_metrics([parse_verdict(task, text) for text in judgements], labels)
     names = ("balanced_accuracy", "says_correct", "parsed")
     return result | {f"verifier/{name}": found[name] for name in names}
 
@@ -277,5 +277,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

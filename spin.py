@@ -47,7 +47,7 @@ from common.errors import UserError, say
 from common.model import copy_adapter
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, mean, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
@@ -174,10 +174,10 @@ class Spin(CoTrainer):
             self.start_iteration(t)
         everything = self.saved["pairs"] + self.saved["previous_pairs"]
         pairs = self.from_epochs(everything, done, f"{t}")  # of all processes
-        mine = self.my_share(pairs)  # B
+        mine = self.shard(pairs)  # B
         prompts = [solve_prompt(pair["question"]) for pair in mine]
         batch = self.pairs("player", prompts, [(p["real"], p["generated"]) for p in mine])
-        batch.columns["human_tokens"] = sum(len(pair["real"]) for pair in pairs)
+        batch.extras["human_tokens"] = sum(len(pair["real"]) for pair in pairs)
         return [batch]
 
     def start_iteration(self, t: int):
@@ -236,7 +236,7 @@ class Spin(CoTrainer):
         self.log_mean("player/entropy", entropy[both.completion_mask.bool()])
         self.log_mean("player/logp_human", real)
         if self.cfg.opponent == "none":
-            return -real.sum() / batch.columns["human_tokens"]  # - log p(y) per token
+            return -real.sum() / batch.extras["human_tokens"]  # - log p(y) per token
         with torch.no_grad(), self.playing("opponent"):  # the same rows at a time: ln 2 is exact
             ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
@@ -323,5 +323,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

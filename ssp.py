@@ -46,8 +46,8 @@ from common.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.checks import stripped
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tiny.tasks import gold_answer, parse_question
 
@@ -199,7 +199,7 @@ class Ssp(CoTrainer):
         reused = self.reused(len(proposed) - len(valid), rng)
         solver, right = self.solve(valid + reused)  # n answers to each
 
-        rates = iter([mean(hits) for hits in grouped(right, cfg.group_size)])
+        rates = iter([mean(hits) for hits in chunk(right, cfg.group_size)])
         s = [next(rates) if question.valid else None for question in proposed]  # P
         # to punish held-out questions would be to train on them, too
         rewards = [
@@ -325,5 +325,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -52,9 +52,9 @@ from common.run.args import (
     per_model,
 )
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import grouped, mean, prompt
+from common.tasks.answers import chunk, mean, prompt
 from common.tasks.code import load_tasks, parse_program
 from common.tasks.functions import bare
 from common.tiny.repairs import sample_rows
@@ -242,7 +242,7 @@ class Ssr(CoTrainer):
         failed = self.check(bugs)
         valid = [bug for bug, reason in zip(bugs, failed) if reason is None]
         solver, right, wrong = self.attempt(valid)  # G attempts on each
-        rates = iter([mean(hits) for hits in grouped(right, self.cfg.group_size)])
+        rates = iter([mean(hits) for hits in chunk(right, self.cfg.group_size)])
         s = [next(rates) if reason is None else None for reason in failed]  # P * N
         # to punish held-out programs would be to train on them, too
         rewards = [
@@ -374,7 +374,7 @@ def removals(trainer: Ssr, held_out: list[dict]) -> list[Bug]:
         shorter, hidden = "\n".join(lines[:k] + lines[k + 1 :]), [1, 2, 3][: len(row["tests"])]
         bugs.append(Bug(row, shorter, hidden))
     runs = [(program, bug) for bug in bugs for program in (bug.row["program"], bug.program)]
-    fine = grouped(trainer.in_parallel(trainer.pass_all_tests, runs), 2)
+    fine = chunk(trainer.in_parallel(trainer.pass_all_tests, runs), 2)
     return [bug for bug, (before, after) in zip(bugs, fine) if before and not after]
 
 
@@ -410,5 +410,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

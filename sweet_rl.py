@@ -34,8 +34,8 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
-from common.tasks.answers import grouped, is_correct, mean, prompt, solve, solve_prompt, step_ends
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt, step_ends
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
 from common.tasks.references import check_references
@@ -116,10 +116,10 @@ def turns_of(ids: list[int], tokenizer) -> list[list[int]]:
 
 
 # ------------------------------------------------------------------ the paper's mathematics
-def token_weights(begun: list[int], turns: list[list[int]], turn_mean: bool) -> list[float]:
+def token_weights(prefix: list[int], turns: list[list[int]], turn_mean: bool) -> list[float]:
     """What each token's log-ratio counts in sum_t A: 1 / L_t, or 1; 0 of what was there before."""
     own = [1.0 / len(turn) if turn_mean else 1.0 for turn in turns for _ in turn]
-    return [0.0] * len(begun) + own
+    return [0.0] * len(prefix) + own
 
 
 def preference_loss(chosen, rejected, beta: float) -> torch.Tensor:
@@ -150,7 +150,7 @@ class SweetRL(CoTrainer):
     """`step` is the loop. `saved` holds, the same on all processes and all as token ids, the pairs
     of both players, the dialogues whose turns are ranked, and the held-out turns.
 
-    A row is a question with its reference and what was `begun` before; a text is (row, token ids).
+    A row is a question with its reference and what was `prefix` before; a text is (row, token ids).
     """
 
     def __init__(self, *inputs):
@@ -179,21 +179,21 @@ class SweetRL(CoTrainer):
     def lesson(self, player: str) -> Batch:
         """The player's next pairs."""
         pairs = self.from_epochs(self.saved[player], self.state.global_step, player)
-        mine = self.my_share(pairs)  # B
+        mine = self.shard(pairs)  # B
         both = [(pair, pair[side]) for pair in mine for side in ("chosen", "rejected")]  # 2B
-        ids = [pair["begun"] + text for pair, text in both]
+        ids = [pair["prefix"] + text for pair, text in both]
         prompts = [self.prompt_of(player, pair) for pair in mine]
         batch = self.pairs(player, prompts, [*zip(ids[::2], ids[1::2])])
         shape = batch.completion_ids.shape  # (B, 2, T)
-        columns = self.texts(player, both, seen=player).columns
-        batch.columns = {name: column.reshape(shape) for name, column in columns.items()}
+        extras = self.texts(player, both, seen=player).extras
+        batch.extras = {name: value.reshape(shape) for name, value in extras.items()}
         return batch
 
     def loss(self, batch):
         """A micro-batch's share of the mean over the pairs of the step."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, ...
         logp, _ = self.score(both)  # (2b, T)
-        ref, weight = (batch.columns[name].flatten(0, 1) for name in ("ref", "weight"))  # (2b, T)
+        ref, weight = (batch.extras[name].flatten(0, 1) for name in ("ref", "weight"))  # (2b, T)
         share = (logp - ref) * weight  # (2b, T): of sum_t A, or of r
         chosen, rejected = chosen_and_rejected(share.sum(1))  # (b,) each
         losses = preference_loss(chosen, rejected, self.cfg.beta)  # (b,)
@@ -214,42 +214,42 @@ class SweetRL(CoTrainer):
         return solve_prompt(row["question"])
 
     def texts(self, player: str, texts: list[tuple[dict, list[int]]], seen: str) -> Batch:
-        """N texts; in columns the reference's log-probs and the tokens' weights, (N, T) each.
+        """N texts; in extras the reference's log-probs and the tokens' weights, (N, T) each.
 
         Args:
             seen: the player whose prompt the reference sees
         """
         tokenizer, device = self.processing_class, self.accelerator.device
-        ids = [row["begun"] + text for row, text in texts]
+        ids = [row["prefix"] + text for row, text in texts]
         batch, compared = (
             self.completions(player, prompts, ids)
             for prompts in ([self.prompt_of(p, row) for row, _ in texts] for p in (player, seen))
         )
         per_turn = player == "critic" and self.cfg.turn_mean
-        weight = [token_weights(r["begun"], turns_of(t, tokenizer), per_turn) for r, t in texts]
+        weight = [token_weights(r["prefix"], turns_of(t, tokenizer), per_turn) for r, t in texts]
         weight = torch.cat(padded([torch.tensor([x]) for x in weight], left=False)).to(device)
-        batch.columns = {"ref": self.log_probs(None, compared), "weight": weight}
+        batch.extras = {"ref": self.log_probs(None, compared), "weight": weight}
         return batch
 
     def advantages(self, turns: list[tuple[dict, list[int]]]) -> list[float]:
         """A of each turn, by the critic as it is. What was sampled twice is scored once."""
         if not turns:
             return []
-        keys = [(row["question"], *row["begun"], -1, *turn) for row, turn in turns]
+        keys = [(row["question"], *row["prefix"], -1, *turn) for row, turn in turns]
         different = dict(zip(keys, turns))
         # as released, the reference sees c in `lesson`, but not here
         seen = "actor" if self.cfg.critic_reference == "released" else "critic"
         batch = self.texts("critic", [*different.values()], seen)
         # A = (1 / L) sum_l log[ pi_critic / pi_ref ]
-        d = self.log_probs("critic", batch) - batch.columns["ref"]  # (N, T)
-        A = dict(zip(different, (d * batch.columns["weight"]).sum(1).tolist()))
+        d = self.log_probs("critic", batch) - batch.extras["ref"]  # (N, T)
+        A = dict(zip(different, (d * batch.extras["weight"]).sum(1).tolist()))
         return [A[key] for key in keys]
 
     def start_dialogues(self):
         """The base's dialogues, and pairs of them."""
         k, pool = self.cfg.samples, self.cfg.pool
         dialogues = self.in_parallel(self.write, [r for r in self.train_rows for _ in range(k)])
-        pairs = [pair for group in grouped(dialogues, k) for pair in best_against_worse(group)]
+        pairs = [pair for group in chunk(dialogues, k) for pair in best_against_worse(group)]
         if not pairs:
             raise UserError(f"--pool {pool}: no question has a right and a wrong dialogue.")
         count = -(-len(dialogues) // RANKED)  # rounded up
@@ -261,7 +261,7 @@ class SweetRL(CoTrainer):
         """A dialogue of each row's question, as the actor is."""
         written = self.generate_ids("actor", [solve_prompt(row["question"]) for row in rows])
         right = [is_correct(t, row["answer"]) for t, row in zip(self.decode(written), rows)]
-        new = [{"begun": [], "ids": ids, "reward": float(x)} for ids, x in zip(written, right)]
+        new = [{"prefix": [], "ids": ids, "reward": float(x)} for ids, x in zip(written, right)]
         return [row | more for row, more in zip(rows, new)]
 
     # --- what the actor learns
@@ -279,7 +279,7 @@ class SweetRL(CoTrainer):
     def places(self, dialogue: dict) -> list[dict]:
         """Where each turn of a dialogue begins."""
         turns = turns_of(dialogue["ids"], self.processing_class)
-        return [dialogue | {"begun": sum(turns[:t], [])} for t in range(len(turns))]
+        return [dialogue | {"prefix": sum(turns[:t], [])} for t in range(len(turns))]
 
     def turn_pairs(self, places: list[dict]) -> list[list[dict]]:
         """Of each place the pairs that the actor is taught there."""
@@ -297,16 +297,16 @@ class SweetRL(CoTrainer):
         n, tokenizer = self.cfg.candidates, self.processing_class
         rows = [place for place in places for _ in range(n)]
         prompts = [solve_prompt(row["question"]) for row in rows]
-        written = self.generate_ids("writer", prompts, begun=[row["begun"] for row in rows])
+        written = self.generate_ids("writer", prompts, prefix=[row["prefix"] for row in rows])
         turns, ends = [turns_of(ids, tokenizer)[0] for ids in written], self.eos_token_ids
         whole = [turn if turn[-1] in ends or step_ends(turn, tokenizer) else [] for turn in turns]
-        return [[turn for turn in some if turn] for some in grouped(whole, n)]
+        return [[turn for turn in some if turn] for some in chunk(whole, n)]
 
     # --- what is logged and shown; no method below affects training
     def label(self, place: dict, turn: list[int]) -> bool | None:
         """Gold label; None if the turn is no step, or the question not an embedded one."""
-        begun, text = self.decode([place["begun"], turn])
-        labels = gold_steps(place["question"], begun + text)
+        prefix, text = self.decode([place["prefix"], turn])
+        labels = gold_steps(place["question"], prefix + text)
         return labels[-1] if labels and text.endswith("</step>") else None
 
     def report_pairs(self, pairs: list[dict]):
@@ -346,7 +346,7 @@ def siblings(trainer: SweetRL, held_out: list[dict]) -> list[dict]:
         turns = [*map(list, dict.fromkeys(map(tuple, written)))]
         right = [trainer.label(place, turn) for turn in turns]
         if {*right} == {True, False}:
-            before = gold_steps(place["question"], *trainer.decode([place["begun"]]))
+            before = gold_steps(place["question"], *trainer.decode([place["prefix"]]))
             found.append(place | {"turns": turns, "right": right, "off_track": not all(before)})
     return found
 
@@ -374,5 +374,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -37,10 +37,10 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError, say
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, mean, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import against_gold, final_verdict, read_verdict, verify_prompt
+from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
 
 import torch
@@ -262,8 +262,8 @@ class Tango(CoTrainer):
         if alpha > 0:
             # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
             prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch.texts)]
-            batch.columns["judgement"] = self.generate("verifier", prompts)
-            judgements = [parse_judgement(text) for text in batch.columns["judgement"]]
+            batch.extras["judgement"] = self.generate("verifier", prompts)
+            judgements = [parse_judgement(text) for text in batch.extras["judgement"]]
         verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
         ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
@@ -317,14 +317,14 @@ class Tango(CoTrainer):
         self.log_mean("co/alpha", alpha)
         gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch.texts)]
         self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
-        if "judgement" not in batch.columns:
+        if "judgement" not in batch.extras:
             return
         of_known = [judgement for judgement, k in zip(judgements, known) if k]
         self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
-        texts = batch.columns["judgement"]
+        texts = batch.extras["judgement"]
         for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
             note |= {"judgement": text, "verdicts": verdict, "gold": truth}
         # a generator that games its verifier exploits these
@@ -354,16 +354,16 @@ class Tango(CoTrainer):
         judgements, labels = self.gather(judgements), self.gather(labels)
         if not labels:
             return
-        metrics = verdict_metrics(judgements, labels)
+        metrics = judgement_metrics(judgements, labels)
         for key, value in metrics.items():
             self.log_mean(f"verifier/{key}", value)
         self.log_mean("co/verdict_minus_gold", metrics["says_correct"] - mean(labels))
 
 
 # ------------------------------------------------------------------ evaluation
-def verdict_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
+def judgement_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
     """Final verdicts against gold. One that is not readable is wrong in both classes."""
-    found = against_gold([judgement.final for judgement in judgements], labels)
+    found = verdict_metrics([judgement.final for judgement in judgements], labels)
     return {name: x for name, x in found.items() if name not in ("accuracy", "best_constant")}
 
 
@@ -397,8 +397,8 @@ def evaluate_verifier(trainer, held_out, solutions) -> dict[str, float]:
     gold = [gold_steps(row["question"], text) for row, text in zip(held_out, solutions)]
     sampled = judge(trainer, held_out, solutions)
     greedy = judge(trainer, held_out, solutions, greedy=True)
-    metrics = verdict_metrics(sampled, labels)
-    metrics["balanced_accuracy_greedy"] = verdict_metrics(greedy, labels)["balanced_accuracy"]
+    metrics = judgement_metrics(sampled, labels)
+    metrics["balanced_accuracy_greedy"] = judgement_metrics(greedy, labels)["balanced_accuracy"]
     if None not in gold:
         metrics |= {"step_f1": step_f1(gold, sampled), "step_f1_greedy": step_f1(gold, greedy)}
     return {f"verifier/{name}": value for name, value in metrics.items()}
@@ -457,5 +457,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

@@ -40,10 +40,10 @@ from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.run.launch import launch
-from common.run.session import plain_errors
+from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     beginnings,
-    grouped,
+    chunk,
     is_correct,
     mean,
     solutions_to_teach,
@@ -146,9 +146,9 @@ class VStar(CoTrainer):
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
-        begun = args.solution_tokens if args.verifier == "prm" else 0  # see `step_labels`
+        prefix = args.solution_tokens if args.verifier == "prm" else 0  # see `step_labels`
         return {
-            "generator": Player([], args.lr, args.solution_tokens, reads=begun),
+            "generator": Player([], args.lr, args.solution_tokens, reads=prefix),
             "verifier": Player([], args.ver_lr, args.solution_tokens, rows=2),
         }
 
@@ -167,24 +167,24 @@ class VStar(CoTrainer):
         """The next solutions of D_gen."""
         rows = self.from_epochs(self.saved["D_gen"], self.state.global_step, "G")
         tokens = sum(len(self.encode(row["solution"])) for row in rows)  # of all processes
-        mine = self.my_share(rows)  # B
+        mine = self.shard(rows)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
         batch = self.completions("generator", prompts, [self.encode(r["solution"]) for r in mine])
         weight = torch.full_like(batch.row, 1 / tokens, dtype=torch.float32)  # (B,)
-        batch.columns["weight"] = weight
+        batch.extras["weight"] = weight
         return batch
 
     def verifier_step(self) -> Batch:
         """The next lessons, as pairs: y+ and y-, or either verdict behind the same text."""
         lessons = self.from_epochs(self.saved["lessons"], self.state.global_step, "V")
-        mine = self.my_share(lessons)  # B
+        mine = self.shard(lessons)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
         if self.cfg.verifier == "dpo":
             pairs = [(self.encode(r["solution"]), self.encode(r["rejected"])) for r in mine]
         else:
             pairs = [self.with_verdicts(row["part"]) for row in mine]
         batch = self.pairs("verifier", prompts, pairs)
-        batch.columns["z"] = torch.tensor([row["z"] for row in mine]).to(batch.row.device)  # (B,)
+        batch.extras["z"] = torch.tensor([row["z"] for row in mine]).to(batch.row.device)  # (B,)
         for note, row in zip(batch.notes, mine):
             note["z"] = row["z"]
         return batch
@@ -197,7 +197,7 @@ class VStar(CoTrainer):
             self.log_mean("generator/logp", likelihood)
             self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch.columns["weight"]).sum()
+            return -(likelihood * batch.extras["weight"]).sum()
         both = as_completions(batch)  # 2b rows: y+ or good, y- or bad, ...
         logp, _ = self.score(both)  # (2b, T)
         first, second = chosen_and_rejected(logp.sum(1))  # (b,) each
@@ -210,10 +210,10 @@ class VStar(CoTrainer):
         else:
             # a pair differs in its last token only, so that all else cancels out
             margin = first - second  # (b,): the logit, log p("+") - log p("-")
-            losses = verdict_loss(margin, batch.columns["z"])  # (b,)
+            losses = verdict_loss(margin, batch.extras["z"])  # (b,)
         self.log_mean("verifier/pair_loss", losses)
         self.log_mean("verifier/margin", margin)
-        self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch.columns["z"] > 0.5))
+        self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch.extras["z"] > 0.5))
         sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
         self.record_part(batch, logp, "margin", margin, sides)
         return losses.sum() / self.questions_per_step
@@ -328,13 +328,13 @@ class VStar(CoTrainer):
         # hard: z = 1 if any of n completions is right;  soft: z = the share that is
         n = self.cfg.step_samples
         repeated = [lesson for lesson in lessons for _ in range(n)]
-        begun = [self.encode(row["part"], ended=False) for row in repeated]
+        prefix = [self.encode(row["part"], ended=False) for row in repeated]
         prompts = [solve_prompt(row["question"]) for row in repeated]
-        texts = self.decode(self.generate_ids("generator", prompts, begun=begun))
+        texts = self.decode(self.generate_ids("generator", prompts, prefix=prefix))
         # of the completion alone: a box in the part is no answer that it has come to
         right = [is_correct(text, row["answer"]) for text, row in zip(texts, repeated)]
         label = any if self.cfg.step_labels == "hard" else mean
-        return [float(label(completions)) for completions in grouped(right, n)]
+        return [float(label(completions)) for completions in chunk(right, n)]
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
@@ -404,5 +404,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

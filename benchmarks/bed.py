@@ -16,7 +16,7 @@ from side_by_side import ROOT  # isort: skip
 import mae
 import tango
 from common.model import load_model
-from common.tasks.answers import grouped, is_correct, mean, solve_prompt, split_steps
+from common.tasks.answers import chunk, is_correct, mean, solve_prompt, split_steps
 from common.tasks.graded import meta_truth, truth_of
 from common.tiny import demonstrations, tasks
 
@@ -37,7 +37,7 @@ def player(name: str):
     def play(prompts: list, temperature: float) -> list[str]:
         written, ends = [], [tokenizer.eos_token_id]
         with model.disable_adapter():
-            for part in grouped(prompts, 256):
+            for part in chunk(prompts, 256):
                 written += by_sample(model, tokenizer, part, 224, ends, temperature)
         return tokenizer.batch_decode(written, skip_special_tokens=True)
 

@@ -149,7 +149,7 @@ def fitting(size: str, gib: float) -> tuple[int, int, dict] | None:
 # ------------------------------------------------------------------ tables
 def cards_table() -> str:
     """A line per model and card that changes something."""
-    titles, rows = ["model", "card", "`--rows-at-once`", "`--micro-batch`"], []
+    titles, rows = ["model", "card", "`--generation-batch-size`", "`--micro-batch`"], []
     parts = ["certain", "sampling", "training"]
     for size in SIZES:
         last = None
@@ -173,7 +173,7 @@ def parts_table() -> str:
         (base, one["weights"], "a smaller model"),
         (adapters, one["adapters"] + one["gradients"], "`--lora-rank`"),
         ("Adam's moments", one["adam"], "`--lora-rank`"),
-        (f"KV cache, per row of {length}", one["kv_cache"], "`--rows-at-once`"),
+        (f"KV cache, per row of {length}", one["kv_cache"], "`--generation-batch-size`"),
         (f"activations, per row of {length}", passing, "`--micro-batch`"),
         (logits, one["logprob"], "nothing; it is a 32nd of the card"),
     ]
@@ -368,9 +368,10 @@ def gap(bench: Bench, size: str) -> dict:
 
 
 # ------------------------------------------------------------------ updates, ours and TRL's
-def arguments(micro: int, checkpointing="on") -> Args:
+def arguments(micro: int, gradient_checkpointing="on") -> Args:
     """model: an embedded one would not run on the GPU; kl: TRL's, beside ours, has no such term."""
-    args = Args(model="random weights", micro_batch=micro, checkpointing=checkpointing)
+    more = {"micro_batch": micro, "gradient_checkpointing": gradient_checkpointing}
+    args = Args(model="random weights", **more)
     args.steps, args.kl, args.save_every = 4, 0.0, 10**6
     return args
 

@@ -64,7 +64,7 @@ def alternate(completions, **_) -> list[float]:
 
 
 def two_trainers(args, model, tokenizer, rows: list[dict]) -> tuple[GRPOTrainer, CoTrainer]:
-    run = RunArgs(args.model, micro_batch=args.micro_batch, checkpointing="off")
+    run = RunArgs(args.model, micro_batch=args.micro_batch, gradient_checkpointing="off")
     run.steps, run.kl = 1, 0.0
     data = Dataset.from_list(rows)
     config = their_config(run, len(rows), args.group, max_completion_length=args.tokens)

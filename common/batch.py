@@ -61,7 +61,7 @@ class Batch:
     """where the advantages are a sum: its terms, (B,) or (B, T) each, for the report"""
     source: Tensor | None = None
     """(B,) which of the joined batches the row comes from, after `join`"""
-    columns: dict = field(default_factory=dict)
+    extras: dict = field(default_factory=dict)
     """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch
     """
     rollouts: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Batch:
             rewards=of(each("rewards")),
             advantages=of([per_token(batch) for batch in batches]),
             source=source.to(device),
-            columns={name: of([b.columns[name] for b in batches]) for name in batches[0].columns},
+            extras={name: of([b.extras[name] for b in batches]) for name in batches[0].extras},
             rollouts=of(each("rollouts")),
         )
 

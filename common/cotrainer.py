@@ -16,7 +16,7 @@ batches to train on, in order. A step is written with these verbs:
     log_mean(name, values)           logs a metric, the mean over all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all get the results
-    my_share(items)                  this process's part of a list that is the same everywhere
+    shard(items)                  this process's part of a list that is the same everywhere
 
 common/batch.py defines a batch. `self.saved` is a dict of the script's own state that a checkpoint
 keeps. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and
@@ -44,7 +44,7 @@ from common.model import tokenize, without_checkpointing
 from common.run import checks
 from common.run.recording import write_rows
 from common.run.trainer import RunTrainer
-from common.tasks.answers import grouped
+from common.tasks.answers import chunk
 
 import torch
 
@@ -83,18 +83,18 @@ class CoTrainer(RunTrainer):
     True."""
 
     def __init__(self, model, players: dict[str, Player], cfg, config, *data, **more):
-        """See RunTrainer. Of cfg this class reads kl (0 without it), micro_batch, rows_at_once,
-        plain, rollouts and vllm_importance_sampling_clip_max.
+        """See RunTrainer. Of cfg this class reads kl (0 without it), micro_batch, plain,
+        generation_batch_size, rollouts and vllm_importance_sampling_clip_max.
         """
         super().__init__(model, players, cfg, config, *data, **more)
         self.kl = getattr(cfg, "kl", 0.0)
         self.clip_max = cfg.vllm_importance_sampling_clip_max
         self.engine = plain if cfg.plain else fast  # what scores
-        self.sampler, self.sampled_at_once = self.engine, cfg.rows_at_once or 256
+        self.sampler, self.generation_batch_size = self.engine, cfg.generation_batch_size or 256
         if cfg.rollouts:
             word = self.gather([secrets.token_hex(4)])[0]  # the same on all processes
             self.sampler = vllm.Server(cfg.rollouts, config.output_dir, word)
-            self.sampled_at_once = 1 << 30  # the server makes its own batches
+            self.generation_batch_size = 1 << 30  # the server makes its own batches
         self.turns = []  # of the blocks of `playing` that we are in, the players
         self.trained_last = ""  # player of the latest update
         self.sampled_tokens = 0  # by all players, since the step began
@@ -320,14 +320,14 @@ class CoTrainer(RunTrainer):
         checks.remember(self, batch)
         return batch
 
-    def sample(self, name: str, prompts: list, greedy=False, begun: list | None = None):
+    def sample(self, name: str, prompts: list, greedy=False, prefix: list | None = None):
         """Samples one completion for each prompt.
 
         Args:
             name: the player.
             prompts: messages each.
             greedy: take the likeliest token, whatever the player's temperature.
-            begun: token ids with which each completion starts; they count as part of its prompt.
+            prefix: token ids with which each completion starts; they count as part of its prompt.
 
         Returns:
             (token ids of each prompt, token ids of its completion with the end token, the log-prob
@@ -335,8 +335,8 @@ class CoTrainer(RunTrainer):
         """
         player, completions, logps = self.player_named(name), [], []
         prompt_ids = tokenize(prompts, self.processing_class)
-        if begun:
-            prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, begun, strict=True)]
+        if prefix:
+            prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, prefix, strict=True)]
         limits = player.max_tokens, 0.0 if greedy else player.temperature, self.eos_token_ids
         if prompts and self.asked_in_evaluation is not None:
             # the draws must not depend on the step or on texts that were sampled before
@@ -347,21 +347,21 @@ class CoTrainer(RunTrainer):
             torch.manual_seed(key + self.asked_in_evaluation[key] + offset)
         # autocast, as in scoring: without it LoRA would compute in float32 here only
         with self.playing(name), without_checkpointing(self.model), self.accelerator.autocast():
-            for part in grouped(prompt_ids, self.sampled_at_once):
+            for part in chunk(prompt_ids, self.generation_batch_size):
                 ids, of_tokens = self.sampler.generate(self.model, part, *limits)
                 completions, logps = completions + ids, logps + of_tokens
         self.sampled_tokens += sum(map(len, completions))
         return prompt_ids, completions, logps
 
     def generate_ids(
-        self, name: str, prompts: list, greedy: bool = False, begun: list | None = None
+        self, name: str, prompts: list, greedy: bool = False, prefix: list | None = None
     ) -> list[list[int]]:
         """Returns the token ids of one completion per prompt; nothing is trained on them.
 
-        begun: token ids with which each completion starts; the returned ids continue them.
+        prefix: token ids with which each completion starts; the returned ids continue them.
         """
         checks.check_prompts(self, name, prompts)
-        return self.sample(name, prompts, greedy, begun)[1]
+        return self.sample(name, prompts, greedy, prefix)[1]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Returns one completion per prompt as text; nothing is trained on them."""

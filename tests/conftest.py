@@ -166,7 +166,7 @@ def run_module(module, *arguments) -> tuple[str, str, int | None]:
     state = torch.get_rng_state()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-            with module.plain_errors():
+            with module.exit_with_one_sentence():
                 module.main(tyro.cli(module.Args, args=[*map(str, arguments)]))
     except SystemExit as ended:
         code = ended.code
@@ -412,8 +412,8 @@ def trainer(tmp_path):
 
 
 def make_players(
-    folder, players, step=None, micro_batch=8, kl=0.0, kind=None, steps=4, checkpointing="off",
-    **more,
+    folder, players, step=None, micro_batch=8, kl=0.0, kind=None, steps=4,
+    gradient_checkpointing="off", **more,
 ):  # fmt: skip
     """A trainer of no paper: `step(trainer, rows)` is what a script writes.
 
@@ -427,7 +427,7 @@ def make_players(
         def step(self, rows):
             return step(self, rows)
 
-    args = RunArgs(micro_batch=micro_batch, checkpointing=checkpointing)
+    args = RunArgs(micro_batch=micro_batch, gradient_checkpointing=gradient_checkpointing)
     args.steps, args.kl = steps, kl
     question = lambda text: [{"role": "user", "content": text}]  # noqa: E731
     return build(Script, folder, args, players, question, **more)

@@ -62,12 +62,12 @@ def without_model(kind, cfg, texts=(), **attributes):
 
     texts: in the order in which they are written, or player -> its texts; the ids of one that ends
     with … have no end token, as if it had been cut. `asked` remembers (player, the prompt's last
-    message), `begun` the beginnings of completions, `logged` all values of each metric.
+    message), `prefix` the beginnings of completions, `logged` all values of each metric.
     """
 
     class WithoutModel(kind):
         def __init__(self):
-            self.cfg, self.asked, self.begun, self.logged, self.saved = cfg, [], [], {}, {}
+            self.cfg, self.asked, self.prefix, self.logged, self.saved = cfg, [], [], {}, {}
             self.players, self._sums = with_adapters(kind.define_players(cfg)), {}
             of_each = isinstance(texts, dict)
             self.texts = {n: [*its] for n, its in texts.items()} if of_each else [*texts]
@@ -83,8 +83,8 @@ def without_model(kind, cfg, texts=(), **attributes):
             texts = self.texts.get(name, []) if isinstance(self.texts, dict) else self.texts
             return [texts.pop(0) for _ in prompts]
 
-        def generate_ids(self, name, prompts, greedy=False, begun=None):
-            self.begun += self.processing_class.batch_decode(begun or [])
+        def generate_ids(self, name, prompts, greedy=False, prefix=None):
+            self.prefix += self.processing_class.batch_decode(prefix or [])
             encode, end = self.processing_class, [Characters.eos_token_id]
             texts = self.generate(name, prompts)
             return [encode(text).input_ids + end * (text[-1:] != "…") for text in texts]

@@ -73,9 +73,9 @@ class RunArgs:
     four_bit: bool = per_model(tiny=False, real=None)
     """load the base in 4-bit NF4; by default only on a GPU that it would not fit otherwise, and not
     with --rollouts"""
-    rows_at_once: Count | None = None
+    generation_batch_size: Count | None = None
     """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
-    checkpointing: Literal["auto", "on", "off"] = "auto"
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """recompute activations in the backward pass: less memory, a third more work; auto: only where
     they do not fit"""
     plain: bool = False

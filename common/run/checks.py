@@ -342,14 +342,14 @@ def check_concat(trainer, batches: list[Batch], players: dict):
             found = ", ".join(f"{name}: {getattr(p, what)}" for name, p in players.items())
             raise ScriptError(f"concat: batches must be of one {what}; got {found}")
     optional = ("advantages", "rewards", "base_logps", "total_tokens")
-    has = [{n for n in optional if getattr(b, n) is not None} | {*b.columns} for b in batches]
+    has = [{n for n in optional if getattr(b, n) is not None} | {*b.extras} for b in batches]
     if odd := set.union(*(has[0] ^ other for other in has)):
         hint = ""
         if "advantages" in odd:
             without = [batch.player for batch in batches if batch.advantages is None]
             hint = f": {_no_advantages(without[0])}"
         raise ScriptError(f"concat: not every batch has {', '.join(sorted(odd))}{hint}")
-    for key, value in batches[0].columns.items():
+    for key, value in batches[0].extras.items():
         if not isinstance(value, list) and not (torch.is_tensor(value) and value.dim()):
             raise ScriptError(f"concat: {key} has no rows to join; set it on the joined batch")
     for batch in batches:

@@ -23,7 +23,13 @@ from common.errors import UserError
 from common.run.recording import read_lines
 
 MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
-MAY_CHANGE |= {"rows_at_once", "micro_batch", "checkpointing", "plain", "rollouts"}
+MAY_CHANGE |= {
+    "generation_batch_size",
+    "micro_batch",
+    "gradient_checkpointing",
+    "plain",
+    "rollouts",
+}
 """Arguments that do not change what is trained: evaluation has random numbers of its own, and the
 last three only say in how many parts the same work is done, for a run that has met a full GPU."""
 

@@ -1,6 +1,5 @@
 """From arguments to a trained run: what every script's `main` has in common, in order."""
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,14 +48,17 @@ def launch(
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = players_of(Trainer, args)
-    args = planned(args, players)  # with --dry-run the end
+    args = plan_memory(args, players)  # with --dry-run the end
+    if args.rollouts:
+        find_base(args.rollouts)  # before anything is loaded
     loaded = load(args)
     check_loaded(loaded)
     train, held_out = loaded
     run = start_run(args, script, train, held_out)
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
-    kind = (args.lora_rank, args.four_bit, args.seed, args.plain)
-    model, tokenizer = load_model(args.model, adapters, *kind)
+    model, tokenizer = load_model(
+        args.model, adapters, args.lora_rank, args.four_bit, args.seed, args.plain
+    )
     if prompt:
         group_size = group_size or args.group_size
         rows = args.questions * group_size
@@ -92,18 +94,6 @@ def players_of(Trainer: type, args) -> dict[str, Player]:
     return players
 
 
-def planned(args, players: dict[str, Player]):
-    """Returns the arguments with what the plan of memory decides where they leave it open; asks the
-    server of --rollouts for its base, before anything is loaded.
-    """
-    rows, checkpointing, four_bit, _ = plan_memory(args, players)
-    if args.rollouts:
-        find_base(args.rollouts)
-    return dataclasses.replace(
-        args, rows_at_once=rows, checkpointing=checkpointing, four_bit=four_bit
-    )
-
-
 # ------------------------------------------------------------------ for TRL
 def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **more) -> GRPOConfig:
     """What TRL's trainer is told.
@@ -135,7 +125,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "run_name": Path(folder).name,
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "gradient_checkpointing": args.checkpointing == "on",
+        "gradient_checkpointing": args.gradient_checkpointing == "on",
         "gradient_checkpointing_kwargs": {"use_reentrant": False},  # autograd.grad needs it
         "bf16": gpu,
         "use_cpu": not gpu,  # nor Apple's GPU, on which nothing here was ever tried

@@ -7,11 +7,12 @@ fragmentation, which is an allowance and no measurement.
 
 The peak is that of the worse of two phases. Sampling holds the KV cache of all rows that are
 sampled at once; training holds one gradient, one hidden state per layer, and the activations of the
-layer that is being recomputed, or without --checkpointing those of all layers.
+layer that is being recomputed, or without --gradient-checkpointing those of all layers.
 tests/common/test_memory.py counts the exact parts in real models, and measures the activations with
 a memory profiler.
 """
 
+import copy
 import math
 import os
 import sys
@@ -45,11 +46,11 @@ TABLE = {
 }
 
 
-def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
-    """(--rows-at-once, or as many as fit, at most MOST_ROWS; --checkpointing, or for "auto" off
-    where the activations fit without; --four-bit, or for None whether a GPU cannot hold a run in
-    16 bits; bytes by purpose, from `estimate`). Reads the model's config
-    only, and says what does not fit. With --dry-run it prints the table, and the run ends.
+def plan_memory(args, players: dict):
+    """Returns the arguments with what they leave open: --generation-batch-size as many rows as fit,
+    at most MOST_ROWS; --gradient-checkpointing off where the activations fit without;
+    --four-bit where a GPU cannot hold a run in 16 bits. Reads the model's config only, and says
+    what does not fit. With --dry-run it prints the table, and the run ends.
 
     players: name -> Player, from `with_adapters`. A player's prompt holds instructions and question
         (QUESTION_TOKENS), and what it reads of others' texts.
@@ -79,9 +80,11 @@ def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
         )  # fmt: skip
 
     if args.four_bit is None and gpu and not args.rollouts:  # a server's base has 16 bits
-        whole = need(min(FEW_ROWS, args.rows_at_once or FEW_ROWS), args.micro_batch)["peak"]
+        whole = need(min(FEW_ROWS, args.generation_batch_size or FEW_ROWS), args.micro_batch)[
+            "peak"
+        ]
         four_bit = not fits_whole(args.model, whole, free)
-    rows, checkpointing = args.rows_at_once, args.checkpointing
+    rows, checkpointing = args.generation_batch_size, args.gradient_checkpointing
     if rows is None:
         rows = next((n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free), 1)
     if checkpointing == "auto":
@@ -103,7 +106,10 @@ def plan_memory(args, players: dict) -> tuple[int, str, bool, dict[str, int]]:
         say(f"warning: {sentence}")
     if args.dry_run:
         sys.exit(0)
-    return rows, checkpointing, four_bit, now
+    plan = copy.copy(args)
+    plan.generation_batch_size, plan.gradient_checkpointing = rows, checkpointing
+    plan.four_bit = four_bit
+    return plan
 
 
 def fits_whole(name: str, needed: int, free: int) -> bool:
@@ -131,13 +137,13 @@ def check_length(name: str, config, longest: int):
 
 
 def advice(need: Callable, free: int, rows: int, micro_batch: int, four_bit: bool) -> str:
-    """Which --rows-at-once and --micro-batch fit."""
+    """Which --generation-batch-size and --micro-batch fit."""
     fitting = next((n for n in halves(rows) if need(n, 1)["sampling"] <= free), 0)
     fitting_size = next((n for n in halves(micro_batch) if need(1, n)["training"] <= free), 0)
     if not fitting or not fitting_size:
         smaller = f"{'' if four_bit else '--four-bit, '}a smaller model or shorter completions"
         return f"Not even one row at a time fits: take {smaller}."
-    lower = [f"--rows-at-once {fitting}"] if fitting < rows else []
+    lower = [f"--generation-batch-size {fitting}"] if fitting < rows else []
     lower += [f"--micro-batch {fitting_size}"] if fitting_size < micro_batch else []
     return f"{' and '.join(lower)} would fit."
 

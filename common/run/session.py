@@ -63,7 +63,7 @@ LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, e
 
 # ------------------------------------------------------------------ around everything
 @contextmanager
-def plain_errors():
+def exit_with_one_sentence():
     """What a user can put right ends in one sentence and exit code 2, not in a stack trace; around
     a script's `main`. Several processes leave their group together.
     """
@@ -314,9 +314,9 @@ class Run(TrainerCallback):
                 args, step = self.args, trainer.state.global_step
                 raise UserError(
                     f"the {whose}'s memory is full at step {step}. The run keeps its checkpoints: "
-                    f"resume with the same command, --out {self.folder} and --checkpointing on, or "
-                    f"a lower --rows-at-once {args.rows_at_once} or --micro-batch "
-                    f"{args.micro_batch}."
+                    f"resume with the same command, --out {self.folder} and "
+                    f"--gradient-checkpointing on, or a lower --generation-batch-size "
+                    f"{args.generation_batch_size} or --micro-batch {args.micro_batch}."
                 ) from None
         with in_a_sentence(self.folder):
             self._finish()

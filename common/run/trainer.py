@@ -190,7 +190,7 @@ class RunTrainer(GRPOTrainer):
             mine = (mine[:, :width] if mine.dim() > 1 else mine).to(self.accelerator.device)
         return mine
 
-    def my_share(self, items: list) -> list:
+    def shard(self, items: list) -> list:
         """Returns this process's part of a list that is the same on all processes."""
         return items[self.accelerator.process_index :: self.accelerator.num_processes]
 
@@ -200,7 +200,7 @@ class RunTrainer(GRPOTrainer):
 
         fn: a list -> a list with an entry for each item, in order.
         """
-        shares = self.gather([fn(self.my_share(items))])
+        shares = self.gather([fn(self.shard(items))])
         world = self.accelerator.num_processes
         return [shares[i % world][i // world] for i in range(len(items))]
 

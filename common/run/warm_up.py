@@ -27,8 +27,8 @@ from common.model import load_model, tokenize
 from common.run.args import Count, Tokens, Weight, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
-from common.run.session import begin, plain_errors
-from common.tasks.answers import grouped, mean, solve_prompt
+from common.run.session import begin, exit_with_one_sentence
+from common.tasks.answers import chunk, mean, solve_prompt
 from common.tasks.demonstrations import DRILL, demonstrations, figures, judges
 from common.tasks.math import load_questions
 
@@ -99,7 +99,7 @@ class WarmUp(TrainerCallback):
         limit = self.cfg.judgement_tokens if judging else self.cfg.solution_tokens
         ends = [self.tokenizer.eos_token_id]
         ids, logps = [], []
-        for part in grouped(tokenize(prompts, self.tokenizer), 64):
+        for part in chunk(tokenize(prompts, self.tokenizer), 64):
             found = generate(model, part, limit, 1.0, ends)
             ids, logps = ids + found[0], logps + sum(found[1], [])
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
@@ -146,7 +146,7 @@ def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[s
     with torch.random.fork_rng():
         torch.manual_seed(progress.cfg.seed)
         texts, _ = progress.write(model, prompts, False)
-    return {row["question"]: four for row, four in zip(rows, grouped(texts, 4))}
+    return {row["question"]: four for row, four in zip(rows, chunk(texts, 4))}
 
 
 class OnePrompt(SFTTrainer):
@@ -177,8 +177,8 @@ def alike(rows: list[dict], seed: int) -> list[dict]:
         begins = row["prompt"][0]["content"][: len(DRILL)]  # which says what is asked
         kinds.setdefault(begins, []).append(row)
     for of_one in kinds.values():
-        for some in grouped(of_one, 64):
-            parts += grouped(sorted(some, key=lambda row: len(str(row))), MICRO)
+        for some in chunk(of_one, 64):
+            parts += chunk(sorted(some, key=lambda row: len(str(row))), MICRO)
     parts = random.Random(seed).sample(parts, len(parts))
     return sum(sorted(parts, key=len, reverse=True), [])  # those that are not full last
 
@@ -260,5 +260,5 @@ def main(args: Args):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with exit_with_one_sentence():
         main(tyro.cli(Args))

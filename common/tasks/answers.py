@@ -58,7 +58,7 @@ def mean(values: Iterable) -> float:
     return sum(values) / max(1, len(values))
 
 
-def grouped(values: list, size: int) -> list[list]:
+def chunk(values: list, size: int) -> list[list]:
     """B values of adjacent groups -> a list per group."""
     return [values[i : i + size] for i in range(0, len(values), size)]
 
@@ -79,7 +79,7 @@ def solve(
 def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     """A solution of each row's question, {question, answer, solution, right, well_formed}.
 
-    rows: may have `begun`, the text that the solution begins with; a box in it is no answer that
+    rows: may have `prefix`, the text that the solution begins with; a box in it is no answer that
         the rest has come to.
     well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
     spells out no special token, which would become one.
@@ -87,20 +87,20 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     from common.model import special_tokens  # and torch, which the loaders do without
 
     prompts, parts = [solve_prompt(row["question"]) for row in rows], []
-    if any("begun" in row for row in rows):
-        parts = [trainer.processing_class(r["begun"], add_special_tokens=False) for r in rows]
-    begun = [part.input_ids for part in parts] or None
-    ids = trainer.generate_ids(player, prompts, begun=begun)
+    if any("prefix" in row for row in rows):
+        parts = [trainer.processing_class(r["prefix"], add_special_tokens=False) for r in rows]
+    prefix = [part.input_ids for part in parts] or None
+    ids = trainer.generate_ids(player, prompts, prefix=prefix)
     texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
     special = special_tokens(trainer.processing_class)
     return [
         {
             "question": row["question"],
             "answer": row["answer"],
-            "solution": (row.get("begun", "") + text).strip(),
+            "solution": (row.get("prefix", "") + text).strip(),
             "right": is_correct(text, row["answer"]),
             "well_formed": final_answer(text) is not None
-            and bool(split_steps(row.get("begun", "") + text))
+            and bool(split_steps(row.get("prefix", "") + text))
             and written[-1] in trainer.eos_token_ids
             and not any(token in text for token in special),
         }

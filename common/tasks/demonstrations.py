@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 
 from common.errors import UserError
-from common.tasks.answers import boxed, grouped, is_correct, mean, split_steps
+from common.tasks.answers import boxed, chunk, is_correct, mean, split_steps
 from common.tasks.references import OPERATIONS, as_number
-from common.tasks.verdicts import against_gold, final_verdict, mark, read_verdict, verify_prompt
+from common.tasks.verdicts import final_verdict, mark, read_verdict, verdict_metrics, verify_prompt
 
 NUMBER = r"-?\d+(?:\.\d+)?"
 EQUATION = re.compile(rf"(?<![\d.*/+-])({NUMBER}) ?([-+*/])( ?)({NUMBER}) ?= ?({NUMBER})(?!\.?\d)")
@@ -239,7 +239,7 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
     rows = [row for row in rows for _ in range(samples)]
     texts, entropy = write([script.solve_prompt(row["question"]) for row in rows], False)
     right = [is_correct(text, row["answer"]) for text, row in zip(texts, rows)]
-    groups, counts = grouped(right, samples), [len(split_steps(text)) for text in texts]
+    groups, counts = chunk(right, samples), [len(split_steps(text)) for text in texts]
     read = [count > 0 and boxed(text) is not None for count, text in zip(counts, texts)]
     found = {
         "solutions read": mean(read),
@@ -255,7 +255,7 @@ def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str
         prompts = [script.verify_prompt(row["question"], t) for row, t in zip(rows, texts)]
         judgements = write(prompts, True)[0]
         finals = [final_verdict(text) for text in judgements]
-        metrics, names = against_gold(finals, right), ("balanced_accuracy", "says_correct")
+        metrics, names = verdict_metrics(finals, right), ("balanced_accuracy", "says_correct")
         found["judgements read"] = mean(map(is_judgement, judgements, counts))
         found |= {f"verifier, {name}": metrics[name] for name in names}
     return found

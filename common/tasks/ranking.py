@@ -5,7 +5,7 @@ the majority's answer, a pick at random, and an oracle.
 import math
 from collections import Counter
 
-from common.tasks.answers import final_answer, grouped, in_one_form, mean
+from common.tasks.answers import chunk, final_answer, in_one_form, mean
 
 
 def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[str, float]:
@@ -22,10 +22,10 @@ def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[
         verifier/rank_agreement  how often, of a right and a wrong solution of one question, the
                                  right one scores higher; left out where there is no such pair
     """
-    answers = grouped([final_answer(row["solution"]) for row in solutions], N)  # (questions, N)
+    answers = chunk([final_answer(row["solution"]) for row in solutions], N)  # (questions, N)
     answers = [in_one_form(its) for its in answers]
-    right = grouped([row["right"] for row in solutions], N)
-    scores = grouped(scores, N)
+    right = chunk([row["right"] for row in solutions], N)
+    scores = chunk(scores, N)
     figures = {
         "generator/accuracy": mean([mean(its) for its in right]),
         "co/majority": mean([majority(*its) for its in zip(answers, right)]),

@@ -138,7 +138,7 @@ def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysi
     return Analysis(tuple(sorted(numbers)), score)
 
 
-def against_gold(verdicts: list[bool | None], right: list[bool]) -> dict[str, float]:
+def verdict_metrics(verdicts: list[bool | None], right: list[bool]) -> dict[str, float]:
     """Verdicts, None where unreadable, on solutions of which it is known whether they are right.
 
     Returns:

@@ -226,7 +226,7 @@ def test_transformers_generate_gives_the_same_texts_in_parts_and_chunks(
     if checkpointing:
         trainer.model.gradient_checkpointing_enable()
         trainer.model.train()
-    trainer.sampled_at_once = 2
+    trainer.generation_batch_size = 2
     assert trainer.generate("generator", prompts, greedy=True) == ours
     assert calls == [(2, 8), (2, 8), (1, 8)]
     assert trainer.generate("generator", []) == []

@@ -53,9 +53,14 @@ def test_what_was_not_given_fits_the_model(model, expected):
 
 
 def test_what_was_given_counts_even_if_it_is_the_other_models_default():
-    flags = "--lr 2e-3 --tokens 64 --rows-at-once 256 --micro-batch 32 --model some/model"
-    args = dataclasses.replace(parsed(*flags.split()), checkpointing="on")
-    assert (args.lr, args.tokens, args.rows_at_once, args.micro_batch) == (2e-3, 64, 256, 32)
+    flags = "--lr 2e-3 --tokens 64 --generation-batch-size 256 --micro-batch 32 --model some/model"
+    args = dataclasses.replace(parsed(*flags.split()), gradient_checkpointing="on")
+    assert (args.lr, args.tokens, args.generation_batch_size, args.micro_batch) == (
+        2e-3,
+        64,
+        256,
+        32,
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -109,5 +114,7 @@ def test_a_step_is_one_strictly_on_policy_update(tmp_path):
     assert (config.project, config.run_name) == ("duet", tmp_path.name)  # what a tracker calls it
     assert config.use_cpu and not config.bf16 and not config.gradient_checkpointing
     assert config.optim == "adamw_torch_fused"  # a script may tell TRL more
-    config = grpo_config(parsed("--checkpointing", "on"), tmp_path, 32, 8, optim="adamw_torch")
+    config = grpo_config(
+        parsed("--gradient-checkpointing", "on"), tmp_path, 32, 8, optim="adamw_torch"
+    )
     assert config.optim == "adamw_torch" and config.gradient_checkpointing

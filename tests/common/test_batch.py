@@ -29,14 +29,14 @@ def test_a_misspelt_field_raises():
     with pytest.raises(TypeError):
         dataclasses.replace(batch, advantage=1.0)
     with pytest.raises(KeyError):
-        batch.columns["weigth"]
+        batch.extras["weigth"]
 
 
 def test_fields_of_two_batches_are_not_shared():
     one, other = made("a", [1], [1]), made("a", [1], [1])
-    one.columns["x"], one.components["y"] = 1, torch.ones(1)
+    one.extras["x"], one.components["y"] = 1, torch.ones(1)
     one.notes.append({}), one.rollouts.append(3)
-    assert not (other.columns or other.components or other.notes or other.rollouts)
+    assert not (other.extras or other.components or other.notes or other.rollouts)
 
 
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
@@ -57,20 +57,20 @@ def test_take_trims_to_the_longest_of_its_rows():
     grid = torch.arange(20.0).reshape(4, 5)  # (B, T)
     batch.advantages, batch.base_logps, batch.rewards = grid, -grid, grid[:, 0]
     batch.components = {"a": grid, "b": grid[:, 1]}
-    batch.columns = {"x": grid, "y": [*"abcd"], "n": 4, "z": torch.tensor(3), "w": torch.ones(4)}
+    batch.extras = {"x": grid, "y": [*"abcd"], "n": 4, "z": torch.tensor(3), "w": torch.ones(4)}
     batch.texts, batch.notes, batch.total_tokens = [*"ABCD"], [{"i": i} for i in range(4)], 14
     part = batch.take(torch.tensor([2, 1]))
     assert part.prompt_ids.tolist() == [[2, 2], [99, 1]] and part.prompt_mask.sum() == 3
     assert part.completion_ids.tolist() == [[20, 20, 20], [10, 10, 99]]
     assert part.completion_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     wanted = [[10, 11, 12], [5, 6, 7]]
-    for value in (part.advantages, -part.base_logps, part.components["a"], part.columns["x"]):
+    for value in (part.advantages, -part.base_logps, part.components["a"], part.extras["x"]):
         assert value.tolist() == wanted
     assert part.rewards.tolist() == [10, 5] and part.components["b"].tolist() == [11, 6]
     assert part.row.tolist() == [2, 1] and part.take(torch.tensor([1])).row.tolist() == [1]
     assert part.texts == ["C", "B"] and part.notes == [{"i": 2}, {"i": 1}]
-    assert part.columns["y"] == ["c", "b"] and len(part.columns["w"]) == 2
-    assert (part.columns["n"], int(part.columns["z"]), part.total_tokens) == (4, 3, 14)
+    assert part.extras["y"] == ["c", "b"] and len(part.extras["w"]) == 2
+    assert (part.extras["n"], int(part.extras["z"]), part.total_tokens) == (4, 3, 14)
     assert (part.player, part.source) == ("a", None) and batch.completion_ids.shape == (4, 5)
 
 
@@ -91,7 +91,7 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
         batch.rewards = torch.tensor(rewards)
         batch.base_logps = -batch.completion_mask.float()
         batch.texts, batch.notes = [batch.player] * len(batch), [{"of": batch.player}] * len(batch)
-        batch.columns = {"x": [0] * len(batch), "y": batch.rewards}
+        batch.extras = {"x": [0] * len(batch), "y": batch.rewards}
         batch.total_tokens, batch.rollouts = int(batch.completion_mask.sum()), [batch.player]
         batch.components = {"z": batch.rewards}
     whole = Batch.join("c", [one, two], 99)
@@ -102,9 +102,9 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
     assert whole.completion_mask.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert whole.advantages.tolist() == [[1, 0, 0], [-2, -2, 0], [3, 4, 5]]
     assert torch.equal(whole.base_logps, -whole.completion_mask.float())
-    assert whole.rewards.tolist() == whole.columns["y"].tolist() == [1, 2, 3]
+    assert whole.rewards.tolist() == whole.extras["y"].tolist() == [1, 2, 3]
     assert whole.texts == [*"aab"] and [note["of"] for note in whole.notes] == [*"aab"]
-    assert whole.columns["x"] == [0, 0, 0] and whole.total_tokens == 6
+    assert whole.extras["x"] == [0, 0, 0] and whole.total_tokens == 6
     assert (whole.row.tolist(), whole.source.tolist()) == ([0, 1, 2], [0, 0, 1])
     assert whole.rollouts == [*"ab"]
     two.base_logps = None

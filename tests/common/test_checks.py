@@ -292,9 +292,9 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     batches["again"] = a_batch(trainer, "dan", 4)
     for name in ("more", "sum", "sums", "new", "numpy"):
         batches[name] = a_batch(trainer, "bob", 4)
-    batches["more"].columns["judgements"] = ["fine"] * 4
-    batches["sum"].columns["tokens"] = 8
-    batches["sums"].columns["tokens"] = torch.tensor(8)
+    batches["more"].extras["judgements"] = ["fine"] * 4
+    batches["sum"].extras["tokens"] = 8
+    batches["sums"].extras["tokens"] = torch.tensor(8)
     batches["new"].rewards = batches["new"].rewards + 1
     batches["numpy"].advantages = batches["numpy"].advantages.numpy()
     for names, says in (

@@ -219,9 +219,9 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
 
 class OwnLoss(CoTrainer):
     def loss(self, batch):
-        self.losses.append((batch.player, len(batch.columns["weights"])))
+        self.losses.append((batch.player, len(batch.extras["weights"])))
         logp, _ = self.score(batch)
-        return -(logp * batch.completion_mask * batch.columns["weights"][:, None]).sum()
+        return -(logp * batch.completion_mask * batch.extras["weights"][:, None]).sum()
 
 
 def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
@@ -231,7 +231,7 @@ def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
         batches = [trainer.rollout("ann", rows), trainer.rollout("bob", rows)]
         for batch in batches:
             batch.advantages = None
-            batch.columns["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
+            batch.extras["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
         trainer.update(batches[0])
         return batches[1:]
 

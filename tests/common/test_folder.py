@@ -70,8 +70,8 @@ def test_nothing_is_cut_before_the_checkpoint_has_been_loaded(copied, monkeypatc
 def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished):
     folder, _, _ = finished("tango.py")
     given = json.loads((folder / "args.json").read_text())
-    may = "save_every eval_every show_every report_to rows_at_once micro_batch checkpointing plain"
-    may += " rollouts"
+    may = "save_every eval_every show_every report_to generation_batch_size micro_batch plain"
+    may += " gradient_checkpointing rollouts"
     assert {*may.split()} < given.keys()
     for key in given:
         other = given | {key: "another"}

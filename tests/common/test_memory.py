@@ -165,7 +165,7 @@ def test_activations_of_training(monkeypatch, kind, checkpointing):
         states.backward(torch.ones_like(states))
 
     step()  # gradients exist from here on
-    change = {"rows": rows, "micro_batch": rows, "checkpointing": checkpointing}
+    change = {"rows": rows, "micro_batch": rows, "gradient_checkpointing": checkpointing}
     need = estimate(config, [(prompt, completion)], **ONE_ADAPTER | change)
     assert need["kept"] + need["layer"] == pytest.approx(peak(step), rel=0.04)
 
@@ -200,7 +200,12 @@ def test_more_of_anything_never_needs_less():
 
 
 def arguments(model, **change):
-    sizes = {"lora_rank": 16, "micro_batch": 32, "rows_at_once": 256, "checkpointing": "on"}
+    sizes = {
+        "lora_rank": 16,
+        "micro_batch": 32,
+        "generation_batch_size": 256,
+        "gradient_checkpointing": "on",
+    }
     flags = {"four_bit": True, "dry_run": True, "rollouts": None}
     return types.SimpleNamespace(**{"model": str(model), **sizes, **flags, **change})
 
@@ -242,15 +247,17 @@ def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
 
 def test_what_is_advised_fits_and_twice_that_does_not(folder, card):
     card(23)
-    with pytest.raises(UserError, match=r"are needed, and there are 23\.0 GiB\. --rows") as no:
+    with pytest.raises(UserError, match=r"are needed, and there are 23\.0 GiB\. --gen") as no:
         plan_memory(arguments(folder), PLAYERS)
-    advice = re.search(r" --rows-at-once (\d+) and --micro-batch (\d+) would fit\.$", str(no.value))
+    advice = re.search(
+        r" --generation-batch-size (\d+) and --micro-batch (\d+) would fit\.$", str(no.value)
+    )
     rows, micro = map(int, advice.groups())
     assert 32 % micro == 0
     for n, size in ((rows, micro), (2 * rows, micro), (rows, 2 * micro)):
         ends = SystemExit if (n, size) == (rows, micro) else UserError
         with pytest.raises(ends):
-            plan_memory(arguments(folder, rows_at_once=n, micro_batch=size), PLAYERS)
+            plan_memory(arguments(folder, generation_batch_size=n, micro_batch=size), PLAYERS)
 
 
 def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
@@ -265,12 +272,15 @@ def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
             plan_memory(arguments(folder, four_bit=four_bit, dry_run=False), PLAYERS)
 
 
-def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
+def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card, monkeypatch):
     card(23)
-    args = arguments(folder, rows_at_once=16, micro_batch=8, dry_run=False)
+    needs = []  # the last one is that of the plan
+    keep = lambda *given, **more: needs.append(estimate(*given, **more)) or needs[-1]  # noqa: E731
+    monkeypatch.setattr(memory, "estimate", keep)
+    args = arguments(folder, generation_batch_size=16, micro_batch=8, dry_run=False)
     pairs = with_adapters({"a": Player([], 1e-3, 1024, rows=2), "b": Player([], 0.0, 1024)})
     rows = with_adapters({"a": Player([], 1e-3, 1024), "b": Player([], 1e-3, 1024)})
-    found, expected = (plan_memory(args, players)[3] for players in (pairs, rows))
+    found, expected = (plan_memory(args, players) and needs[-1] for players in (pairs, rows))
     assert found["kept"] == 2 * expected["kept"]
     assert found["adapters"] == expected["adapters"]
     assert 2 * found["adam"] == expected["adam"]
@@ -281,9 +291,16 @@ def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card):
 )
 def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
     card(gib)
-    args = arguments(folder, rows_at_once=None, checkpointing="auto", micro_batch=4, dry_run=False)
-    assert plan_memory(args, PLAYERS)[:3] == (rows, checkpointing, True)
-    assert args.rows_at_once is None  # it is not written into the arguments
+    args = arguments(
+        folder,
+        generation_batch_size=None,
+        gradient_checkpointing="auto",
+        micro_batch=4,
+        dry_run=False,
+    )
+    plan = plan_memory(args, PLAYERS)
+    assert (plan.generation_batch_size, plan.gradient_checkpointing) == (rows, checkpointing)
+    assert args.generation_batch_size is None  # it is not written into the arguments
     assert gib < 100 or capsys.readouterr().out == ""  # where everything fits nothing is said
     need = lambda **k: estimate(qwen("7B"), TURNS, **RUN | k)  # noqa: E731
     assert need(rows=rows)["sampling"] <= gib * GIB
@@ -296,8 +313,10 @@ def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, c
 def test_four_bits_only_where_sixteen_do_not_fit(folder, card, capsys, gib, rows, four_bit):
     """Beside 64 rows that are sampled, or fewer where fewer are asked for."""
     card(gib)
-    args = arguments(folder, four_bit=None, micro_batch=1, rows_at_once=rows, dry_run=False)
-    assert plan_memory(args, PLAYERS)[2] == four_bit
+    args = arguments(
+        folder, four_bit=None, micro_batch=1, generation_batch_size=rows, dry_run=False
+    )
+    assert plan_memory(args, PLAYERS).four_bit == four_bit
     said = "so it is loaded in 4-bit; --no-four-bit" if four_bit else "which it gets"
     assert f"and {gib}.0 GiB are free, {said}" in capsys.readouterr().out
     whole = {"four_bit": False, "micro_batch": 1, "gpu_bytes": gib * GIB, "rows": rows or 64}
@@ -305,14 +324,14 @@ def test_four_bits_only_where_sixteen_do_not_fit(folder, card, capsys, gib, rows
 
 
 def test_on_a_cpu_a_base_is_loaded_whole(capsys):
-    args = arguments("tiny", four_bit=None, micro_batch=1, rows_at_once=1, dry_run=False)
-    assert plan_memory(args, PLAYERS)[2] is False and "16 bits" not in capsys.readouterr().out
+    args = arguments("tiny", four_bit=None, micro_batch=1, generation_batch_size=1, dry_run=False)
+    assert plan_memory(args, PLAYERS).four_bit is False and "16 bits" not in capsys.readouterr().out
 
 
 def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
     card(100)
     long = {"a": Player([], 1e-3, 40_000)}
-    args = arguments(folder, dry_run=False, rows_at_once=1, micro_batch=1)
+    args = arguments(folder, dry_run=False, generation_batch_size=1, micro_batch=1)
     plan_memory(args, with_adapters(long))
     assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
 
@@ -390,7 +409,7 @@ def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
     assert trainer.players == players
     assert {player.adapter for player in players.values()} == {*trainer.model.peft_config}
     assert trainer.args.gradient_checkpointing
-    assert trainer.cfg.rows_at_once == 7
+    assert trainer.cfg.generation_batch_size == 7
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

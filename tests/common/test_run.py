@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 from common.errors import say
-from common.run.session import Run, plain_errors
+from common.run.session import Run, exit_with_one_sentence
 from common.tasks.answers import mean
 
 import pytest
@@ -48,7 +48,7 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     shutil.rmtree(folder / "checkpoint-6")
     versions = json.loads((folder / "versions.json").read_text())
     (folder / "versions.json").write_text(json.dumps(versions | {"torch": "1.0"}))
-    more = "--micro-batch 3 --checkpointing on".split()
+    more = "--micro-batch 3 --gradient-checkpointing on".split()
     shown = brief("tango.py", *small("tango.py", folder, *more))
     assert "resumes from checkpoint-4" in shown and "until now this run had torch 1.0" in shown
     assert json.loads((folder / "versions.json").read_text())["torch"] == versions["torch"]
@@ -189,7 +189,7 @@ def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
 
 def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    with plain_errors():
+    with exit_with_one_sentence():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
 

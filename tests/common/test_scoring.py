@@ -294,7 +294,7 @@ class Remembers(CoTrainer):
     def add_up_gradients(self, name, parameters):
         super().add_up_gradients(name, parameters)
         assert self.model.get_base_model().is_gradient_checkpointing == (
-            self.cfg.checkpointing == "on"
+            self.cfg.gradient_checkpointing == "on"
         )
         self.remembered = {str(i): p.grad.clone() for i, p in enumerate(parameters)}
 
@@ -311,7 +311,12 @@ def test_activation_checkpointing_gives_the_same_gradient(tmp_path):
     found, texts = [], []
     for checkpointing in ("off", "on"):
         (folder := tmp_path / checkpointing).mkdir()
-        options = {"kl": 0.1, "steps": 1, "kind": Remembers, "checkpointing": checkpointing}
+        options = {
+            "kl": 0.1,
+            "steps": 1,
+            "kind": Remembers,
+            "gradient_checkpointing": checkpointing,
+        }
         trainer = make_players(folder, {"ann": Player([], 1e-3, 12, 4)}, step, 3, **options)
         perturb(trainer)
         trainer.train()

@@ -5,11 +5,11 @@ import re
 import time
 
 from common.tasks.verdicts import (
-    against_gold,
     read_analysis,
     read_first_verdict,
     read_score,
     read_verdict,
+    verdict_metrics,
 )
 
 import pytest
@@ -114,8 +114,8 @@ def test_long_texts_are_read_in_no_time(text):
 
 def test_verdicts_against_gold():
     """Of four right solutions two are accepted, and one judgement is unreadable; two are wrong."""
-    found = against_gold([True, True, False, None, False, True], [True] * 4 + [False] * 2)
+    found = verdict_metrics([True, True, False, None, False, True], [True] * 4 + [False] * 2)
     expected = {"tpr": 2 / 4, "tnr": 1 / 2, "balanced_accuracy": 1 / 2, "accuracy": 3 / 6}
     assert found == expected | {"best_constant": 4 / 6, "says_correct": 3 / 6, "parsed": 5 / 6}
-    assert "tpr" not in (one := against_gold([None, False], [False] * 2))
+    assert "tpr" not in (one := verdict_metrics([None, False], [False] * 2))
     assert one["balanced_accuracy"] == one["accuracy"] == 0.5 and one["best_constant"] == 1.0

@@ -159,10 +159,10 @@ def asking(server, tmp_path):
     return trainer
 
 
-def own(trainer, name, prompts, begun=()) -> list[list[int]]:
+def own(trainer, name, prompts, prefix=()) -> list[list[int]]:
     """Greedy, by the trainer's own sampler."""
     ids = tokenize(prompts, trainer.processing_class)
-    ids = [[*one, *more] for one, more in zip(ids, begun or [()] * len(ids))]
+    ids = [[*one, *more] for one, more in zip(ids, prefix or [()] * len(ids))]
     with trainer.playing(name):
         ends, limit = trainer.eos_token_ids, trainer.player_named(name).max_tokens
         return trainer.engine.generate(trainer.model, ids, limit, 0.0, ends)[0]
@@ -185,9 +185,9 @@ def test_two_players_write_what_they_write_here(asking, server):
     assert base != found["generator"] != found["verifier"] != base
     names = list(dict.fromkeys(body["model"] for body in server.asked))
     assert [name.split("-")[0] for name in names] == ["generator", "verifier", "tiny"]
-    begun = [ids[: 1 + i % 3] for i, ids in enumerate(found["verifier"])]
-    rest = asking.generate_ids("verifier", prompts, greedy=True, begun=begun)
-    assert rest == own(asking, "verifier", prompts, begun)
+    prefix = [ids[: 1 + i % 3] for i, ids in enumerate(found["verifier"])]
+    rest = asking.generate_ids("verifier", prompts, greedy=True, prefix=prefix)
+    assert rest == own(asking, "verifier", prompts, prefix)
 
 
 def test_what_is_asked_is_what_is_scored(asking, server):

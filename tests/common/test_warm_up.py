@@ -24,7 +24,7 @@ from common.model import load_model, tokenize
 from common.run import warm_up
 from common.run.folder import release
 from common.run.warm_up import Args
-from common.tasks.answers import SOLVE, boxed, grouped, is_correct, split_steps
+from common.tasks.answers import SOLVE, boxed, chunk, is_correct, split_steps
 from common.tasks.demonstrations import (
     demonstrations,
     figures,
@@ -409,7 +409,7 @@ def test_micro_batches_ask_for_the_same():
     made = demonstrations(tango, rows, 237, 0, {})
     ordered = warm_up.alike(made, 0)
     assert sorted(map(str, ordered)) == sorted(map(str, made)) and ordered != made
-    parts = grouped(ordered, warm_up.MICRO)[:27]  # of three kinds, the last of each is not full
+    parts = chunk(ordered, warm_up.MICRO)[:27]  # of three kinds, the last of each is not full
     kinds = [{row["prompt"][0]["content"] for row in part} for part in parts]
     drills = [all(text.startswith("Work out") for text in kind) for kind in kinds]
     assert all(len(kind) == 1 or drill for kind, drill in zip(kinds, drills))

@@ -126,7 +126,7 @@ def check_work_is_shared_and_all_get_all(trainer):
         return [2 * x for x in share]
 
     assert trainer.in_parallel(double, items) == [0, 2, 4, 6, 8]
-    assert mine == trainer.my_share(items) == items[me::2]
+    assert mine == trainer.shard(items) == items[me::2]
     assert trainer.in_parallel(double, []) == [] and trainer.in_parallel(double, [7]) == [14]
     prompts = [trainer.train_dataset[i]["prompt"] for i in range(3)]
     alone = trainer.generate("ann", prompts, greedy=True)

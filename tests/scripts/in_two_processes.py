@@ -21,7 +21,7 @@ from common.batch import Batch, padded
 from common.cotrainer import CoTrainer
 from common.errors import say
 from common.run import session as run
-from common.run.session import begin, plain_errors
+from common.run.session import begin, exit_with_one_sentence
 
 import torch
 import torch.nn.functional as F
@@ -104,5 +104,5 @@ def main(folder: Path, scripts: list[str]):
 
 
 if __name__ == "__main__":
-    with plain_errors():  # parts the processes in order, as every script does
+    with exit_with_one_sentence():  # parts the processes in order, as every script does
         main(Path(sys.argv[1]), sys.argv[2:])

@@ -79,7 +79,7 @@ def test_the_loss_of_a_step_by_hand(tmp_path, verifier, solve_weight):
     verify, solve = (mean_loss(trainer, x) for x in (said, [(solve_prompt(QUESTION), RIGHT)]))
     assert ours == pytest.approx(verify + solve_weight * solve, rel=1e-4)
     assert logged(trainer)["verifier/verify_loss"] == pytest.approx(verify, rel=1e-4)
-    assert len(batch.columns["weight"]) == (4 if solve_weight else 2)
+    assert len(batch.extras["weight"]) == (4 if solve_weight else 2)
     assert ("verifier/solve_loss" in logged(trainer)) == (solve_weight > 0)
 
 

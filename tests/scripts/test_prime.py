@@ -172,9 +172,9 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     prm_batch, _ = take_step(trainer)
     count = 13  # a filter that was not filled: parts of 13 rows cannot be equal
     prm_batch = prm_batch.take(torch.arange(count))
-    prm_batch.columns["rows"] = count
+    prm_batch.extras["rows"] = count
     with trainer.playing("prm"):
-        d = trainer.score(prm_batch)[0] - prm_batch.columns["reference_logps"]
+        d = trainer.score(prm_batch)[0] - prm_batch.extras["reference_logps"]
         loss = prm_loss(d, prm_batch.rewards, prm_batch.completion_mask, 0.05)
         named = {n: p for n, p in trainer.model.named_parameters() if ".prm." in n}
         expected = dict(zip(named, torch.autograd.grad(loss, [*named.values()])))

@@ -163,10 +163,10 @@ def test_a_rollout_goes_on_from_a_beginning_and_counts_for_all_of_it():
     trainer = given_texts([RIGHT, WRONG, "…", rest, END.replace("50", "49")])
     tree = {"": rstar.Node(False)}
     trainer.search(trainer.train_rows, [tree], 4)
-    assert trainer.begun == ["", "", FIRST, FIRST]  # a cut one is no rollout
+    assert trainer.prefix == ["", "", FIRST, FIRST]  # a cut one is no rollout
     assert (tree[""].N, tree[FIRST].N, tree[FIRST].q) == (3, 2, 2)
     trainer.search(trainer.train_rows, [tree], 1)
-    assert trainer.begun[4:] == [RIGHT.removesuffix(END)]
+    assert trainer.prefix[4:] == [RIGHT.removesuffix(END)]
     assert (tree[""].q, tree[FIRST].N, tree[FIRST].q) == (0, 3, 1)
     assert {name for name, _ in trainer.asked} == {"generator"}
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_read_is_no_rollout():
     # a box in the beginning is no answer that the rest has come to; both count for the length
     part = r"<step>38+4=\boxed{50}</step>"
     trainer.texts = ["\nso it is", "\n<answer>\\boxed{49}</answer>", END + " " * 80 + "."]
-    found = trainer.sample_solutions([trainer.train_rows[0] | {"begun": part}] * 3)
+    found = trainer.sample_solutions([trainer.train_rows[0] | {"prefix": part}] * 3)
     assert [row["well_formed"] for row in found] == [False, True, False]
     assert found[1]["solution"] == part + "\n<answer>\\boxed{49}</answer>" and not found[1]["right"]
 

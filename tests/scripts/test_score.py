@@ -73,8 +73,8 @@ def test_stage_one_moves_only_the_second_turn():
     assert first.rewards.tolist() == [1.0, 0.0, 1.0, 0.0]
     assert second.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]  # without the bonus
     assert second.advantages.tolist() == [-0.5, 0.5, 0.0, 0.0]
-    assert first.columns["kl_weight"].tolist() == pytest.approx([0.27] * 4)
-    assert second.columns["kl_weight"].tolist() == pytest.approx([0.02] * 4)
+    assert first.kl_weights.tolist() == pytest.approx([0.27] * 4)
+    assert second.kl_weights.tolist() == pytest.approx([0.02] * 4)
     assert trainer.moments
     asked = [again_prompt(row["question"], y1)[-1]["content"] for row, y1 in zip(ROWS, FIRST)]
     assert trainer.asked[4:] == [("second", text) for text in asked]
@@ -87,7 +87,7 @@ def test_stage_two_rewards_both_turns_and_does_not_divide_by_the_deviation():
     assert second.rewards.tolist() == [1.0, 11.0, -10.0, 0.0]
     assert second.advantages.tolist() == [-5.0, 5.0, -5.0, 5.0]
     for batch in (first, second):
-        assert batch.columns["kl_weight"].tolist() == pytest.approx([0.02] * 4)
+        assert batch.kl_weights.tolist() == pytest.approx([0.02] * 4)
     assert not trainer.moments  # AdamW starts anew
     assert {name: mean(trainer.logged[name]) for name in SHARES} == SHARES
     assert trainer.logged["second/accuracy"] == [True, True, False, False]
@@ -114,7 +114,7 @@ def test_later_steps_and_ablations():
     trainer = given_texts(FIRST, [], done=3, turns=1)
     (first,) = trainer.step(ROWS)
     assert len(trainer.asked) == 4 and first.player == "first"
-    assert first.columns["kl_weight"].tolist() == pytest.approx([0.01] * 4) and trainer.moments
+    assert first.kl_weights.tolist() == pytest.approx([0.01] * 4) and trainer.moments
     (first,) = given_texts(FIRST, [], turns=1).step(ROWS)  # there is no stage I either
     assert first.advantages.tolist() == [0.5, -0.5, 0.5, -0.5]
 
@@ -129,7 +129,7 @@ def test_the_loss_and_its_gradient_equal_the_loop(numbers):
     batch = Batch("agent", mask, mask, mask, mask, row=torch.arange(4), total_tokens=9)
     batch.base_logps, batch.advantages = base, A[:, None] * mask
     batch.source = torch.tensor([0, 0, 1, 1])
-    batch.columns["kl_weight"] = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
+    batch.kl_weights = torch.tensor([0.5, 0.5, 0.01, 0.01], dtype=torch.float64)
     cfg = score.Args()
     trainer = without_model(Score, cfg, kl=0.5, players=Score.define_players(cfg))
     trainer.score = lambda part: (logp, torch.ones(4, 3))

@@ -34,7 +34,7 @@ from trainers import (
     without_model,
 )
 
-ROW = {"question": QUESTION, "reference": RIGHT, "answer": "50", "begun": []}
+ROW = {"question": QUESTION, "reference": RIGHT, "answer": "50", "prefix": []}
 ASKED = f"Problem: {QUESTION}\nSolution:\n{RIGHT}\nDefects: none\nCorrect it."
 
 
@@ -182,8 +182,8 @@ def test_the_critics_loss_and_advantages_by_hand(
     assert found == pytest.approx([sum(margins) / 2, sum(m > 0 for m in margins) / 2], rel=1e-3)
     # a turn behind another one: only its own tokens count, and what comes twice is scored once
     first, second, _ = sweet_rl.turns_of(pairs[0][1], trainer.processing_class)
-    rows = [(ROW, first), (ROW | {"begun": first}, second), (ROW, first)]
-    rows += [(ROW | {"begun": first}, first)]  # the same text at another place
+    rows = [(ROW, first), (ROW | {"prefix": first}, second), (ROW, first)]
+    rows += [(ROW | {"prefix": first}, first)]  # the same text at another place
     d = log_ratios(trainer, "critic", first + second, shown, ranked)
     wanted = [summed(d[: len(first)], [first], change.get("turn_mean", True))]
     wanted += [summed(d[len(first) :], [second], change.get("turn_mean", True))]
@@ -211,18 +211,18 @@ def test_an_untrained_critic_has_no_opinion_and_a_blind_reference_gives_it_one(t
 def test_the_actors_loss_by_hand(tmp_path, reference):
     """Sums over the tokens of the turn alone, given the question alone; and its likelihood."""
     trainer, wanted = real(tmp_path, critic_reference=reference), 0.0
-    begun = ids_of(trainer, "<step>38+4=42</step>")
+    prefix = ids_of(trainer, "<step>38+4=42</step>")
     turns = ["\n<step>42*7=50</step>", "\n<step>42*7=49!</step>", "\n<step>42*7=5</step>"]
     right, *wrong = (ids_of(trainer, turn) for turn in turns)
-    row = ROW | {"begun": begun}
+    row = ROW | {"prefix": prefix}
     trainer.saved["actor"] = [row | {"chosen": right, "rejected": turn} for turn in wrong]
     for rejected in wrong:
         r = [
-            sum(log_ratios(trainer, "actor", begun + x, QUESTION, QUESTION)[len(begun) :])
+            sum(log_ratios(trainer, "actor", prefix + x, QUESTION, QUESTION)[len(prefix) :])
             for x in (right, rejected)
         ]
-        own = log_probs_by_hand(trainer, "actor", solve_prompt(QUESTION), begun + right)
-        likelihood = sum(own[len(begun) :]) / len(right)
+        own = log_probs_by_hand(trainer, "actor", solve_prompt(QUESTION), prefix + right)
+        likelihood = sum(own[len(prefix) :]) / len(right)
         wanted += (softplus(-0.3 * (r[0] - r[1])) - 0.01 * likelihood) / 2
     assert step_loss(trainer, "actor") == pytest.approx(wanted, rel=1e-4)
 
@@ -246,8 +246,8 @@ def test_dialogues_are_kept_as_they_were_sampled():
     (kept,) = trainer.saved["dialogues"]  # one of up to twenty
     assert kept["ids"] in [*ids, cut]
     assert trainer.logged["actor/accuracy"] == [0, 1, 0]
-    begun = [Characters().decode(p["begun"]) for p in trainer.places(kept | {"ids": ids[0]})]
-    assert begun == ["", "<step>38+4=41</step>", "<step>38+4=41</step>\n<step>41*7=43</step>"]
+    prefix = [Characters().decode(p["prefix"]) for p in trainer.places(kept | {"ids": ids[0]})]
+    assert prefix == ["", "<step>38+4=41</step>", "<step>38+4=41</step>\n<step>41*7=43</step>"]
     for texts in ([RIGHT] * 3, [WRONG] * 3):
         with pytest.raises(UserError, match="--pool 192: no question has a right and a wrong"):
             given_texts(texts).start_dialogues()
@@ -257,11 +257,11 @@ def test_candidates_are_one_turn_each_and_none_that_was_cut():
     """The actor is asked the bare question; what the critic is shown must not reach it."""
     texts = ["\n<step>42*7=50</step>\n<step>more…", "\n<step>42*7=4…", "I give up", "…"]
     trainer = given_texts(texts)
-    place = ROW | {"begun": Characters()("<step>38+4=42</step>").input_ids}
+    place = ROW | {"prefix": Characters()("<step>38+4=42</step>").input_ids}
     (found,) = trainer.write_turns([place])
     assert [*map(Characters().decode, found)] == ["\n<step>42*7=50</step>", "I give up"]
     assert trainer.asked == [("writer", QUESTION)] * 4
-    assert trainer.begun == ["<step>38+4=42</step>"] * 4
+    assert trainer.prefix == ["<step>38+4=42</step>"] * 4
     for player in ("actor", "writer"):
         assert trainer.prompt_of(player, ROW) == solve_prompt(QUESTION)
     assert trainer.prompt_of("critic", ROW)[-1]["content"] == ASKED
@@ -296,8 +296,8 @@ def trainer_ids(text: str) -> list[int]:
 def test_labels_are_of_the_turn_given_what_was_before():
     trainer = given_texts([])
 
-    def label(begun, turn):
-        return trainer.label(ROW | {"begun": trainer_ids(begun)}, trainer_ids(turn))
+    def label(prefix, turn):
+        return trainer.label(ROW | {"prefix": trainer_ids(prefix)}, trainer_ids(turn))
 
     assert label("", "<step>38+4=42</step>") is True
     assert label("<step>38+4=41</step>", "\n<step>41*7=43</step>") is True

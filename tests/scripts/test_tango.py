@@ -225,7 +225,7 @@ def test_the_format_of_a_judgement(text, of, score):
 
 # ------------------------------------------------------------------ evaluation
 def test_figures_of_one_class_and_of_other_numbers_of_verdicts():
-    assert "tnr" not in tango.verdict_metrics([Judgement([], True)], [True])
+    assert "tnr" not in tango.judgement_metrics([Judgement([], True)], [True])
     # of two steps the second is wrong; at last not as many verdicts as steps
     for verdicts, f1 in (("CX", 1), ("XX", 2 / 3), ("CC", 0), ("XC", 0), ("X", 0), ("XXX", 0)):
         judged = Judgement([verdict == "C" for verdict in verdicts], None)

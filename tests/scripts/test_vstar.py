@@ -238,7 +238,7 @@ def test_step_labels_are_what_the_generator_makes_of_a_beginning(how):
     assert [lesson["z"] for lesson in lessons] == [first, 1.0, 0.0, 0.0]
     parts = [*trainer.parts(RIGHT), *trainer.parts(wrong)]
     assert [lesson["part"] for lesson in lessons] == parts
-    assert trainer.begun == [parts[0]] * 3 + [parts[2]] * 3
+    assert trainer.prefix == [parts[0]] * 3 + [parts[2]] * 3
     assert {name for name, _ in trainer.asked} == {"generator"}
 
 
