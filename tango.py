@@ -76,7 +76,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; elsewhere the verdicts on a solution's steps are the only reward, with weight 1"""
+    the verifier; for the others the verdicts on its steps are a solution's only reward, whatever
+    --alpha, see `verdict_advantages`"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -175,8 +176,7 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
-    fewer verdicts than steps are NaN. Trap: they count as 0, above a rejected step's, and where
-    verdicts are the only reward (--labels) a generator can learn to live there (docs/tango.md).
+    fewer verdicts than steps are NaN. Trap: their z is 0, higher than a rejected step's negative z.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -190,7 +190,7 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
 
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
     """Eq. 4-7: the generator's per-token advantages, as two terms that add up to them.
-    (B,) outcomes in {0, 1} or NaN, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
+    (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
 
     >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])
     >>> terms = tango_advantages(torch.tensor([1.0, 0]), r_step, tokens, torch.ones(2, 4), 2, 0.5)
@@ -202,13 +202,43 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     A_out = group_advantage(outcome, group_size)[:, None] * mask  # (B, T)
     # z = the same over ALL step rewards of the M solutions pooled. Trap: because r = 1/K, short
     # solutions score higher among those that are all right; a small alpha bounds the damage.
-    z = group_advantage(r_step, group_size, keep_single=True)  # (B, K)
+    z = group_advantage(r_step, group_size)  # (B, K)
+    # Released code: a reward that is alone in its group stays as it is.
+    alone = (~r_step.isnan()).unflatten(0, (-1, group_size)).sum((1, 2)) == 1  # (P,)
+    z = torch.where(alone.repeat_interleave(group_size)[:, None], r_step.nan_to_num(0.0), z)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
     at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # no step: z is 0
     A_step = return_to_go(at_ends, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
-    no_answer = outcome.isnan()[:, None]  # (B, 1), with --labels: verdicts are the only reward
-    return (1 - alpha) * A_out, torch.where(no_answer, A_step, alpha * A_step)
+    return (1 - alpha) * A_out, alpha * A_step
+
+
+def verdict_advantages(verdicts: list[list[bool]], ends: list[list[int]], mask, group_size: int):
+    """--labels, not the paper's: (B, T) advantages where verdicts are the only reward.
+
+    Verdicts that do not fit a solution's steps reject all of them: eq. 3 drops them, which costs
+    less than a rejected step. A step more has no price of its own: a solution's first token has
+    (score - b) / s for any number of steps, where the paper's z pays a long rejected solution more
+    than a short one.
+
+    >>> ends, mask = [[0], [0, 3], [0, 1, 2, 3], [1, 3]], torch.ones(4, 4)
+    >>> verdict_advantages([[False], [False] * 2, [False] * 4, []], ends, mask, 4)[:, 0]
+    tensor([0., 0., 0., 0.])
+    >>> verdict_advantages([[False], [False] * 2, [False] * 4, [True] * 2], ends, mask, 4)[:, 0]
+    tensor([-1.2000, -1.2000, -1.2000,  3.6000])
+    """
+    last = (mask.sum(1) - 1).long().tolist()  # B: a solution without steps is a rejected one
+    ends = [its or [end] for its, end in zip(ends, last)]
+    fitting = [v if len(v) == len(its) else [False] * len(its) for v, its in zip(verdicts, ends)]
+    r_step, tokens = step_rewards(fitting, ends, mask.device)  # (B, K)
+    v, K = r_step.nan_to_num(0.0).sign(), (tokens >= 0).sum(1, keepdim=True)  # (B, K), (B, 1)
+    score, P = v.sum(1) / K[:, 0], len(mask) // group_size  # (B,), v_k = 1 or -1
+    b = score.view(P, -1).mean(1).repeat_interleave(group_size)  # (B,)
+    # z_k = (v_k - b) / K / s,  s = sqrt(mean of ((v_k - b) / K)^2 over the steps of M solutions)
+    z = (v - b[:, None]) / K * (tokens >= 0)  # (B, K)
+    s = (z.square().view(P, -1).sum(1) / K.view(P, -1).sum(1)).sqrt()  # (P,)
+    z = z / (s + 1e-6).repeat_interleave(group_size)[:, None]
+    return return_to_go(torch.zeros(mask.shape).to(z).scatter_add(1, tokens.clamp(min=0), z), mask)
 
 
 # ------------------------------------------------------------------ the trainer
@@ -268,6 +298,10 @@ class Tango(CoTrainer):
         ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
         of_outcome, of_steps = tango_advantages(batch.rewards, r_step, tokens, mask, M, alpha)
+        if self.cfg.labels and alpha > 0:
+            unknown = batch.rewards.isnan()[:, None]  # (B, 1)
+            by_verdicts = verdict_advantages(verdicts, ends, mask, M)  # (B, T)
+            of_steps = torch.where(unknown, by_verdicts, of_steps)
         batch.advantages = of_outcome + of_steps  # (B, T)
         batch.components = {"outcome": of_outcome, "step": of_steps}
         self.report_generator(rows, batch, judgements, alpha)

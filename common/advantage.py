@@ -9,12 +9,7 @@ the denominator then blows the difference up. So we test for max == min.
 import torch
 
 
-def group_advantage(
-    rewards: torch.Tensor,
-    group_size: int,
-    scale: bool = True,
-    keep_single: bool = False,
-) -> torch.Tensor:
+def group_advantage(rewards: torch.Tensor, group_size: int, scale: bool = True) -> torch.Tensor:
     """GRPO: A = (r - mean) / (std + 1e-6) over each group (Shao et al. 2024, sec. 4.1).
 
     Args:
@@ -22,8 +17,6 @@ def group_advantage(
             pools all its values. NaN = missing.
         group_size: rows per group.
         scale: divide by the unbiased standard deviation; if not, only subtract the mean (Dr. GRPO).
-        keep_single: a value that is alone in its group stays as it is, as if the mean were 0 and
-            the deviation 1 (the released code of RL Tango); by default it becomes 0.
 
     Returns:
         A tensor shaped like `rewards`; exactly 0 where missing and throughout constant groups.
@@ -42,10 +35,7 @@ def group_advantage(
         centred = centred / (std + 1e-6)
     high = pool.masked_fill(missing, -torch.inf).amax(1, keepdim=True)  # (P, 1)
     low = pool.masked_fill(missing, torch.inf).amin(1, keepdim=True)
-    A = centred.masked_fill(high <= low, 0.0)
-    if keep_single:
-        A = torch.where(count == 1, values, A)
-    return A.reshape(rewards.shape)
+    return centred.masked_fill(high <= low, 0.0).reshape(rewards.shape)
 
 
 def named_group_advantage(rewards: torch.Tensor, groups: list, **options) -> torch.Tensor:
