@@ -3,7 +3,7 @@ the generator writes, which learns to please it (Cheng et al. 2024, arXiv:2311.0
 
     python apo.py                                         the embedded model on a CPU, 2 minutes
     python apo.py --adversarial 0                         plain DPO: the reward model is fixed
-    python apo.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python apo.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The game of r, the reward model (RM), and pi, the generator; x is a question, y* its golden answer
     min over pi, max over r:   E[r(x, y*)] - E over y ~ pi of [r(x, y)]

@@ -3,7 +3,7 @@ errors which an adversary puts into right solutions, harder ones as it gets bett
 
     python aprm.py                                        the embedded model on a CPU, 1 minute
     python aprm.py --corruptor random                     a control: steps are made wrong by chance
-    python aprm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU, 4-bit
+    python aprm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU
 
 The loop is `Aprm.step`. A right solution of each question is given: its chain
     CORRUPTOR  G edits of every chain; each rewrites one step. An oracle works the step out again:

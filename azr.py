@@ -3,7 +3,7 @@ r"""AZR, Absolute Zero: one model writes programming tasks for itself and solves
 
     python azr.py                                         the embedded model on a CPU, 2 minutes
     python azr.py --gate off --solver-reward vote         what execution is worth
-    python azr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU, 4-bit
+    python azr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU
 
 The loop (algorithm 1).  A buffer of tasks for each of three kinds, all about a program f:
     deduction  program, input -> output;  abduction  program, output -> input;

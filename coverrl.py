@@ -2,7 +2,7 @@ r"""CoVerRL (2026, arXiv:2603.17775): one model solves, verifies and corrects, w
 
     python coverrl.py                                     the embedded model on a CPU, 2 minutes
     python coverrl.py --verifier none                     majority vote alone: TTRL
-    python coverrl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k    one GPU, 4-bit
+    python coverrl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k    one GPU
 
 The loop (algorithm 1) is `CoVerRL.step`
     SOLVE     N solutions of each question; m = the most frequent answer, its label

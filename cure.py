@@ -3,7 +3,7 @@ output (Wang et al. 2025, arXiv:2506.03136).
 
     python cure.py                                        the embedded model on a CPU, 3 minutes
     python cure.py --tester-reward simple                 the paper's ablation
-    python cure.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset mbpp.jsonl         one GPU, 4-bit
+    python cure.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset mbpp.jsonl         one GPU
 
 The loop (algorithm 1) is `Cure.step`
     for each of P tasks sample N programs and N tests

@@ -3,7 +3,7 @@ Generative Adversarial Reasoner, arXiv:2512.16917v2; we found no released code).
 
     python gar.py                                         the embedded model on a CPU, 1 minute
     python gar.py --discriminator none                    baseline: plain GRPO
-    python gar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
+    python gar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop (section 3, stage 2) is `Gar.step`
     sample G solutions per question and cut their reasoning into slices

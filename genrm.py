@@ -4,7 +4,7 @@ say so by predicting the next token, as all else it learns (Zhang et al. 2024, a
     python genrm.py                                       the embedded model on a CPU, 2 minutes
     python genrm.py --verifier direct                     Yes or No at once, without a rationale
     python genrm.py --solve-weight 0                      ablation: without the solving loss
-    python genrm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python genrm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop. The generator G is fixed: it is the base, without any adapter
     SAMPLE = `collect`             G writes k solutions y of every question x; z = y is right;

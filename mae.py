@@ -3,7 +3,7 @@ r"""MAE, Multi-Agent Evolve: one model proposes questions, answers them and judg
 
     python mae.py                                         the embedded model on a CPU, 2 minutes
     python mae.py --no-train-judge                        one of table 6's ablations
-    python mae.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
+    python mae.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop (algorithm 1) is `Mae.step`.  D: pool of questions, at first the seeds.  S: pool of (q, a)
     PROPOSER = `propose`   q ~ proposer(. | a reference from D, or none)                  sec. 4.1

@@ -4,7 +4,7 @@ debate comes to.
     python maporl.py                                      the embedded model on a CPU, 2 minutes
     python maporl.py --placebo                            control: another question's text is seen
     python maporl.py --turns 1                            control: no debate, plain RL of both
-    python maporl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python maporl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop is `Maporl.step`. Two agents, a LoRA adapter each, T turns
     TURN 1       each agent solves the question

@@ -3,7 +3,7 @@ r"""PRIME: train a policy on token rewards from a reward model that learns onlin
 
     python prime.py                                       the embedded model on a CPU, 2 minutes
     python prime.py --no-process-reward                   baseline: outcome rewards only
-    python prime.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python prime.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1)
     repeat

@@ -3,7 +3,7 @@ sneaky prover's wrong ones, round after round (Kirchner et al. 2024, arXiv:2407.
 
     python pvg.py                                         the embedded model on a CPU, 3 minutes
     python pvg.py --data base                             the same without a game, to compare with
-    python pvg.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
+    python pvg.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop; x is a question, z a solution, c = [z is right]; half of the questions are the verifier's
     for i = 0 .. rounds - 1

@@ -3,7 +3,7 @@ demonstrations alone, against a critic that may say tie.
 
     python raro.py                                        the embedded model on a CPU, 2 minutes
     python raro.py --critic frozen                        the critic is never trained
-    python raro.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU, 4-bit
+    python raro.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU
 
 The loop is `Raro.step`. No checker: an expert's solution of each question is all that is given
     POLICY    K solutions of each question. The critic sees each one beside the expert's, in random

@@ -3,7 +3,7 @@ model (PPM) learns that from pairs (Guan et al. 2025, arXiv:2501.04519). One of 
 
     python rstar.py                       the embedded model on a CPU, 2 minutes
     python rstar.py --verifier orm        pairs of whole solutions alone, of the same trees
-    python rstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python rstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (section 3; a node s is a question x and the first steps of a solution)
     SEARCH = `search`             --samples times per question: from the root on, go to the child

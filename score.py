@@ -4,7 +4,7 @@ turns.
     python score.py                                       the embedded model on a CPU, 3 minutes
     python score.py --stage1-steps 0 --alpha 0            ablation: plain RL in two turns
     python score.py --turns 1                             control: RL in one turn, no second try
-    python score.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python score.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop is `Score.step`. One model plays both turns, and nobody tells it whether it was right
     FIRST     K solutions y1 of each question

@@ -3,7 +3,7 @@ prefer the better ones (Yuan et al. 2024, arXiv:2401.10020).
 
     python self_rewarding.py                              the embedded model on a CPU, 2 minutes
     python self_rewarding.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
-                                                          one GPU, 4-bit
+                                                          one GPU
 
 The loop (section 2).  M_1 is the model as it is given; x are questions, y answers
     for t = 1 .. iterations                                              `step`, `start_round`

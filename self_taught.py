@@ -4,7 +4,7 @@ two answers is better (Wang et al. 2024, arXiv:2408.02666).
     python self_taught.py                                 the embedded model on a CPU, 2 minutes
     python self_taught.py --samples 1                     one try at each comparison
     python self_taught.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
-                                                          one GPU, 4-bit
+                                                          one GPU
 
 The loop (section 3).  M_0 is the model as it is given; x are questions
     once, by M_0                                                          `make_pairs`

@@ -3,7 +3,7 @@ judge its own answers.
 
     python self_verify.py                                 the embedded model on a CPU, 2 minutes
     python self_verify.py --schedule generate             plain GRPO
-    python self_verify.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k  one GPU, 4-bit
+    python self_verify.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k  one GPU
 
 The loop is `SelfVerify.step`. One adapter, two tasks:
     GENERATE   G solutions per question;  r = [the answer is right]

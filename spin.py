@@ -3,7 +3,7 @@ iterate (Chen et al. 2024, arXiv:2401.01335).
 
     python spin.py                                        the embedded model on a CPU, 1 minute
     python spin.py --opponent none                        control: continued SFT on the same answers
-    python spin.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python spin.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1)
     for t = 0 .. iterations - 1

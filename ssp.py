@@ -3,7 +3,7 @@ solver of the same weights answers, and a gate keeps those whose answer somebody
 
     python ssp.py                                         the embedded model on a CPU, 2 minutes
     python ssp.py --penalty 0.1                           the paper's "death spiral", or not
-    python ssp.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU, 4-bit
+    python ssp.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers that are right
     PROPOSER  writes a question                                                 `rollout`

@@ -3,7 +3,7 @@ hides tests that would show them, and repairs them; the tests are the only groun
 
     python ssr.py                                         the embedded model on a CPU, 3 minutes
     python ssr.py --train solver                          nobody teaches the injector
-    python ssr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU, 4-bit
+    python ssr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU
 
 The loop is `Ssr.step`
     INJECTOR  sees a program and its tests, writes the program with a bug, and names tests to hide:

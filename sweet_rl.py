@@ -3,7 +3,7 @@ ranks an actor's next turns (Zhou et al. 2025, arXiv:2503.15478).
 
     python sweet_rl.py                                    the embedded model on a CPU, 2 minutes
     python sweet_rl.py --no-privileged                    ablation: a critic that is shown nothing
-    python sweet_rl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python sweet_rl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop; all texts are sampled once, from the base
     DIALOGUES = `start_dialogues`   k solutions o of every question; c is its reference solution

@@ -3,7 +3,7 @@ r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its veri
     python tango.py                                       the embedded model on a CPU, 2 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
     python tango.py --labels 32 ...         answers of 32 questions only, see docs/tango.md
-    python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps

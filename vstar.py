@@ -3,7 +3,7 @@ the verifier picks the best of many (Hosseini et al. 2024, arXiv:2402.06457).
 
     python vstar.py                                       the embedded model on a CPU, 2 minutes
     python vstar.py --verifier orm                        the paper's baseline on the same solutions
-    python vstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU, 4-bit
+    python vstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1)
     for t = 1 .. iterations

@@ -357,6 +357,11 @@ def test_the_readme_is_short_and_its_script_runs(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "generator/total_reward" in steps_of(tmp_path / "run")[-1]
+    assert "step 2/2  generator  generator/accuracy" in done.stdout
+    assert "note: " not in done.stdout
+    command += "--dataset", "nofile.jsonl"
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: --dataset nofile.jsonl: ")
 
 
 def test_exercise_1_of_the_idea_gives_what_it_should(capsys):

@@ -42,7 +42,7 @@ def write_cards(folder: Path, script: str, players: list[str], evaluations: list
     model = f"common/tiny/{MODELS[model]}" if model in MODELS else model
     on_hub = not Path(model).exists() and "/" in model  # the Hub refuses any other base_model
     known = {"script": script, "model": model, "steps": last["step"], "figures": figures}
-    known["base"] = f"base_model: {model}\n" if on_hub else ""
+    known["base"] = f"base_model: {json.dumps(model)}\n" if on_hub else ""
     known["arguments"] = json.dumps(arguments, indent=1)
     for player in players:
         (folder / player).mkdir(exist_ok=True)

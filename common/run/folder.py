@@ -89,10 +89,13 @@ def is_ours(folder: Path, name: str, given: dict) -> bool:
     if found <= {".lock", ".args.json.new"}:  # all that a start on a full disk has left
         return False
     if "args.json" not in found:
-        raise UserError(
-            f"--out {folder}: neither empty nor a run's folder (it has no args.json); choose "
-            f"another one."
-        )
+        wrong, then = "neither empty nor a run's folder (it has no args.json)", "choose another one"
+        if f"{name}.py" in found and numbered(folder):
+            wrong = "a run without its args.json"
+            then = "the same command with another --out writes one, to be copied here"
+        raise UserError(f"--out {folder}: {wrong}; {then}.")
+    if pipes := sorted(path.name for path in folder.iterdir() if path.is_fifo()):
+        raise UserError(f"--out {folder}: {pipes[0]} is a pipe, which would be waited for.")
     if f"{name}.py" in found:
         return True
     others = ", ".join(sorted(file for file in found if file.endswith(".py")))

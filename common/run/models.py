@@ -1,8 +1,11 @@
 """Which models a run can use: each of these checks ends in one sentence, before a run begins."""
 
 import inspect
+import json
 import os
+import re
 import textwrap
+from pathlib import Path
 
 from common.errors import UserError
 from common.tasks.answers import prompt
@@ -11,7 +14,7 @@ from common.tiny import EMBEDDED, MODELS
 import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
 lm_head_multiplier output_multiplier""".split()
@@ -20,6 +23,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 NEEDED = ("attention_mask", "position_ids", "past_key_values")
 """What sampling and scoring give to the layers."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
+MOST_LAYERS = 1000  # the largest dense models have some 130; millions take minutes to build
+MOST_CHARACTERS = 100_000  # of instructions and a question of a few words, in a chat template
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
 {%- set both = messages[0]['content'] ~ '\n\n' ~ messages[1]['content'] -%}
@@ -55,6 +60,9 @@ def load_tokenizer(name: str):
         except Exception as error:  # a template is a program
             reason = f"{type(error).__name__}: {error}"
             continue
+        if len(text) > MOST_CHARACTERS:  # to read them takes minutes, at every question
+            reason = f"it makes {len(text):,} characters of one short question"
+            break
         if QUESTION in text and (INSTRUCTIONS in text or "system" in given):
             return tokenizer
     raise UserError(f"--model {name}: its chat template cannot be used ({reason}).")
@@ -143,7 +151,13 @@ def read_config(name: str):
         UserError: there is none, no dense decoder can be made of it, or its logits are not those
             of a linear head alone.
     """
+    check_folder(name)
     try:
+        # before a config lists millions of layers
+        written, _ = PretrainedConfig.get_config_dict(EMBEDDED.get(name, name))
+        layers = written.get("num_hidden_layers")
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers {layers} is more than {MOST_LAYERS}")
         config = AutoConfig.from_pretrained(EMBEDDED.get(name, name), trust_remote_code=False)
         with torch.device("meta"):  # all of the model but its memory
             model = AutoModelForCausalLM.from_config(config)
@@ -171,6 +185,29 @@ def read_config(name: str):
     if model.get_output_embeddings().bias is not None:
         raise UserError(f"--model {name}: heads with a bias are not supported.")
     return config
+
+
+def check_folder(name: str):
+    """Raises UserError for a path to nothing, and for a folder that holds adapters and no model."""
+    if not os.path.isdir(name):
+        if not os.path.exists(name) and re.search("^[/.~]|/$|^[^:]*/.*/", name):  # on no hub
+            raise UserError(f"--model {name}: there is no such folder.")
+        return
+    found = sorted(Path(name).glob("adapter_config.json")) or sorted(
+        Path(name).glob("*/adapter_config.json")  # of a run, or of one of its checkpoints
+    )
+    if not found or os.path.exists(f"{name}/config.json"):
+        return
+    try:
+        base = json.loads(found[0].read_text())["base_model_name_or_path"]
+        base = f" of {base}" if base else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        base = ""
+    adapters = ", ".join(path.parent.name for path in found)
+    raise UserError(
+        f"--model {name}: has no model, only an adapter{base} ({adapters}); PEFT's "
+        f"merge_and_unload merges it into its base, and save_pretrained writes a model."
+    )
 
 
 def sizes(config) -> tuple[int, ...]:

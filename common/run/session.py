@@ -253,6 +253,7 @@ def versions(model: str) -> dict:
 
 # ------------------------------------------------------------------ what a run shows
 NEEDED = re.compile("/(accuracy|parsed)$")  # shares; at 0 hardly anything is rewarded
+ENOUGH = 32  # samples: if one in ten is right, none of so many is in one case of 29
 
 
 def control(args) -> str:
@@ -295,6 +296,10 @@ class Run(TrainerCallback):
             if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
                 signal.signal(sign, self._interrupted)
         self._check_questions(len(trainer._get_train_sampler()))
+        for player in trainer.players.values():
+            if (self.folder / player.adapter).is_symlink():  # to somebody else's, perhaps
+                problem = f"{player.adapter} is a link, and adapters are not saved through one."
+                raise UserError(f"--out {self.folder}: {problem}")
         if self.checkpoint and self.checkpoint.name == f"checkpoint-{self.args.steps}":
             say(f"this run is finished: {self.args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
@@ -330,15 +335,16 @@ class Run(TrainerCallback):
                 f"{dataset}: {questions} training questions are too few for one step, see "
                 f"--questions {self.args.questions}."
             )
-        own = questions == len(self.trainer.train_rows)  # else rows that `step` does not use
-        if own and 1 < steps < self.args.steps:
-            say(f"note: {dataset}: after {steps} steps its {questions} questions come again")
+        own = self.trainer.train_dataset.column_names != ["prompt"]  # else `step` does not use them
+        if own and steps < self.args.steps:
+            after = f"after {steps} step{'s' * (steps > 1)} its {questions} questions come again"
+            say(f"note: {dataset}: {after}")
 
     def _finish(self):
         trainer = self.trainer
         if self.main:
             write_report(self.folder)
-        if self.stop:
+        if self.stop and trainer.state.global_step < self.args.steps:  # else nothing is left to do
             again = f"resume with the same command and --out {self.folder}"
             say(f"stopped at step {trainer.state.global_step}; {again}")
             sys.exit(128 + self.stop)
@@ -465,7 +471,8 @@ class Run(TrainerCallback):
             shown = "  ".join(f"{key} {found[key]:.3f}" for key in main)
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
             none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
-            if step == 0 and none:
+            samples = len(trainer.held_out) * self.args.eval_samples
+            if step == 0 and none and samples >= ENOUGH:
                 say(self._hopeless(none))
             write_report(self.folder)
         return logs

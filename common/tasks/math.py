@@ -5,9 +5,11 @@ overlap. Whatever a user can get wrong is a `UserError`: one sentence that names
 row.
 """
 
+import difflib
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import reprlib
@@ -22,6 +24,7 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """what `ast` raises for a text that is no Python, or signs and brackets by the thousand"""
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(?<!\.csv)(?<!\.parquet)(?<!\.gz)")
 MOST_TINY = 100_000  # embedded questions in a run
 
 
@@ -178,23 +181,43 @@ def read_rows(
         raise UserError(f"--dataset {dataset}: programs have one level only, tiny.")
     if dataset.endswith((".jsonl", ".json")):
         return read_jsonl(Path(dataset)), given
+    refuse_what_no_hub_has(dataset)
     from datasets import load_dataset  # takes two seconds, which a file does without
 
     try:
         # gsm8k names its one configuration "main"
-        splits = load_dataset(dataset, "main" if dataset.endswith("gsm8k") else None)
+        where = os.path.abspath(dataset) if os.path.isdir(dataset) else dataset  # "." has no name
+        splits = load_dataset(where, "main" if dataset.endswith("gsm8k") else None)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"--dataset {dataset}: not {' or '.join(tasks.LEVELS)}, not a .jsonl file, and the hub "
-            f"could not give it ({reason})."
-        ) from None
+        problem = "no data set could be made of this folder"
+        if not os.path.isdir(dataset):
+            known = " or ".join(tasks.LEVELS)
+            problem = f"not {known}, not a .jsonl file, and the hub could not give it"
+        raise UserError(f"--dataset {dataset}: {problem} ({reason}).") from None
     if "train" not in splits:
         raise UserError(f"--dataset {dataset}: it has no 'train' split, only {', '.join(splits)}.")
     held = next((splits[s] for s in ("test", "validation") if s in splits), [])
     name = f"--dataset {dataset}"
     rows = [(f"{name}: train row {i}", row) for i, row in enumerate(splits["train"])]
     return rows, given or [(f"{name}: held-out row {i}", row) for i, row in enumerate(held)]
+
+
+def refuse_what_no_hub_has(dataset: str):
+    """Raises UserError for a level that is spelt wrong, a file that is not read, and a path to
+    nothing.
+    """
+    if similar := difflib.get_close_matches(dataset, tasks.LEVELS, 1, cutoff=0.8):
+        problem = f"there is no such data set; perhaps {similar[0]}?"
+    elif not dataset.strip("/"):
+        problem = "this names no data set."
+    elif os.path.exists(dataset) and not os.path.isdir(dataset):
+        problem = "of files only .jsonl is read, with a JSON object on every line."
+    elif not os.path.exists(dataset) and not HUB_ID.fullmatch(dataset):
+        problem = "there is no such file or folder."
+    else:
+        return
+    raise UserError(f"--dataset {dataset}: {problem}")
 
 
 def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:

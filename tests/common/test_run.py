@@ -11,11 +11,13 @@ import sys
 from types import SimpleNamespace
 
 from common.errors import say
+from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
 from common.tasks.answers import mean
 
 import pytest
 import torch
+import yaml
 from conftest import metrics_of, module_of, refused, run_here, same_weights, small, steps_of
 
 
@@ -192,6 +194,13 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     with exit_with_one_sentence():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
+
+
+def test_a_models_name_is_text_in_its_card(tmp_path):
+    (tmp_path / "args.json").write_text('{"model": "some/model: 2"}')
+    write_cards(tmp_path, "tango", ["generator"], [{"step": 0, "eval/accuracy": 0.5}])
+    front = (tmp_path / "generator" / "README.md").read_text().split("---\n")[1]
+    assert yaml.safe_load(front)["base_model"] == "some/model: 2"
 
 
 def test_a_mean_is_one_of_anything_that_can_be_gone_through():

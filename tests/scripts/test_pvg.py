@@ -151,7 +151,9 @@ def test_a_score_is_the_likelihood_ratio_with_a_kl_term_or_without(tmp_path, kl)
     rows = [{"question": QUESTION, "solution": y, "right": y == RIGHT} for y in (RIGHT, WRONG)]
     rows = [row | {"well_formed": row["right"]} for row in rows]
     known, unknown = trainer.scores(rows)
-    assert known["V"] == pytest.approx(score(trainer, RIGHT), rel=1e-4, abs=1e-5)
+    # of 2 T logits near 20, each rounded in float32 as the processor's order of sums has it
+    rounding = trainer.cfg.beta * 2 * len(encoded(trainer, RIGHT)) * 2**-19
+    assert known["V"] == pytest.approx(score(trainer, RIGHT), abs=rounding)
     assert unknown == {"prompt": QUESTION, "right": False, "V": None} and trainer.scores([]) == []
     batch = trainer.attempt("sneaky", [{"question": QUESTION, "answer": "50"}])
     texts = zip(batch.texts, batch.notes)
