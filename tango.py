@@ -14,10 +14,9 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
       sample one solution per question, and M judgements of it
       r = [final verdict == answer is right] + 0.8 * format, classes reweighted         eq. 8-9
 
-RL sees no step labels: the verifier is rewarded for its final verdict and its format, so it gets
-better at judging steps only if that improves its final verdict. (The embedded model learnt step
-judging before RL.) The generator is rewarded for its answer and the verdicts on its steps; fooling
-the final verdict earns nothing.
+RL sees no step labels: the verifier gets better at judging steps only if that improves its final
+verdict. (The embedded model learnt step judging before RL.) The generator is rewarded for its
+answer and the verdicts on its steps; fooling the final verdict earns nothing.
 
 Our changes that matter (more in docs/tango.md)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
@@ -76,8 +75,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; for the others the verdicts on its steps are a solution's only reward, whatever
-    --alpha, see `verdict_advantages`"""
+    the verifier; elsewhere verdicts are a solution's only reward, see `scored_steps`"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -188,9 +186,25 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
     return r_step, tokens
 
 
+def scored_steps(verdicts, ends, group_size: int, device="cpu") -> tuple:
+    """--labels, not the paper's: `step_rewards` where verdicts are the only reward.
+
+    A solution's score is its mean verdict v = 1 or -1; verdicts that do not fit the steps, or no
+    steps, are rejections. r_k = (v_k - b) / K,  b = the mean score of the M solutions. These add up
+    to score - b, whatever K is. (With eq. 3, four rejected steps earn more than one, and so does a
+    solution that cannot be read.)
+    """
+    ends = [end or [0] for end in ends]
+    v = [v if len(v) == len(end) else [False] * len(end) for v, end in zip(verdicts, ends)]
+    r_step, tokens = step_rewards(v, ends, device)  # (B, K)
+    v, K = r_step.nan_to_num(0.0).sign(), (tokens >= 0).sum(1, keepdim=True)  # (B, K), (B, 1)
+    b = (v.sum(1, keepdim=True) / K).view(-1, group_size).mean(1).repeat_interleave(group_size)
+    return ((v - b[:, None]) / K).masked_fill(tokens < 0, torch.nan), tokens
+
+
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
     """Eq. 4-7: the generator's per-token advantages, as two terms that add up to them.
-    (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
+    (B,) outcomes in {0, 1} or NaN, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
 
     >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])
     >>> terms = tango_advantages(torch.tensor([1.0, 0]), r_step, tokens, torch.ones(2, 4), 2, 0.5)
@@ -210,35 +224,8 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # no step: z is 0
     A_step = return_to_go(at_ends, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
-    return (1 - alpha) * A_out, alpha * A_step
-
-
-def verdict_advantages(verdicts: list[list[bool]], ends: list[list[int]], mask, group_size: int):
-    """--labels, not the paper's: (B, T) advantages where verdicts are the only reward.
-
-    Verdicts that do not fit a solution's steps reject all of them: eq. 3 drops them, which costs
-    less than a rejected step. A step more has no price of its own: a solution's first token has
-    (score - b) / s for any number of steps, where the paper's z pays a long rejected solution more
-    than a short one.
-
-    >>> ends, mask = [[0], [0, 3], [0, 1, 2, 3], [1, 3]], torch.ones(4, 4)
-    >>> verdict_advantages([[False], [False] * 2, [False] * 4, []], ends, mask, 4)[:, 0]
-    tensor([0., 0., 0., 0.])
-    >>> verdict_advantages([[False], [False] * 2, [False] * 4, [True] * 2], ends, mask, 4)[:, 0]
-    tensor([-1.2000, -1.2000, -1.2000,  3.6000])
-    """
-    last = (mask.sum(1) - 1).long().tolist()  # B: a solution without steps is a rejected one
-    ends = [its or [end] for its, end in zip(ends, last)]
-    fitting = [v if len(v) == len(its) else [False] * len(its) for v, its in zip(verdicts, ends)]
-    r_step, tokens = step_rewards(fitting, ends, mask.device)  # (B, K)
-    v, K = r_step.nan_to_num(0.0).sign(), (tokens >= 0).sum(1, keepdim=True)  # (B, K), (B, 1)
-    score, P = v.sum(1) / K[:, 0], len(mask) // group_size  # (B,), v_k = 1 or -1
-    b = score.view(P, -1).mean(1).repeat_interleave(group_size)  # (B,)
-    # z_k = (v_k - b) / K / s,  s = sqrt(mean of ((v_k - b) / K)^2 over the steps of M solutions)
-    z = (v - b[:, None]) / K * (tokens >= 0)  # (B, K)
-    s = (z.square().view(P, -1).sum(1) / K.view(P, -1).sum(1)).sqrt()  # (P,)
-    z = z / (s + 1e-6).repeat_interleave(group_size)[:, None]
-    return return_to_go(torch.zeros(mask.shape).to(z).scatter_add(1, tokens.clamp(min=0), z), mask)
+    no_answer = outcome.isnan()[:, None]  # (B, 1), with --labels: verdicts are the only reward
+    return (1 - alpha) * A_out, torch.where(no_answer, A_step, alpha * A_step)
 
 
 # ------------------------------------------------------------------ the trainer
@@ -297,11 +284,9 @@ class Tango(CoTrainer):
         verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
         ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
+        if self.cfg.labels:
+            r_step, tokens = scored_steps(verdicts, ends, M, mask.device)  # (B, K)
         of_outcome, of_steps = tango_advantages(batch.rewards, r_step, tokens, mask, M, alpha)
-        if self.cfg.labels and alpha > 0:
-            unknown = batch.rewards.isnan()[:, None]  # (B, 1)
-            by_verdicts = verdict_advantages(verdicts, ends, mask, M)  # (B, T)
-            of_steps = torch.where(unknown, by_verdicts, of_steps)
         batch.advantages = of_outcome + of_steps  # (B, T)
         batch.components = {"outcome": of_outcome, "step": of_steps}
         self.report_generator(rows, batch, judgements, alpha)

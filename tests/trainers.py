@@ -96,7 +96,8 @@ def without_model(kind, cfg, texts=(), **attributes):
             rewards, completions = torch.zeros(len(rows)), [[{"content": text}] for text in texts]
             for function in kind.define_players(cfg)[name].rewards:
                 columns = {key: [row[key] for row in rows] for key in rows[0]}
-                rewards += torch.tensor(function(completions, **columns))
+                found = function(completions, **columns)
+                rewards += torch.tensor([math.nan if r is None else r for r in found])
             batch.texts, batch.rewards = texts, rewards
             checks.remember(self, batch)
             batch.notes = [{"player": name, "rewards": {}} for _ in rows]
