@@ -168,20 +168,24 @@ def counted(rows: list[dict]) -> str:
     found = Counter(stands(row) for row in rows)
     apart = len(rows) - found["not separated"]
     return (
-        f"Of {len(rows)} comparisons over several seeds, in {apart} the 95 % interval excludes no "
-        f"effect: {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
+        f"Of {len(rows)} comparisons over several seeds, in {apart} the 95 % interval excludes "
+        f"zero: {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
         f"{found['control']} are our controls.\n"
     )
 
 
 # ------------------------------------------------------------------ an experiment's block
 def cell(values: list[float], percent: bool) -> str:
-    """Mean ± half of the 95 % interval over the runs that get there, and how many never do."""
+    """Mean ± half of the 95 % interval over the runs that get there, and how many never do. Where a
+    share's interval leaves 0 to 100, the runs are of two kinds or too few, and each one is shown.
+    """
     there = [value * (100 if percent else 1) for value in values if math.isfinite(value)]
     never = sum(map(math.isinf, values))
     if not there:
         return "never" if never else "-"
-    middle, _, high = interval(there)
+    middle, low, high = interval(there)
+    if percent and len(there) > 1 and all(0 <= x <= 100 for x in there) and (low < 0 or high > 100):
+        return ", ".join(f"{x:.1f}" for x in there)
     digits = 2 if not percent and 0 < middle < 1 else 1 if percent or middle < 100 else 0
     text = f"{middle:,.{digits}f}"
     text += f"±{high - middle:,.{digits}f}" if len(there) > 1 else ""

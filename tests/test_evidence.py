@@ -143,7 +143,7 @@ def test_claims_are_counted_as_a_reviewer_would():
     rows += [row | {"verdict": "not separated"}]
     said = ["agrees", "contradicts", "contradicts", "control", "not separated"]
     assert [pages.stands(row) for row in rows] == said
-    counts = "in 4 the 95 % interval excludes no effect: 1 agree with the paper, 2 "
+    counts = "in 4 the 95 % interval excludes zero: 1 agree with the paper, 2 "
     alone = row | {"seeds": 1}  # it has no interval
     assert f"Of 5 comparisons over several seeds, {counts}" in pages.counted([*rows, alone])
     assert "one seed" in pages.doubt(alone) and not pages.doubt(row)
