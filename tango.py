@@ -76,7 +76,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; elsewhere the verdicts on a solution's steps are the only reward, with weight 1"""
+    the verifier; for the others the verdicts on steps are the only reward, whatever --alpha says"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -175,8 +175,9 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
-    fewer verdicts than steps are NaN. Trap: they count as 0, above a rejected step's, and where
-    verdicts are the only reward (--labels) a generator can learn to live there (docs/tango.md).
+    fewer verdicts than steps are NaN. Trap: their z is 0, higher than a rejected step's negative
+    z, and where verdicts are the only reward (--labels) a generator can learn to live there
+    (docs/tango.md).
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -255,6 +256,9 @@ class Tango(CoTrainer):
         return "generator" if turn < cfg.gen_steps else "verifier"
 
     def generator_step(self, rows):
+        """rows: B = P * M, each of P questions M times in a row -> the generator's batch. The
+        verifier judges each solution once; A = (1 - alpha) A_out + alpha A_step, (B, T), eq. 4-7.
+        """
         batch = self.rollout("generator", rows)  # texts, rewards (B,)
         ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
         M, alpha = self.cfg.group_size, self.alpha()
@@ -274,8 +278,11 @@ class Tango(CoTrainer):
         return batch
 
     def verifier_step(self, questions):
+        """questions: P, with answers -> the verifier's batch: M judgements of ONE solution of each,
+        with the rewards of eq. 8 and the advantages of eq. 9, (B,), B = P * M.
+        """
         M = self.cfg.group_size
-        solutions = self.generate("generator", [q["prompt"] for q in questions])  # ONE each
+        solutions = self.generate("generator", [q["prompt"] for q in questions])  # P
         judged = []
         for row, solution in zip(questions, solutions):
             row = row | {"prompt": verify_prompt(row["question"], solution), "solution": solution}
@@ -297,9 +304,9 @@ class Tango(CoTrainer):
         return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
     def class_weights(self, labels: list[bool]) -> torch.Tensor:
-        """Eq. 9: labels of all processes' rows -> (B,), mean 1. The running counts start with the
-        first batch's. Without weights, the paper says, the verifier of a mostly wrong generator
-        learns to say INCORRECT always.
+        """Eq. 9: labels of all processes' rows -> weights (B,), mean 1. The running counts of both
+        classes start as the first batch's. Without weights, the paper says, the verifier of a
+        mostly wrong generator learns to say INCORRECT always.
         """
         labels = torch.tensor(labels)  # (B,)
         now = torch.bincount(labels.long(), minlength=2).float()  # (2,): of wrong and of right
