@@ -337,14 +337,21 @@ def test_its_pairs_whose_prompts_differ_train_the_judge(example, tmp_path):
     assert second["judge/grad_norm"] == 0
 
 
+SKILLS = """tiny: answers | tiny: final verdict, balanced | right or not, at once (genrm), balanced
+| slice sound or not (gar), balanced | score of a solution (deepseekmath) |
+score of an analysis (deepseekmath) | a solution corrected after a verdict |
+after an own first try | a right step made wrong | own score of an own solution (deepseekmath) |
+the right one of two solutions (self_taught) | the sounder one of two, or a tie |
+after another player's | answer right or not (mae), balanced | questions with an answer (mae) |
+programs (cure) | tests (cure) | output of a program (azr) | input of a program (azr) |
+program from examples (azr) | proposed programs that run (azr)"""
+
+
 def test_the_skills_before_training_are_those_of_the_test_bed():
-    """A number, what it counts, and whether a coin has 50."""
-    column = re.findall(r"^\| [`p].* \| (\d[^|]*) \|$", YOUR_OWN, re.MULTILINE)
-    said = re.findall(r"(\d+), ([^;]+)", "; ".join(column).replace(", balanced", ""))
-    bed = [line.split(" | ") for line in PAGES["docs/test-bed.md"].splitlines()]
-    assert len(said) > 15
-    for number, name in said:
-        assert any(name in line[0] and line[1] == number for line in bed if line[1:]), name
+    bed = dict(re.findall(r"^\| (.+?) \| (\d+) ", PAGES["docs/test-bed.md"], re.MULTILINE))
+    column = re.findall(r"^\| .* \| (\d[\d; ]*)(?:balanced )?\|$", YOUR_OWN, re.MULTILINE)
+    said = re.findall(r"\d+", " ".join(column))
+    assert said == [bed[part] for part in re.split(r"\s\|\s", SKILLS)]
 
 
 def test_a_batch_has_the_shapes_that_its_class_says(example):
