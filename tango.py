@@ -76,7 +76,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; for the others the verdicts on steps are the only reward, whatever --alpha says"""
+    the verifier; elsewhere the verdicts on a solution's steps are the only reward, with weight 1"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -175,9 +175,8 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
-    fewer verdicts than steps are NaN. Trap: their z is 0, higher than a rejected step's negative
-    z, and where verdicts are the only reward (--labels) a generator can learn to live there
-    (docs/tango.md).
+    fewer verdicts than steps are NaN. Trap: they count as 0, above a rejected step's, and where
+    verdicts are the only reward (--labels) a generator can learn to live there (docs/tango.md).
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
