@@ -255,9 +255,7 @@ class Tango(CoTrainer):
         return "generator" if turn < cfg.gen_steps else "verifier"
 
     def generator_step(self, rows):
-        """rows: B = P * M, each of P questions M times in a row -> the generator's batch. The
-        verifier judges each solution once; A = (1 - alpha) A_out + alpha A_step, (B, T), eq. 4-7.
-        """
+        """Eq. 4-7: B rows -> a solution of each, A = (1 - alpha) A_out + alpha A_step, (B, T)."""
         batch = self.rollout("generator", rows)  # texts, rewards (B,)
         ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
         M, alpha = self.cfg.group_size, self.alpha()
@@ -277,9 +275,7 @@ class Tango(CoTrainer):
         return batch
 
     def verifier_step(self, questions):
-        """questions: P, with answers -> the verifier's batch: M judgements of ONE solution of each,
-        with the rewards of eq. 8 and the advantages of eq. 9, (B,), B = P * M.
-        """
+        """Eq. 8-9: P questions -> M judgements of ONE solution each, A = s_c (r - mean) / std."""
         M = self.cfg.group_size
         solutions = self.generate("generator", [q["prompt"] for q in questions])  # P
         judged = []
@@ -303,9 +299,8 @@ class Tango(CoTrainer):
         return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
     def class_weights(self, labels: list[bool]) -> torch.Tensor:
-        """Eq. 9: labels of all processes' rows -> weights (B,), mean 1. The running counts of both
-        classes start as the first batch's. Without weights, the paper says, the verifier of a
-        mostly wrong generator learns to say INCORRECT always.
+        """Eq. 9: labels of all processes' rows -> s_c, (B,), mean 1. The running counts start
+        as the first batch's. Without weights, the paper says, verifiers learn to say INCORRECT always.
         """
         labels = torch.tensor(labels)  # (B,)
         now = torch.bincount(labels.long(), minlength=2).float()  # (2,): of wrong and of right
@@ -421,8 +416,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # Always judge the base's solutions of step 0, or a better generator would look like a better
-    # verifier.
+    # Always the base's of step 0, or a better generator would look like a better verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.
