@@ -299,8 +299,8 @@ class Tango(CoTrainer):
         return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
     def class_weights(self, labels: list[bool]) -> torch.Tensor:
-        """Eq. 9: labels of all processes' rows -> s_c, (B,), mean 1. The running counts start
-        as the first batch's. Without weights, the paper says, verifiers learn to say INCORRECT always.
+        """Eq. 9: labels of all processes' rows -> s_c, (B,), mean 1. The running counts start as
+        the first batch's. Without weights, the paper says, verifiers learn to say INCORRECT always.
         """
         labels = torch.tensor(labels)  # (B,)
         now = torch.bincount(labels.long(), minlength=2).float()  # (2,): of wrong and of right
