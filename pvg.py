@@ -76,8 +76,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     samples: GroupSize = 8
     """solutions of each of the verifier's questions from every source, of provers half by each"""
     data: Literal["all", "last", "helpful", "base"] = "all"
-    """the verifier's beside the base's: of all earlier rounds, the last one, helpful ones, the base
-    again"""
+    """which solutions join the base's as the verifier's data: those of all earlier rounds, of the
+    last one, of helpful provers only, or more of the base's"""
     pairs: Count = 32
     """pairs of a right and a wrong solution per verifier step and process"""
     questions: Count = 12
@@ -165,7 +165,7 @@ class Pvg(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        n = len(self.train_rows) // 2  # not in turn, as the lengths of embedded questions are
+        n = len(self.train_rows) // 2  # halves: the lengths of embedded questions alternate
         self.verifier_rows, self.prover_rows = self.train_rows[:n], self.train_rows[n:]
         self.pairs_per_step = self.cfg.pairs * self.accelerator.num_processes
         # attack: pairs of the round's last prover steps, in order or not; won: when it succeeded

@@ -272,6 +272,7 @@ class Tango(CoTrainer):
         return "generator" if turn < cfg.gen_steps else "verifier"
 
     def generator_step(self, rows):
+        """Eq. 4-7: B rows -> a solution of each, A = (1 - alpha) A_out + alpha A_step, (B, T)."""
         batch = self.rollout("generator", rows)  # texts, rewards (B,)
         ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
         M, alpha = self.cfg.group_size, self.alpha()
@@ -293,8 +294,9 @@ class Tango(CoTrainer):
         return batch
 
     def verifier_step(self, questions):
+        """Eq. 8-9: P questions -> M judgements of ONE solution each, A = s_c (r - mean) / std."""
         M = self.cfg.group_size
-        solutions = self.generate("generator", [q["prompt"] for q in questions])  # ONE each
+        solutions = self.generate("generator", [q["prompt"] for q in questions])  # P
         judged = []
         for row, solution in zip(questions, solutions):
             row = row | {"prompt": verify_prompt(row["question"], solution), "solution": solution}
@@ -316,9 +318,8 @@ class Tango(CoTrainer):
         return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
     def class_weights(self, labels: list[bool]) -> torch.Tensor:
-        """Eq. 9: labels of all processes' rows -> (B,), mean 1. The running counts start with the
-        first batch's. Without weights, the paper says, the verifier of a mostly wrong generator
-        learns to say INCORRECT always.
+        """Eq. 9: labels of all processes' rows -> s_c, (B,), mean 1. The running counts start as
+        the first batch's. Without weights, the paper says, verifiers learn to say INCORRECT always.
         """
         labels = torch.tensor(labels)  # (B,)
         now = torch.bincount(labels.long(), minlength=2).float()  # (2,): of wrong and of right
@@ -434,8 +435,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # Always judge the base's solutions of step 0, or a better generator would look like a better
-    # verifier.
+    # Always the base's of step 0, or a better generator would look like a better verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.

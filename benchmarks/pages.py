@@ -270,7 +270,7 @@ def before_and_after(name: str) -> str:
     runs = runs_of(name, variant)
     some = next(iter(runs.values()))
     text = f"Held-out figures before and after `python {EXPERIMENTS[name].script}`, sampled at "
-    text += f"temperature 1 but for greedy, {some['questions']} questions, four samples of each, "
+    text += f"temperature 1 except for greedy, {some['questions']} questions, four samples each, "
     rows = []
     for seed, run in runs.items():
         both = [(measure(m.replace("last", "first"), run), measure(m, run)) for _, m in columns]
@@ -322,8 +322,8 @@ def one_question() -> tuple[str, str]:
     found = json.loads((FOLDER / "idea.json").read_text())
     asked, judged = found["solutions"], found["judgements"]
     text = f"Asked {asked} times at temperature 1, the model answers right {found['right']} times "
-    text += f"and writes `60/5=51` {found['wrong_quotient']} times. Greedily it writes what is "
-    text += "left; asked to judge that, the same model writes, greedily, what is right:\n\n```\n"
+    text += f"and writes `60/5=51` {found['wrong_quotient']} times. This is its greedy "
+    text += "solution, with its greedy judgement beside each line:\n\n```\n"
     own = found["judges"]["never trained"]["plain"]["greedy"].splitlines()
     own = [line for line in own if "step_verification" not in line]
     text += "".join(f"{a:32}{b}\n" for a, b in zip(found["greedy"].splitlines(), own)) + "```\n"

@@ -16,7 +16,7 @@ batches to train on, in order. A step is written with these verbs:
     log_mean(name, values)           logs a metric, the mean over all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all get the results
-    shard(items)                  this process's part of a list that is the same everywhere
+    shard(items)                     this process's part of a list that is the same everywhere
 
 common/batch.py defines a batch. `self.saved` is a dict of the script's own state that a checkpoint
 keeps. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and

@@ -1,5 +1,5 @@
 """What a user reads: a run's own lines, and the two errors that end in a sentence instead of a
-stack trace, which `run.exit_with_one_sentence` shows.
+stack trace, which `exit_with_one_sentence` (common/run/session.py) shows.
 """
 
 import os

@@ -8,6 +8,7 @@ import dataclasses
 import doctest
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import operator
@@ -300,7 +301,7 @@ def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, no_report):
 @pytest.fixture(scope="module")
 def example(tmp_path_factory) -> SimpleNamespace:
     """The script of your-own-script.md, saved as the page says and run for two steps."""
-    (block,) = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
+    block, _ = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
     path = tmp_path_factory.mktemp("example") / "trust.py"
     path.write_text(block)
     module, returned = load(path), []
@@ -321,6 +322,36 @@ def test_the_example_runs_and_trains_its_players(example):
         B = [w for name, w in adapters.items() if name.startswith(player) and "lora_B" in name]
         assert B and all(w.any() for w in B), player
         assert f"{player}/grad_norm" in example.steps[0]
+
+
+def test_its_pairs_whose_prompts_differ_train_the_judge(example, tmp_path):
+    module, seen = example.module, itertools.count()
+    exec(re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)[1], vars(module))
+    module.Trust = module.Prefer
+    # in the second step no answer is right, and there is no pair
+    module.is_correct = lambda *both: next(seen) < 16 and answers.is_correct(*both)
+    arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 4 --tokens 64"
+    done = run(module, arguments, tmp_path / "run")
+    first, second = done.steps
+    assert first["judge/loss"] == pytest.approx(math.log(2), abs=0.5) and first["judge/grad_norm"]
+    assert second["judge/grad_norm"] == 0
+
+
+SKILLS = """tiny: answers | tiny: final verdict, balanced | right or not, at once (genrm), balanced
+| slice sound or not (gar), balanced | score of a solution (deepseekmath) |
+score of an analysis (deepseekmath) | a solution corrected after a verdict |
+after an own first try | a right step made wrong | own score of an own solution (deepseekmath) |
+the right one of two solutions (self_taught) | the sounder one of two, or a tie |
+after another player's | answer right or not (mae), balanced | questions with an answer (mae) |
+programs (cure) | tests (cure) | output of a program (azr) | input of a program (azr) |
+program from examples (azr) | proposed programs that run (azr)"""
+
+
+def test_the_skills_before_training_are_those_of_the_test_bed():
+    bed = dict(re.findall(r"^\| (.+?) \| (\d+) ", PAGES["docs/test-bed.md"], re.MULTILINE))
+    column = re.findall(r"^\| .* \| (\d[\d; ]*)(?:balanced )?\|$", YOUR_OWN, re.MULTILINE)
+    said = re.findall(r"\d+", " ".join(column))
+    assert said == [bed[part] for part in re.split(r"\s\|\s", SKILLS)]
 
 
 def test_a_batch_has_the_shapes_that_its_class_says(example):

@@ -1,13 +1,12 @@
-"""Prompts to token ids, and their completions: by `sample`, or by transformers' `generate` for a
-model with more than plain attention.
+"""Sampling by `sample`, or by common/plain.py where a model has more than plain attention.
 
-Most of what `generate` costs is overhead: a token of 1.5B is 2,300 small kernels, each started from
-Python. What `sample` does differently, all of it exact: on a GPU a token's kernels are started
-together, as a CUDA graph; a prompt that several rows share (the rows of a group), and what unlike
-prompts begin with, is run once and its cache copied; rows that have ended are dropped; the cache is
-written in place instead of being concatenated anew at every token; LoRA weights are merged into
-small float32 weights while sampling, and others rounded and unpacked once, not at every token, by
-swapping pointers; the old ones are put back untouched.
+Most of what transformers' `generate` costs is overhead: a token of 1.5B is 2,300 small kernels,
+started one by one from Python. What `sample` does differently, all of it exact: on a GPU a token's
+kernels are started together, as a CUDA graph; a prompt that several rows share (the rows of a
+group), and what unlike prompts begin with, is run once and its cache copied; rows that have ended
+are dropped; the cache is written in place instead of being concatenated anew at every token; LoRA
+weights are merged into small float32 weights while sampling, and others rounded and unpacked once,
+not at every token, by swapping pointers; the old ones are put back untouched.
 """
 
 import copy

@@ -79,8 +79,8 @@ class RunArgs:
     """recompute activations in the backward pass: less memory, a third more work; auto: only where
     they do not fit"""
     plain: bool = False
-    """sample and score by transformers, PEFT and autograd alone: slower, the same numbers but for
-    rounding; to see whether a fast path is at fault"""
+    """sample and score by transformers, PEFT and autograd alone: slower, the same numbers except
+    for rounding; to see whether a fast path is at fault"""
     rollouts: str | None = None
     """URL of a vLLM server that samples in place of this process; docs/scale.md has its command"""
     vllm_importance_sampling_clip_max: Scale | None = None

@@ -1,5 +1,5 @@
-"""What a script hands to CoTrainer, held against what can be trained on. Each of these mistakes
-once gave a plausible run with wrong gradients, or an error that did not name it.
+"""Mistakes in what a script hands to CoTrainer. Each of them once gave a plausible run with wrong
+gradients, or an error that did not name it.
 
 What is certainly wrong raises a ScriptError. What nearly certainly is prints a warning, once a run.
 docs/your-own-script.md lists what cannot be known, and where it shows.

@@ -1,8 +1,8 @@
 """Asking for a solution and reading what a model wrote: the boxed answer, whether it is right, the
 steps, where they end.
 
-Whatever it wrote, in time that grows with the length of the text and no faster: thousands of
-unclosed braces or tags are what a model that has come off the rails does write.
+Reading takes time in proportion to the length of the text, also where a model that has come off the
+rails writes thousands of unclosed braces or tags.
 """
 
 import bisect

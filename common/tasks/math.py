@@ -42,7 +42,7 @@ def load_questions(
             and its like). A hub data set's own test or validation split is the held-out part if it
             has one. Otherwise a question's hash decides, so that a question never changes sides.
         train_count: at most so many training rows, drawn from all (of the embedded ones
-            exactly so many, but for MOST_TINY).
+            exactly so many, except MOST_TINY).
         held_out_count: at most so many held-out rows, likewise.
         seed: random seed by which training questions are drawn; held-out questions do not depend on
             it.
@@ -68,7 +68,7 @@ def load_questions(
         say(f"warning: {odd[0]}{others}: {answer}; a boxed answer must equal all of it.")
     held_out, rows = without_copies(held_out), without_copies(rows)
     if copies := len(everything) - len(held_out) - len(rows):
-        what = "rows repeat another one's question but for capitals, spaces or punctuation"
+        what = "rows repeat another one's question except for capitals, spaces or punctuation"
         say(f"--dataset {dataset}: {copies} {what}; left out.")
     warn_of_contradictions(everything)
     return split(rows, held_out, dataset, train_count, held_out_count, seed, file)
