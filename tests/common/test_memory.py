@@ -1,5 +1,6 @@
 """common/run/memory.py: exact parts are counted in tensors, estimates measured with a profiler."""
 
+import dataclasses
 import gc
 import re
 import shutil
@@ -10,7 +11,7 @@ from common.cotrainer import Player, with_adapters
 from common.errors import UserError
 from common.fast.scoring import packed
 from common.model import SHARED_KEYS, load_model
-from common.run import launch
+from common.run import launch, memory
 from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
 from common.run.models import read_config
 from common.run.session import Run
@@ -165,7 +166,7 @@ def test_activations_of_training(monkeypatch, kind, checkpointing):
         states.backward(torch.ones_like(states))
 
     step()  # gradients exist from here on
-    change = {"rows": rows, "micro_batch": rows, "gradient_checkpointing": checkpointing}
+    change = {"rows": rows, "micro_batch": rows, "checkpointing": checkpointing}
     need = estimate(config, [(prompt, completion)], **ONE_ADAPTER | change)
     assert need["kept"] + need["layer"] == pytest.approx(peak(step), rel=0.04)
 
@@ -400,7 +401,8 @@ def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
 
     def plan(args, players):
         planned.append(players)
-        return 7, "on", False, {}
+        sizes = {"generation_batch_size": 7, "gradient_checkpointing": "on"}
+        return dataclasses.replace(args, **sizes)
 
     monkeypatch.setattr(launch, "plan_memory", plan)
     monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
@@ -414,5 +416,5 @@ def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_pairs_are_planned_as_two_rows(script):
-    pairs = "pair_batch(" in (ROOT / script).read_text()
+    pairs = "self.pairs(" in (ROOT / script).read_text()
     assert max(player.rows for player in players_of(script).values()) == (2 if pairs else 1)

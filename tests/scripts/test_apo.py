@@ -239,7 +239,7 @@ ROW = {"question": QUESTION, "answer": "50"}
 def given(texts, **change) -> apo.Apo:
     """A question of each player's; `restarts` counts those of the RM."""
     cfg = apo.Args(**{"samples": 3, "labelled": 1, "steps": 6, "rm_steps": 1} | change)
-    trainer = without_model(apo.Apo, cfg, texts, generator_rows=[ROW], pairs_per_step=2)
+    trainer = without_model(apo.Apo, cfg, texts, generator_rows=[ROW])
     trainer.rm_rows = [ROW | {"golden": encoded(trainer, RIGHT)}]
     trainer.saved = {"round": -1, "human": [], "rm": [], "scored": -1, "generator": []}
     trainer.restarts = 0
@@ -300,26 +300,25 @@ def test_the_generators_pairs_are_the_rms_best_and_worst(improve):
     assert trainer.logged["co/pairs_one_right"] == [0.0]
 
 
-def test_a_round_is_the_rms_turn_and_then_the_generators(monkeypatch):
+def test_a_round_is_the_rms_turn_and_then_the_generators():
     """12 steps, 3 rounds: an RM that restarts takes the same places of its pairs in every round."""
     trainer, events = given([], steps=12, rm_steps=2), []
-    monkeypatch.setattr(apo, "in_passes", lambda items, **which: events.append(which) or [])
+    trainer.from_epochs = lambda items, *which: events.append(which) or []
     trainer.start_round = lambda t: (events.append(f"round {t}"), trainer.saved.update(round=t))
     trainer.start_generator = lambda t: (events.append("scored"), trainer.saved.update(scored=t))
     batch = lambda player, *_: apo.Batch(player, *[torch.zeros(0)] * 5)  # noqa: E731
-    monkeypatch.setattr(apo, "pair_batch", batch)
+    trainer.pairs = batch
     players = []
     for trainer.state.global_step in range(12):
         players.append(trainer.step([])[0].player)
     assert players == ["rm", "rm", "generator", "generator"] * 3
-    of = lambda turn, key: {"first": 2 * turn, "count": 2, "key": key}  # noqa: E731
     for t in range(3):
         assert events[6 * t : 6 * t + 6] == [
-            f"round {t}", of(0, ""), of(1, ""), "scored", of(2, f"{t}"), of(3, f"{t}")
+            f"round {t}", (0, ""), (1, ""), "scored", (2, f"{t}"), (3, f"{t}")
         ]  # fmt: skip
     trainer.cfg.restart, trainer.state.global_step = False, 5
     trainer.step([])
-    assert events[-1] == of(1, "1")  # one that continues has an order of its own
+    assert events[-1] == (1, "1")  # one that continues has an order of its own
 
 
 # ------------------------------------------------------------------ evaluation

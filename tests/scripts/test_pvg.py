@@ -247,19 +247,18 @@ def test_no_pair_ends_in_a_sentence():
         given([RIGHT] * 8).start_round(0)
 
 
-def test_a_round_is_the_verifiers_turn_and_then_the_provers(monkeypatch):
+def test_a_round_is_the_verifiers_turn_and_then_the_provers():
     """All rounds ask the same."""
     trainer, seen = given([]), []
-    monkeypatch.setattr(pvg, "in_passes", lambda items, *which: seen.append(which) or [])
-    monkeypatch.setattr(pvg, "pair_batch", lambda *_: pvg.Batch("verifier", *[torch.zeros(0)] * 5))
+    trainer.from_epochs = lambda items, *which: seen.append(which) or []
     trainer.start_round = lambda i: (seen.append(i), trainer.saved.update(round=i))
     trainer.prover_rows, trainer.attempt = [], lambda role, rows: role
+    trainer.pairs = lambda *_: None
     trainer.report_attack = lambda turn, *roles: seen.append((turn, *roles))
     for trainer.state.global_step in range(12):
         trainer.step([])
-    n, both = trainer.cfg.questions, ("helpful", "sneaky")
-    turns = [x for k in range(3) for x in ((k * n, n, "P"), (k, *both))]
-    assert seen == [x for i in range(3) for x in (i, (0, 99, "V"), *turns)]
+    turns = [x for k in range(3) for x in ((k, "P"), (k, "helpful", "sneaky"))]
+    assert seen == [x for i in range(3) for x in (i, (0, "V", 99), *turns)]
 
 
 def test_when_an_attack_has_succeeded():

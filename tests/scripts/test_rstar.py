@@ -153,7 +153,7 @@ def test_the_next_rollout_goes_on_from_the_most_promising_node():
 def given_texts(texts=(), **change) -> rstar.RStar:
     cfg = rstar.Args(**{"pool": 1, "samples": 4, "width": 2, "questions": 2} | change)
     rows = [{"question": QUESTION, "answer": "50"}]
-    trainer = without_model(rstar.RStar, cfg, texts, train_rows=rows, rows_per_step=2)
+    trainer = without_model(rstar.RStar, cfg, texts, train_rows=rows)
     trainer.saved = {"solutions": [], "pairs": []}
     return trainer
 
