@@ -2,12 +2,16 @@
 be read."""
 
 import ast
+import json
+from collections import Counter
+from pathlib import Path
 
 from common.fast import layers
 from common.model import load_model
 
 import pytest
 import torch
+import warm
 from conftest import ROOT, gradient, make_trainer, perturb, relative
 
 SEAMS = {
@@ -49,6 +53,41 @@ def test_what_is_fast_does_not_know_the_run():
 def test_the_embedded_tasks_do_not_know_those_from_anywhere():
     for path in (ROOT / "common" / "tiny").glob("*.py"):
         assert not {n for n in imported(path) if n.startswith("common.tasks")}, path.name
+
+
+# ------------------------------------------------------------------ a plain step, traced
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory) -> list[tuple[str, str, bool]]:
+    """(file, function, whether it acts) of one step of tango.py's generator, see one_step.py."""
+    folder = tmp_path_factory.mktemp("step")
+    out, err = folder / "out", folder / "err"
+    process = warm.start(Path(__file__).parent / "one_step.py", [folder / "run"], out, err)
+    process.join(timeout=600)
+    assert process.exitcode == 0, err.read_text()
+    return [tuple(call) for call in json.loads(out.read_text().splitlines()[-1])]
+
+
+def test_a_plain_step_runs_no_line_that_is_fast(calls):
+    assert not [file for file, *_ in calls if file.startswith("common/fast/")]
+
+
+READ = {
+    "tango.py": 10,
+    "common/advantage.py": 2,
+    "common/batch.py": 6,
+    "common/cotrainer.py": 14,
+    "common/model.py": 3,
+    "common/plain.py": 10,
+    "common/run/trainer.py": 3,
+    "common/tasks/answers.py": 9,
+    "common/tasks/verdicts.py": 5,
+}
+"""How many functions one reads to follow a plain generator step, by file."""
+
+
+def test_how_much_one_reads_to_follow_a_plain_step(calls):
+    """Without what only watches."""
+    assert Counter(file for file, _, acts in calls if acts) == READ
 
 
 # ------------------------------------------------------------------ the same numbers
