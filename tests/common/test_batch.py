@@ -7,7 +7,6 @@ from common.batch import Batch, padded
 
 import pytest
 import torch
-from conftest import ROOT
 from trainers import four_players
 
 
@@ -162,9 +161,3 @@ def test_a_rollout_and_an_update_of_no_row(tmp_path, name):
     whole = trainer.concat([with_rows, trainer.rollout("ann", [])]) if name == "ann" else with_rows
     assert len(whole.sampled_logps) == 4  # None, and the loss would forget who has sampled
     trainer.update(whole)
-
-
-@pytest.mark.parametrize("script", ["coverrl.py", "ssr.py"])
-def test_no_row_is_sampled_for_nothing(script):
-    source = (ROOT / script).read_text()
-    assert "idle" not in source and "for nothing" not in source

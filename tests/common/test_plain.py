@@ -109,21 +109,17 @@ def test_plain_has_the_layers_of_peft_and_torch():
     assert kinds >= {layers.FrozenLinear, layers.FusedLoraLinear}
 
 
-def test_greedy_texts_are_equal(both):
-    prompts = [row["prompt"] for row in both[0].train_dataset][:6] * 2
-    one, other = (trainer.generate_ids("generator", prompts, greedy=True) for trainer in both)
-    assert one == other and len(set(map(tuple, one))) > 1
-
-
 def test_log_probs_and_gradients_are_equal(both):
-    """Of two groups of unlike lengths, one with advantages per token and rows without any."""
+    """Of two groups of unlike lengths, one with advantages per token and rows without any; and with
+    which log-probs plain.py has drawn the tokens."""
     torch.manual_seed(0)
     rows = [row for row in [*both[0].train_dataset][:2] for _ in range(4)]
-    batch = both[0].rollout("generator", rows)
+    batch = both[1].rollout("generator", rows)
     A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 2, -2])[:, None]
     batch.advantages = A * torch.linspace(-1, 2, batch.completion_mask.shape[1])
     logps = [trainer.log_probs("generator", batch) for trainer in both]
     torch.testing.assert_close(*logps, rtol=0, atol=1e-4)
+    torch.testing.assert_close(batch.sampled_logps, logps[1], rtol=0, atol=1e-4)
     for kl in (0.0, 0.1):  # without it, rows without advantages are left out
         found = []
         for trainer in both:

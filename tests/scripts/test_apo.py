@@ -11,7 +11,7 @@ from common.tasks.answers import solve_prompt
 import pytest
 import torch
 from conftest import build, gradient, lora, moved, perturb, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
 
@@ -133,11 +133,6 @@ def real(folder, **change) -> apo.Apo:
     return trainer
 
 
-def nats(trainer, player, text: str) -> float:
-    """log-probability of a whole answer, its end included."""
-    return sum(log_probs_by_hand(trainer, player, solve_prompt(QUESTION), encoded(trainer, text)))
-
-
 def teach(trainer, player: str, pairs: list[tuple]):
     """The next step trains the player on these (chosen, rejected, people's)."""
     trainer.state.global_step = 0 if player == "rm" else 1
@@ -161,7 +156,7 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, player, change)
     teach(trainer, player, PAIRS)
     wanted = 0.0
     for chosen, rejected, human in PAIRS:
-        y, z = (nats(trainer, player, text) for text in (chosen, rejected))
+        y, z = (likelihood(trainer, player, text) for text in (chosen, rejected))
         if player == "rm":
             loss = -math.log(sigmoid(0.4 * (y - z)))
             if "diff" in change and not human:
@@ -170,7 +165,7 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, player, change)
         elif change:
             wanted -= y / sum(len(encoded(trainer, text)) for text, _, _ in PAIRS)
         else:
-            y, z = y - nats(trainer, None, chosen), z - nats(trainer, None, rejected)
+            y, z = y - likelihood(trainer, None, chosen), z - likelihood(trainer, None, rejected)
             wanted -= math.log(sigmoid(0.3 * (y - z))) / 3
     found = gradient(trainer, trainer.step([])[0])
     total, count = trainer._sums[f"{player}/loss"]
@@ -187,7 +182,7 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, player, change)
 def test_a_score_is_the_likelihood_under_the_rm(tmp_path):
     trainer = real(tmp_path)
     answers = [{"question": QUESTION, "ids": encoded(trainer, text)} for text in (RIGHT, WRONG)]
-    wanted = [0.4 * nats(trainer, "rm", text) for text in (RIGHT, WRONG)]
+    wanted = [0.4 * likelihood(trainer, "rm", text) for text in (RIGHT, WRONG)]
     assert trainer.scores(answers) == pytest.approx(wanted, rel=1e-4) and trainer.scores([]) == []
 
 

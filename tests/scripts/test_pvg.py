@@ -11,7 +11,7 @@ from common.tasks.answers import solve_prompt
 import pytest
 import torch
 from conftest import build, gradient, lora, moved, perturb, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
 
@@ -118,11 +118,8 @@ def real(folder, **change) -> pvg.Pvg:
 
 def score(trainer, text: str) -> float:
     """V, a token at a time, in float64."""
-    ids = encoded(trainer, text)
-    of = [
-        log_probs_by_hand(trainer, name, solve_prompt(QUESTION), ids) for name in ("verifier", None)
-    ]
-    return trainer.cfg.beta * sum(v - base for v, base in zip(*of))
+    own, base = (likelihood(trainer, name, text) for name in ("verifier", None))
+    return trainer.cfg.beta * (own - base)
 
 
 def test_the_verifiers_step_is_the_papers_loss_however_it_is_cut(tmp_path):

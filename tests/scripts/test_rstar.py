@@ -15,7 +15,7 @@ from trainers import (
     RIGHT,
     WRONG,
     encoded,
-    log_probs_by_hand,
+    likelihood,
     logged,
     loss_in_parts,
     without_model,
@@ -217,11 +217,6 @@ def real(folder) -> rstar.RStar:
     trainer = build(rstar.RStar, folder, args, rstar.RStar.define_players(args), solve_prompt)
     perturb(trainer, 0.05)
     return trainer
-
-
-def likelihood(trainer, adapter, text: str, ended=True) -> float:
-    ids = encoded(trainer, text)[: None if ended else -1]
-    return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), ids))
 
 
 def step_loss(trainer) -> float:

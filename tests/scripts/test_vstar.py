@@ -17,6 +17,7 @@ from trainers import (
     RIGHT,
     WRONG,
     encoded,
+    likelihood,
     log_probs_by_hand,
     logged,
     loss_in_parts,
@@ -54,11 +55,6 @@ def real(folder, verifier="dpo") -> vstar.VStar:
 
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
-
-
-def likelihood(trainer, adapter, text: str) -> float:
-    prompt = solve_prompt(QUESTION)
-    return sum(log_probs_by_hand(trainer, adapter, prompt, encoded(trainer, text)))
 
 
 def step_loss(trainer) -> float:
