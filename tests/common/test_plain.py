@@ -6,9 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from common.fast import layers
-from common.model import load_model
-
 import pytest
 import torch
 import warm
@@ -100,13 +97,6 @@ def both(tmp_path_factory):
         perturb(trainer)
         trainers.append(trainer)
     return trainers
-
-
-def test_plain_has_the_layers_of_peft_and_torch():
-    kinds = {type(m) for m in load_model("tiny", ["a"], 4, False, 0, plain=True)[0].modules()}
-    assert not kinds & {layers.FrozenLinear, layers.FusedLoraLinear}
-    kinds = {type(m) for m in load_model("tiny", ["a"], 4, False, 0)[0].modules()}
-    assert kinds >= {layers.FrozenLinear, layers.FusedLoraLinear}
 
 
 def test_log_probs_and_gradients_are_equal(both):
