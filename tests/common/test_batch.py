@@ -45,6 +45,9 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
     assert batch.completion_ids.tolist() == [[50, 50, 99], [60, 60, 60]]
     assert batch.completion_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.row.tolist() == [0, 1] and len(batch) == 2 and batch.lengths().tolist() == [2, 3]
+    ids, seen, places = batch.joined()
+    assert ids[0].tolist() == [99, 5, 50, 50, 99] and seen[0].tolist() == [0, 1, 1, 1, 0]
+    assert places.tolist() == [[0, 0, 1, 2, 2], [0, 1, 2, 3, 4]]  # padding takes no place
     parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
     for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
         assert [part.tolist() for part in padded(parts, left, 9)] == [[short], [[3, 4, 5]], [6, 7]]
