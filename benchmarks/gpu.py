@@ -48,7 +48,7 @@ from common.batch import Batch
 from common.cotrainer import CoTrainer, Player, with_adapters
 from common.fast.layers import FusedNorm
 from common.fast.sampling import generate, sample
-from common.model import copy_adapter, load_model, tokenize
+from common.model import copy_adapter, load_model, tokenize, without_checkpointing
 from common.plain import float32_logits
 from common.run.launch import grpo_config
 from common.run.memory import GIB, estimate, halves
@@ -484,7 +484,7 @@ def peak(bench: Bench, size: str, what: str) -> dict:
     tidy()
     length = bench.prompt + bench.completion
     prompts = torch.randint(5, 16_000, (rows, length - 8)).tolist()
-    with trainer.playing("player"), trainer.accelerator.autocast():
+    with trainer.playing("player"), without_checkpointing(model), trainer.accelerator.autocast():
         start = now()
         generate(model, prompts, 8, 1.0, [])
         found["sampling"] = {"seconds": now() - start, **memory()}

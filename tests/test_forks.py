@@ -27,11 +27,6 @@ SPACE += "load_for_steps(a)[0]])"
 
 REFUSED = [  # old, new, the sentence
     ("tokens, G, reads", "tokens, 0, reads", "group_size 0"),
-    (
-        PLAYER,
-        "Player([], args.lr, tokens, G / 2)",
-        "group_size 2.0 and max_tokens 24 must be whole",
-    ),
     (PLAYER, "Player([], args.lr)", "missing 1 required positional argument: 'max_tokens'"),
     (
         "    @staticmethod\n    def define_players(args",
@@ -41,25 +36,16 @@ REFUSED = [  # old, new, the sentence
     (PROMPT, f"{PROMPT}, config={{'max_steps': 9}}", "or lead the run astray"),
     (LOADED, EVERY.format("r | {'answer': 7}"), "training row 0: 'answer' must be a text; got 7"),
     (LOADED, SPACE, "rollout trains the solver on a held-out question"),
-    ('"right": right[i]}', '"right": right[i], "completion": 1}', "cannot be called 'completion'"),
     ("(completions, right, **_)", "(completions, rigth, **_)", "'rigth'. It is given completions"),
     (BACK, f"solver.notes[0]['a'] = {{1}}; {BACK}", "a note cannot hold {1}"),
     (FIGURES, UPDATE + FIGURES, "update inside of `evaluate` would train on held-out questions"),
-    ('rollout("solver"', 'rollout("sover"', "there is no player 'sover'"),
-    (PROMPT, f"{PROMPT}, config={{'top_p': 0.9}}", "would have no effect"),
     ('return {"solver/accuracy": mean(right)}', "return None", "evaluate must return a dict"),
-    (
-        LOADED,
-        "load=lambda _: ([{'question': '1+1'}, {'questions': '1+2'}], [])",
-        "training row 1 differs from row 0 in its columns: question, questions",
-    ),
 ]
 SAID = [  # old, new, the line
     ("Verify its {steps} steps.", "Verify its {steps + 1} steps.", "what the judge is asked: 'Ver"),
     (FIGURES, f"trainer.first = right; {FIGURES}", "self.first was set or changed in `evaluate`"),
     ('"solver": ["solver/accuracy"', '"solver": ["solver/acuracy"', "is it solver/accuracy?"),
     (BACK, "return [judge]", "note: the solver was never trained in this run"),
-    (BACK, "self.pool = [1]; return [judge, solver]", "self.pool was set or changed in the first"),
     (BACK, "self.log_mean('co/x', float('nan')); return [judge, solver]", "was logged as NaN"),
     ("[float(accepts", "[None and float(accepts", "agreement gave none of the judge's"),
     ("Verify its {steps} steps.", "Is this right?", "has not been taught to answer what the judge"),

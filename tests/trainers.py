@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from common.batch import Batch
 from common.cotrainer import Player, with_adapters
 from common.run import checks
+from common.tasks.answers import solve_prompt
 from common.tiny.tasks import gold_solution
 
 import torch
@@ -219,6 +220,12 @@ def log_probs_by_hand(trainer, player, prompt: list[dict], ids: list[int]) -> li
         logits = trainer.model(input_ids=torch.tensor([asked + ids])).logits[0]
     logps = logits.double().log_softmax(-1)[len(asked) - 1 : -1]
     return [logps[i, token].item() for i, token in enumerate(ids)]
+
+
+def likelihood(trainer, player, text: str, ended=True) -> float:
+    """log-prob of a text as the answer to QUESTION, with its end token or without."""
+    ids = encoded(trainer, text)[: None if ended else -1]
+    return sum(log_probs_by_hand(trainer, player, solve_prompt(QUESTION), ids))
 
 
 def loss_in_parts(trainer, batch, size: int = 1) -> float:

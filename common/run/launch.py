@@ -66,17 +66,9 @@ def launch(
     else:  # Trainer needs rows to loop over: one step's
         group_size = rows = 2
         data = [{"prompt": [{"role": "user", "content": ""}]}] * rows * run.processes
-    trainer = Trainer(
-        model,
-        players,
-        args,
-        grpo_config(args, run.folder, rows, group_size, **config or {}),
-        Dataset.from_list(data),
-        tokenizer,
-        train,
-        held_out,
-        **more,
-    )
+    config = grpo_config(args, run.folder, rows, group_size, **config or {})
+    data = Dataset.from_list(data)
+    trainer = Trainer(model, players, args, config, data, tokenizer, train, held_out, **more)
     if args.rollouts:
         trainer.sampler.check(trainer)
     run.train(trainer, evaluate, curves)

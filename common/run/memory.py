@@ -80,10 +80,8 @@ def plan_memory(args, players: dict):
         )  # fmt: skip
 
     if args.four_bit is None and gpu and not args.rollouts:  # a server's base has 16 bits
-        whole = need(min(FEW_ROWS, args.generation_batch_size or FEW_ROWS), args.micro_batch)[
-            "peak"
-        ]
-        four_bit = not fits_whole(args.model, whole, free)
+        few = min(FEW_ROWS, args.generation_batch_size or FEW_ROWS)
+        four_bit = not fits_whole(args.model, need(few, args.micro_batch)["peak"], free)
     rows, checkpointing = args.generation_batch_size, args.gradient_checkpointing
     if rows is None:
         rows = next((n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free), 1)
@@ -92,10 +90,7 @@ def plan_memory(args, players: dict):
         checkpointing = "off" if fits else "on"
     now = need(rows, args.micro_batch, checkpointing == "on")
     if args.dry_run:
-        base = "base in 4-bit, " if four_bit else ""
-        say(f"{args.model}, {base}{len(trained)} adapter{'s' * (len(trained) > 1)}")
-        say("\n".join(f"{text:<58}{_size(now[key])}" for key, text in TABLE.items()))
-        say(f"{where:<58}{_size(free)}")
+        say_estimate(args.model, four_bit, len(trained), now, where, free)
     check_length(args.model, config, max(map(sum, turns)))
     if now["peak"] > free:
         short = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
@@ -110,6 +105,14 @@ def plan_memory(args, players: dict):
     plan.generation_batch_size, plan.gradient_checkpointing = rows, checkpointing
     plan.four_bit = four_bit
     return plan
+
+
+def say_estimate(name: str, four_bit: bool, adapters: int, need: dict, where: str, free: int):
+    """The table of --dry-run."""
+    base = "base in 4-bit, " if four_bit else ""
+    say(f"{name}, {base}{adapters} adapter{'s' * (adapters > 1)}")
+    say("\n".join(f"{text:<58}{_size(need[key])}" for key, text in TABLE.items()))
+    say(f"{where:<58}{_size(free)}")
 
 
 def fits_whole(name: str, needed: int, free: int) -> bool:

@@ -7,7 +7,6 @@ from common.batch import Batch, padded
 
 import pytest
 import torch
-from conftest import ROOT
 from trainers import four_players
 
 
@@ -46,6 +45,9 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
     assert batch.completion_ids.tolist() == [[50, 50, 99], [60, 60, 60]]
     assert batch.completion_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.row.tolist() == [0, 1] and len(batch) == 2 and batch.lengths().tolist() == [2, 3]
+    ids, seen, places = batch.joined()
+    assert ids[0].tolist() == [99, 5, 50, 50, 99] and seen[0].tolist() == [0, 1, 1, 1, 0]
+    assert places.tolist() == [[0, 0, 1, 2, 2], [0, 1, 2, 3, 4]]  # padding takes no place
     parts = [torch.tensor(rows) for rows in ([[1, 2]], [[3, 4, 5]], [6, 7])]
     for left, short in ((True, [9, 1, 2]), (False, [1, 2, 9])):
         assert [part.tolist() for part in padded(parts, left, 9)] == [[short], [[3, 4, 5]], [6, 7]]
@@ -162,9 +164,3 @@ def test_a_rollout_and_an_update_of_no_row(tmp_path, name):
     whole = trainer.concat([with_rows, trainer.rollout("ann", [])]) if name == "ann" else with_rows
     assert len(whole.sampled_logps) == 4  # None, and the loss would forget who has sampled
     trainer.update(whole)
-
-
-@pytest.mark.parametrize("script", ["coverrl.py", "ssr.py"])
-def test_no_row_is_sampled_for_nothing(script):
-    source = (ROOT / script).read_text()
-    assert "idle" not in source and "for nothing" not in source

@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import replace
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Player
 from tango import verify_prompt
 
 import pytest
@@ -215,29 +215,3 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
     monkeypatch.setattr(trainer, "all_rows", True, raising=False)
     gradient(trainer, batch)
     assert sum(rows) == 8
-
-
-class OwnLoss(CoTrainer):
-    def loss(self, batch):
-        self.losses.append((batch.player, len(batch.extras["weights"])))
-        logp, _ = self.score(batch)
-        return -(logp * batch.completion_mask * batch.extras["weights"][:, None]).sum()
-
-
-def test_a_loss_of_its_own_gets_all_rows_and_the_batchs_player(tmp_path):
-    """Batches without advantages: every row counts. `update` before `step` ends is the same."""
-
-    def step(trainer, rows):
-        batches = [trainer.rollout("ann", rows), trainer.rollout("bob", rows)]
-        for batch in batches:
-            batch.advantages = None
-            batch.extras["weights"] = torch.zeros(8).index_fill(0, torch.tensor([2]), 1.0)
-        trainer.update(batches[0])
-        return batches[1:]
-
-    trainer = four_players(tmp_path, step, steps=1, micro_batch=4, kind=OwnLoss)
-    trainer.losses = []
-    before = {name: lora(trainer, name) for name in ("ann", "bob")}
-    trainer.train()
-    assert trainer.losses == [("ann", 4)] * 2 + [("bob", 4)] * 2
-    assert all(moved(before[name], lora(trainer, name)) > 0 for name in before)

@@ -1,5 +1,5 @@
-"""`CoTrainer.loss` through `update`: against TRL's own on the same batch, and against plain
-autograd in float64."""
+"""`CoTrainer.loss` through `update`: against TRL's own on the same batch. Against a loop, with a KL
+weight for each row: tests/scripts/test_score.py."""
 
 from dataclasses import replace
 
@@ -85,36 +85,3 @@ def test_loss_and_gradient_are_trls_without_its_bias_correction(played, per_toke
         corrected, corrected_gradient, _ = trls(trainer, batch, kl, bias_correction=True)
         assert loss == pytest.approx(corrected, abs=1e-6)
         assert relative(found, corrected_gradient) > 1e-4
-
-
-@pytest.mark.parametrize("per_token", [False, True], ids=["(B,)", "(B, T)"])
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_the_equation_by_plain_autograd_in_float64(played, tmp_path, per_token, kl):
-    """(-sum A log pi + kl * sum k3) / tokens, through the logits of the plain model."""
-    trainer = make_trainer(tmp_path)
-    perturb(trainer)
-    trainer.model.double()
-    batch = with_advantages(played[1], per_token)
-    T, mask = batch.completion_mask.shape[1], batch.completion_mask
-    ids = torch.cat([batch.prompt_ids, batch.completion_ids], 1)
-    seen = torch.cat([batch.prompt_mask, batch.completion_mask], 1)
-
-    def log_pi():
-        logits = trainer.model(input_ids=ids, attention_mask=seen).logits[:, -T - 1 : -1]
-        chosen = batch.completion_ids[..., None]
-        return logits.log_softmax(-1).gather(2, chosen).squeeze(2)  # (B, T)
-
-    with torch.no_grad(), trainer.playing(None):
-        batch.base_logps = log_pi()
-    loss, found, _ = ours(trainer, batch, kl, 3)
-    with trainer.playing("generator"):
-        logp = log_pi()
-        assert logp.dtype == torch.float64
-        A = batch.advantages if per_token else batch.advantages[:, None]
-        q = (batch.base_logps - logp).exp()
-        terms = -A * logp + kl * (q - q.log() - 1)
-        named = {n: p for n, p in trainer.model.named_parameters() if ".generator." in n}
-        expected = torch.autograd.grad((terms * mask).sum() / mask.sum(), named.values())
-    value = -A + kl * (q - q.log() - 1)  # the ratio is 1
-    assert loss == pytest.approx(((value * mask).sum() / mask.sum()).item(), abs=1e-9)
-    assert relative(found, dict(zip(named, expected))) <= 3e-6  # its norms stay float32

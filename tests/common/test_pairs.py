@@ -31,7 +31,10 @@ def messages(question):
 
 
 def make_batch(trainer):
-    pairs = [tuple(trainer.encode(text, ended=False) for text in pair) for pair in COMPLETIONS]
+    def encoded(text):
+        return trainer.encode(text.removesuffix("<|end|>"), ended=text.endswith("<|end|>"))
+
+    pairs = [tuple(map(encoded, pair)) for pair in COMPLETIONS]
     return trainer.pairs("generator", [messages(q) for q in QUESTIONS], pairs)
 
 

@@ -2,12 +2,13 @@
 be read."""
 
 import ast
-
-from common.fast import layers
-from common.model import load_model
+import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+import warm
 from conftest import ROOT, gradient, make_trainer, perturb, relative
 
 SEAMS = {
@@ -51,6 +52,41 @@ def test_the_embedded_tasks_do_not_know_those_from_anywhere():
         assert not {n for n in imported(path) if n.startswith("common.tasks")}, path.name
 
 
+# ------------------------------------------------------------------ a plain step, traced
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory) -> list[tuple[str, str, bool]]:
+    """(file, function, whether it acts) of one step of tango.py's generator, see one_step.py."""
+    folder = tmp_path_factory.mktemp("step")
+    out, err = folder / "out", folder / "err"
+    process = warm.start(Path(__file__).parent / "one_step.py", [folder / "run"], out, err)
+    process.join(timeout=600)
+    assert process.exitcode == 0, err.read_text()
+    return [tuple(call) for call in json.loads(out.read_text().splitlines()[-1])]
+
+
+def test_a_plain_step_runs_no_line_that_is_fast(calls):
+    assert not [file for file, *_ in calls if file.startswith("common/fast/")]
+
+
+READ = {
+    "tango.py": 10,
+    "common/advantage.py": 2,
+    "common/batch.py": 6,
+    "common/cotrainer.py": 14,
+    "common/model.py": 3,
+    "common/plain.py": 10,
+    "common/run/trainer.py": 3,
+    "common/tasks/answers.py": 9,
+    "common/tasks/verdicts.py": 5,
+}
+"""How many functions one reads to follow a plain generator step, by file."""
+
+
+def test_how_much_one_reads_to_follow_a_plain_step(calls):
+    """Without what only watches."""
+    assert Counter(file for file, _, acts in calls if acts) == READ
+
+
 # ------------------------------------------------------------------ the same numbers
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
@@ -63,28 +99,17 @@ def both(tmp_path_factory):
     return trainers
 
 
-def test_plain_has_the_layers_of_peft_and_torch():
-    kinds = {type(m) for m in load_model("tiny", ["a"], 4, False, 0, plain=True)[0].modules()}
-    assert not kinds & {layers.FrozenLinear, layers.FusedLoraLinear}
-    kinds = {type(m) for m in load_model("tiny", ["a"], 4, False, 0)[0].modules()}
-    assert kinds >= {layers.FrozenLinear, layers.FusedLoraLinear}
-
-
-def test_greedy_texts_are_equal(both):
-    prompts = [row["prompt"] for row in both[0].train_dataset][:6] * 2
-    one, other = (trainer.generate_ids("generator", prompts, greedy=True) for trainer in both)
-    assert one == other and len(set(map(tuple, one))) > 1
-
-
 def test_log_probs_and_gradients_are_equal(both):
-    """Of two groups of unlike lengths, one with advantages per token and rows without any."""
+    """Of two groups of unlike lengths, one with advantages per token and rows without any; and with
+    which log-probs plain.py has drawn the tokens."""
     torch.manual_seed(0)
     rows = [row for row in [*both[0].train_dataset][:2] for _ in range(4)]
-    batch = both[0].rollout("generator", rows)
+    batch = both[1].rollout("generator", rows)
     A = torch.tensor([1.0, -0.5, 0.25, -0.75, 0, 0, 2, -2])[:, None]
     batch.advantages = A * torch.linspace(-1, 2, batch.completion_mask.shape[1])
     logps = [trainer.log_probs("generator", batch) for trainer in both]
     torch.testing.assert_close(*logps, rtol=0, atol=1e-4)
+    torch.testing.assert_close(batch.sampled_logps, logps[1], rtol=0, atol=1e-4)
     for kl in (0.0, 0.1):  # without it, rows without advantages are left out
         found = []
         for trainer in both:

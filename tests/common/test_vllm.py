@@ -31,10 +31,12 @@ import pytest
 import torch
 from conftest import (
     evaluated_once,
+    gradient,
     make_trainer,
     module_of,
     perturb,
     refused,
+    relative,
     run_here,
     run_module,
     small,
@@ -255,17 +257,6 @@ def test_of_two_processes_one_publishes(asking, server):
 
 
 # ------------------------------------------------------------------ the loss
-def gradient(trainer, batch) -> list[torch.Tensor]:
-    with trainer.playing(batch.player):
-        return torch.autograd.grad(trainer.loss(batch), trainer.parameters_of(batch.player))
-
-
-def distance(one: list, other: list) -> float:
-    """The largest difference, as a share of the largest entry."""
-    most = max(g.abs().max().item() for g in other)
-    return max((a - b).abs().max().item() for a, b in zip(one, other)) / most
-
-
 def test_the_weight_of_a_token_is_truncated_importance_sampling(asking):
     """The gradient with it is the one with advantages times min(p_trainer / p_server, 2); without
     the argument nothing changes.
@@ -282,9 +273,9 @@ def test_the_weight_of_a_token_is_truncated_importance_sampling(asking):
     by_hand = gradient(asking, dataclasses.replace(batch, advantages=A[:, None] * ratio))
     asking.clip_max = 2.0
     weighted = gradient(asking, batch)
-    assert distance(weighted, by_hand) < 1e-5 < 1e-2 < distance(weighted, plain)
+    assert relative(weighted, by_hand) < 1e-5 < 1e-2 < relative(weighted, plain)
     asking.clip_max = None
-    assert distance(gradient(asking, dataclasses.replace(batch, sampled_logps=exact)), plain) == 0
+    assert relative(gradient(asking, dataclasses.replace(batch, sampled_logps=exact)), plain) == 0
 
 
 # ------------------------------------------------------------------ refusals
@@ -351,11 +342,11 @@ WRONG = [
 
 
 def test_a_wrong_answer_is_a_sentence(asking, server):
-    asking.server.check(asking)
+    asking.sampler.check(asking)
     for broken, sentence in WRONG:
         server.broken = broken
         with pytest.raises(UserError, match=sentence) as error:
-            asking.server.check(asking)
+            asking.sampler.check(asking)
         assert str(error.value).startswith(f"--rollouts {server.url}: "), (broken, error)
     for indices in ((0, 0, 0), (0, 1, 1, 3)):  # of 4
         server.broken = 200, {"choices": [choice(index=i)[1]["choices"][0] for i in indices]}

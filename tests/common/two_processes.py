@@ -61,7 +61,7 @@ def step(trainer, rows):
             batch.advantages[1 if now == 1 else 0 :] = 0
     trainer.weights.append({name: lora(trainer, name) for name in NAMES})
     metrics = dict(trainer._sums)
-    for batch in batches:  # test_loss.py holds `loss` against plain autograd
+    for batch in batches:  # test_loss.py compares `loss` with TRL's
         with trainer.playing(batch.player):
             loss = trainer.loss(batch)
             gradient = torch.autograd.grad(loss, trainer.parameters_of(batch.player))

@@ -11,7 +11,7 @@ from common.tasks.answers import solve_prompt
 import pytest
 import torch
 from conftest import build, gradient, lora, moved, perturb, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
 
@@ -133,11 +133,6 @@ def real(folder, **change) -> apo.Apo:
     return trainer
 
 
-def nats(trainer, player, text: str) -> float:
-    """log-probability of a whole answer, its end included."""
-    return sum(log_probs_by_hand(trainer, player, solve_prompt(QUESTION), encoded(trainer, text)))
-
-
 def teach(trainer, player: str, pairs: list[tuple]):
     """The next step trains the player on these (chosen, rejected, people's)."""
     trainer.state.global_step = 0 if player == "rm" else 1
@@ -161,7 +156,7 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, player, change)
     teach(trainer, player, PAIRS)
     wanted = 0.0
     for chosen, rejected, human in PAIRS:
-        y, z = (nats(trainer, player, text) for text in (chosen, rejected))
+        y, z = (likelihood(trainer, player, text) for text in (chosen, rejected))
         if player == "rm":
             loss = -math.log(sigmoid(0.4 * (y - z)))
             if "diff" in change and not human:
@@ -170,7 +165,7 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, player, change)
         elif change:
             wanted -= y / sum(len(encoded(trainer, text)) for text, _, _ in PAIRS)
         else:
-            y, z = y - nats(trainer, None, chosen), z - nats(trainer, None, rejected)
+            y, z = y - likelihood(trainer, None, chosen), z - likelihood(trainer, None, rejected)
             wanted -= math.log(sigmoid(0.3 * (y - z))) / 3
     found = gradient(trainer, trainer.step([])[0])
     total, count = trainer._sums[f"{player}/loss"]
@@ -187,7 +182,7 @@ def test_the_step_is_the_papers_loss_however_it_is_cut(tmp_path, player, change)
 def test_a_score_is_the_likelihood_under_the_rm(tmp_path):
     trainer = real(tmp_path)
     answers = [{"question": QUESTION, "ids": encoded(trainer, text)} for text in (RIGHT, WRONG)]
-    wanted = [0.4 * nats(trainer, "rm", text) for text in (RIGHT, WRONG)]
+    wanted = [0.4 * likelihood(trainer, "rm", text) for text in (RIGHT, WRONG)]
     assert trainer.scores(answers) == pytest.approx(wanted, rel=1e-4) and trainer.scores([]) == []
 
 
@@ -239,7 +234,7 @@ ROW = {"question": QUESTION, "answer": "50"}
 def given(texts, **change) -> apo.Apo:
     """A question of each player's; `restarts` counts those of the RM."""
     cfg = apo.Args(**{"samples": 3, "labelled": 1, "steps": 6, "rm_steps": 1} | change)
-    trainer = without_model(apo.Apo, cfg, texts, generator_rows=[ROW], pairs_per_step=2)
+    trainer = without_model(apo.Apo, cfg, texts, generator_rows=[ROW])
     trainer.rm_rows = [ROW | {"golden": encoded(trainer, RIGHT)}]
     trainer.saved = {"round": -1, "human": [], "rm": [], "scored": -1, "generator": []}
     trainer.restarts = 0
@@ -300,26 +295,25 @@ def test_the_generators_pairs_are_the_rms_best_and_worst(improve):
     assert trainer.logged["co/pairs_one_right"] == [0.0]
 
 
-def test_a_round_is_the_rms_turn_and_then_the_generators(monkeypatch):
+def test_a_round_is_the_rms_turn_and_then_the_generators():
     """12 steps, 3 rounds: an RM that restarts takes the same places of its pairs in every round."""
     trainer, events = given([], steps=12, rm_steps=2), []
-    monkeypatch.setattr(apo, "in_passes", lambda items, **which: events.append(which) or [])
+    trainer.from_epochs = lambda items, *which: events.append(which) or []
     trainer.start_round = lambda t: (events.append(f"round {t}"), trainer.saved.update(round=t))
     trainer.start_generator = lambda t: (events.append("scored"), trainer.saved.update(scored=t))
     batch = lambda player, *_: apo.Batch(player, *[torch.zeros(0)] * 5)  # noqa: E731
-    monkeypatch.setattr(apo, "pair_batch", batch)
+    trainer.pairs = batch
     players = []
     for trainer.state.global_step in range(12):
         players.append(trainer.step([])[0].player)
     assert players == ["rm", "rm", "generator", "generator"] * 3
-    of = lambda turn, key: {"first": 2 * turn, "count": 2, "key": key}  # noqa: E731
     for t in range(3):
         assert events[6 * t : 6 * t + 6] == [
-            f"round {t}", of(0, ""), of(1, ""), "scored", of(2, f"{t}"), of(3, f"{t}")
+            f"round {t}", (0, ""), (1, ""), "scored", (2, f"{t}"), (3, f"{t}")
         ]  # fmt: skip
     trainer.cfg.restart, trainer.state.global_step = False, 5
     trainer.step([])
-    assert events[-1] == of(1, "1")  # one that continues has an order of its own
+    assert events[-1] == (1, "1")  # one that continues has an order of its own
 
 
 # ------------------------------------------------------------------ evaluation

@@ -157,7 +157,7 @@ def test_nothing_to_tell_apart_ends_in_a_sentence(texts):
         given_texts(texts).collect()
 
 
-def probabilities(monkeypatch, trainer, table: dict) -> list[str]:
+def probabilities(trainer, table: dict) -> list[str]:
     """Makes the trainer's `log_probs` say the table's probability of each text; the texts that it
     will have been asked for.
     """
@@ -168,28 +168,28 @@ def probabilities(monkeypatch, trainer, table: dict) -> list[str]:
         seen.extend(texts)
         return torch.tensor([[math.log(table[text])] for text in texts])
 
-    monkeypatch.setattr(genrm, "completion_batch", lambda player, prompts, ids, *_: ids)
+    trainer.completions = lambda player, prompts, ids: ids
     trainer.log_probs = log_probs
     return seen
 
 
-def test_a_direct_score_is_p_yes(monkeypatch):
+def test_a_direct_score_is_p_yes():
     """All forms add up, and other words have no part in it."""
     trainer = given_texts(verifier="direct")
     forms = dict(zip([*genrm.YES, *genrm.NO], (0.2, 0.2, 0.2, 0.1, 0.05, 0.05)))
-    probabilities(monkeypatch, trainer, forms)
+    probabilities(trainer, forms)
     assert trainer.scores([row(RIGHT, True)]) == [pytest.approx(0.6 / 0.8)]
     assert trainer.scores([]) == []
 
 
-def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half(monkeypatch):
+def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half():
     """Two solutions with two rationales each, one of which comes to no verdict."""
     bodies = [letter + genrm.OPENING for letter in "abc"]
     yes, no = genrm.VERDICTS
     trainer = given_texts([bodies[0] + yes, bodies[1] + no, "nothing", bodies[2] + yes])
     ends = [verdict + genrm.CLOSING for verdict in genrm.VERDICTS]
     texts = [body + end for body in bodies for end in ends]
-    seen = probabilities(monkeypatch, trainer, dict(zip(texts, (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))))
+    seen = probabilities(trainer, dict(zip(texts, (0.9, 0.1, 0.2, 0.6, 0.3, 0.1))))
     scores = trainer.scores([row(RIGHT, True), row(WRONG, False)])
     assert scores == pytest.approx([(0.9 + 0.25) / 2, (0.5 + 0.75) / 2])
     # a verdict is encoded behind its rationale as it was taught: a tokenizer may join signs there

@@ -11,7 +11,7 @@ from common.tasks.answers import solve_prompt
 import pytest
 import torch
 from conftest import build, gradient, lora, moved, perturb, saved_of, small, steps_of
-from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, logged, without_model
+from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
 
@@ -118,11 +118,8 @@ def real(folder, **change) -> pvg.Pvg:
 
 def score(trainer, text: str) -> float:
     """V, a token at a time, in float64."""
-    ids = encoded(trainer, text)
-    of = [
-        log_probs_by_hand(trainer, name, solve_prompt(QUESTION), ids) for name in ("verifier", None)
-    ]
-    return trainer.cfg.beta * sum(v - base for v, base in zip(*of))
+    own, base = (likelihood(trainer, name, text) for name in ("verifier", None))
+    return trainer.cfg.beta * (own - base)
 
 
 def test_the_verifiers_step_is_the_papers_loss_however_it_is_cut(tmp_path):
@@ -249,19 +246,18 @@ def test_no_pair_ends_in_a_sentence():
         given([RIGHT] * 8).start_round(0)
 
 
-def test_a_round_is_the_verifiers_turn_and_then_the_provers(monkeypatch):
+def test_a_round_is_the_verifiers_turn_and_then_the_provers():
     """All rounds ask the same."""
     trainer, seen = given([]), []
-    monkeypatch.setattr(pvg, "in_passes", lambda items, *which: seen.append(which) or [])
-    monkeypatch.setattr(pvg, "pair_batch", lambda *_: pvg.Batch("verifier", *[torch.zeros(0)] * 5))
+    trainer.from_epochs = lambda items, *which: seen.append(which) or []
     trainer.start_round = lambda i: (seen.append(i), trainer.saved.update(round=i))
     trainer.prover_rows, trainer.attempt = [], lambda role, rows: role
+    trainer.pairs = lambda *_: None
     trainer.report_attack = lambda turn, *roles: seen.append((turn, *roles))
     for trainer.state.global_step in range(12):
         trainer.step([])
-    n, both = trainer.cfg.questions, ("helpful", "sneaky")
-    turns = [x for k in range(3) for x in ((k * n, n, "P"), (k, *both))]
-    assert seen == [x for i in range(3) for x in (i, (0, 99, "V"), *turns)]
+    turns = [x for k in range(3) for x in ((k, "P"), (k, "helpful", "sneaky"))]
+    assert seen == [x for i in range(3) for x in (i, (0, "V", 99), *turns)]
 
 
 def test_when_an_attack_has_succeeded():

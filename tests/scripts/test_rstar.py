@@ -15,7 +15,7 @@ from trainers import (
     RIGHT,
     WRONG,
     encoded,
-    log_probs_by_hand,
+    likelihood,
     logged,
     loss_in_parts,
     without_model,
@@ -153,7 +153,7 @@ def test_the_next_rollout_goes_on_from_the_most_promising_node():
 def given_texts(texts=(), **change) -> rstar.RStar:
     cfg = rstar.Args(**{"pool": 1, "samples": 4, "width": 2, "questions": 2} | change)
     rows = [{"question": QUESTION, "answer": "50"}]
-    trainer = without_model(rstar.RStar, cfg, texts, train_rows=rows, rows_per_step=2)
+    trainer = without_model(rstar.RStar, cfg, texts, train_rows=rows)
     trainer.saved = {"solutions": [], "pairs": []}
     return trainer
 
@@ -217,11 +217,6 @@ def real(folder) -> rstar.RStar:
     trainer = build(rstar.RStar, folder, args, rstar.RStar.define_players(args), solve_prompt)
     perturb(trainer, 0.05)
     return trainer
-
-
-def likelihood(trainer, adapter, text: str, ended=True) -> float:
-    ids = encoded(trainer, text)[: None if ended else -1]
-    return sum(log_probs_by_hand(trainer, adapter, solve_prompt(QUESTION), ids))
 
 
 def step_loss(trainer) -> float:

@@ -102,7 +102,7 @@ def test_a_round_starts_from_the_model_of_the_one_before(trainer):
 
 def given_texts(texts=(), rows=None, **change) -> sr.SelfRewarding:
     options = {"pool": 1, "samples": 2, "readings": 2, "questions": 2, "steps": 6} | change
-    more = {"pairs_per_step": 2, "saved": {"round": -1, "pairs": []}}
+    more = {"saved": {"round": -1, "pairs": []}}
     more["train_rows"] = rows or [{"question": QUESTION, "answer": "50"}]
     more["freeze_reference"] = lambda: None
     return without_model(sr.SelfRewarding, sr.Args(**options), texts, **more)

@@ -127,7 +127,7 @@ def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer
 # ------------------------------------------------------------------ rounds with given completions
 def given_texts(texts=(), **change) -> st.SelfTaught:
     cfg = st.Args(**{"pool": 1, "samples": 1, "questions": 2, "steps": 6} | change)
-    trainer = without_model(st.SelfTaught, cfg, texts, lessons_per_step=2, restarts=0)
+    trainer = without_model(st.SelfTaught, cfg, texts, restarts=0)
     trainer.train_rows = [{"question": QUESTION, "answer": "50"}]
     trainer.restart = lambda: setattr(trainer, "restarts", trainer.restarts + 1)
     trainer.saved = {"comparisons": [], "round": -1, "lessons": []}

@@ -3,6 +3,7 @@ solutions, what the data hold and when the generator starts again, runs."""
 
 import math
 import random
+from types import SimpleNamespace
 
 import vstar
 from common.errors import UserError
@@ -16,6 +17,7 @@ from trainers import (
     RIGHT,
     WRONG,
     encoded,
+    likelihood,
     log_probs_by_hand,
     logged,
     loss_in_parts,
@@ -53,11 +55,6 @@ def real(folder, verifier="dpo") -> vstar.VStar:
 
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
-
-
-def likelihood(trainer, adapter, text: str) -> float:
-    prompt = solve_prompt(QUESTION)
-    return sum(log_probs_by_hand(trainer, adapter, prompt, encoded(trainer, text)))
 
 
 def step_loss(trainer) -> float:
@@ -141,9 +138,9 @@ def test_the_generators_loss_and_its_restart(tmp_path):
 # ------------------------------------------------------------------ data, with given completions
 def given_texts(texts=(), **change) -> vstar.VStar:
     """`events`: who wrote, restarted and learnt."""
-    cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 4} | change)
+    cfg = vstar.Args(**{"pool": 1, "samples": 4, "questions": 2} | change)
     rows = [{"question": QUESTION, "answer": "50"}]
-    trainer = without_model(vstar.VStar, cfg, texts, train_rows=rows, rows_per_step=2)
+    trainer = without_model(vstar.VStar, cfg, texts, train_rows=rows)
     trainer.saved = {"iteration": -1, "D_gen": [], "D_ver": [], "lessons": [], "taught": -1}
     trainer.events, generate = [], trainer.generate
 
@@ -182,9 +179,12 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
 
 def test_steps_take_one_row_after_the_other_and_the_loop_makes_new_lessons():
     trainer, taken, rounds = given_texts(verifier_in_loop=True, steps=12, ver_steps=6), [], []
+    trainer.saved["D_gen"] = [row(text, True) for text in "abcdef"]
+    batch = SimpleNamespace(row=torch.zeros(2), extras={})
+    trainer.completions = lambda player, prompts, ids: taken.extend(ids) or batch
     for trainer.state.global_step in range(3):
-        taken += trainer.next_rows([*"abcdef"], "G")
-    assert sorted(taken) == [*"abcdef"]
+        vstar.VStar.generator_step(trainer)
+    assert sorted(taken) == [trainer.encode(text) for text in "abcdef"]
     trainer.start_iteration = lambda t: trainer.saved.update(iteration=t)
     trainer.start_verifier = lambda t: (rounds.append(t), trainer.saved.update(taught=t))
     trainer.verifier_step = lambda: None
