@@ -33,16 +33,14 @@ import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from common import fast, plain
 from common.advantage import group_advantage, named_group_advantage
-from common.batch import Batch, as_completions, as_pairs
+from common.batch import Batch, as_pairs
 from common.errors import ScriptError, UserError
 from common.fast import vllm
 from common.model import tokenize, without_checkpointing
 from common.run import checks
-from common.run.recording import write_rows
 from common.run.trainer import RunTrainer
 from common.tasks.answers import chunk
 
@@ -205,57 +203,9 @@ class CoTrainer(RunTrainer):
         parts = -(-len(order) // self.cfg.micro_batch)  # rounded up
         return torch.tensor_split(order, parts) if parts else ()
 
-    def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
-        """Sums the gradients over the processes, in one collective call. A process whose rows have
-        no gradient adds zeros.
-        """
-        for p in parameters:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        if self.accelerator.num_processes > 1:
-            names = self.gather([name])
-            if len(set(names)) > 1:
-                found = ", ".join(names)
-                raise ScriptError(f"all processes must train one player together; got {found}")
-            flat = torch.cat([p.grad.flatten() for p in parameters])
-            flat = self.accelerator.reduce(flat, "sum")
-            for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
-                p.grad = g.view_as(p)
-
     def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
         """Logs the mean over the tokens of a micro-batch; values: (b, T)."""
         self.log_mean(f"{batch.player}/{name}", values[batch.completion_mask.bool()])
-
-    def record(self, batch: Batch, credit: torch.Tensor | None = None, notes: list | None = None):
-        """Writes a few rows of a batch to rollouts.jsonl, for the report.
-
-        credit: (B,) or (B, T) numbers that are shown on the tokens in place of the advantages.
-        notes: B dicts in place of the batch's.
-        """
-        credit = batch.advantages if credit is None else credit.detach()
-        shown = dataclasses.replace(batch, advantages=credit, notes=notes or batch.notes)
-        if self.accelerator.is_main_process and shown.notes and credit is not None:
-            file = Path(self.args.output_dir) / "rollouts.jsonl"
-            write_rows(shown, file, self.state.global_step + 1, self.processing_class)
-
-    def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
-        """From a script's own `loss`: records one micro-batch of the step, with numbers on the
-        tokens that are not advantages.
-
-        batch: as `loss` has it, b completions or b pairs.
-        credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
-        name, values: a number for each row or pair, shown as its reward.
-        sides: who wrote the two texts of a pair; or, of completions, who wrote them.
-        """
-        if 0 not in batch.row:
-            return
-        sides, rows = sides or [batch.player], batch
-        if len(sides) == 2:
-            rows = as_completions(batch)
-        notes = [note | {"player": side} for note in batch.notes for side in sides]
-        for i, note in enumerate(notes):
-            value = values[i * len(values) // len(notes)].item()
-            note |= {"rewards": {name: value}, "credit": of or "log-probability"}
-        self.record(rows, credit, notes)
 
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager

@@ -17,17 +17,17 @@ from common.run.models import (
     check_one_prompt,
     check_weights,
     end_of_answer,
+    keep_backward,
     load_tokenizer,
     not_loaded,
+    without_dropout,
 )
 from common.tiny import EMBEDDED
 
 import torch
-from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     BitsAndBytesConfig,
     GenerationConfig,
@@ -97,25 +97,6 @@ def load_model(
     if not plain:
         fast.install(model, gpu)
     return model, tokenizer
-
-
-def keep_backward(model):
-    """Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a 4-bit layer for inference at its
-    first forward pass in eval mode, and the packed layer has no backward pass.
-    """
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False
-
-
-def without_dropout(name: str):
-    """The model's config. With a dropout, such as StarCoder2's, it would be another model at every
-    pass of a training step: who writes, who is scored, and the reference.
-    """
-    config = AutoConfig.from_pretrained(EMBEDDED.get(name, name))
-    rates = [key for key, x in vars(config).items() if "drop" in key and isinstance(x, float)]
-    config.update(dict.fromkeys(rates, 0.0))
-    return config
 
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):

@@ -129,7 +129,7 @@ def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
 def test_what_is_not_separated_says_so():
     same = a_row("first:x", A, B)
     assert same["ours"] == 0 and "not separated" in pages.in_words(same)
-    # a gain of one variant is held against 0
+    # a gain of one variant is compared with 0
     for ends, verdict in (((0.4, -0.2), "not separated"), ((0.400, 0.402), "separated")):
         row = a_row("gain:x", runs(*[a_run([], "a", seed, end) for seed, end in enumerate(ends)]))
         assert (row["kind"], row["verdict"]) == ("gain", verdict)

@@ -243,3 +243,22 @@ def check_gpu(four_bit: bool):
             f"CUDA {torch.version.cuda} (python -m bitsandbytes says why). Install a version that "
             f"has one, or take --no-four-bit."
         )
+
+
+def keep_backward(model):
+    """Trap: on a CPU with AVX512-BF16, bitsandbytes repacks a 4-bit layer for inference at its
+    first forward pass in eval mode, and the packed layer has no backward pass.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def without_dropout(name: str):
+    """The model's config. With a dropout, such as StarCoder2's, it would be another model at every
+    pass of a training step: who writes, who is scored, and the reference.
+    """
+    config = AutoConfig.from_pretrained(EMBEDDED.get(name, name))
+    rates = [key for key, x in vars(config).items() if "drop" in key and isinstance(x, float)]
+    config.update(dict.fromkeys(rates, 0.0))
+    return config

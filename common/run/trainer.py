@@ -11,15 +11,17 @@ in common/cotrainer.py. Of TRL it overrides
 requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
 """
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
-from common.batch import epochs, padded
+from common.batch import Batch, as_completions, epochs, padded
 from common.errors import ScriptError
 from common.run import checks
 from common.run.folder import seal
+from common.run.recording import write_rows
 
 import torch
 from accelerate.utils import gather_object
@@ -162,6 +164,39 @@ class RunTrainer(GRPOTrainer):
                 self._metrics["train"][name] = [sum(totals) / sum(counts)]
         super().log(ours, start_time)
 
+    # ------------------------------------------------------------------ what the report shows
+    def record(self, batch: Batch, credit: torch.Tensor | None = None, notes: list | None = None):
+        """Writes a few rows of a batch to rollouts.jsonl, for the report.
+
+        credit: (B,) or (B, T) numbers that are shown on the tokens in place of the advantages.
+        notes: B dicts in place of the batch's.
+        """
+        credit = batch.advantages if credit is None else credit.detach()
+        shown = dataclasses.replace(batch, advantages=credit, notes=notes or batch.notes)
+        if self.accelerator.is_main_process and shown.notes and credit is not None:
+            file = Path(self.args.output_dir) / "rollouts.jsonl"
+            write_rows(shown, file, self.state.global_step + 1, self.processing_class)
+
+    def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
+        """From a script's own `loss`: records one micro-batch of the step, with numbers on the
+        tokens that are not advantages.
+
+        batch: as `loss` has it, b completions or b pairs.
+        credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
+        name, values: a number for each row or pair, shown as its reward.
+        sides: who wrote the two texts of a pair; or, of completions, who wrote them.
+        """
+        if 0 not in batch.row:
+            return
+        sides, rows = sides or [batch.player], batch
+        if len(sides) == 2:
+            rows = as_completions(batch)
+        notes = [note | {"player": side} for note in batch.notes for side in sides]
+        for i, note in enumerate(notes):
+            value = values[i * len(values) // len(notes)].item()
+            note |= {"rewards": {name: value}, "credit": of or "log-probability"}
+        self.record(rows, credit, notes)
+
     # ------------------------------------------------------------------ several processes
     def gather(self, values: list) -> list:
         """Returns the lists of all processes, one after the other."""
@@ -208,6 +243,22 @@ class RunTrainer(GRPOTrainer):
         """Returns a generator seeded by run, step and process, so a resumed run draws the same."""
         seed, step = self.args.seed, self.state.global_step
         return random.Random(f"{seed} {step} {self.accelerator.process_index}")
+
+    def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
+        """Sums the gradients over the processes, in one collective call. A process whose rows have
+        no gradient adds zeros.
+        """
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        if self.accelerator.num_processes > 1:
+            names = self.gather([name])
+            if len(set(names)) > 1:
+                found = ", ".join(names)
+                raise ScriptError(f"all processes must train one player together; got {found}")
+            flat = torch.cat([p.grad.flatten() for p in parameters])
+            flat = self.accelerator.reduce(flat, "sum")
+            for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+                p.grad = g.view_as(p)
 
     # ------------------------------------------------------------------ data and checkpoints
     @property

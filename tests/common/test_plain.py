@@ -13,10 +13,7 @@ from conftest import ROOT, gradient, make_trainer, perturb, relative
 
 SEAMS = {
     "__init__.py": {"common.run.early"},
-    "cotrainer.py": {
-        *("common.fast", "common.fast.vllm"),
-        *("common.run.checks", "common.run.recording", "common.run.trainer"),
-    },
+    "cotrainer.py": {"common.fast", "common.fast.vllm", "common.run.checks", "common.run.trainer"},
     "model.py": {"common.fast", "common.run.machine", "common.run.models"},
 }
 """What the files that one reads import of common/fast/ and common/run/."""
