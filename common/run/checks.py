@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 
 from common.batch import Batch
 from common.errors import ScriptError, say
-from common.tiny import ENDINGS
-from common.tiny.tasks import misfit, parse_question
+from common.run.models import not_taught
 
 import torch
 
@@ -140,9 +139,7 @@ def check_players(players: dict):
 
 # ------------------------------------------------------------------ rollouts
 def check_prompts(trainer, name: str, prompts: list):
-    """Of a rollout or of `generate`: messages, of which the last is not the player's own. An
-    embedded model, which ignores instructions, must have been taught to answer some of them.
-    """
+    """Of a rollout or of `generate`: messages, of which the last is not the player's own."""
     if not prompts:  # of a process that has none
         return
     for prompt in prompts:
@@ -172,15 +169,8 @@ def check_prompts(trainer, name: str, prompts: list):
             f"the {name} is asked nothing: all prompts are empty, as those of the rows are that "
             f"step gets without a `prompt` function in launch"
         )
-    endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
-    if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
-        warn_once(
-            f"the embedded model has not been taught to answer what the {name} is asked",
-            f" ({ending(texts[0])}); docs/your-own-script.md lists what it understands",
-        )
-    odd = [found for text in texts if (found := misfit(text))]
-    if trainer.cfg.model == "tiny" and len(odd) > len(texts) / 2:
-        warn_once(f"the embedded model has not been taught what the {name} is asked: {odd[0]}")
+    for sentence, more in not_taught(trainer.cfg.model, name, texts):
+        warn_once(sentence, more)
 
 
 def check_rollout(trainer, name: str, rows: list[dict]):
