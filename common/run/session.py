@@ -355,13 +355,11 @@ class Run(TrainerCallback):
         """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known = {key.removeprefix("eval/") for row in rows for key in row}
-        page = Path(__file__).parent.parent.parent / "docs" / f"{self.name}.md"
-        # of a script with a page the names are tested: what is missing there had nothing to measure
-        for key in itertools.chain(*self.curves.values()) if not page.exists() else ():
-            if key not in known:
-                similar = difflib.get_close_matches(key, known, 1, cutoff=0.8)
-                hint = f"; is it {similar[0]}?" if similar else ""
-                say(f"note: curves name {key}, which was never logged{hint}")
+        named = {*itertools.chain(*self.curves.values())}
+        for key in sorted(named - known):
+            similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)
+            hint = f"; is it {similar[0]}?" if similar else ""
+            say(f"note: curves name {key}, which was never logged{hint}")
         players = self.trainer.players.items()
         trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
         for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
