@@ -40,7 +40,7 @@ from pathlib import Path
 
 from common.errors import NOBODY, ScriptError, UserError, say, visible
 from common.run.card import write_cards
-from common.run.checks import check_evaluation, keeping_state
+from common.run.checks import check_evaluation, keeping_state, never_trained
 from common.run.folder import claim, forget_older, release, write_whole
 from common.run.machine import on_gpu
 from common.run.recording import read_lines
@@ -364,6 +364,11 @@ class Run(TrainerCallback):
         trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
         for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
             say(f"note: the {adapter} was never trained in this run")
+        # a role of an adapter that others train; of a run that resumed, this process knows a part
+        for name in sorted(never_trained(self.trainer)) if not self.first else ():
+            player = self.trainer.player_named(name)
+            if player.lr > 0 and player.adapter in trained and f"{name}/loss" not in known:
+                say(f"note: nobody was trained on what `rollout` sampled of the {name} in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
