@@ -239,8 +239,8 @@ def check_rollout(trainer, name: str, rows: list[dict]):
             )
     copies = math.gcd(*(len([*same]) for _, same in itertools.groupby(map(str, prompts))))
     # later on, different prompts may hold the same text of a player
-    first, several = trainer.state.global_step == 0, copies < len(rows)
-    if first and several and 1 < group_size < copies and copies % group_size == 0:
+    at_start, several = trainer.state.global_step == 0, copies < len(rows)
+    if at_start and several and 1 < group_size < copies and copies % group_size == 0:
         warn_once(
             f"each prompt of the {name} comes {copies} times in a row, and its group_size is "
             f"{group_size}: completions of one prompt are not all compared with each other"
@@ -533,8 +533,11 @@ def check_shares(trainer, batch: Batch):
         if rows and len(rows[0]) > 1:
             with torch.no_grad():
                 parts = rows[0], *rows[0].tensor_split(2)
-                whole, one, other = (trainer.loss(alike.take(part)) for part in parts)
-            if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 1e-6):
+                shares = [trainer.loss(alike.take(part)) for part in parts]
+            numbers = all(torch.is_tensor(share) and not share.dim() for share in shares)
+            whole, one, other = shares if numbers else (math.nan,) * 3  # see `check_loss`
+            # what is mistaken for a share is no small number
+            if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 0.01):
                 warn_once(
                     f"the {name}'s loss of a micro-batch is not the sum of those of its halves: "
                     f"divide by a number of the whole batch, such as batch.total_tokens"
@@ -542,7 +545,8 @@ def check_shares(trainer, batch: Batch):
         if len(idle):
             loss = trainer.loss(batch.take(idle[: trainer.cfg.micro_batch]))
             its = trainer.parameters_of(trainer.player_named(name).adapter)
-            if loss.requires_grad and any(g.any() for g in torch.autograd.grad(loss, its)):
+            known = torch.is_tensor(loss) and not loss.dim() and loss.requires_grad
+            if known and any(g.any() for g in torch.autograd.grad(loss, its)):
                 warn_once(
                     f"the {name}'s loss has a gradient in rows whose advantages are 0, and these "
                     f"are left out; set all_rows = True in your class"
@@ -668,9 +672,11 @@ def keeping_state(trainer, where: str, once: bool = False):
 def _own_state(trainer) -> dict[str, str]:
     """The attributes that the script has given its trainer, as text where they are plain."""
     plain = (int, float, str, bool, list, dict, set, tuple, type(None))
-    given = MEMORY[trainer].attributes - {"train_rows", "held_out"}
-    values = {n: v for n, v in vars(trainer).items() if n not in given}
-    return {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
+    values = {n: v for n, v in vars(trainer).items() if n not in MEMORY[trainer].attributes}
+    data = {"train_rows": trainer.train_rows, "held_out": trainer.held_out}  # may be large
+    hashes = {n: str([hash(repr(row)) for row in rows]) for n, rows in data.items()}
+    texts = {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
+    return hashes | texts
 
 
 def check_saved(saved):

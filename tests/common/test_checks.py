@@ -122,7 +122,7 @@ def test_nobody_has_set_rewards(trainer):
 def test_a_loss_is_a_scalar_with_a_gradient(trainer, monkeypatch, loss, says):
     trainer.create_optimizer()
     own = trainer.loss
-    monkeypatch.setattr(trainer, "loss", lambda batch: loss(own(batch)))
+    monkeypatch.setattr(type(trainer), "loss", lambda self, batch: loss(own(batch)))
     with pytest.raises(ScriptError, match=f"loss must return a scalar with a gradient; {says}"):
         play(trainer, lambda *_: [a_batch(trainer, "ann")])
 
