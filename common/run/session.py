@@ -355,15 +355,17 @@ class Run(TrainerCallback):
         """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known = {key.removeprefix("eval/") for row in rows for key in row}
+        players = self.trainer.players.items()
+        trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
+        untrained = {p.adapter for _, p in players if p.lr > 0} - trained
+        for adapter in sorted(untrained):
+            say(f"note: the {adapter} was never trained in this run")
         named = {*itertools.chain(*self.curves.values())}
-        for key in sorted(named - known):
+        # with a player that was never trained, metrics may have had nothing to measure
+        for key in sorted(named - known) if not untrained else ():
             similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)
             hint = f"; is it {similar[0]}?" if similar else ""
             say(f"note: curves name {key}, which was never logged{hint}")
-        players = self.trainer.players.items()
-        trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
-        for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
-            say(f"note: the {adapter} was never trained in this run")
         # a role of an adapter that others train; of a run that resumed, this process knows a part
         for name in sorted(never_trained(self.trainer)) if not self.first else ():
             player = self.trainer.player_named(name)
