@@ -62,8 +62,8 @@ class Batch:
     source: Tensor | None = None
     """(B,) which of the joined batches the row comes from, after `join`"""
     extras: dict = field(default_factory=dict)
-    """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch
-    """
+    """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch;
+    (B, ..., T) is per token"""
     rollouts: list[int] = field(default_factory=list)
     """numbers of the rollouts that its rows come from, by which checks recognise them"""
 
@@ -100,6 +100,7 @@ class Batch:
         rows = rows.to(self.row.device)
         P = int(self.prompt_mask[rows].sum(1).max()) if len(rows) else 0
         T = int(self.lengths()[rows].max()) if len(rows) else 0
+        width = self.completion_ids.shape[-1]
 
         def of(value, prompt=False):
             if isinstance(value, dict):
@@ -111,7 +112,8 @@ class Batch:
             part = value[rows]
             if prompt:
                 return part[:, part.shape[1] - P :]
-            return part[..., :T] if part.dim() > 1 else part
+            per_token = part.dim() > 1 and part.shape[-1] == width
+            return part[..., :T] if per_token else part
 
         names = {field.name for field in dataclasses.fields(self)} - {"rollouts"}
         taken = {name: of(getattr(self, name), name.startswith("prompt")) for name in names}

@@ -25,7 +25,18 @@ UPDATE = """more = trainer.rollout("solver", [{"prompt": solve_prompt("1+1")}] *
 SPACE = "load=lambda a: (load_for_steps(a)[0], [r | {'question': r['question'] + ' '} for r in "
 SPACE += "load_for_steps(a)[0]])"
 
+ROLES = EXAMPLE[EXAMPLE.index(PLAYER) : EXAMPLE.index(BACK) + len(BACK)]
+ONE = ROLES.replace(PLAYER, f'{PLAYER[:-1]}, adapter="judge")').replace(BACK, "return [judge]")
+LOSS = "    def loss(self, batch):\n        return {}\n\n    def step("
+MEAN = LOSS.format("super().loss(batch) * batch.total_tokens / batch.completion_mask.sum()")
+
 REFUSED = [  # old, new, the sentence
+    ("tokens, G, reads", "tokens, G, 0.0, reads", "the judge decodes greedily, so the 4"),
+    (BACK, f"self.score(solver); {BACK}", "score belongs in `loss`, or in `with self.playing"),
+    (BACK, f"solver.extras['x'] = [1]; {BACK}", "has 8 rows, and batch.extras['x'] has 1"),
+    (REWARD, f"solver.advantages = solver.rewards * 0; {REWARD}", "would replace the advantages"),
+    (REWARD, "self.set_rewards(solver, [1e30, *right[1:]])", "a reward of the solver is 1e+30"),
+    ('["judge/reward"]', '"judge/reward"', "curves: 'judge' needs a list of metrics; got 'judge/"),
     ("tokens, G, reads", "tokens, 0, reads", "group_size 0"),
     (PLAYER, "Player([], args.lr)", "missing 1 required positional argument: 'max_tokens'"),
     (
@@ -43,6 +54,16 @@ REFUSED = [  # old, new, the sentence
 ]
 SAID = [  # old, new, the line
     ("Verify its {steps} steps.", "Verify its {steps + 1} steps.", "what the judge is asked: 'Ver"),
+    (
+        PLAYER,
+        PLAYER.replace("G", "G // 2"),
+        "the solver comes 4 times in a row, and its group_size",
+    ),
+    (ROLES, ONE, "nobody was trained on what `rollout` sampled of the solver in this run"),
+    ("    def step(", MEAN, "loss of a micro-batch is not the sum of those of its halves"),
+    ('"solver", held_out,', '"solver", trainer.train_rows[:4],', "asks training questions"),
+    ('self.log_mean("solver/', 'self.log_mean("solvr/', "no player's name; is it solver?"),
+    (BACK, f"self.train_rows[0]['a'] = 1; {BACK}", "self.train_rows was set or changed in the"),
     (FIGURES, f"trainer.first = right; {FIGURES}", "self.first was set or changed in `evaluate`"),
     ('"solver": ["solver/accuracy"', '"solver": ["solver/acuracy"', "is it solver/accuracy?"),
     (BACK, "return [judge]", "note: the solver was never trained in this run"),
@@ -56,11 +77,6 @@ SAID = [  # old, new, the line
     ),
 ]
 UNSAID = [  # old, new, what shows it: no check can know what was meant
-    (
-        '"solver", held_out,',
-        '"solver", trainer.train_rows[:4],',
-        "held out is as good as in training",
-    ),
     (BACK, f"solver.advantages = solver.rewards - 0.5; {BACK}", "the credit of the report"),
     ("zip(completions, right)", "zip(completions, _.get('rigth', [0] * 99))", "a gradient of 0"),
     ("is_correct(text, row", "is_correct(boxed(text) or '', row", "an accuracy of exactly 0"),
@@ -68,11 +84,7 @@ UNSAID = [  # old, new, what shows it: no check can know what was meant
     ("[r + 0.5 * a for", "[r - 0.5 * a for", "the judge's opinion falls as the solver learns"),
     ('judge_prompt(row["question"]', 'judge_prompt(rows[0]["question"]', "the report's prompts"),
     ('("solver/accuracy", right)', '("solver/accuracy", accepted)', "held out and logged differ"),
-    (
-        "    def step(",
-        "    def loss(self, batch):\n        return 2 * super().loss(batch)\n\n    def step(",
-        "grad_norm is not that of another --micro-batch",
-    ),
+    ("    def step(", LOSS.format("2 * super().loss(batch)"), "the learning rate"),
 ]
 
 

@@ -5,19 +5,21 @@ What is certainly wrong raises a ScriptError. What nearly certainly is prints a 
 docs/your-own-script.md lists what cannot be known, and where it shows.
 """
 
+import difflib
 import functools
 import inspect
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable, Hashable
 from contextlib import contextmanager
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from common.batch import Batch
 from common.errors import ScriptError, say
-from common.tiny import ENDINGS
-from common.tiny.tasks import misfit, parse_question
+from common.run.models import not_taught
 
 import torch
 
@@ -37,6 +39,10 @@ class Fate:
     trained = frozenset()  # players that have been trained on it
     rewarded = False  # by `set_rewards`
     rewards: torch.Tensor | None = None  # (B,), of which the advantages are made
+    part: tuple | None = None  # (batch, its advantages) as `concat` has copied them
+
+    def __init__(self, batch: Batch):
+        self.player, self.advantages = batch.player, batch.advantages
 
 
 class Memory:
@@ -46,6 +52,9 @@ class Memory:
         self.attributes = {*vars(trainer)}  # those that are not the script's own
         self.fates = {}  # number of a rollout -> Fate
         self.idle = {}  # player -> its latest updates in a row without a gradient
+        self.texts = {}  # player -> the texts of its latest rollout
+        self.looked_at = set()  # players whose own loss was looked at
+        self.train_questions = None  # texts, once an evaluation has asked
         self.stepped = False
 
 
@@ -60,10 +69,15 @@ def begin(trainer):
 def remember(trainer, batch: Batch):
     """A rollout, as it is returned."""
     number = next(NUMBERS)
-    batch.rollouts, fate = [number], Fate()
+    batch.rollouts, fate = [number], Fate(batch)
     if batch.advantages is not None:
+        check_size(batch.player, batch.rewards)
         fate.rewards = batch.rewards.clone()
     MEMORY[trainer].fates[number] = fate
+    MEMORY[trainer].texts[batch.player] = batch.texts
+    if trainer.state.global_step == 0 and len(batch) >= 16:
+        if (cut := cut_share(trainer, batch)) >= 0.95:
+            warn_once(f"{cut:.0%} of the {batch.player}'s completions are cut at its max_tokens")
 
 
 def fates(trainer, batch: Batch) -> list[Fate]:
@@ -92,8 +106,12 @@ data_seed output_dir run_name report_to save_steps save_strategy save_total_limi
 eval_strategy logging_steps num_generations per_device_train_batch_size"""
 
 
-def check_config(fields: dict):
-    """Of GRPOConfig, from a script: GRPOTrainer would heed these, and here they stand elsewhere."""
+def check_config(fields: dict, curves: dict):
+    """What `launch` is given. GRPOTrainer would heed these fields of GRPOConfig, and here they
+    stand elsewhere.
+    """
+    if odd := [title for title, names in curves.items() if not isinstance(names, list)]:
+        raise ScriptError(f"curves: {odd[0]!r} needs a list of metrics; got {curves[odd[0]]!r:.60}")
     if useless := fields.keys() & {*WITHOUT_EFFECT.split()}:
         raise ScriptError(
             f"GRPOConfig({min(useless)}=...) would have no effect, or lead the run astray: rates, "
@@ -140,9 +158,7 @@ def check_players(players: dict):
 
 # ------------------------------------------------------------------ rollouts
 def check_prompts(trainer, name: str, prompts: list):
-    """Of a rollout or of `generate`: messages, of which the last is not the player's own. An
-    embedded model, which ignores instructions, must have been taught to answer some of them.
-    """
+    """Of a rollout or of `generate`: messages, of which the last is not the player's own."""
     if not prompts:  # of a process that has none
         return
     for prompt in prompts:
@@ -172,15 +188,20 @@ def check_prompts(trainer, name: str, prompts: list):
             f"the {name} is asked nothing: all prompts are empty, as those of the rows are that "
             f"step gets without a `prompt` function in launch"
         )
-    endings = "|".join(ENDINGS.get(trainer.cfg.model, ()))
-    if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
-        warn_once(
-            f"the embedded model has not been taught to answer what the {name} is asked",
-            f" ({ending(texts[0])}); docs/your-own-script.md lists what it understands",
-        )
-    odd = [found for text in texts if (found := misfit(text))]
-    if trainer.cfg.model == "tiny" and len(odd) > len(texts) / 2:
-        warn_once(f"the embedded model has not been taught what the {name} is asked: {odd[0]}")
+    for sentence, more in not_taught(trainer.cfg.model, name, texts):
+        warn_once(sentence, more)
+    if trainer.asked_in_evaluation is not None:
+        check_evaluated(trainer, texts)
+
+
+def check_evaluated(trainer, texts: list[str]):
+    """What `evaluate` asks."""
+    memory = MEMORY[trainer]
+    if memory.train_questions is None:
+        asked = {stripped(str(row.get("question", ""))) for row in trainer.train_rows}
+        memory.train_questions = asked - trainer.held_out_questions
+    if sum(stripped(text) in memory.train_questions for text in texts) > len(texts) / 2:
+        warn_once("`evaluate` asks training questions: its figures are not held out")
 
 
 def check_rollout(trainer, name: str, rows: list[dict]):
@@ -201,6 +222,11 @@ def check_rollout(trainer, name: str, rows: list[dict]):
         raise ScriptError(
             f"{len(rows)} rows for the {name} are not a multiple of its group of {group_size}"
         )
+    if player.lr and not player.temperature and group_size > 1:
+        raise ScriptError(
+            f"the {name} decodes greedily, so the {group_size} completions of a group are the "
+            f"same, and nothing is compared; to learn, it needs a temperature"
+        )
     for first in range(0, len(rows), group_size):
         group = prompts[first : first + group_size]
         if any(prompt != group[0] for prompt in group):
@@ -211,6 +237,14 @@ def check_rollout(trainer, name: str, rows: list[dict]):
                 f"a row, give the player its group_size, or group_size=1 and "
                 f"set_rewards(batch, rewards, groups=[a key of each row])"
             )
+    copies = math.gcd(*(len([*same]) for _, same in itertools.groupby(map(str, prompts))))
+    # later on, different prompts may hold the same text of a player
+    at_start, several = trainer.state.global_step == 0, copies < len(rows)
+    if at_start and several and 1 < group_size < copies and copies % group_size == 0:
+        warn_once(
+            f"each prompt of the {name} comes {copies} times in a row, and its group_size is "
+            f"{group_size}: completions of one prompt are not all compared with each other"
+        )
     columns = {tuple(sorted(row)) for row in rows}
     if len(columns) > 1:
         odd = set.symmetric_difference(*map(set, list(columns)[:2]))
@@ -228,7 +262,7 @@ def check_rollout(trainer, name: str, rows: list[dict]):
             f"a column of the {name}'s rows cannot be called {min(taken)!r}: TRL gives the reward "
             f"functions something else by that name"
         )
-    check_gold(name, rows)
+    check_gold(trainer, name, rows)
 
 
 def stripped(question: str) -> str:
@@ -236,23 +270,35 @@ def stripped(question: str) -> str:
     return "\n".join(line.rstrip() for line in question.strip().splitlines())
 
 
-def check_gold(name: str, rows: list[dict]):
-    """Whether every prompt shows its gold answer where the question does not, or the reference
-    solution. A single one may: a judge's, about a right solution.
+def check_gold(trainer, name: str, rows: list[dict]):
+    """Whether every prompt shows its gold answer, where neither the question does nor a player's
+    text in it, or the reference solution. A single one may: a judge's, about a right solution.
     """
-    answers, references = [], []
-    for row in rows:
-        question, answer = str(row.get("question", "")), str(row.get("answer", ""))
-        text, reference = row["prompt"][-1]["content"].replace(question, ""), row.get("reference")
-        word = rf"(?<![\w.]){re.escape(answer)}(?![\w.]|\.\d)"
-        answers.append(bool(answer) and re.search(word, text) is not None)
+    written = {text for texts in MEMORY[trainer].texts.values() for text in texts if text}
+    answers, references, golds = [], [], set()
+    for row in {(r["prompt"][-1]["content"], r.get("answer")): r for r in rows}.values():
+        text, reference = row["prompt"][-1]["content"], row.get("reference")
         long = isinstance(reference, str) and len(reference) > 20
         references.append(long and reference in text)
-    different = len({str(row.get("answer")) for row in rows})
-    if different >= 2 and all(references):
+        judged = [each for each in written if each in text]
+        for each in judged:
+            text = text.replace(each, " ")
+        if judged and "answer" not in row and trainer.state.global_step == 0:
+            row = _asked_about(trainer, text) | row
+        question, answer = str(row.get("question", "")), str(row.get("answer", ""))
+        text, golds = text.replace(question, ""), golds | {answer}
+        word = rf"(?<![\w.]){re.escape(answer)}(?![\w.]|\.\d)"
+        answers.append(bool(answer) and re.search(word, text) is not None)
+    if len(golds) >= 2 and all(references):
         warn_once(f"every prompt of the {name} shows its row's reference solution")
-    elif different >= 4 and all(answers):
+    elif len(golds) >= 4 and all(answers):
         warn_once(f"every prompt of the {name} shows its row's gold answer")
+
+
+def _asked_about(trainer, text: str) -> dict:
+    """The training row whose question a judge's prompt shows."""
+    ours = (row for row in trainer.train_rows if row.get("question") and "answer" in row)
+    return next((row for row in ours if row["question"] in text), {})
 
 
 def checked(function: Callable) -> Callable:
@@ -280,13 +326,17 @@ def checked(function: Callable) -> Callable:
     return call
 
 
-def check_metric(name: str, values: torch.Tensor):
+def check_metric(trainer, name: str, values: torch.Tensor):
     """What `log_mean` is given."""
     if "/" not in name or name.startswith("eval/"):
         raise ScriptError(
             f"log_mean: {name!r} must begin with a player's name or with co, and a slash; "
             f"eval/ is for held-out figures"
         )
+    first, known = name.partition("/")[0], {*trainer.players, "co"}
+    known |= {player.adapter for player in trainer.players.values()}
+    if first not in known and (meant := difflib.get_close_matches(first, known, 1, 0.8)):
+        warn_once(f"log_mean: {name} begins with no player's name; is it {meant[0]}?")
     if values.isnan().any():
         warn_once(f"log_mean: {name} was logged as NaN; a share of nothing is an empty list")
 
@@ -320,6 +370,13 @@ def check_rewards(trainer, batch: Batch, rewards, groups: list | None):
         )
     if rewards.is_floating_point() and rewards.isinf().any():
         raise ScriptError(f"set_rewards: a reward of the {name} is infinite")
+    check_size(name, rewards)
+    grouped = groups is not None or trainer.player_named(name).group_size > 1
+    if grouped and not _equal(batch.advantages, its[0].advantages):
+        raise ScriptError(
+            f"set_rewards would replace the advantages that you have given the {name}'s batch; "
+            f"write batch.advantages after it"
+        )
     if groups is not None and len(groups) != len(rewards):
         raise ScriptError(
             f"set_rewards: groups must have a key for each of the {len(rewards)} rows; got "
@@ -330,6 +387,18 @@ def check_rewards(trainer, batch: Batch, rewards, groups: list | None):
     if groups and len(set(groups)) == len(groups):
         raise ScriptError("set_rewards: every row is a group of its own; nothing is compared")
     its[0].rewarded, its[0].rewards = True, rewards.to(batch.rewards).clone()
+
+
+def _equal(one, other) -> bool:
+    return one is other or all(map(torch.is_tensor, (one, other))) and torch.equal(one, other)
+
+
+def check_size(name: str, rewards: torch.Tensor):
+    """In float32 the square of what is larger is infinite, and all advantages would be 0."""
+    if len(large := rewards[rewards.abs() > 1e18]):
+        raise ScriptError(
+            f"a reward of the {name} is {large[0].item():g}; advantages cannot be made of it"
+        )
 
 
 # ------------------------------------------------------------------ batches
@@ -355,6 +424,8 @@ def check_concat(trainer, batches: list[Batch], players: dict):
     for batch in batches:
         if batch.advantages is not None:
             check_advantages(trainer, batch)
+            for fate in fates(trainer, batch):
+                fate.part = batch, batch.advantages.clone()
 
 
 def check_step(trainer, batches):
@@ -403,8 +474,24 @@ def check_batch(trainer, batch):
                 f"the {name}'s batch has {len(mask)} rows and {len(given)} {key}; to leave "
                 f"rows out, give them advantages of 0"
             )
+    for key, value in batch.extras.items():
+        has_rows = isinstance(value, list) or torch.is_tensor(value) and value.dim()
+        if has_rows and len(value) != len(mask):
+            raise ScriptError(
+                f"the {name}'s batch has {len(mask)} rows, and batch.extras[{key!r}] has "
+                f"{len(value)}"
+            )
     for fate in fates(trainer, batch):
         fate.trained |= {adapter}
+        part, copied = fate.part or (batch, batch.advantages)
+        fate.part = None
+        if not _equal(part.advantages, copied):
+            raise ScriptError(
+                f"advantages of the {part.player} were set after concat had copied them, without "
+                f"effect; set them before"
+            )
+    if own_loss:
+        check_shares(trainer, batch)
 
 
 def check_advantages(trainer, batch: Batch):
@@ -427,6 +514,57 @@ def check_loss(loss):
     """What a script's own `loss` returned."""
     if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
         raise ScriptError(f"loss must return a scalar with a gradient; got {loss!r:.60}")
+
+
+def check_shares(trainer, batch: Batch):
+    """Once for each player, of a script's own loss: whether the shares of two halves of a
+    micro-batch add up to that of the whole, and whether rows that are left out have a gradient.
+    """
+    name, A, seen = batch.player, batch.advantages, MEMORY[trainer].looked_at
+    if name in seen or trainer.accelerator.num_processes > 1:  # `loss` may wait for the others
+        return
+    seen.add(name)
+    rows = [*trainer.micro_batches(batch)[:1]]
+    left_out = not (A is None or trainer.kl or trainer.all_rows)
+    idle = (A.reshape(len(A), -1) == 0).all(1).nonzero()[:, 0] if left_out else []
+    # those of a group add up to 0, and so would its loss, whatever it is divided by
+    alike = replace(batch, advantages=None if A is None else torch.ones_like(A))
+    with _without_traces(trainer), trainer.playing(name):
+        if rows and len(rows[0]) > 1:
+            with torch.no_grad():
+                parts = rows[0], *rows[0].tensor_split(2)
+                shares = [trainer.loss(alike.take(part)) for part in parts]
+            numbers = all(torch.is_tensor(share) and not share.dim() for share in shares)
+            whole, one, other = shares if numbers else (math.nan,) * 3  # see `check_loss`
+            # what is mistaken for a share is no small number
+            if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 0.01):
+                warn_once(
+                    f"the {name}'s loss of a micro-batch is not the sum of those of its halves: "
+                    f"divide by a number of the whole batch, such as batch.total_tokens"
+                )
+        if len(idle):
+            loss = trainer.loss(batch.take(idle[: trainer.cfg.micro_batch]))
+            its = trainer.parameters_of(trainer.player_named(name).adapter)
+            known = torch.is_tensor(loss) and not loss.dim() and loss.requires_grad
+            if known and any(g.any() for g in torch.autograd.grad(loss, its)):
+                warn_once(
+                    f"the {name}'s loss has a gradient in rows whose advantages are 0, and these "
+                    f"are left out; set all_rows = True in your class"
+                )
+
+
+@contextmanager
+def _without_traces(trainer):
+    """What is computed inside changes no metric, no recorded row and no random draw."""
+    sums, drawn, trainer.record = dict(trainer._sums), random.getstate(), lambda *_: None
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        trainer._sums = sums
+        random.setstate(drawn)
+        del trainer.record
 
 
 def _no_advantages(name: str) -> str:
@@ -490,13 +628,24 @@ def _rollouts(batch: Batch) -> list[tuple]:
 def _what_helps(trainer, batch: Batch) -> str:
     if not batch.texts:
         return ""
-    ends = batch.lengths()[:, None] - 1  # (B, 1)
-    last = batch.completion_ids.gather(1, ends)[:, 0].tolist()
-    cut = sum(token not in trainer.eos_token_ids for token in last) / len(last)
+    cut = cut_share(trainer, batch)
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"
     helps = f"{longer}a model that follows the instructions, or {warm_up}"
     return f"One of its completions ends {ending(batch.texts[0])}. What helps: {helps}."
+
+
+def cut_share(trainer, batch: Batch) -> float:
+    """The share of completions that have no end token."""
+    ends = batch.lengths()[:, None] - 1  # (B, 1)
+    last = batch.completion_ids.gather(1, ends)[:, 0].tolist()
+    return sum(token not in trainer.eos_token_ids for token in last) / max(1, len(last))
+
+
+def never_trained(trainer) -> set[str]:
+    """Players on whose rollouts nobody has been trained by this process."""
+    its = [*MEMORY[trainer].fates.values()]
+    return {fate.player for fate in its} - {fate.player for fate in its if fate.trained}
 
 
 # ------------------------------------------------------------------ what a checkpoint keeps
@@ -524,7 +673,10 @@ def _own_state(trainer) -> dict[str, str]:
     """The attributes that the script has given its trainer, as text where they are plain."""
     plain = (int, float, str, bool, list, dict, set, tuple, type(None))
     values = {n: v for n, v in vars(trainer).items() if n not in MEMORY[trainer].attributes}
-    return {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
+    data = {"train_rows": trainer.train_rows, "held_out": trainer.held_out}  # may be large
+    hashes = {n: str([hash(repr(row)) for row in rows]) for n, rows in data.items()}
+    texts = {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
+    return hashes | texts
 
 
 def check_saved(saved):

@@ -44,7 +44,7 @@ def launch(
         config: fields of GRPOConfig in which the paper differs.
         more: what the Trainer takes besides.
     """
-    check_config(config or {})
+    check_config(config or {}, curves)
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = players_of(Trainer, args)

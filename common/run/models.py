@@ -9,7 +9,8 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.tasks.answers import prompt
-from common.tiny import EMBEDDED, MODELS
+from common.tiny import EMBEDDED, ENDINGS, MODELS
+from common.tiny.tasks import misfit, parse_question
 
 import bitsandbytes.cextension
 import torch
@@ -141,6 +142,23 @@ def check_one_prompt(name: str, model, tokenizer):
         logits = model(torch.tensor([ids], device=model.device)).logits  # (1, T, V)
     if not logits.isfinite().all():
         raise UserError(f"--model {name}: its weights make logits that are not finite.")
+
+
+def not_taught(model: str, name: str, texts: list[str]) -> list[tuple[str, str]]:
+    """Sentences, each with what it quotes, about a player `name` who is asked these texts: an
+    embedded model, which ignores instructions, must have been taught to answer some of them.
+    """
+    said, endings = [], "|".join(ENDINGS.get(model, ()))
+    if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
+        asked = f"the embedded model has not been taught to answer what the {name} is asked"
+        quoted = " ".join(texts[0].split()[-8:])[-160:]
+        more = f" ({quoted!r}); docs/your-own-script.md lists what it understands"
+        said.append((asked, more))
+    odd = [found for text in texts if (found := misfit(text))]
+    if model == "tiny" and len(odd) > len(texts) / 2:
+        asked = f"the embedded model has not been taught what the {name} is asked: {odd[0]}"
+        said.append((asked, ""))
+    return said
 
 
 # ------------------------------------------------------------------ before anything is loaded

@@ -40,7 +40,7 @@ from pathlib import Path
 
 from common.errors import NOBODY, ScriptError, UserError, say, visible
 from common.run.card import write_cards
-from common.run.checks import check_evaluation, keeping_state
+from common.run.checks import check_evaluation, keeping_state, never_trained
 from common.run.folder import claim, forget_older, release, write_whole
 from common.run.machine import on_gpu
 from common.run.recording import read_lines
@@ -361,17 +361,22 @@ class Run(TrainerCallback):
         """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known = {key.removeprefix("eval/") for row in rows for key in row}
-        page = Path(__file__).parent.parent.parent / "docs" / f"{self.name}.md"
-        # of a script with a page the names are tested: what is missing there had nothing to measure
-        for key in itertools.chain(*self.curves.values()) if not page.exists() else ():
-            if key not in known:
-                similar = difflib.get_close_matches(key, known, 1, cutoff=0.8)
-                hint = f"; is it {similar[0]}?" if similar else ""
-                say(f"note: curves name {key}, which was never logged{hint}")
         players = self.trainer.players.items()
         trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
-        for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
+        untrained = {p.adapter for _, p in players if p.lr > 0} - trained
+        for adapter in sorted(untrained):
             say(f"note: the {adapter} was never trained in this run")
+        named = {*itertools.chain(*self.curves.values())}
+        # with a player that was never trained, metrics may have had nothing to measure
+        for key in sorted(named - known) if not untrained else ():
+            similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)
+            hint = f"; is it {similar[0]}?" if similar else ""
+            say(f"note: curves name {key}, which was never logged{hint}")
+        # a role of an adapter that others train; of a run that resumed, this process knows a part
+        for name in sorted(never_trained(self.trainer)) if not self.first else ():
+            player = self.trainer.player_named(name)
+            if player.lr > 0 and player.adapter in trained and f"{name}/loss" not in known:
+                say(f"note: nobody was trained on what `rollout` sampled of the {name} in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):

@@ -136,7 +136,7 @@ class RunTrainer(GRPOTrainer):
         values: a number, a list or a tensor; nothing is logged if no process has any.
         """
         values = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().flatten()
-        checks.check_metric(name, values)
+        checks.check_metric(self, name, values)
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 

@@ -60,6 +60,7 @@ def test_take_trims_to_the_longest_of_its_rows():
     batch.advantages, batch.base_logps, batch.rewards = grid, -grid, grid[:, 0]
     batch.components = {"a": grid, "b": grid[:, 1]}
     batch.extras = {"x": grid, "y": [*"abcd"], "n": 4, "z": torch.tensor(3), "w": torch.ones(4)}
+    batch.extras["k"] = grid[:, :4]  # not of tokens
     batch.texts, batch.notes, batch.total_tokens = [*"ABCD"], [{"i": i} for i in range(4)], 14
     part = batch.take(torch.tensor([2, 1]))
     assert part.prompt_ids.tolist() == [[2, 2], [99, 1]] and part.prompt_mask.sum() == 3
@@ -72,6 +73,7 @@ def test_take_trims_to_the_longest_of_its_rows():
     assert part.row.tolist() == [2, 1] and part.take(torch.tensor([1])).row.tolist() == [1]
     assert part.texts == ["C", "B"] and part.notes == [{"i": 2}, {"i": 1}]
     assert part.extras["y"] == ["c", "b"] and len(part.extras["w"]) == 2
+    assert part.extras["k"].tolist() == [[10, 11, 12, 13], [5, 6, 7, 8]]
     assert (part.extras["n"], int(part.extras["z"]), part.total_tokens) == (4, 3, 14)
     assert (part.player, part.source) == ("a", None) and batch.completion_ids.shape == (4, 5)
 

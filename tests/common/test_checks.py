@@ -2,11 +2,14 @@
 
 import copy
 import math
+import random
 from dataclasses import replace
 
 from common.batch import Batch
+from common.cotrainer import CoTrainer
 from common.errors import ScriptError
 from common.run import checks
+from common.run.recording import rows_to_show
 
 import pytest
 import torch
@@ -119,9 +122,52 @@ def test_nobody_has_set_rewards(trainer):
 def test_a_loss_is_a_scalar_with_a_gradient(trainer, monkeypatch, loss, says):
     trainer.create_optimizer()
     own = trainer.loss
-    monkeypatch.setattr(trainer, "loss", lambda batch: loss(own(batch)))
+    monkeypatch.setattr(type(trainer), "loss", lambda self, batch: loss(own(batch)))
     with pytest.raises(ScriptError, match=f"loss must return a scalar with a gradient; {says}"):
         play(trainer, lambda *_: [a_batch(trainer, "ann")])
+
+
+OF_THE_ROWS = lambda self, batch, loss: loss * 8 / len(batch)  # noqa: E731
+ENTROPY = lambda self, batch, loss: loss + self.score(batch)[1].sum() / 64  # noqa: E731
+
+
+def with_traces(self, batch, loss):
+    self.log_mean("ann/draw", torch.rand(1) + random.random())
+    self.record(batch)
+    return loss
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (OF_THE_ROWS, "the ann's loss of a micro-batch is not the sum of those of its halves"),
+        (ENTROPY, "the ann's loss has a gradient in rows whose advantages are 0, and these are"),
+        (with_traces, None),
+    ],
+)
+def test_a_loss_is_looked_at_once_and_without_traces(tmp_path, monkeypatch, capsys, change, says):
+    class Own(CoTrainer):
+        def loss(self, batch):
+            return change(self, batch, super().loss(batch))
+
+    trainer = four_players(tmp_path, kind=Own)
+    trainer.create_optimizer()
+    batches = [a_batch(trainer, "ann") for _ in range(2)]
+    for batch in batches:
+        batch.advantages = torch.tensor([1.0, -1.0, 0.0, 0.0] * 2)
+    state = torch.get_rng_state(), random.getstate()
+    drawn = torch.rand(1).item() + random.random()
+    torch.set_rng_state(state[0]), random.setstate(state[1])
+    capsys.readouterr()
+    trainer.update(batches[0])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.startswith(f"warning: {says}") for line in said] == [True] * bool(says)
+    if says is None:
+        assert trainer._sums["ann/draw"] == (pytest.approx(drawn), 1)
+        rows = (tmp_path / "rollouts.jsonl").read_text().splitlines()
+        assert len(rows) == 2 * len(rows_to_show(batches[0].notes))  # of `update` and of `loss`
+    monkeypatch.setattr(checks, "_without_traces", None)
+    trainer.update(batches[1])
 
 
 # ------------------------------------------------------------------ rollout and generate
@@ -172,7 +218,7 @@ def test_prompts_must_be_messages(trainer, prompt, says, call):
             trainer.generate("ann", [ROW["prompt"], prompt])
 
 
-def test_a_prompt_that_gives_the_answer_away_is_said_once(capsys):
+def test_a_prompt_that_gives_the_answer_away_is_said_once(trainer, monkeypatch, capsys):
     def rows(text, **more):
         return [
             {"prompt": [user(text.format(q=f"{i}+1", a=30 + i))], "question": f"{i}+1"}
@@ -181,14 +227,24 @@ def test_a_prompt_that_gives_the_answer_away_is_said_once(capsys):
         ]
 
     for fine in (rows("{q} is?"), rows("{q} {a}5"), rows("{q} {a}.5"), rows("{q} is {a}")[:3]):
-        checks.check_gold("ann", fine)
+        checks.check_gold(trainer, "ann", fine)
+    written = [f"<answer>{30 + i}</answer>" for i in range(4)]  # right solutions, to be judged
+    monkeypatch.setitem(checks.MEMORY[trainer].texts, "bob", written)
+    monkeypatch.setattr(trainer, "train_rows", rows("{q}"))
+    right = rows("{q} <answer>{a}</answer>")
+    for judged in (right, [{"prompt": row["prompt"]} for row in right]):
+        checks.check_gold(trainer, "ann", judged)
     assert capsys.readouterr().out == ""
     for _ in range(2):
-        checks.check_gold("ann", rows("{q} is {a}"))
-        checks.check_gold("ann", rows("so it is said, one " * 2, reference="so it is said, one so"))
+        checks.check_gold(trainer, "ann", rows("{q} is {a}"))
+        long = rows("so it is said, one " * 2, reference="so it is said, one so")
+        checks.check_gold(trainer, "ann", long)
+        leaks = rows("{q} <answer>{a}</answer> Gold: {a}")
+        checks.check_gold(trainer, "bob", [{"prompt": row["prompt"]} for row in leaks])
     assert capsys.readouterr().out.splitlines() == [
         "warning: every prompt of the ann shows its row's gold answer",
         "warning: every prompt of the ann shows its row's reference solution",
+        "warning: every prompt of the bob shows its row's gold answer",
     ]
 
 
@@ -196,11 +252,12 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     """Three updates in a row without a gradient; a start at which nearly all rewards are alike."""
     trainer = four_players(tmp_path)
     trainer.create_optimizer()
-    capsys.readouterr()
+    trainer.rollout("ann", some_rows(trainer, 16))
+    (cut,) = capsys.readouterr().out.splitlines()
+    assert cut == "warning: 100% of the ann's completions are cut at its max_tokens"
     said = []
     for flat in (True, True, False, True, True, True, True):
-        batch = a_batch(trainer, "ann", 16)
-        batch.advantages *= not flat
+        batch = trainer.rollout("ann", some_rows(trainer, 16))
         trainer.set_rewards(batch, torch.arange(16.0))
         batch.advantages *= not flat
         trainer.update(batch)
@@ -228,14 +285,11 @@ def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     trainer.create_optimizer()
     capsys.readouterr()
     for _ in range(3):
-        parts = [a_batch(trainer, name, 16) for name in ("bob", "cat")]
-        parts[1].advantages *= 0
+        parts = [trainer.rollout(name, some_rows(trainer, 16)) for name in ("bob", "cat")]
         for part, rewards in zip(parts, (torch.arange(16.0), torch.zeros(16))):
-            advantages = part.advantages
             trainer.set_rewards(part, rewards)
-            part.advantages = advantages
         trainer.update(trainer.concat(parts))
-    said = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out.splitlines()[3:]  # the first are about the rollouts
     assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")
     assert said[1].startswith("warning: 3 updates in a row of the cat had no gradient")
 
@@ -311,6 +365,20 @@ def test_concat_refuses_what_one_update_cannot_train(trainer):
     ):
         with pytest.raises(ScriptError, match=says):
             trainer.concat([batches[name] for name in names.split()])
+
+
+def test_advantages_that_concat_has_copied_are_set_before(trainer):
+    """Also in place; not those of the joined batch."""
+    for change in (
+        lambda part: part.advantages.mul_(2),
+        lambda part: setattr(part, "advantages", part.advantages + 1),
+    ):
+        parts = [a_batch(trainer, name, 4) for name in ("bob", "cat")]
+        joined = trainer.concat(parts)
+        joined.advantages *= 2
+        change(parts[1])
+        with pytest.raises(ScriptError, match="advantages of the cat were set after concat"):
+            checks.check_batch(trainer, joined)
 
 
 # ------------------------------------------------------------------ checkpoints, data, evaluation
