@@ -2,7 +2,7 @@ r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its veri
 
     python tango.py                                       the embedded model on a CPU, 2 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
-    python tango.py --labels 32 ...         answers of 32 questions only, see docs/tango.md
+    python tango.py --labels 32           answers of 32 questions only, see docs/tango.md
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
@@ -174,7 +174,8 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
-    fewer verdicts than steps are NaN. Trap: their z is 0, higher than a rejected step's negative z.
+    fewer verdicts than steps are NaN. Trap: they count as 0, more than a rejected
+    step's normalised reward, which is negative.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -243,7 +244,7 @@ class Tango(CoTrainer):
         return [self.verifier_step(known)]
 
     def with_answers(self, questions):
-        """Returns as many questions, all with answers; --labels draws its own."""
+        """Returns as many questions, all with known answers; --labels draws them from those."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]

@@ -170,7 +170,7 @@ def counted(rows: list[dict]) -> str:
     return (
         f"Of {len(rows)} comparisons over several seeds, in {apart} the 95 % interval excludes "
         f"zero: {found['agrees']} agree with the paper, {found['contradicts']} contradict it, "
-        f"{found['control']} are our controls.\n"
+        f"{found['control']} compare what no paper does.\n"
     )
 
 

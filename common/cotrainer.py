@@ -12,7 +12,7 @@ batches to train on, in order. A step is written with these verbs:
                                      texts that were written at another time -> batch
     update(batch)                    trains at once, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
-    playing(player), score(batch)    the same with gradients, inside of a script's own loss
+    playing(player), score(batch)    log-probs with gradients, inside of a script's own loss
     log_mean(name, values)           logs a metric, the mean over all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all get the results
@@ -69,7 +69,7 @@ class Player:
     reads: int = 0
     """maximum number of tokens of other players' texts in its prompt (for the memory estimate)"""
     rows: int = 1
-    """rows of a forward pass for each row of --micro-batch, 2 for pairs (for the same estimate)"""
+    """sequences for each row of --micro-batch: 2 for pairs (for the same estimate)"""
 
 
 class CoTrainer(RunTrainer):
@@ -77,8 +77,8 @@ class CoTrainer(RunTrainer):
 
     all_rows = False
     """False: without a KL term, rows whose advantages are all zero are skipped, because their
-    gradient is zero. A script whose `loss` has another term there, such as an entropy bonus, sets
-    True."""
+    gradient is zero. A script whose `loss` has another term, which has a gradient in such rows, an
+    entropy bonus for example, sets True."""
 
     def __init__(self, model, players: dict[str, Player], cfg, config, *data, **more):
         """See RunTrainer. Of cfg this class reads kl (0 without it), micro_batch, plain,
@@ -140,7 +140,8 @@ class CoTrainer(RunTrainer):
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
         k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
-        trained on once: the ratio is set to 1, and PPO's clip never acts. The shares of all
+        trained on once: the ratio is set to 1, and PPO's clip never acts. Tokens that a server has
+        drawn may have a weight min(pi / pi_server, clip_max) besides. The shares of all
         micro-batches and processes add up to the loss, and so do their gradients. A script whose
         paper has another loss overrides this method; `batch.player` names the player.
         """
@@ -193,7 +194,7 @@ class CoTrainer(RunTrainer):
         self.optimizer.zero_grad(set_to_none=True)
 
     def micro_batches(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Returns the numbers of the rows of each micro-batch, (b,) each: of all rows that can have
+        """Returns the indices of the rows of each micro-batch, (b,) each: of all rows that can have
         a gradient. The loss divides by the tokens of *all* rows, so that leaving rows out, sorting
         and cutting do not change the gradient.
         """
