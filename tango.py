@@ -75,7 +75,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; elsewhere verdicts are a solution's only reward, see `scored_steps`"""
+    the verifier; elsewhere a solution's reward is 1 if all its steps are accepted, whatever --alpha
+    """
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -153,6 +154,19 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
     return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
 
 
+def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tensor:
+    """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
+    verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
+    there is no step or answer. So no step more can pay, neither a right nor a wrong one. (The
+    paper's step rewards as the only reward pay for four rejected steps, and for being unreadable.)
+    """
+    right = [
+        has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v)
+        for v, y in zip(verdicts, solutions)
+    ]
+    return torch.tensor(right).float()
+
+
 def verdict_reward(completions, label, **_) -> list[float]:
     """Verifier: [final verdict == gold verdict], 0 if it is not readable (eq. 8, first term)."""
     finals = [parse_judgement(c[0]["content"]).final for c in completions]
@@ -187,25 +201,10 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
     return r_step, tokens
 
 
-def scored_steps(verdicts, ends, group_size: int, device="cpu") -> tuple:
-    """--labels, not the paper's: `step_rewards` where verdicts are the only reward.
-
-    A solution's score is its mean verdict v = 1 or -1; verdicts that do not fit the steps, or no
-    steps, are rejections. r_k = (v_k - b) / K,  b = the mean score of the M solutions. These add up
-    to score - b, whatever K is. (With eq. 3, four rejected steps earn more than one, and so does a
-    solution that cannot be read.)
-    """
-    ends = [end or [0] for end in ends]
-    v = [v if len(v) == len(end) else [False] * len(end) for v, end in zip(verdicts, ends)]
-    r_step, tokens = step_rewards(v, ends, device)  # (B, K)
-    v, K = r_step.nan_to_num(0.0).sign(), (tokens >= 0).sum(1, keepdim=True)  # (B, K), (B, 1)
-    b = (v.sum(1, keepdim=True) / K).view(-1, group_size).mean(1).repeat_interleave(group_size)
-    return ((v - b[:, None]) / K).masked_fill(tokens < 0, torch.nan), tokens
-
-
-def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: float) -> tuple:
+def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> tuple:
     """Eq. 4-7: the generator's per-token advantages, as two terms that add up to them.
-    (B,) outcomes in {0, 1} or NaN, (B, K) from `step_rewards`, (B, T) mask -> (B, T), (B, T)
+    (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask, alpha: a number or (B, 1)
+    -> (B, T), (B, T)
 
     >>> r_step, tokens = step_rewards([[True, True], [True, False]], [[1, 3], [1, 3]])
     >>> terms = tango_advantages(torch.tensor([1.0, 0]), r_step, tokens, torch.ones(2, 4), 2, 0.5)
@@ -225,8 +224,7 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha: floa
     at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # no step: z is 0
     A_step = return_to_go(at_ends, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
-    no_answer = outcome.isnan()[:, None]  # (B, 1), with --labels: verdicts are the only reward
-    return (1 - alpha) * A_out, torch.where(no_answer, A_step, alpha * A_step)
+    return (1 - alpha) * A_out, alpha * A_step
 
 
 # ------------------------------------------------------------------ the trainer
@@ -286,9 +284,12 @@ class Tango(CoTrainer):
         verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
         ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
-        if self.cfg.labels:
-            r_step, tokens = scored_steps(verdicts, ends, M, mask.device)  # (B, K)
-        of_outcome, of_steps = tango_advantages(batch.rewards, r_step, tokens, mask, M, alpha)
+        outcome, weight = batch.rewards, alpha  # (B,)
+        if self.cfg.labels:  # where no answer is known, r_out is by verdicts, and alpha is 0
+            unknown, accepted = outcome.isnan(), all_accepted(verdicts, batch.texts)  # (B,) each
+            outcome = torch.where(unknown, accepted.to(outcome), outcome)
+            weight = alpha * ~unknown[:, None]  # (B, 1)
+        of_outcome, of_steps = tango_advantages(outcome, r_step, tokens, mask, M, weight)
         batch.advantages = of_outcome + of_steps  # (B, T)
         batch.components = {"outcome": of_outcome, "step": of_steps}
         self.report_generator(rows, batch, judgements, alpha)

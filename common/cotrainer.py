@@ -198,6 +198,8 @@ class CoTrainer(RunTrainer):
         a gradient. The loss divides by the tokens of *all* rows, so that leaving rows out, sorting
         and cutting do not change the gradient.
         """
+        if not len(batch):  # of a process that has none
+            return ()
         order, A = self.engine.in_order(batch), batch.advantages  # (B,); (B,), (B, T) or None
         if A is not None and not (self.kl or self.all_rows):  # else every row may have one
             order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]

@@ -107,8 +107,6 @@ def in_order(batch: Batch) -> torch.Tensor:
     """Returns (B,) row numbers in the order in which micro-batches are cut: from short completions
     to long, rows with the same prompt together.
     """
-    if not len(batch):  # `unique` refuses it
-        return torch.arange(0)
     marked = 2 * batch.prompt_ids + batch.prompt_mask  # token and padding in one number
     prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)
     lengths = batch.lengths()  # (B,)

@@ -410,7 +410,7 @@ def check_concat(trainer, batches: list[Batch], players: dict):
         if len({getattr(player, what) for player in players.values()}) != 1:
             found = ", ".join(f"{name}: {getattr(p, what)}" for name, p in players.items())
             raise ScriptError(f"concat: batches must be of one {what}; got {found}")
-    optional = ("advantages", "rewards", "base_logps", "total_tokens")
+    optional = ("advantages", "rewards", "base_logps", "kl_weights", "total_tokens")
     has = [{n for n in optional if getattr(b, n) is not None} | {*b.extras} for b in batches]
     if odd := set.union(*(has[0] ^ other for other in has)):
         hint = ""

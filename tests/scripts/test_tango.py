@@ -329,68 +329,58 @@ def test_with_few_labels_no_other_answer_is_known(monkeypatch):
     assert tango.outcome_reward([right] * 3, answer=["2", "3", ""]) == [1.0, 0.0, None]
 
 
-def loop_scored(verdicts, ends, lengths, group_size):
-    """--labels: A of each token, one step at a time, in float64."""
-    A = torch.zeros(len(ends), max(lengths), dtype=torch.float64)
-    for first in range(0, len(ends), group_size):
-        group, v = range(first, first + group_size), {}
-        for i in group:
-            steps = max(1, len(ends[i]))
-            said = verdicts[i] if len(verdicts[i]) == steps else [False] * steps
-            v[i] = [1 if accepted else -1 for accepted in said]
-        b = sum(sum(v[i]) / len(v[i]) for i in group) / group_size
-        r = {(i, k): (x - b) / len(v[i]) for i in group for k, x in enumerate(v[i])}
-        s = math.sqrt(sum(x * x for x in r.values()) / (len(r) - 1))  # their sum is 0
-        for (i, k), x in r.items():
-            A[i, : (ends[i] or [0])[k] + 1] += x / (s + 1e-6)
-    return A
+def test_all_steps_must_be_accepted_where_no_answer_is_known():
+    """Not without steps or an answer, nor with a verdict too many or too few."""
+    right, bare = two_steps(10, "right"), "<step>10+4=14</step>"
+    for verdicts, text, accepted in (
+        ([True, True], right, 1.0),
+        ([True, False], right, 0.0),
+        ([True], right, 0.0),
+        ([True] * 3, right, 0.0),
+        ([], right, 0.0),
+        ([True], bare, 0.0),  # no answer
+        ([], r"<answer>\boxed{15}</answer>", 0.0),  # no step
+        ([True], r"<answer>\boxed{15}</answer>", 0.0),
+        ([], "", 0.0),
+    ):
+        assert tango.all_accepted([verdicts], [text]).tolist() == [accepted], (verdicts, text)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_advantages_by_verdicts_alone_equal_the_loop(seed):
-    """Two groups of four: some without steps, some without verdicts, some with one too many."""
-    draw, T = random.Random(seed), 12
-    lengths = [draw.randint(5, T) for _ in range(8)]
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    ends = [sorted(draw.sample(range(n), draw.randint(0, 4))) for n in lengths]
-    said = [[draw.random() < 0.6 for _ in range(len(e) + draw.choice([0, 0, 0, 1]))] for e in ends]
-    scored = tango.scored_steps(said, ends, 4)
-    A = tango_advantages(torch.full((8,), NAN), *scored, mask, 4, alpha=0.1)[1]
-    close(A, loop_scored(said, ends, lengths, 4), 1e-4)
+def few_labels(verdicts, answers, texts, **change):
+    """The advantages of a generator step in groups of two, and its batch."""
+    said = [judgement(*v, final=C) for v in verdicts]
+    args = Args(group_size=2, labels=32, **change)
+    trainer = without_model(Tango, args, {"generator": texts, "verifier": said})
+    return trainer.generator_step([ROW | {"answer": answer} for answer in answers])
 
 
-def test_neither_unread_verdicts_nor_more_rejected_steps_pay():
-    """Solutions of 1, 2 and 4 steps, all rejected, and one whose verdicts cannot be read."""
-    ends, mask, said = (
-        [[0], [0, 3], [0, 1, 2, 3], [1, 3]],
-        torch.ones(4, 4),
-        [[False] * n for n in (1, 2, 4, 0)],
-    )
-
-    def first_tokens(rewards) -> torch.Tensor:
-        return sum(tango_advantages(torch.full((4,), NAN), *rewards, mask, 4, 1.0))[:, 0]
-
-    papers = first_tokens(tango.step_rewards(said, ends))
-    close(papers, torch.tensor([-2.05, -0.51, 2.57, 0.0]), atol=0.01)  # four rejected steps pay
-    assert not first_tokens(tango.scored_steps(said, ends, 4)).any()
-    for accepted in range(1, 5):  # of the third's steps
-        said[2] = [k < accepted for k in range(4)]
-        one, two, better, unread = first_tokens(tango.scored_steps(said, ends, 4)).tolist()
-        assert one == pytest.approx(two) == pytest.approx(unread) and one < 0 < better
+def test_neither_unread_verdicts_nor_more_steps_pay():
+    """The paper's step rewards as the only reward, and ours. Solutions of 1, 2 and 4 steps, all
+    rejected, and one whose verdicts cannot be read.
+    """
+    ends, mask = [[0], [0, 3], [0, 1, 2, 3], [1, 3]], torch.ones(4, 4)
+    said = [[False] * n for n in (1, 2, 4, 0)]
+    papers = tango_advantages(torch.zeros(4), *tango.step_rewards(said, ends), mask, 4, 1.0)[1]
+    close(papers[:, 0], torch.tensor([-2.05, -0.51, 2.57, 0.0]), atol=0.01)
+    step, end = "<step>10+4=14</step>", r"<answer>\boxed{15}</answer>"
+    texts = [step * n + end for n in (1, 2, 4, 2)]
+    assert not tango.all_accepted(said, texts).any()  # so all advantages are 0
+    rejected, padded = [True, False], [True, False, True, True, True]
+    assert tango.all_accepted([rejected, padded], [step * 2 + end, step * 5 + end]).sum() == 0
+    batch = few_labels([[X]] * 2, ["", ""], [step + end, step + end])
+    assert not batch.advantages.any()
 
 
-@pytest.mark.parametrize("labels", [0, 32])
-def test_a_generator_step_with_few_labels(labels):
-    """A group with an answer and one without; the last solution's verdicts do not fit its steps."""
-    rows = [ROW | {"answer": answer} for answer in ("15", "" if labels else "15") for _ in range(2)]
-    said = [judgement(C, C), judgement(C, X)] + [judgement(C, X), judgement(C)]
-    args = Args(group_size=2, labels=labels, alpha=0.5, alpha_end=0.5)
-    texts = {"generator": [two_steps(10, "right"), two_steps(10, "half")] * 2, "verifier": said}
-    batch = without_model(Tango, args, texts).generator_step(rows)
-    (right, half), (mixed, unread) = batch.advantages[:2, 0], batch.advantages[2:, 0]
-    assert right > half and mixed > unread
-    assert (batch.components["outcome"][2:] == 0).all() == bool(labels)
-    assert (batch.components["step"][3] == 0).all() == (not labels)  # rejected, or dropped
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_a_generator_step_with_few_labels(alpha):
+    """A group with an answer and one without, whose second solution has a step rejected."""
+    texts = [two_steps(10, "right"), two_steps(10, "half")] * 2
+    verdicts, answers = [[C, C], [C, C], [C, C], [C, X]], ["15", "15", "", ""]
+    batch = few_labels(verdicts, answers, texts, alpha=alpha, alpha_end=alpha)
+    known, unknown = batch.components["outcome"][:2], batch.components["outcome"][2:]
+    close(unknown[:, 0], torch.tensor([0.7071, -0.7071]), atol=1e-4)  # whatever alpha is
+    close(known[:, 0], (1 - alpha) * unknown[:, 0], atol=1e-6)
+    assert not batch.components["step"][2:].any()
 
 
 def test_a_verifier_step_weighs_normalised_rewards_by_class():
