@@ -31,7 +31,10 @@ PART = r"\w*(?:four|f|six|ven|eigh|nin|ten|teen|tie|red|sand|illion)th"  # 5 ten
 ENDS = "wrong|incorrect|false|negative|invalid|impossible"  # but 5 wrong answers, 5 sixth graders
 CHANGES = rf"\d|\b(?:{'|'.join(CHANGES)})s?\b|\b(?:{PART}s\b|(?:{PART}|{ENDS})\s*\Z)"
 CHANGES = re.compile(CHANGES, re.IGNORECASE)
-RELATION = re.compile(r"[<>≠≤≥]|\\(?:not|n?eq|ne|[lg]eq?(?:q|slant)?|lt|gt|ll|gg)(?![A-Za-z])")
+RELATION = (
+    r"\\(?:not(?:in)?|neq?|n?[lg]eq?q?(?:slant)?|[lg]t|ll|gg|n?(?:less|gtr)(?:sim)?|prec|succ|in)"
+)
+RELATION = re.compile(rf"[<>≠≤≥⩽⩾≪≫≮≯≰≱≲≳∉]|{RELATION}(?![A-Za-z])")  # \approx is read as =
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -132,8 +135,8 @@ def is_correct(text: str, gold: str) -> bool:
 
     Equal strings are equal, plain numbers are compared as numbers, and anything else is left to
     math-verify. Units are not compared. Where gold is a number, an answer that has still to be
-    worked out, or is in another relation than "=", is wrong. No box, an empty one, or one that
-    math-verify cannot read is wrong; never an exception.
+    worked out, or is in another relation than "=" or \\approx, is wrong. No box, an empty one, or
+    one that math-verify cannot read is wrong; never an exception.
     """
     answer, gold = final_answer(text), gold.strip()
     if answer is None or answer == gold:

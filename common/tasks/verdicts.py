@@ -23,7 +23,8 @@ VERDICT = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?P<choice>%s){CLOSING}*+\Z"
 FIRST = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?:(?:final )?(?:verdict|answer): ?)?{OPENING}{{0,8}}+"
 FIRST += rf"(?P<choice>%s){CLOSING}{{0,8}}?(?:\*\*|\}})"
 # `NOT \boxed{CORRECT}` is no verdict; what else stands before one is not read
-DENIAL = rf"(?:\b(?:not|never|cannot|hardly|neither|nor)|n['’]t)(?: be)?{OPENING}*+\Z"
+DENIAL = r"(?:\b(?:not|isnt|never|cannot|hardly|neither|nor)|n['’]t)(?: be)?"
+DENIAL += r"(?:[ \t*_$}:]|\\[(\[]|\\box(?:ed)?\{|\\(?:text|math)(?:bf|it|rm)?\{)*+\Z"  # on its line
 DENIAL = re.compile(DENIAL, re.IGNORECASE)
 # a label begins a line: **Score:**, ### Final score:, \text{Score: }
 LABEL = r"^(?:[ \t*_$#]|\\[(\[]|\\text\{)*+(?:final |overall )?%s(?![A-Za-z0-9])"
