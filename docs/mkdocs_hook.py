@@ -37,6 +37,13 @@ def moved(match: re.Match, folder: str, own: str) -> str:
     return f"{text}({page}{'#' + anchor if anchor else ''})"
 
 
+def on_config(config):
+    """The scripts' pages, in the order of README.md's table, end the section Read."""
+    scripts = re.findall(r"\[`(\w+)\.py`\]\(\1\.py\)", (ROOT / "README.md").read_text())
+    (read,) = (section["Read"] for section in config.nav if "Read" in section)
+    read += [{name: f"{name}.md"} for name in scripts]
+
+
 def on_files(files, config):
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
