@@ -227,9 +227,8 @@ def main():
         jobs = [(v, s, rate_of(name, v)) for v in variants for s in range(variants[v].seeds)]
         jobs.sort(key=lambda job: job[1])  # of all variants the first seed, the second, ...
         run_missing(name, name, jobs, at_once)
-    import pages  # it imports what stands above
-
-    pages.write(args.names)
+    # a command of its own, because it imports this file
+    subprocess.run([sys.executable, "benchmarks/pages.py", *args.names], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

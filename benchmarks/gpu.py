@@ -22,8 +22,7 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
 its error, and where CUDA itself has failed, the run ends. A measured cell is not measured again.
-`--plan tiny` runs every kind on a CPU in minutes. benchmarks/pages.py makes the tables of
-docs/one-gpu.md of the lines, and of what fits by common/run/memory.py.
+`--plan tiny` runs every kind on a CPU in minutes. gpu_tables.py has the tables of the lines.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ from common.fast.sampling import generate, sample
 from common.model import copy_adapter, load_model, tokenize, without_checkpointing
 from common.plain import float32_logits
 from common.run.launch import grpo_config
-from common.run.memory import GIB, estimate, halves
+from common.run.memory import GIB
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt
 
@@ -59,7 +58,6 @@ import logprob
 import torch
 import tyro
 from datasets import Dataset
-from pages import markdown
 from peft import LoraConfig
 from safetensors.torch import load_file
 from step import alternate, by_generate, by_sample, player, their_config
@@ -67,10 +65,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Train
 from trl import GRPOTrainer
 
 OUT = ROOT / "docs" / "evidence" / "gpu.jsonl"
-CUDA_CONTEXT = 600 << 20  # what CUDA takes before the first tensor
 
 
-# ------------------------------------------------------------------ what fits
 def shape(hidden, width, layers, heads, kv_heads, vocab=151936, tied=True) -> Qwen2Config:
     size = {"hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers}
     size |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab}
@@ -84,172 +80,19 @@ SHAPES = {  # of Qwen2.5, as published in config.json
     "14b": shape(5120, 13824, 48, 40, 8, vocab=152064, tied=False),
     "32b": shape(5120, 27648, 64, 40, 8, vocab=152064, tied=False),
 }
-SIZES = [size for size in SHAPES if size != "tiny"]
-CARDS = {"16 GB": 15.6, "24 GB": 23.6, "80 GB": 79.1}  # GiB that torch finds on them
-# (prompt, completion) of tango.py with a real model: a solution, and a judgement that has read it
-TURNS = [(512, 1024), (512 + 1024, 1024)]
 # tokens of 32 of GSM8K's questions, drawn at random, in tango.py's prompt, and of their answers
-GSM8K = [  # fmt: skip
-    (160, 87),
-    (164, 162),
-    (186, 136),
-    (158, 87),
-    (190, 138),
-    (164, 120),
-    (152, 47),
-    (157, 90),
-    (142, 116),
-    (183, 203),
-    (172, 133),
-    (173, 183),
-    (186, 208),
-    (162, 76),
-    (178, 212),
-    (164, 93),
-    (264, 245),
-    (170, 105),
-    (219, 71),
-    (153, 70),
-    (167, 105),
-    (198, 64),
-    (190, 79),
-    (191, 122),
-    (160, 64),
-    (201, 131),
-    (163, 110),
-    (145, 74),
-    (157, 88),
-    (196, 134),
-    (164, 124),
-    (168, 129),
-]
-
-
-def need(size: str, **change) -> dict[str, int]:
-    """The estimate for two players of tango.py on a 4-bit base."""
-    given = dict(adapters=2, lora_rank=16, four_bit=True, rows=1, micro_batch=1) | change
-    return estimate(SHAPES[size], TURNS, **given)
-
-
-def fitting(size: str, gib: float) -> tuple[int, int, dict] | None:
-    """(rows at once, micro-batch, estimate): the most that fits on a card of `gib` GiB."""
-    gpu_bytes = int(gib * GIB)
-
-    def fits(phase: str, **change) -> bool:
-        return need(size, gpu_bytes=gpu_bytes, **change)[phase] <= gpu_bytes - CUDA_CONTEXT
-
-    rows = next((n for n in halves(256) if fits("sampling", rows=n)), None)
-    # 8 rows of this length are enough work for a GPU
-    micro = next((n for n in halves(8) if fits("training", micro_batch=n)), None)
-    if not rows or not micro:
-        return None
-    return rows, micro, need(size, gpu_bytes=gpu_bytes, rows=rows, micro_batch=micro)
-
-
-# ------------------------------------------------------------------ tables
-def cards_table() -> str:
-    """A line per model and card that changes something."""
-    titles, rows = ["model", "card", "`--generation-batch-size`", "`--micro-batch`"], []
-    parts = ["certain", "sampling", "training"]
-    for size in SIZES:
-        last = None
-        for card, gib in CARDS.items():
-            found = fitting(size, gib)
-            if found and found[:2] != last:
-                gigabytes = [f"{found[2][key] / GIB:.1f}" for key in parts]
-                rows.append([f"Qwen2.5 {size.upper()}", card, *found[:2], *gigabytes])
-                last = found[:2]
-    return markdown([*titles, *parts], rows)
-
-
-def parts_table() -> str:
-    one, two = need("7b"), need("7b", micro_batch=2)
-    length = f"{max(map(sum, TURNS)):,} tokens"
-    base = "base: NF4 with double quantisation; embeddings and head in bfloat16"
-    passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
-    adapters = "two adapters of rank 16 in float32, and the gradient of one"
-    logits = "log-probs: a block of logits, on 24 GB"
-    rows = [
-        (base, one["weights"], "a smaller model"),
-        (adapters, one["adapters"] + one["gradients"], "`--lora-rank`"),
-        ("Adam's moments", one["adam"], "`--lora-rank`"),
-        (f"KV cache, per row of {length}", one["kv_cache"], "`--generation-batch-size`"),
-        (f"activations, per row of {length}", passing, "`--micro-batch`"),
-        (logits, one["logprob"], "nothing; it is a 32nd of the card"),
-    ]
-    rows = [(what, f"{size / GIB:.2f}", lower) for what, size, lower in rows]
-    return markdown(["what", "7B, GiB", "lower it with"], rows)
+GSM8K = [
+    (160, 87), (164, 162), (186, 136), (158, 87), (190, 138), (164, 120), (152, 47), (157, 90),
+    (142, 116), (183, 203), (172, 133), (173, 183), (186, 208), (162, 76), (178, 212), (164, 93),
+    (264, 245), (170, 105), (219, 71), (153, 70), (167, 105), (198, 64), (190, 79), (191, 122),
+    (160, 64), (201, 131), (163, 110), (145, 74), (157, 88), (196, 134), (164, 124), (168, 129),
+]  # fmt: skip
 
 
 def read(out: Path) -> dict[str, dict]:
     """Cell -> its last line."""
     lines = out.read_text().splitlines() if out.exists() else []
     return {row["cell"]: row for row in map(json.loads, lines)}
-
-
-def used(part: dict) -> str:
-    """`0.58 s`, with GiB at the highest point where they were measured."""
-    seconds = f"{part['seconds']:.2f} s"
-    return f"{seconds}, {part['allocated']:.1f} GiB" if "allocated" in part else seconds
-
-
-def in_ms(measured: dict, whose: str, place: int) -> str:
-    return f"{measured[f'{whose}_ms']:.1f} ms, {measured['extra_mib'][place] / 1024:.1f} GiB"
-
-
-def peers(cell: dict) -> list[tuple]:
-    """(ours, a peer, its, ours / its) of a cell that compares; else none."""
-    kind = cell["cell"].split("/")[0]
-    if kind == "logprob":
-        return [
-            (in_ms(m, "ours", 0), m["against"], in_ms(m, "its", 1), m["ratio"])
-            for m in cell["peers"]
-        ]
-    if kind == "rollouts":
-        ours, its = (cell[name]["ms_per_token_step"] for name in ("sample", "generate"))
-        return [(f"{ours:.1f} ms", "`generate`", f"{its:.1f} ms", ours / its)]
-    ours, theirs = cell.get("ours"), {name: cell[name] for name in cell if name.startswith("TRL")}
-    if kind == "two":  # one step of each player
-        ours = {"seconds": sum(ours["seconds"][-2:])}
-        theirs = {"two trainers": {"seconds": sum(cell["two trainers"]["seconds"])}}
-    compared = [(name, its, ours["seconds"] / its["seconds"]) for name, its in theirs.items()]
-    return [(used(ours), name, used(its), ratio) for name, its, ratio in compared]
-
-
-def measured_table(cells: dict[str, dict]) -> str:
-    """Ours against others, a line for each."""
-    rows = [
-        [f"`{name}`", *some, f"{ratio:.2f}"]
-        for name, cell in cells.items()
-        for *some, ratio in ([] if "error" in cell else peers(cell))
-    ]
-    return markdown(["cell", "ours", "against", "its", "ours / its"], rows)
-
-
-def other_table(cells: dict[str, dict]) -> str:
-    """What compares nothing, and what failed."""
-    rows = []
-    for name, cell in cells.items():
-        if "error" in cell:
-            rows.append([f"`{name}`", cell["error"]])
-        elif not name.startswith("step/") and not peers(cell):
-            parts = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
-            texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
-            rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
-    return markdown(["cell", "figures"], rows)
-
-
-def steps_table(cells: dict[str, dict]) -> str:
-    """Every step that a script took; the first one compiles kernels."""
-    titles = ["cell", "seconds", "of them sampling", "tokens sampled", "GiB", "`--micro-batch`"]
-    rows = []
-    for name, cell in cells.items():
-        if name.startswith("step/") and "error" not in cell:
-            steps = [cell["seconds"], cell["sampling"], cell["tokens"]]
-            texts = [", ".join(f"{x:.1f}".removesuffix(".0") for x in part) for part in steps]
-            gib = f"{cell['allocated']:.1f} ({cell['reserved']:.1f})"
-            rows.append([f"`{name}`", *texts, gib, cell["micro_batch"]])
-    return markdown(titles, rows)
 
 
 # ------------------------------------------------------------------ the machine

@@ -14,6 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import evidence
+import gpu
+import gpu_tables
 from claims import CLAIMS, SHOWN, having, interval, measure, result
 from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
 
@@ -370,8 +372,6 @@ def headline() -> str:
 # ------------------------------------------------------------------ writing
 def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between <!-- mark --> and <!-- end -->."""
-    import gpu
-
     rows, found = results(), {}
     for name in TRAINED:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
@@ -386,6 +386,7 @@ def blocks() -> dict[tuple[str, str], str]:
         [r["claim"], linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows
     ]
     gap, verdicts = one_question()
+    cells = gpu.read(gpu.OUT)
     return found | {
         ("docs/idea.md", "gap"): gap,
         ("docs/idea.md", "verdicts"): verdicts,
@@ -398,11 +399,11 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/measured.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
         ("docs/real-model.md", "table: warm_up"): warm_up(),
-        ("docs/one-gpu.md", "table: cards"): gpu.cards_table(),
-        ("docs/one-gpu.md", "table: parts"): gpu.parts_table(),
-        ("docs/one-gpu.md", "table: measured"): gpu.measured_table(gpu.read(gpu.OUT)),
-        ("docs/one-gpu.md", "table: steps"): gpu.steps_table(gpu.read(gpu.OUT)),
-        ("docs/one-gpu.md", "table: other"): gpu.other_table(gpu.read(gpu.OUT)),
+        ("docs/one-gpu.md", "table: cards"): markdown(*gpu_tables.cards_table()),
+        ("docs/one-gpu.md", "table: parts"): markdown(*gpu_tables.parts_table()),
+        ("docs/one-gpu.md", "table: measured"): markdown(*gpu_tables.measured_table(cells)),
+        ("docs/one-gpu.md", "table: steps"): markdown(*gpu_tables.steps_table(cells)),
+        ("docs/one-gpu.md", "table: other"): markdown(*gpu_tables.other_table(cells)),
     }
 
 

@@ -1,11 +1,15 @@
 """Makes a site of the docs: README.md and CONTRIBUTING.md become pages, and files that the pages
 link to outside of docs/ become files of the site, under source/, so that no link leaves it. On a
-script's page stand the script's docstring, which tells its loop, and the edits that it applies.
+script's page stand the script's docstring, which tells its loop, and the edits that it applies. The
+reports that docs/report.md links to are made of their runs' folders.
 """
 
 import ast
 import posixpath
 import re
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -33,6 +37,13 @@ def moved(match: re.Match, folder: str, own: str) -> str:
     return f"{text}({page}{'#' + anchor if anchor else ''})"
 
 
+def on_config(config):
+    """The scripts' pages, in the order of README.md's table, end the section Read."""
+    scripts = re.findall(r"\[`(\w+)\.py`\]\(\1\.py\)", (ROOT / "README.md").read_text())
+    (read,) = (section["Read"] for section in config.nav if "Read" in section)
+    read += [{name: f"{name}.md"} for name in scripts]
+
+
 def on_files(files, config):
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
@@ -49,7 +60,22 @@ def on_files(files, config):
     for path in sources:
         name = f"source/{path.relative_to(ROOT).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name, html in reports().items():
+        files.append(File.generated(config, f"reports/{name}.html", content=html))
     return files
+
+
+def reports() -> dict[str, str]:
+    sys.path.insert(0, str(ROOT))
+    from common.run.report.build import page, read_run, run_data
+    from common.run.report.compare import comparison_data
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(ROOT / "docs" / "reports" / "runs.tar.gz", folder, filter="data")
+        runs = {name: read_run(f"{folder}/{name}") for name in ("frozen", "co-trained")}
+    data = {name: run_data(run) for name, run in runs.items()}
+    data["frozen-or-co-trained"] = comparison_data([*runs.values()])
+    return {name: page(its) for name, its in data.items()}
 
 
 def told(markdown: str, script: Path) -> str:

@@ -1,6 +1,8 @@
 """What benchmarks/{claims,evidence,pages}.py make of runs, on runs made up so that the answer is
 known; and the verifiers that controls.py puts in place of the trained one."""
 
+import ast
+import graphlib
 import json
 import math
 import random
@@ -19,7 +21,7 @@ import pages
 import pytest
 import standing
 from claims import CLAIMS, Claim, interval, measure, ratios, result
-from conftest import write_rows
+from conftest import ROOT, write_rows
 
 ACCURACY = "generator/accuracy"
 TO_HALF = f"needed:0.5:steps:{ACCURACY}"
@@ -37,6 +39,18 @@ def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
     evaluations = [{"eval/x": 0.1, "eval/y": 0.1}, {"eval/x": end}]
     about = {"variant": variant, "seed": seed, "rate": None}
     return about | {"steps": steps, "evaluations": evaluations}
+
+
+def test_benchmarks_import_each_other_one_way_only():
+    """Anywhere in a file, in functions as well."""
+    trees = {p.stem: ast.parse(p.read_text()) for p in (ROOT / "benchmarks").glob("*.py")}
+    nodes = {name: list(ast.walk(tree)) for name, tree in trees.items()}
+    found = {
+        name: {n.module for n in its if isinstance(n, ast.ImportFrom)}
+        | {alias.name for n in its if isinstance(n, ast.Import) for alias in n.names}
+        for name, its in nodes.items()
+    }
+    graphlib.TopologicalSorter(found).prepare()  # raises where there is a circle
 
 
 # ------------------------------------------------------------------ measures and intervals

@@ -1,5 +1,5 @@
 """benchmarks/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures; what
-docs/scale.md says can be done. That docs/one-gpu.md holds its tables is tested in test_docs.py.
+docs/scale.md says can be done. That docs/one-gpu.md holds the tables is tested in test_docs.py.
 """
 
 import re
@@ -11,6 +11,7 @@ from common.run.memory import GIB
 from common.tiny import TINY
 
 import gpu
+import gpu_tables
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
@@ -48,9 +49,10 @@ def test_every_kind_of_cell_has_figures(bench, tmp_path, capsys):
     assert ours["tokens"] == [2 * 2 * 8 * 8, (2 + 16) * 8] * 2
     assert rows["gap/tiny"]["sampler_and_trainer"] < 1e-4 > rows["gap/tiny"]["two_equal_adapters"]
     assert rows["resume/tiny"]["largest_difference"] == 0.0
-    table = gpu.measured_table(rows) + gpu.other_table(rows)
-    assert all(f"| `{cell}` |" in table for cell in cells) and "largest_difference 0" in table
-    assert gpu.used(rows["alike/tiny/2"]["TRL, checkpointing off"]) in table
+    (_, compared), (_, others) = gpu_tables.measured_table(rows), gpu_tables.other_table(rows)
+    assert {name.strip("`") for name, *_ in compared + others} == {*cells}
+    assert "largest_difference 0" in dict(others)["`resume/tiny`"]
+    assert gpu_tables.used(rows["alike/tiny/2"]["TRL, checkpointing off"]) in sum(compared, [])
 
 
 def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
@@ -59,8 +61,8 @@ def test_an_error_is_one_line_of_the_table(bench, tmp_path, monkeypatch):
 
     monkeypatch.setitem(gpu.CELLS, "gap", fails)
     gpu.measure(["gap"], bench, tmp_path / "gpu.jsonl", minutes=1)
-    (row,) = gpu.other_table(gpu.read(tmp_path / "gpu.jsonl")).splitlines()[2:]
-    assert row.endswith("| RuntimeError: tango.py: Traceback File ... no memory is left |")
+    _, ((_, text),) = gpu_tables.other_table(gpu.read(tmp_path / "gpu.jsonl"))
+    assert text == "RuntimeError: tango.py: Traceback File ... no memory is left"
 
 
 def test_a_model_that_was_cut_short_is_made_again(bench, monkeypatch):
@@ -109,15 +111,16 @@ def test_the_example_for_verl_gives_tangos_advantages():
 @pytest.mark.parametrize("size, micro_batch, limit", [("7b", 4, 22), ("1.5b", 4, 10)])
 def test_two_players_are_estimated_to_fit_24_gb(size, micro_batch, limit):
     """The targets: two players of 7B within 22 GiB, two of 1.5B within 10."""
-    need = gpu.need(size, rows=64, micro_batch=micro_batch)
+    need = gpu_tables.need(size, rows=64, micro_batch=micro_batch)
     assert need["peak"] / GIB < limit
 
 
 def test_what_fits_a_card_fits_the_memory_that_it_has():
     """As torch reports it for an RTX 4080, an RTX 4090 and an A100: less than they are named by."""
     for card, found in {"16 GB": 15.69, "24 GB": 23.64, "80 GB": 79.25}.items():
-        peaks = [fit[2]["peak"] for s in gpu.SIZES if (fit := gpu.fitting(s, gpu.CARDS[card]))]
-        assert max(peaks) + gpu.CUDA_CONTEXT <= found * GIB
+        fits = [gpu_tables.fitting(size, gpu_tables.CARDS[card]) for size in gpu_tables.SIZES]
+        peak = max(fit[2]["peak"] for fit in fits if fit)
+        assert peak + gpu_tables.CUDA_CONTEXT <= found * GIB
 
 
 # ------------------------------------------------------------------ several processes
