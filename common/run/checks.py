@@ -456,9 +456,11 @@ def check_batch(trainer, batch):
                 f"the {name} cannot be trained on what the {writer} has written: its samples are "
                 f"not the {name}'s own"
             )
-    if any(adapter in fate.trained for fate in fates(trainer, batch)):
-        raise ScriptError(f"a batch of the {name} has been trained on already: {TWICE}")
     own_loss = type(trainer).loss.__qualname__ != "CoTrainer.loss"  # it may do without
+    before = set().union(*(fate.trained for fate in fates(trainer, batch)))
+    # with a loss of its own a player may learn from another's rollout, as PRIME's reward model does
+    if adapter in before or before and not own_loss:
+        raise ScriptError(f"a batch of the {name} has been trained on already: {TWICE}")
     if A is None and not own_loss:
         raise ScriptError(_no_advantages(name))
     if A is not None:

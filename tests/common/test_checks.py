@@ -95,7 +95,12 @@ def test_a_batch_is_trained_on_once(tmp_path):
         trainer.update(trainer.concat(parts))
         return parts[:1]
 
-    for step in (of_this_step, of_the_step_before, a_part_of_it):
+    def by_another_player(trainer, rows):
+        batch = a_batch(trainer, "ann")
+        trainer.update(replace(batch, player="bob", notes=[]))
+        return [batch]
+
+    for step in (of_this_step, of_the_step_before, a_part_of_it, by_another_player):
         trainer = four_players(tmp_path, step, steps=2)
         with pytest.raises(ScriptError, match="a batch of the ann has been trained on already"):
             trainer.train()
