@@ -157,14 +157,12 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
 def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tensor:
     """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
     verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
-    there is no step or answer. So no step more can pay, neither a right nor a wrong one. (The
-    paper's step rewards as the only reward pay for four rejected steps, and for being unreadable.)
+    there is no step or answer. So no step more can pay. (The paper's step rewards as the only
+    reward pay for four rejected steps in place of one, and for being unreadable.)
     """
-    right = [
-        has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v)
-        for v, y in zip(verdicts, solutions)
-    ]
-    return torch.tensor(right).float()
+    both = zip(verdicts, solutions)
+    fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
+    return torch.tensor(fit).float()
 
 
 def verdict_reward(completions, label, **_) -> list[float]:
@@ -286,8 +284,8 @@ class Tango(CoTrainer):
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
         outcome, weight = batch.rewards, alpha  # (B,)
         if self.cfg.labels:  # where no answer is known, r_out is by verdicts, and alpha is 0
-            unknown, accepted = outcome.isnan(), all_accepted(verdicts, batch.texts)  # (B,) each
-            outcome = torch.where(unknown, accepted.to(outcome), outcome)
+            unknown = outcome.isnan()  # (B,)
+            outcome = torch.where(unknown, all_accepted(verdicts, batch.texts).to(outcome), outcome)
             weight = alpha * ~unknown[:, None]  # (B, 1)
         of_outcome, of_steps = tango_advantages(outcome, r_step, tokens, mask, M, weight)
         batch.advantages = of_outcome + of_steps  # (B, T)
