@@ -52,8 +52,9 @@ def traced(*given):
         sys.setprofile(None)
 
 
-CoTrainer.training_step, tango.evaluate = traced, lambda *_: {}
-sizes = {"questions": 2, "group_size": 4, "micro_batch": 4, "solution_tokens": 48}
-schedule = {"steps": 1, "ver_warmup": 0, "gen_steps": 1, "eval_every": 0}
-tango.main(tango.Args(**sizes, **schedule, plain=True, out=sys.argv[1]))
-print(json.dumps([[*key, acts] for key, acts in sorted(called.items())]))
+if __name__ == "__main__":  # pytest imports this file to look for doctests
+    CoTrainer.training_step, tango.evaluate = traced, lambda *_: {}
+    sizes = {"questions": 2, "group_size": 4, "micro_batch": 4, "solution_tokens": 48}
+    schedule = {"steps": 1, "ver_warmup": 0, "gen_steps": 1, "eval_every": 0}
+    tango.main(tango.Args(**sizes, **schedule, plain=True, out=sys.argv[1]))
+    print(json.dumps([[*key, acts] for key, acts in sorted(called.items())]))
