@@ -150,7 +150,7 @@ class SweetRL(CoTrainer):
     """`step` is the loop. `saved` holds, the same on all processes and all as token ids, the pairs
     of both players, the dialogues whose turns are ranked, and the held-out turns.
 
-    A row is a question with its reference and what was `prefix` before; a text is (row, token ids).
+    A row is a question with its reference and what was `begun` before; a text is (row, token ids).
     """
 
     def __init__(self, *inputs):
@@ -181,7 +181,7 @@ class SweetRL(CoTrainer):
         pairs = self.from_epochs(self.saved[player], self.state.global_step, player)
         mine = self.shard(pairs)  # B
         both = [(pair, pair[side]) for pair in mine for side in ("chosen", "rejected")]  # 2B
-        ids = [pair["prefix"] + text for pair, text in both]
+        ids = [pair["begun"] + text for pair, text in both]
         prompts = [self.prompt_of(player, pair) for pair in mine]
         batch = self.pairs(player, prompts, [*zip(ids[::2], ids[1::2])])
         shape = batch.completion_ids.shape  # (B, 2, T)
@@ -220,13 +220,13 @@ class SweetRL(CoTrainer):
             seen: the player whose prompt the reference sees
         """
         tokenizer, device = self.processing_class, self.accelerator.device
-        ids = [row["prefix"] + text for row, text in texts]
+        ids = [row["begun"] + text for row, text in texts]
         batch, compared = (
             self.completions(player, prompts, ids)
             for prompts in ([self.prompt_of(p, row) for row, _ in texts] for p in (player, seen))
         )
         per_turn = player == "critic" and self.cfg.turn_mean
-        weight = [token_weights(r["prefix"], turns_of(t, tokenizer), per_turn) for r, t in texts]
+        weight = [token_weights(r["begun"], turns_of(t, tokenizer), per_turn) for r, t in texts]
         weight = torch.cat(padded([torch.tensor([x]) for x in weight], left=False)).to(device)
         batch.extras = {"ref": self.log_probs(None, compared), "weight": weight}
         return batch
@@ -235,7 +235,7 @@ class SweetRL(CoTrainer):
         """A of each turn, by the critic as it is. What was sampled twice is scored once."""
         if not turns:
             return []
-        keys = [(row["question"], *row["prefix"], -1, *turn) for row, turn in turns]
+        keys = [(row["question"], *row["begun"], -1, *turn) for row, turn in turns]
         different = dict(zip(keys, turns))
         # as released, the reference sees c in `lesson`, but not here
         seen = "actor" if self.cfg.critic_reference == "released" else "critic"
@@ -261,7 +261,7 @@ class SweetRL(CoTrainer):
         """A dialogue of each row's question, as the actor is."""
         written = self.generate_ids("actor", [solve_prompt(row["question"]) for row in rows])
         right = [is_correct(t, row["answer"]) for t, row in zip(self.decode(written), rows)]
-        new = [{"prefix": [], "ids": ids, "reward": float(x)} for ids, x in zip(written, right)]
+        new = [{"begun": [], "ids": ids, "reward": float(x)} for ids, x in zip(written, right)]
         return [row | more for row, more in zip(rows, new)]
 
     # --- what the actor learns
@@ -279,7 +279,7 @@ class SweetRL(CoTrainer):
     def places(self, dialogue: dict) -> list[dict]:
         """Where each turn of a dialogue begins."""
         turns = turns_of(dialogue["ids"], self.processing_class)
-        return [dialogue | {"prefix": sum(turns[:t], [])} for t in range(len(turns))]
+        return [dialogue | {"begun": sum(turns[:t], [])} for t in range(len(turns))]
 
     def turn_pairs(self, places: list[dict]) -> list[list[dict]]:
         """Of each place the pairs that the actor is taught there."""
@@ -287,7 +287,7 @@ class SweetRL(CoTrainer):
         turns = [(place, turn) for place, some in zip(places, written) for turn in some]
         A = iter(self.advantages(turns))
         for place, some in zip(places, written):
-            rng = random.Random(f"{self.cfg.seed} {place}")
+            rng = random.Random(f"{self.cfg.seed} {place}")  # the names of its keys count, too
             pairs = upper_against_lower(some, [next(A) for _ in some], rng)
             found.append([place | {"chosen": a, "rejected": b} for a, b in pairs])
         return found
@@ -297,7 +297,7 @@ class SweetRL(CoTrainer):
         n, tokenizer = self.cfg.candidates, self.processing_class
         rows = [place for place in places for _ in range(n)]
         prompts = [solve_prompt(row["question"]) for row in rows]
-        written = self.generate_ids("writer", prompts, prefix=[row["prefix"] for row in rows])
+        written = self.generate_ids("writer", prompts, prefix=[row["begun"] for row in rows])
         turns, ends = [turns_of(ids, tokenizer)[0] for ids in written], self.eos_token_ids
         whole = [turn if turn[-1] in ends or step_ends(turn, tokenizer) else [] for turn in turns]
         return [[turn for turn in some if turn] for some in chunk(whole, n)]
@@ -305,7 +305,7 @@ class SweetRL(CoTrainer):
     # --- what is logged and shown; no method below affects training
     def label(self, place: dict, turn: list[int]) -> bool | None:
         """Gold label; None if the turn is no step, or the question not an embedded one."""
-        prefix, text = self.decode([place["prefix"], turn])
+        prefix, text = self.decode([place["begun"], turn])
         labels = gold_steps(place["question"], prefix + text)
         return labels[-1] if labels and text.endswith("</step>") else None
 
@@ -346,7 +346,7 @@ def siblings(trainer: SweetRL, held_out: list[dict]) -> list[dict]:
         turns = [*map(list, dict.fromkeys(map(tuple, written)))]
         right = [trainer.label(place, turn) for turn in turns]
         if {*right} == {True, False}:
-            before = gold_steps(place["question"], *trainer.decode([place["prefix"]]))
+            before = gold_steps(place["question"], *trainer.decode([place["begun"]]))
             found.append(place | {"turns": turns, "right": right, "off_track": not all(before)})
     return found
 

@@ -34,7 +34,7 @@ from trainers import (
     without_model,
 )
 
-ROW = {"question": QUESTION, "reference": RIGHT, "answer": "50", "prefix": []}
+ROW = {"question": QUESTION, "reference": RIGHT, "answer": "50", "begun": []}
 ASKED = f"Problem: {QUESTION}\nSolution:\n{RIGHT}\nDefects: none\nCorrect it."
 
 
@@ -182,8 +182,8 @@ def test_the_critics_loss_and_advantages_by_hand(
     assert found == pytest.approx([sum(margins) / 2, sum(m > 0 for m in margins) / 2], rel=1e-3)
     # a turn behind another one: only its own tokens count, and what comes twice is scored once
     first, second, _ = sweet_rl.turns_of(pairs[0][1], trainer.processing_class)
-    rows = [(ROW, first), (ROW | {"prefix": first}, second), (ROW, first)]
-    rows += [(ROW | {"prefix": first}, first)]  # the same text at another place
+    rows = [(ROW, first), (ROW | {"begun": first}, second), (ROW, first)]
+    rows += [(ROW | {"begun": first}, first)]  # the same text at another place
     d = log_ratios(trainer, "critic", first + second, shown, ranked)
     wanted = [summed(d[: len(first)], [first], change.get("turn_mean", True))]
     wanted += [summed(d[len(first) :], [second], change.get("turn_mean", True))]
@@ -214,7 +214,7 @@ def test_the_actors_loss_by_hand(tmp_path, reference):
     prefix = ids_of(trainer, "<step>38+4=42</step>")
     turns = ["\n<step>42*7=50</step>", "\n<step>42*7=49!</step>", "\n<step>42*7=5</step>"]
     right, *wrong = (ids_of(trainer, turn) for turn in turns)
-    row = ROW | {"prefix": prefix}
+    row = ROW | {"begun": prefix}
     trainer.saved["actor"] = [row | {"chosen": right, "rejected": turn} for turn in wrong]
     for rejected in wrong:
         r = [
@@ -246,7 +246,7 @@ def test_dialogues_are_kept_as_they_were_sampled():
     (kept,) = trainer.saved["dialogues"]  # one of up to twenty
     assert kept["ids"] in [*ids, cut]
     assert trainer.logged["actor/accuracy"] == [0, 1, 0]
-    prefix = [Characters().decode(p["prefix"]) for p in trainer.places(kept | {"ids": ids[0]})]
+    prefix = [Characters().decode(p["begun"]) for p in trainer.places(kept | {"ids": ids[0]})]
     assert prefix == ["", "<step>38+4=41</step>", "<step>38+4=41</step>\n<step>41*7=43</step>"]
     for texts in ([RIGHT] * 3, [WRONG] * 3):
         with pytest.raises(UserError, match="--pool 192: no question has a right and a wrong"):
@@ -257,7 +257,7 @@ def test_candidates_are_one_turn_each_and_none_that_was_cut():
     """The actor is asked the bare question; what the critic is shown must not reach it."""
     texts = ["\n<step>42*7=50</step>\n<step>more…", "\n<step>42*7=4…", "I give up", "…"]
     trainer = given_texts(texts)
-    place = ROW | {"prefix": Characters()("<step>38+4=42</step>").input_ids}
+    place = ROW | {"begun": Characters()("<step>38+4=42</step>").input_ids}
     (found,) = trainer.write_turns([place])
     assert [*map(Characters().decode, found)] == ["\n<step>42*7=50</step>", "I give up"]
     assert trainer.asked == [("writer", QUESTION)] * 4
@@ -297,7 +297,7 @@ def test_labels_are_of_the_turn_given_what_was_before():
     trainer = given_texts([])
 
     def label(prefix, turn):
-        return trainer.label(ROW | {"prefix": trainer_ids(prefix)}, trainer_ids(turn))
+        return trainer.label(ROW | {"begun": trainer_ids(prefix)}, trainer_ids(turn))
 
     assert label("", "<step>38+4=42</step>") is True
     assert label("<step>38+4=41</step>", "\n<step>41*7=43</step>") is True
