@@ -22,6 +22,8 @@ WATCHERS = {
 }
 """What looks at a step, raises or writes something down, and hands nothing back that the step goes
 on with. There is one exception: `checks.checked` wraps a reward function, which it calls."""
+# Not all that lies in the project's folder is ours: an environment may lie there, too.
+OURS = (*map(str, ROOT.glob("*.py")), f"{ROOT}/common/")
 called = {}  # (file, function) -> whether the step goes on with what it returns
 step = CoTrainer.training_step
 
@@ -37,7 +39,7 @@ def watches(code) -> bool:
 
 
 def look(frame, event, _):
-    if event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/"):
+    if event == "call" and frame.f_code.co_filename.startswith(OURS):
         key, acts = name_of(frame.f_code), not watches(frame.f_code)
         while acts and (frame := frame.f_back):  # what is called by a watcher only watches
             acts = not watches(frame.f_code) or frame.f_code.co_name == "call"
