@@ -274,6 +274,7 @@ class Run(TrainerCallback):
 
     def __init__(self, folder: Path, name: str, checkpoint: Path | None, args):
         self.folder, self.name, self.checkpoint, self.args = folder, name, checkpoint, args
+        self.begun_in = folder.stat()  # the folder itself, to which its name may cease to lead
         self.main, self.processes = PartialState().is_main_process, PartialState().num_processes
         self.stop, self.asked = 0, 0.0  # the signal that asked for it, and when
         self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
@@ -388,6 +389,9 @@ class Run(TrainerCallback):
         if state.global_step == 0:
             self._evaluate()
 
+    def on_step_begin(self, args, state, control, **_):
+        self._check_folder()
+
     def on_step_end(self, args, state, control, **_):
         step, last = state.global_step, state.global_step == state.max_steps
         due = self.args.eval_every and step % self.args.eval_every == 0
@@ -496,7 +500,13 @@ class Run(TrainerCallback):
             f"helps is {helps}"
         )
 
+    def _check_folder(self):
+        if not os.path.samestat(self.folder.stat(), self.begun_in):
+            other = f"--out {self.folder}: is another folder than the one in which this run began"
+            raise UserError(f"{other}; nothing more is written there.")
+
     def _write(self, step: int, metrics: dict):
+        self._check_folder()
         row = {"step": step, "seconds": round(time.time() - self.started, 2), **metrics}
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")

@@ -9,7 +9,7 @@ import time
 from common.errors import UserError
 from common.run import folder as folders
 from common.run.folder import checkpoint_to_resume, claim, last_checkpoint, release, seal
-from common.run.session import Run
+from common.run.session import Run, in_a_sentence
 
 import pytest
 from conftest import refused, small
@@ -82,6 +82,21 @@ def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished)
             before = f"--{key.replace('_', '-')} {given[key]}"
             with pytest.raises(UserError, match=re.escape(f"other arguments ({before});")):
                 checkpoint_to_resume(folder, other)
+
+
+def test_nothing_is_written_where_another_folder_has_taken_the_name(tmp_path):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    folder.mkdir()
+    run = Run(folder, "tango", None, None)
+    run._write(1, {})
+    folder.rename(moved)
+    with pytest.raises(UserError, match="run is gone"), in_a_sentence(folder):
+        run._write(2, {})
+    folder.mkdir()
+    for call in (lambda: run._write(2, {}), lambda: run.on_step_begin(None, None, None)):
+        with pytest.raises(UserError, match="another folder than the one in which this run began"):
+            call()
+    assert not [*folder.iterdir()] and len((moved / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_second_ctrl_c_ends_at_once_in_a_sentence(tmp_path, monkeypatch, capsys):
