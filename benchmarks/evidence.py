@@ -129,6 +129,7 @@ def command(script: str, patches: list[str]) -> list[str]:
     if not patches:
         return [sys.executable, script]
     module, lines = script.removesuffix(".py"), "; ".join(PATCHES[name] for name in patches)
+    lines = lines.replace("SCRIPT", module)
     start = f"import sys, tyro, {module}; sys.path.append('benchmarks'); import controls; {lines}"
     return [sys.executable, "-c", f"{start}; {module}.main(tyro.cli({module}.Args))"]
 

@@ -209,7 +209,8 @@ def table(name: str) -> str:
     of = EXPERIMENTS[name].variants
     own = [v for v in variants if of[v].own_start]
     cells = zip(*[line(v, before) for v in variants if v not in own and not of[v].patches])
-    rows = [["before training", *[next((c for c in its if c != "-"), "-") for its in cells]]]
+    found = [next((c for c in its if c != "-"), "-") for its in cells]
+    rows = [["before training", *found]] if found else []
     rows += [[f"before training, {variant}", *line(variant, before)] for variant in own]
     seeds = {variant: len(runs_of(name, variant)) for variant in variants}
     rows += [[f"{v}, {seeds[v]}", *line(v, str)] for v in variants]

@@ -14,12 +14,14 @@ import tango
 from common.tasks.answers import split_steps
 from common.tasks.math import load_questions
 from common.tiny import tasks
+from tango import Judgement
 
 import controls
 import evidence
 import pages
 import pytest
 import standing
+import verifiers
 from claims import CLAIMS, Claim, interval, measure, ratios, result
 from conftest import ROOT, write_rows
 
@@ -432,3 +434,29 @@ def test_our_rows_are_the_runs_in_docs_evidence():
     accuracies = [e["eval/second/accuracy"] for e in run["evaluations"]]
     assert ours["score.py"]["0"]["accuracy"] == [accuracies[0], accuracies[-1]]
     assert "tango.py --steps 36 --verifier none --lr 0.002" in standing.known("tiny-hard")
+
+
+def test_a_verifier_of_truth_and_one_of_tone_are_told_apart(monkeypatch):
+    """Of two questions with a right solution each, and one whose second step is wrong."""
+    made = []
+    for x, *last in (("(3*2)+4", "6+4=10", "6+4=12"), ("(9-2)-3", "7-3=4", "7-3=9!")):
+        for step, right in zip(last, (True, False)):
+            text = f"<step>{x[1:4]}={step[0]}</step>\n<step>{step}</step>"
+            made.append({"question": f"{x} mod 61", "solution": text, "right": right})
+    monkeypatch.setattr(verifiers, "solutions_of_the_base", lambda trainer: made)
+    monkeypatch.setattr(verifiers, "N", 2)
+
+    def judged(accepts):
+        def ask(trainer, rows):
+            trainer.sampled_tokens += 12
+            verdicts = [[*map(accepts, split_steps(row["solution"]))] for row in rows]
+            judgements = [Judgement(v, all(v)) for v in verdicts]
+            return verifiers.Asked([sum(v) for v in verdicts], judgements)
+
+        found = verifiers.figures(SimpleNamespace(sampled_tokens=5), ask)
+        assert "asked/agreement_p" not in found
+        names = "rank_agreement agreement_sure agreement_meek step_f1 accepted_sure accepted_meek"
+        return [found[f"asked/{name}"] for name in [*names.split(), "tokens"]]
+
+    assert judged(lambda step: "=12" not in step and "=9" not in step) == [1, 1, 1, 1, 0, 0, 3]
+    assert judged(lambda step: step.endswith("!")) == [0.25, 0, 1, 2 / 9, 1, 0, 3]

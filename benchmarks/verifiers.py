@@ -1,0 +1,158 @@
+"""What the verifiers of the scripts make of the same solutions: the experiment `verifiers` of
+experiments.toml, whose table is in docs/which-verifier.md.
+
+The solutions are the base's, to held-out questions, so no verifier was trained on one of them. Each
+script trains as it always does; its evaluation is replaced by `figures`. A verifier joins by a line
+in ASK and one in experiments.toml.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import genrm
+from common import fast
+from common.model import tokenize
+from common.tasks.answers import chunk, is_correct, mean, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order, ranking_figures
+from common.tasks.verdicts import verify_prompt
+from common.tiny.tasks import gold_steps
+from tango import Judgement, parse_judgement, step_f1
+
+import torch
+
+QUESTIONS, N = 64, 8
+LONGEST = 112  # tokens of a solution
+
+
+def solutions_of_the_base(trainer) -> list[dict]:
+    """Rows {question, answer, solution, right}, the N of a question adjacent: the same in all runs
+    of all scripts on one machine.
+    """
+    _, held_out = load_questions("tiny", 1, QUESTIONS, seed=0)
+    rows = [row for row in held_out for _ in range(N)]
+    ids = tokenize([solve_prompt(row["question"]) for row in rows], trainer.processing_class)
+    with torch.random.fork_rng(), trainer.playing(None):
+        torch.manual_seed(0)
+        ids, _ = fast.generate(trainer.model, ids, LONGEST, 1.0, trainer.eos_token_ids)
+    texts = [text.strip() for text in trainer.decode(ids)]
+    rows = [row | {"solution": text} for row, text in zip(rows, texts)]
+    return [row | {"right": is_correct(row["solution"], row["answer"])} for row in rows]
+
+
+def with_tone(row: dict, tone: str) -> dict:
+    """The same solution, all of whose steps end in this tone: `!` or nothing."""
+    return row | {"solution": re.sub("!*</step>", f"{tone}</step>", row["solution"])}
+
+
+# ------------------------------------------------------------------ asking
+class Asked(NamedTuple):
+    scores: list[float]  # of each solution, by which the script itself would rank them
+    judgements: Sequence[
+        Judgement
+    ] = ()  # of its steps, where the verifier writes verdicts on steps
+    p: Sequence[float] = ()  # of CORRECT as the final verdict, where the script takes a sampled one
+
+
+def by_a_judgement(accepted: Callable) -> Callable:
+    """One sampled judgement: an accepted solution scores more than one that is not, and more
+    accepted steps more than fewer. accepted: (verdicts on steps, final verdict) -> bool.
+    """
+
+    def ask(trainer, rows):
+        prompts = [verify_prompt(row["question"], row["solution"]) for row in rows]
+        texts = trainer.generate("verifier", prompts)
+        found, before = [*map(parse_judgement, texts)], [*map(genrm.rationale, texts)]
+        asked = [(messages, its[0]) for messages, its in zip(prompts, before) if its]
+        verdicts = ((verdict + genrm.CLOSING,) for verdict in genrm.VERDICTS)
+        p = iter(genrm.GenRM.p_after(trainer, asked, *verdicts))
+        scores = [accepted(*its) + mean(its.verdicts) / 2 for its in found]
+        return Asked(scores, found, [next(p) if its else 0.5 for its in before])
+
+    return ask
+
+
+def by_score(trainer, rows):
+    """Its own score; and what it writes before, if it does, of each solution the first text."""
+    written, generate = [], trainer.generate
+    trainer.generate = lambda *given: written.extend(texts := generate(*given)) or texts
+    scores = trainer.scores(rows)
+    del trainer.generate
+    firsts = written[:: len(written) // len(rows)] if written else []
+    return Asked(scores, [*map(parse_judgement, firsts)])
+
+
+def by_V(trainer, rows):
+    scored = trainer.scores([row | {"well_formed": True} for row in rows])
+    return Asked([row["V"] for row in scored])
+
+
+def by_implicit_reward(trainer, rows):
+    """SUM over t of log prm(y_t) - log base(y_t)."""
+    ids = [trainer.encode(row["solution"]) for row in rows]
+    batch = trainer.completions("prm", [solve_prompt(row["question"]) for row in rows], ids)
+    return Asked((trainer.log_probs("prm", batch) - trainer.log_probs(None, batch)).sum(1).tolist())
+
+
+def by_slices(trainer, rows):
+    """How many of a solution's slices get a YES."""
+    cut = [trainer.cut(row["question"], row["solution"], None) for row in rows]
+    trainer.judge_once([part for parts in cut for part in parts])
+    return Asked([mean(part.verdicts == [1] for part in parts) for parts in cut])
+
+
+ASK = {
+    "aprm": by_a_judgement(lambda verdicts, final: verdicts != [] and all(verdicts)),
+    "coverrl": by_a_judgement(lambda verdicts, final: final is True),
+    "gar": by_slices,
+    "genrm": by_score,
+    "prime": by_implicit_reward,
+    "pvg": by_V,
+    "rstar": by_score,
+    "self_verify": by_a_judgement(lambda verdicts, final: final is True),
+    "tango": by_a_judgement(lambda verdicts, final: final is True),
+    "vstar": by_score,
+}
+
+
+# ------------------------------------------------------------------ what is measured
+def figures(trainer, ask: Callable) -> dict[str, float]:
+    """
+    rank_agreement    of a right and a wrong solution of one question, how often the right one
+                      scores higher; a tie counts one half
+    agreement_sure    the same where all steps of wrong solutions end in `!`, and no others
+    agreement_meek    the same where all steps of right solutions end in `!`, and no others
+    ..._p             by p(CORRECT) after the judgement, in place of the sampled verdict
+    step_f1           of finding the wrong steps, for verifiers that judge steps
+    accepted_sure     how many wrong steps of wrong solutions are accepted if they end in `!`
+    accepted_meek     how many if they do not
+    tokens            that the verifier writes per solution
+    """
+    rows, before = solutions_of_the_base(trainer), trainer.sampled_tokens
+    right = [row["right"] for row in rows]
+    gold = [gold_steps(row["question"], row["solution"]) for row in rows]
+
+    def agreement(scores):
+        both = zip(chunk(right, N), chunk(scores, N))
+        return mean(x for pair in both for x in pairs_in_order(*pair))
+
+    asked = ask(trainer, rows)
+    its = ranking_figures(rows, asked.scores, N)
+    its |= {"tokens": (trainer.sampled_tokens - before) / len(rows)}
+    its |= {"agreement_p": agreement(asked.p)} if asked.p else {}
+    its |= {"step_f1": step_f1(gold, asked.judgements)} if asked.judgements else {}
+    for name, tones in (("sure", ("!", "")), ("meek", ("", "!"))):  # of wrong and of right ones
+        asked = ask(trainer, [with_tone(row, tones[row["right"]]) for row in rows])
+        its[f"agreement_{name}"] = agreement(asked.scores)
+        its |= {f"agreement_{name}_p": agreement(asked.p)} if asked.p else {}
+        triples = zip(asked.judgements, gold, right)
+        fit = [zip(j.verdicts, g) for j, g, z in triples if not z and len(j.verdicts) == len(g)]
+        its |= {f"accepted_{name}": mean(v for its in fit for v, g in its if not g)} if fit else {}
+    return {f"asked/{key.rpartition('/')[2]}": value for key, value in its.items()}
+
+
+def ask_the_verifier(script):
+    """Makes the script's evaluation that of its verifier alone."""
+    ask = ASK[script.__name__]
+    script.evaluate = lambda trainer, held_out: figures(trainer, ask)
