@@ -25,6 +25,8 @@ XLABELS = {
     "co/samples": "samples drawn, filtered ones included",
     "labels": "training questions with an answer",
 }
+OF_ANOTHER_KIND = 20
+"""Points from the median: a mean of such a run and of others is that of no run."""
 TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.timed]
 
 
@@ -178,15 +180,17 @@ def counted(rows: list[dict]) -> str:
 
 # ------------------------------------------------------------------ an experiment's block
 def cell(values: list[float], percent: bool) -> str:
-    """Mean ± half of the 95 % interval over the runs that get there, and how many never do. Where a
-    share's interval leaves 0 to 100, the runs are of two kinds or too few, and each one is shown.
+    """Mean ± half of the 95 % interval over the runs that get there, and how many never do. Where
+    one of several shares is OF_ANOTHER_KIND, or the interval leaves 0 to 100, each one is shown.
     """
     there = [value * (100 if percent else 1) for value in values if math.isfinite(value)]
     never = sum(map(math.isinf, values))
     if not there:
         return "never" if never else "-"
     middle, low, high = interval(there)
-    if percent and len(there) > 1 and all(0 <= x <= 100 for x in there) and (low < 0 or high > 100):
+    far = max(abs(x - statistics.median(there)) for x in there) > OF_ANOTHER_KIND
+    shares = percent and len(there) > 1 and all(0 <= x <= 100 for x in there)
+    if shares and (far or low < 0 or high > 100):
         return ", ".join(f"{x:.1f}" for x in there)
     digits = 2 if not percent and 0 < middle < 1 else 1 if percent or middle < 100 else 0
     text = f"{middle:,.{digits}f}"
