@@ -9,9 +9,10 @@ than the one that is always right. The patches of experiments.toml put them in p
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from common.tasks.answers import boxed, split_steps
+from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.verdicts import mark
 from common.tiny.tasks import gold_answer, parse_question, step_labels
 
@@ -86,6 +87,29 @@ def voted(tango):
 
     tango.outcome_reward = outcome_reward
     tango.Tango.with_answers = lambda self, questions: questions
+
+
+def judged_alone(tango, lr: float):
+    """Makes `all_accepted` the generator's only reward, under --labels that names more questions
+    than there are: every answer trains the verifier, at this rate, and none the generator.
+    """
+    Tango = tango.Tango
+    begun, step, report = Tango.define_players, Tango.generator_step, Tango.report_generator
+
+    def define_players(args):
+        players = begun(args)
+        return players | {"verifier": replace(players["verifier"], lr=lr)}
+
+    def generator_step(self, rows):
+        return step(self, [row | {"answer": "", "gold": row["answer"]} for row in rows])
+
+    def report_generator(self, rows, batch, judgements, alpha):
+        right = [is_correct(text, row["gold"]) for text, row in zip(batch.texts, rows)]
+        shown = replace(batch, rewards=batch.rewards.new_tensor(right))  # (B,)
+        report(self, rows, shown, judgements, alpha)
+
+    Tango.define_players = staticmethod(define_players)
+    Tango.generator_step, Tango.report_generator = generator_step, report_generator
 
 
 # ------------------------------------------------------------------ mae.py: scores
