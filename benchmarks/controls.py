@@ -54,14 +54,15 @@ def judged_by(judge, trainer_class):
 
 
 def judging_as(folder: str, trainer_class):
-    """Makes all trainers of this class start with the verifier of aprm.py's run of the same seed:
-    an adapter on the same embedded model, asked in the same form.
+    """Makes all trainers of this class start with the verifier of another script's run: an adapter
+    on the same embedded model, asked in the same form, in this folder, whose SEED is the run's.
     """
     begun = trainer_class.__init__
 
     def __init__(self, *inputs):
         begun(self, *inputs)
-        state = load_file(Path(folder, str(self.cfg.seed), "verifier/adapter_model.safetensors"))
+        place = folder.replace("SEED", str(self.cfg.seed))
+        state = load_file(Path(place, "adapter_model.safetensors"))
         set_peft_model_state_dict(self.model, state, adapter_name="verifier")
 
     trainer_class.__init__ = __init__
