@@ -12,7 +12,8 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
       A = (1 - alpha) * A_outcome + alpha * A_step                                      eq. 4-7
     VERIFIER = `verifier_step`
       sample one solution per question, and M judgements of it
-      r = [final verdict == answer is right] + 0.8 * format, classes reweighted         eq. 8-9
+      r = [final verdict == label] + 0.8 * format, label = [the answer is right];
+      classes reweighted                                                                eq. 8-9
 
 RL sees no step labels: the verifier gets better at judging steps only if that improves its final
 verdict. (The embedded model learnt step judging before RL.) The generator is rewarded for its
@@ -70,13 +71,13 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     alpha_end: Share = 0.001
     """what --alpha falls to by the end (paper: 0.001); --alpha 1 --alpha-end 1 keeps it at 1"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation: never trained, or none (plain GRPO); all --steps are then the generator's"""
+    """ablation: frozen = as --model is, none = plain GRPO; all --steps are then the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
-    """not the paper's: only so many training questions have answers (0: all of them). These train
-    the verifier; elsewhere a solution's reward is 1 if all its steps are accepted, whatever --alpha
-    """
+    """not the paper's: only so many training questions have answers (0: all of them), and the
+    verifier trains on these. On the others a solution's reward is 1 if all its steps are accepted,
+    else 0; --alpha has no effect there"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -90,7 +91,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.alpha_end == 0 < self.alpha:
             raise UserError("--alpha-end 0: alpha decays by a factor, so the end must be above 0.")
         if self.labels and self.verifier != "none" and self.alpha == 0:
-            raise UserError("--labels, --alpha 0: most solutions would have no reward at all.")
+            raise UserError(
+                "--labels, --alpha 0: without judgements most solutions have no reward."
+            )
 
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
@@ -157,8 +160,8 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
 def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tensor:
     """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
     verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
-    there is no step or answer. So no step more can pay. (The paper's step rewards as the only
-    reward pay for four rejected steps in place of one, and for being unreadable.)
+    there is no step or answer. So an additional step never raises the reward. (By the paper's step
+    rewards alone four rejected steps earn more than one, and an unreadable solution can, too.)
     """
     both = zip(verdicts, solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
@@ -185,9 +188,9 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
-    and (B, K) token indices; NaN and -1 where there is none. All rewards of a solution with more or
-    fewer verdicts than steps are NaN. Trap: they count as 0, more than a rejected
-    step's normalised reward, which is negative.
+    and (B, K) token indices; NaN and -1 where a solution has fewer than K steps. All rewards of a
+    solution with more or fewer verdicts than steps are NaN. Trap: they count as 0, mostly more than
+    a rejected step's normalised reward.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -213,9 +216,9 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> t
     # A_out = (r - mean) / std over the M solutions of a question
     A_out = group_advantage(outcome, group_size)[:, None] * mask  # (B, T)
     # z = the same over ALL step rewards of the M solutions pooled. Trap: because r = 1/K, short
-    # solutions score higher among those that are all right; a small alpha bounds the damage.
+    # ones score higher among solutions with all steps accepted; a small alpha bounds the damage.
     z = group_advantage(r_step, group_size)  # (B, K)
-    # Released code: a reward that is alone in its group stays as it is.
+    # As in the released code, a reward that is alone in its group is not normalised.
     alone = (~r_step.isnan()).unflatten(0, (-1, group_size)).sum((1, 2)) == 1  # (P,)
     z = torch.where(alone.repeat_interleave(group_size)[:, None], r_step.nan_to_num(0.0), z)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
@@ -240,7 +243,7 @@ class Tango(CoTrainer):
         return [self.verifier_step(known)]
 
     def with_answers(self, questions):
-        """Returns as many questions, all with known answers; --labels draws them from those."""
+        """Returns len(questions) questions with known answers, with --labels other ones."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]
@@ -283,7 +286,7 @@ class Tango(CoTrainer):
         ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
         r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
         outcome, weight = batch.rewards, alpha  # (B,)
-        if self.cfg.labels:  # where no answer is known, r_out is by verdicts, and alpha is 0
+        if self.cfg.labels:  # where no answer is known, verdicts give r_out, and alpha is 0
             unknown = outcome.isnan()  # (B,)
             outcome = torch.where(unknown, all_accepted(verdicts, batch.texts).to(outcome), outcome)
             weight = alpha * ~unknown[:, None]  # (B, 1)
@@ -329,9 +332,9 @@ class Tango(CoTrainer):
         s = counts.clamp(min=1e-6).rsqrt()[labels.long()]  # (B,): 1 / sqrt(count of its class)
         return s * len(s) / s.sum()
 
-    # --- what is logged and shown; no method below affects training; gather needs all processes
+    # --- what is logged and shown; nothing below affects training; all processes call it
     def report_generator(self, rows, batch, judgements, alpha):
-        # The only reward is correctness; with another one, log is_correct here.
+        # batch.rewards is correctness here; with a further reward function, log is_correct instead.
         known = ~batch.rewards.isnan()
         self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)
@@ -347,7 +350,7 @@ class Tango(CoTrainer):
         texts = batch.extras["judgement"]
         for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
             note |= {"judgement": text, "verdicts": verdict, "gold": truth}
-        # a generator that games its verifier exploits these
+        # wrong steps that are accepted are what a generator exploits when it games its verifier
         pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         if None in gold:
@@ -435,7 +438,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # Always the base's of step 0, or a better generator would look like a better verifier.
+    # Always the base's solutions, of step 0: a better generator is no better verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.
@@ -451,7 +454,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {  # panels of report.html; the line of a step shows the first metric of each
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],

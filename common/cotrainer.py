@@ -22,7 +22,7 @@ common/batch.py defines a batch. `self.saved` is a dict of the script's own stat
 keeps. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and
 several processes: see docs/how-grpotrainer-works.md.
 
-Shapes: B rows, P prompt tokens, T completion tokens.
+Shapes: B rows of a batch, b of a micro-batch, T completion tokens.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class CoTrainer(RunTrainer):
             word = self.gather([secrets.token_hex(4)])[0]  # the same on all processes
             self.sampler = vllm.Server(cfg.rollouts, config.output_dir, word)
             self.generation_batch_size = 1 << 30  # the server makes its own batches
-        self.turns = []  # of the blocks of `playing` that we are in, the players
+        self.turns = []  # the players of the `playing` blocks that are open
         self.trained_last = ""  # player of the latest update
         self.sampled_tokens = 0  # by all players, since the step began
         self.asked_in_evaluation = None  # prompts -> how often, while an evaluation lasts
@@ -113,7 +113,7 @@ class CoTrainer(RunTrainer):
         raise NotImplementedError
 
     def training_step(self, model, rows, num_items_in_batch=None):
-        """Runs the script's step and trains its batches; Trainer calls this once per optimiser
+        """Runs the script's step and trains on its batches; Trainer calls this once per optimiser
         step. `update` sets, uses and clears p.grad, so the optimiser step that Trainer takes
         afterwards finds no gradient and does nothing.
         """
@@ -124,7 +124,7 @@ class CoTrainer(RunTrainer):
         checks.check_step(self, batches)
         for batch in batches:
             self.update(batch)
-        self.trained_last = batches[-1].player  # the step's line names it
+        self.trained_last = batches[-1].player  # printed in the line of the step
         world = self.accelerator.num_processes
         # log_mean averages over the processes; these are the tokens of all
         self.log_mean("co/sampled_tokens", self.sampled_tokens * world)
@@ -140,10 +140,10 @@ class CoTrainer(RunTrainer):
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
         k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
-        trained on once: the ratio is set to 1, and PPO's clip never acts. Tokens that a server has
-        drawn may have a weight min(pi / pi_server, clip_max) besides. The shares of all
-        micro-batches and processes add up to the loss, and so do their gradients. A script whose
-        paper has another loss overrides this method; `batch.player` names the player.
+        trained on once: the ratio is set to 1, and PPO's clip never acts. With
+        --vllm-importance-sampling-clip-max a token's ratio is min(pi / pi_server, clip_max). The
+        shares of all micro-batches and processes add up to the loss, and so do their gradients. A
+        script whose paper has another loss overrides this method; `batch.player` names its player.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -194,11 +194,11 @@ class CoTrainer(RunTrainer):
         self.optimizer.zero_grad(set_to_none=True)
 
     def micro_batches(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Returns the indices of the rows of each micro-batch, (b,) each: of all rows that can have
-        a gradient. The loss divides by the tokens of *all* rows, so that leaving rows out, sorting
+        """Splits the rows that can have a gradient into micro-batches: returns the row numbers of
+        each, (b,). The loss divides by the tokens of *all* rows, so that leaving rows out, sorting
         and cutting do not change the gradient.
         """
-        if not len(batch):  # of a process that has none
+        if not len(batch):  # another process may have some
             return ()
         order, A = self.engine.in_order(batch), batch.advantages  # (B,); (B,), (B, T) or None
         if A is not None and not (self.kl or self.all_rows):  # else every row may have one
@@ -216,7 +216,7 @@ class CoTrainer(RunTrainer):
         """Inside this block the model is the base with this player's adapter; for None, the base.
 
         PEFT turns requires_grad off for all other adapters, so they get no gradient, and AdamW
-        changes neither weights nor momentum of a parameter without one.
+        skips a parameter without a gradient: its weights and its momentum stay.
         """
         before = self.model.active_adapter
         self.turns.append(name)
@@ -239,7 +239,7 @@ class CoTrainer(RunTrainer):
         Args:
             name: the player.
             rows: {"prompt": [messages], further columns for the reward functions}; rows of a group
-                are adjacent. All processes call `rollout` together, with as many rows each; for a
+                are adjacent. All processes call `rollout` together, with equally many rows; for a
                 player without reward functions the numbers may differ between processes.
 
         Returns:
@@ -325,7 +325,7 @@ class CoTrainer(RunTrainer):
         return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        # of no rows, batch_decode makes one empty text
+        # batch_decode would turn an empty list into one empty text
         return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
 
     # ------------------------------------------------------------------ the verbs: batches
@@ -335,8 +335,8 @@ class CoTrainer(RunTrainer):
         return Batch.of(name, prompt_ids, ids, pad_id, device)
 
     def completions(self, name: str, prompts: list, ids: list[list[int]]) -> Batch:
-        """Completions that nobody sampled just now, as a batch for `log_probs`, and for a script's
-        own `loss`, which gives every token the player's temperature.
+        """Returns completions that were not sampled just now as a batch, for `log_probs` or a
+        script's own `loss`. Both score them at the player's temperature.
 
         Args:
             name: the player that is trained on them, if `step` returns the batch.
@@ -384,13 +384,13 @@ class CoTrainer(RunTrainer):
             groups = [i // G for i in range(len(rewards))]
         for note, reward in zip(batch.notes, rewards.tolist()):
             note["rewards"]["total"] = reward
-        if self.player_named(name).rewards:  # `rollout` has logged this of its functions alone
+        if self.player_named(name).rewards:  # `rollout` has logged this for them alone
             self._sums.pop(f"{name}/frac_reward_zero_std", None)
         self.log_rewards(name, "total_reward", rewards, groups)
 
     def concat(self, batches: list[Batch]) -> Batch:
-        """Joins several rollouts of ONE adapter to a batch for one update, see `Batch.join`. The
-        player of the joined batch is the adapter's name.
+        """Joins several rollouts of ONE adapter into one batch, see `Batch.join`. The player
+        of the joined batch is the adapter's name.
         """
         adapter = self.player_named(batches[0].player).adapter
         names = [*(batch.player for batch in batches), adapter]
@@ -410,7 +410,7 @@ class CoTrainer(RunTrainer):
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        # with a gradient only where the sampler is the trained player
+        # a gradient says that the player that sampled the batch is the one that is scored
         if logp.requires_grad and batch.sampled_logps is not None:
             gap = (logp.detach() - batch.sampled_logps).abs()
             self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
