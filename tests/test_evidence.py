@@ -157,9 +157,9 @@ def test_claims_are_counted_as_a_reviewer_would():
     row = {"verdict": "separated", "paper": "higher", "kind": "difference", "ours": 0.1, "seeds": 5}
     rows = [row, row | {"ours": -0.1}, row | {"kind": "ratio", "ours": 0.8}, row | {"paper": "-"}]
     rows += [row | {"verdict": "not separated"}]
-    said = ["agrees", "contradicts", "contradicts", "control", "not separated"]
+    said = ["paper's sign", "opposite sign", "opposite sign", "control", "not separated"]
     assert [pages.stands(row) for row in rows] == said
-    counts = "in 4 the 95 % interval excludes zero: 1 agree with the paper, 2 "
+    counts = "in 4 the 95 % interval excludes zero: 1 have the paper's sign, 2 "
     alone = row | {"seeds": 1}  # it has no interval
     assert f"Of 5 comparisons over several seeds, {counts}" in pages.counted([*rows, alone])
     assert "one seed" in pages.doubt(alone) and not pages.doubt(row)
@@ -174,7 +174,10 @@ def test_the_headline_leaves_out_what_has_not_run(made_up, monkeypatch):
         run | {"evaluations": [{f"eval/{ACCURACY}": x} for x in (0.4, 0.3)]} for run in A.values()
     ]
     made_up("made_up", runs)
-    assert pages.headline().endswith("| by a | nobody | 30.0±0.0 | 2 of 2 |\n")
+    assert pages.headline().endswith("| by a | nobody | 30.0±0.0 | 0 of 2 |\n")
+    worse = runs[0] | {"variant": "b", "evaluations": [{f"eval/{ACCURACY}": 0.2}]}
+    made_up("made_up", [*runs, worse])  # compared with the first row's run of its seed
+    assert pages.headline().endswith("| by b | nobody | 20.0 | 1 of 1 |\n")
 
 
 def test_every_claim_is_about_variants_that_exist():
