@@ -12,8 +12,7 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
       A = (1 - alpha) * A_outcome + alpha * A_step                                      eq. 4-7
     VERIFIER = `verifier_step`
       sample one solution per question, and M judgements of it
-      r = [final verdict == label] + 0.8 * format, label = [the answer is right];
-      classes reweighted                                                                eq. 8-9
+      r = [verdict == (is the answer right)] + 0.8 * format, classes reweighted         eq. 8-9
 
 RL sees no step labels: the verifier gets better at judging steps only if that improves its final
 verdict. (The embedded model learnt step judging before RL.) The generator is rewarded for its
@@ -75,9 +74,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
-    """not the paper's: only so many training questions have answers (0: all of them), and the
-    verifier trains on these. On the others a solution's reward is 1 if all its steps are accepted,
-    else 0; --alpha has no effect there"""
+    """not the paper's: so many training questions have answers, for the verifier (0: all have).
+    Elsewhere r_out = [all steps are accepted], and --alpha has no effect"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -188,9 +186,8 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
-    and (B, K) token indices; NaN and -1 where a solution has fewer than K steps. All rewards of a
-    solution with more or fewer verdicts than steps are NaN. Trap: they count as 0, mostly more than
-    a rejected step's normalised reward.
+    and (B, K) token indices; NaN and -1 where a solution has fewer than K steps. Trap: where
+    verdicts do not fit the steps, all are NaN, which counts as 0, mostly more than a rejected step.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
