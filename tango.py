@@ -12,7 +12,7 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
       A = (1 - alpha) * A_outcome + alpha * A_step                                      eq. 4-7
     VERIFIER = `verifier_step`
       sample one solution per question, and M judgements of it
-      r = [verdict == (is the answer right)] + 0.8 * format, classes reweighted         eq. 8-9
+      r = [final verdict is right] + 0.8 * format, classes reweighted                   eq. 8-9
 
 RL sees no step labels: the verifier gets better at judging steps only if that improves its final
 verdict. (The embedded model learnt step judging before RL.) The generator is rewarded for its
@@ -240,7 +240,7 @@ class Tango(CoTrainer):
         return [self.verifier_step(known)]
 
     def with_answers(self, questions):
-        """Returns len(questions) questions with known answers, with --labels other ones."""
+        """Returns len(questions) questions with answers, with --labels drawn from those."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]

@@ -366,7 +366,7 @@ def headline() -> str:
         ends = [measure("last:generator/accuracy", run) for run in runs]
         pairs = [(end, first[run["seed"]]) for end, run in zip(ends, runs) if run["seed"] in first]
         if ends:
-            worse = sum(end < of_first for end, of_first in pairs)
+            worse = sum(end < other for end, other in pairs)
             rows.append([judge, gold, cell(ends, True), f"{worse} of {len(pairs)}"])
     begin = [measure("first:generator/accuracy", run) for run in of_first.values()]
     start = f"accuracy, %; {cell(begin, True)} before training" if begin else "accuracy, %"

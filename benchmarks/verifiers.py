@@ -49,10 +49,8 @@ def with_tone(row: dict, tone: str) -> dict:
 # ------------------------------------------------------------------ asking
 class Asked(NamedTuple):
     scores: list[float]  # of each solution, by which the script itself would rank them
-    judgements: Sequence[
-        Judgement
-    ] = ()  # of its steps, where the verifier writes verdicts on steps
-    p: Sequence[float] = ()  # of CORRECT as the final verdict, where the script takes a sampled one
+    judgements: Sequence[Judgement] = ()  # where the verifier writes verdicts on steps
+    p: Sequence[float] = ()  # of CORRECT as the final verdict, where the script samples one
 
 
 def by_a_judgement(accepted: Callable) -> Callable:

@@ -141,7 +141,7 @@ class CoTrainer(RunTrainer):
 
         k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
         trained on once: the ratio is set to 1, and PPO's clip never acts. With
-        --vllm-importance-sampling-clip-max a token's ratio is min(pi / pi_server, clip_max). The
+        --vllm-importance-sampling-clip-max it is multiplied by min(pi / pi_server, clip_max). The
         shares of all micro-batches and processes add up to the loss, and so do their gradients. A
         script whose paper has another loss overrides this method; `batch.player` names its player.
         """
