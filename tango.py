@@ -58,7 +58,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     lr: Weight = per_model(tiny=2e-3, real=2e-5)
     """learning rate of both adapters, constant (paper: 1e-6, all weights)"""
     kl: Weight = 0.001
-    """weight of the k3 penalty towards the base (paper: 0.001); 0 saves the reference pass"""
+    """weight of the KL term towards the base (paper: 0.001); 0 saves the reference pass"""
     gen_steps: CountOrZero = 3
     """N_g, generator steps per cycle (paper: 3)"""
     ver_steps: CountOrZero = 1
@@ -70,11 +70,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     alpha_end: Share = 0.001
     """what --alpha falls to by the end (paper: 0.001); --alpha 1 --alpha-end 1 keeps it at 1"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation: frozen = as --model is, none = plain GRPO; all --steps are then the generator's"""
+    """ablation: frozen = untrained, none = plain GRPO; then all --steps are the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
-    """not the paper's: so many training questions have answers, for the verifier (0: all have).
+    """not the paper's: number of training questions whose answers are used (0: all).
     Elsewhere r_out = [all steps are accepted], and --alpha has no effect"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
@@ -159,7 +159,7 @@ def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tens
     """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
     verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
     there is no step or answer. So an additional step never raises the reward. (By the paper's step
-    rewards alone four rejected steps earn more than one, and an unreadable solution can, too.)
+    rewards alone, four rejected steps can beat one rejected step, and so can no step at all.)
     """
     both = zip(verdicts, solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
@@ -187,7 +187,7 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where a solution has fewer than K steps. Trap: where
-    verdicts do not fit the steps, all are NaN, which counts as 0, mostly more than a rejected step.
+    verdicts do not fit the steps, all are NaN, which counts as 0; a rejected step mostly gets less.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -212,8 +212,8 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> t
     """
     # A_out = (r - mean) / std over the M solutions of a question
     A_out = group_advantage(outcome, group_size)[:, None] * mask  # (B, T)
-    # z = the same over ALL step rewards of the M solutions pooled. Trap: because r = 1/K, short
-    # ones score higher among solutions with all steps accepted; a small alpha bounds the damage.
+    # z = the same over ALL step rewards of the M solutions pooled. Trap: if all their steps are
+        # accepted, solutions with fewer steps have the larger r = 1/K, and so the larger z.
     z = group_advantage(r_step, group_size)  # (B, K)
     # As in the released code, a reward that is alone in its group is not normalised.
     alone = (~r_step.isnan()).unflatten(0, (-1, group_size)).sum((1, 2)) == 1  # (P,)
@@ -240,7 +240,7 @@ class Tango(CoTrainer):
         return [self.verifier_step(known)]
 
     def with_answers(self, questions):
-        """Returns len(questions) questions with answers, with --labels drawn from those."""
+        """Returns the questions; with --labels as many, drawn from those with a known answer."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]
@@ -435,7 +435,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # Always the base's solutions, of step 0: a better generator is no better verifier.
+    # Always the base's solutions, of step 0, so that only the verifier changes these figures.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.

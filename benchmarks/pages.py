@@ -154,13 +154,13 @@ def linked(row: dict, folder: str) -> str:
 
 
 def stands(row: dict) -> str:
-    """`paper's sign`, `opposite sign`, `not separated`; `control` where no paper says anything. All
+    """`paper's sign`, `opposite sign`, `not separated`; `no paper` where none says anything. All
     papers expect the second variant, or the gain, to be the larger one, and ratios above 1.
     """
     if row["verdict"] == "not separated":
         return row["verdict"]
     if row["paper"] == "-":
-        return "control"
+        return "no paper"
     return "paper's sign" if row["ours"] > (row["kind"] == "ratio") else "opposite sign"
 
 
@@ -171,10 +171,11 @@ def counted(rows: list[dict]) -> str:
     rows = [row for row in rows if row["seeds"] > 1]
     found = Counter(stands(row) for row in rows)
     apart, same = len(rows) - found["not separated"], found["paper's sign"]
+    opposite, new = found["opposite sign"], found["no paper"]
     return (
         f"Of {len(rows)} comparisons over several seeds, in {apart} the 95 % interval excludes "
-        f"zero: {same} have the paper's sign, {found['opposite sign']} the opposite one, "
-        f"{found['control']} compare what no paper does.\n"
+        f"zero: {same} have the paper's sign, {opposite} the opposite one, {new} compare what no "
+        f"paper does.\n"
     )
 
 
@@ -370,7 +371,7 @@ def headline() -> str:
             rows.append([judge, gold, cell(ends, True), f"{worse} of {len(pairs)}"])
     begin = [measure("first:generator/accuracy", run) for run in of_first.values()]
     start = f"accuracy, %; {cell(begin, True)} before training" if begin else "accuracy, %"
-    header = ["the generator's reward", "who sees gold answers", start, "seeds below row one's"]
+    header = ["the generator's reward", "who sees gold answers", start, "below row one, by seed"]
     return f"{text}*{chosen['says']}*\n\n{markdown(header, rows)}"
 
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import genrm
 from common import fast
 from common.model import tokenize
 from common.tasks.answers import chunk, is_correct, mean, solve_prompt
@@ -50,7 +49,6 @@ def with_tone(row: dict, tone: str) -> dict:
 class Asked(NamedTuple):
     scores: list[float]  # of each solution, by which the script itself would rank them
     judgements: Sequence[Judgement] = ()  # where the verifier writes verdicts on steps
-    p: Sequence[float] = ()  # of CORRECT as the final verdict, where the script samples one
 
 
 def by_a_judgement(accepted: Callable) -> Callable:
@@ -60,13 +58,8 @@ def by_a_judgement(accepted: Callable) -> Callable:
 
     def ask(trainer, rows):
         prompts = [verify_prompt(row["question"], row["solution"]) for row in rows]
-        texts = trainer.generate("verifier", prompts)
-        found, before = [*map(parse_judgement, texts)], [*map(genrm.rationale, texts)]
-        asked = [(messages, its[0]) for messages, its in zip(prompts, before) if its]
-        verdicts = ((verdict + genrm.CLOSING,) for verdict in genrm.VERDICTS)
-        p = iter(genrm.GenRM.p_after(trainer, asked, *verdicts))
-        scores = [accepted(*its) + mean(its.verdicts) / 2 for its in found]
-        return Asked(scores, found, [next(p) if its else 0.5 for its in before])
+        found = [*map(parse_judgement, trainer.generate("verifier", prompts))]
+        return Asked([accepted(*its) + mean(its.verdicts) / 2 for its in found], found)
 
     return ask
 
@@ -121,7 +114,6 @@ def figures(trainer, ask: Callable) -> dict[str, float]:
                       scores higher; a tie counts one half
     agreement_sure    the same where all steps of wrong solutions end in `!`, and no others
     agreement_meek    the same where all steps of right solutions end in `!`, and no others
-    ..._p             by p(CORRECT) after the judgement, in place of the sampled verdict
     step_f1           of finding the wrong steps, for verifiers that judge steps
     accepted_sure     how many wrong steps of wrong solutions are accepted if they end in `!`
     accepted_meek     how many if they do not
@@ -138,12 +130,10 @@ def figures(trainer, ask: Callable) -> dict[str, float]:
     asked = ask(trainer, rows)
     its = ranking_figures(rows, asked.scores, N)
     its |= {"tokens": (trainer.sampled_tokens - before) / len(rows)}
-    its |= {"agreement_p": agreement(asked.p)} if asked.p else {}
     its |= {"step_f1": step_f1(gold, asked.judgements)} if asked.judgements else {}
     for name, tones in (("sure", ("!", "")), ("meek", ("", "!"))):  # of wrong and of right ones
         asked = ask(trainer, [with_tone(row, tones[row["right"]]) for row in rows])
         its[f"agreement_{name}"] = agreement(asked.scores)
-        its |= {f"agreement_{name}_p": agreement(asked.p)} if asked.p else {}
         triples = zip(asked.judgements, gold, right)
         fit = [zip(j.verdicts, g) for j, g, z in triples if not z and len(j.verdicts) == len(g)]
         its |= {f"accepted_{name}": mean(v for its in fit for v, g in its if not g)} if fit else {}

@@ -87,7 +87,7 @@ class CoTrainer(RunTrainer):
         super().__init__(model, players, cfg, config, *data, **more)
         self.kl = getattr(cfg, "kl", 0.0)
         self.clip_max = cfg.vllm_importance_sampling_clip_max
-        self.engine = plain if cfg.plain else fast  # what scores
+        self.engine = plain if cfg.plain else fast  # computes log-probs, and samples
         self.sampler, self.generation_batch_size = self.engine, cfg.generation_batch_size or 256
         if cfg.rollouts:
             word = self.gather([secrets.token_hex(4)])[0]  # the same on all processes
@@ -126,7 +126,7 @@ class CoTrainer(RunTrainer):
             self.update(batch)
         self.trained_last = batches[-1].player  # printed in the line of the step
         world = self.accelerator.num_processes
-        # log_mean averages over the processes; these are the tokens of all
+        # the tokens of all processes: times world, because log_mean averages over the processes
         self.log_mean("co/sampled_tokens", self.sampled_tokens * world)
         self._metrics["train"]["step_time"] = [time.perf_counter() - start]
         return torch.zeros((), device=self.accelerator.device)
@@ -141,9 +141,10 @@ class CoTrainer(RunTrainer):
 
         k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
         trained on once: the ratio is set to 1, and PPO's clip never acts. With
-        --vllm-importance-sampling-clip-max it is multiplied by min(pi / pi_server, clip_max). The
-        shares of all micro-batches and processes add up to the loss, and so do their gradients. A
-        script whose paper has another loss overrides this method; `batch.player` names its player.
+        --vllm-importance-sampling-clip-max the ratio is multiplied by min(pi / pi_vllm, clip_max);
+        the vLLM server drew the token with probability pi_vllm. The shares of all micro-batches and
+        processes add up to the loss, and so do their gradients. A script whose paper has another
+        loss overrides this method; `batch.player` names its player.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -201,7 +202,7 @@ class CoTrainer(RunTrainer):
         if not len(batch):  # another process may have some
             return ()
         order, A = self.engine.in_order(batch), batch.advantages  # (B,); (B,), (B, T) or None
-        if A is not None and not (self.kl or self.all_rows):  # else every row may have one
+        if A is not None and not (self.kl or self.all_rows):  # else all rows may have a gradient
             order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
         parts = -(-len(order) // self.cfg.micro_batch)  # rounded up
         return torch.tensor_split(order, parts) if parts else ()
@@ -384,7 +385,7 @@ class CoTrainer(RunTrainer):
             groups = [i // G for i in range(len(rewards))]
         for note, reward in zip(batch.notes, rewards.tolist()):
             note["rewards"]["total"] = reward
-        if self.player_named(name).rewards:  # `rollout` has logged this for them alone
+        if self.player_named(name).rewards:  # `rollout` has logged the share without these rewards
             self._sums.pop(f"{name}/frac_reward_zero_std", None)
         self.log_rewards(name, "total_reward", rewards, groups)
 
@@ -410,7 +411,7 @@ class CoTrainer(RunTrainer):
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        # a gradient says that the player that sampled the batch is the one that is scored
+        # scored with a gradient: by the player that is trained, which has sampled the batch
         if logp.requires_grad and batch.sampled_logps is not None:
             gap = (logp.detach() - batch.sampled_logps).abs()
             self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
