@@ -213,7 +213,7 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> t
     # A_out = (r - mean) / std over the M solutions of a question
     A_out = group_advantage(outcome, group_size)[:, None] * mask  # (B, T)
     # z = the same over ALL step rewards of the M solutions pooled. Trap: if all their steps are
-        # accepted, solutions with fewer steps have the larger r = 1/K, and so the larger z.
+    # accepted, solutions with fewer steps have the larger r = 1/K, and so the larger z.
     z = group_advantage(r_step, group_size)  # (B, K)
     # As in the released code, a reward that is alone in its group is not normalised.
     alone = (~r_step.isnan()).unflatten(0, (-1, group_size)).sum((1, 2)) == 1  # (P,)

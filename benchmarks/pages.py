@@ -77,6 +77,30 @@ def draw(name: str, panels: list[list], path):
     pyplot.close(figure)
 
 
+def draw_tones(path):
+    """Of which-verifier.md: a row per verifier and a dot per seed, right above wrong where the
+    wrong solutions sound sure, and where the right ones do.
+    """
+    from matplotlib import pyplot
+
+    names = evidence.with_runs("verifiers")[::-1]
+    figure, axis = pyplot.subplots(figsize=(7.0, 0.3 * len(names) + 1.2))
+    for i, (tone, whose) in enumerate((("sure", "wrong solutions"), ("meek", "right solutions"))):
+        key, middles = f"last:asked/agreement_{tone}", []
+        for y, name in enumerate(names):
+            found = [100 * measure(key, run) for run in runs_of("verifiers", name).values()]
+            axis.plot(found, [y + 0.12 - 0.24 * i] * len(found), "o", color=f"C{i}", alpha=0.5)
+            middles.append(statistics.mean(found))
+        axis.plot(middles, range(len(names)), "|", color=f"C{i}", ms=16, mew=3, label=whose)
+    axis.axvline(50, color="gray", linewidth=0.8)  # chance
+    axis.set_yticks(range(len(names)), names)
+    axis.set_xlabel("right above wrong, %: dots are seeds, | is their mean")
+    figure.legend(title="all steps end in ! of", loc="upper right", ncols=2, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.9))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
     """(x, metric) of every row of a run that has the metric."""
     rows = run["evaluations"] if key.startswith("eval/") else run["steps"]
@@ -419,6 +443,8 @@ def write(names: list[str]):
         if name in TRAINED and evidence.with_runs(name):
             if EXPERIMENTS[name].panels:
                 draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
+            if name == "verifiers":
+                draw_tones(FOLDER / "verifiers.png")
             print(table(name))
     (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
     for (page, mark), text in blocks().items():

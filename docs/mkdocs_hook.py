@@ -1,7 +1,7 @@
 """Makes a site of the docs: README.md and CONTRIBUTING.md become pages, and files that the pages
 link to outside of docs/ become files of the site, under source/, so that no link leaves it. On a
 script's page stand the script's docstring, which tells its loop, and the edits that it applies. The
-reports that docs/report.md links to are made of their runs' folders.
+reports that docs/report.md links to are made of their runs' folders, slides.html of docs/idea.md.
 """
 
 import ast
@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from markdown import markdown as to_html
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +63,8 @@ def on_files(files, config):
         files.append(File.generated(config, name, abs_src_path=str(path)))
     for name, html in reports().items():
         files.append(File.generated(config, f"reports/{name}.html", content=html))
+    page = (ROOT / "docs" / "idea.md").read_text()
+    files.append(File.generated(config, "slides.html", content=slides(page)))
     return files
 
 
@@ -76,6 +79,31 @@ def reports() -> dict[str, str]:
     data = {name: run_data(run) for name, run in runs.items()}
     data["frozen-or-co-trained"] = comparison_data([*runs.values()])
     return {name: page(its) for name, its in data.items()}
+
+
+def slides(page: str) -> str:
+    """A lesson in a browser: of each section its heading, code and tables, and the first
+    sentences of each paragraph and item; a figure is a slide. A long table keeps seven rows.
+    """
+    page = re.sub(r"<!--.*?-->\n|(?<!!)\[([^\]]*)\]\([^)]*\)", r"\1", page)  # no links
+    shown = []
+    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        kept = []
+        for part in re.split(r"(^```.*?^```)", f"## {section}", flags=re.DOTALL | re.MULTILINE):
+            for block in [part] if part.startswith("```") else part.split("\n\n"):
+                if block.startswith("|"):
+                    block = "\n".join(block.splitlines()[:9])
+                elif not block.startswith(("```", "![", "#")):
+                    items = re.split(r"\n(?=- |\d\. )", block)
+                    sentences = [re.split(r"(?<=\D[.?]) |(?<=\D[.?]\*\*) ", item) for item in items]
+                    most = 2 if len(items) > 1 else 3
+                    block = "\n".join(" ".join(some[:most]) for some in sentences)
+                kept.append(block)
+        for slide in re.split(r"^(?=!\[)", "\n\n".join(kept), flags=re.MULTILINE):
+            shown.append(to_html(slide, extensions=["tables", "fenced_code"]))
+    style = (ROOT / "docs" / "slides.css").read_text()
+    sections = "".join(f"<section>{html}</section>" for html in shown)
+    return f"<!doctype html><meta charset=utf-8><title>Duet</title><style>{style}</style>{sections}"
 
 
 def told(markdown: str, script: Path) -> str:
