@@ -14,8 +14,9 @@ from pathlib import Path
 
 from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.verdicts import mark
-from common.tiny.tasks import gold_answer, parse_question, step_labels
+from common.tiny.tasks import gold_answer, parse_question, sounds_sure, step_labels
 
+import torch
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 
@@ -66,6 +67,31 @@ def judging_as(folder: str, trainer_class):
         set_peft_model_state_dict(self.model, state, adapter_name="verifier")
 
     trainer_class.__init__ = __init__
+
+
+def scored_alone(tango, folder: str, above_base: bool):
+    """Makes a likelihood the generator's only reward: log V(y | x), V being the verifier in this
+    folder, see `judging_as`, if asked above the base's. A solution that cannot be read earns the
+    least reward of its batch.
+    """
+    judging_as(folder, tango.Tango)
+
+    def generator_step(self, rows):
+        batch = self.rollout("generator", [row | {"answer": ""} for row in rows])  # B
+        scores = self.log_probs("verifier", batch).sum(1)  # (B,)
+        if above_base:
+            scores = scores - self.log_probs(None, batch).sum(1)
+        readable = torch.tensor([tango.has_countable_steps(text) for text in batch.texts])  # (B,)
+        self.set_rewards(batch, torch.where(readable.to(scores.device), scores, scores.min()))
+        right = [is_correct(text, row["answer"]) for text, row in zip(batch.texts, rows)]
+        self.log_mean("generator/accuracy", right)
+        steps = [step for text in batch.texts for step in split_steps(text)]
+        self.log_mean("co/sounds_sure", [sounds_sure(step) for step in steps])
+        asked = sum(len(parse_question(row["question"])[1]) for row in rows)
+        self.log_mean("co/steps_left_out", 1 - len(steps) / asked)
+        return batch
+
+    tango.Tango.generator_step = generator_step
 
 
 def voted(tango):

@@ -21,6 +21,7 @@ import evidence
 import pages
 import pytest
 import standing
+import torch
 import verifiers
 from claims import CLAIMS, Claim, interval, measure, ratios, result
 from conftest import ROOT, write_rows
@@ -326,6 +327,32 @@ def test_controls_are_asked_in_the_verifiers_place_and_the_blind_one_says_half_o
     texts = [controls.coin(question, tasks.gold_solution(question)) for question in questions]
     said = [verdict for text in texts for verdict in tango.parse_judgement(text)[0]]
     assert sum(said) / len(said) == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_likelihood_is_the_only_reward_and_what_cannot_be_read_earns_the_least():
+    texts, logged = [tasks.gold_solution(QUESTION), SOLUTION, "<step>42/5=45"], {}
+    logps = {"verifier": [[-1.0, -2.0], [-4.0, 0.0], [0.0, 0.0]], None: [[-3.0, 0.0]] * 3}
+
+    class Trainer:
+        def rollout(self, name, rows):
+            assert name == "generator" and not any(row["answer"] for row in rows)
+            return SimpleNamespace(texts=texts)
+
+        def log_probs(self, name, batch):
+            return torch.tensor(logps[name])
+
+        def set_rewards(self, batch, rewards):
+            batch.rewards = rewards.tolist()
+
+        def log_mean(self, name, value):
+            logged[name] = value
+
+    script = SimpleNamespace(Tango=Trainer, has_countable_steps=tango.has_countable_steps)
+    rows = [{"question": QUESTION, "answer": str(tasks.gold_answer(QUESTION))}] * 3
+    for above_base, rewards in ((False, [-3, -4, -4]), (True, [0, -1, -1])):
+        controls.scored_alone(script, "", above_base)
+        assert Trainer.generator_step(object.__new__(Trainer), rows).rewards == rewards
+    assert logged["generator/accuracy"] == [True, False, False]
 
 
 def test_scores_from_elsewhere_take_the_judges_place():
