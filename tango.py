@@ -75,7 +75,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: train the verifier only"""
     labels: CountOrZero = 0
     """not the paper's: number of training questions whose answers are used (0: all).
-    Elsewhere r_out = [all steps are accepted], and --alpha has no effect"""
+    On the others r_out = [all steps are accepted], and --alpha has no effect"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -158,8 +158,8 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
 def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tensor:
     """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
     verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
-    there is no step or answer. So an additional step never raises the reward. (By the paper's step
-    rewards alone, four rejected steps can beat one rejected step, and so can no step at all.)
+    there is no step or answer. So a further step never raises the reward. (By the paper's step
+    rewards alone, four rejected steps, or none at all, can beat one rejected step.)
     """
     both = zip(verdicts, solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
@@ -187,7 +187,7 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
     and (B, K) token indices; NaN and -1 where a solution has fewer than K steps. Trap: where
-    verdicts do not fit the steps, all are NaN, which counts as 0; a rejected step mostly gets less.
+    verdicts do not fit the steps, all are NaN and add 0 to A; a rejected step mostly adds less.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -240,7 +240,7 @@ class Tango(CoTrainer):
         return [self.verifier_step(known)]
 
     def with_answers(self, questions):
-        """Returns the questions; with --labels as many, drawn from those with a known answer."""
+        """Returns the questions or, with --labels, as many from those with a known answer."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]
@@ -294,7 +294,7 @@ class Tango(CoTrainer):
         return batch
 
     def verifier_step(self, questions):
-        """Eq. 8-9: P questions -> M judgements of ONE solution each, A = s_c (r - mean) / std."""
+        """Eq. 8-9: P questions -> M judgements of ONE solution each, A = s (r - mean) / std."""
         M = self.cfg.group_size
         solutions = self.generate("generator", [q["prompt"] for q in questions])  # P
         judged = []
@@ -352,7 +352,7 @@ class Tango(CoTrainer):
         self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
         if None in gold:
             return
-        # this shows how it games, on embedded questions: `!` sounds sure, 28*5=18 is a check
+        # on embedded questions this shows how it is gamed: `!` sounds sure, `:28*5=18` is a check
         steps = [step for text in batch.texts for step in split_steps(text)]
         judged = [step for text in texts for step in split_steps(text)]
         self.log_mean("co/sounds_sure", [sounds_sure(step) for step in steps])
@@ -451,7 +451,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; the line of a step shows the first metric of each
+CURVES = {  # panels of report.html; a step prints the first metric of each
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],

@@ -336,8 +336,8 @@ class CoTrainer(RunTrainer):
         return Batch.of(name, prompt_ids, ids, pad_id, device)
 
     def completions(self, name: str, prompts: list, ids: list[list[int]]) -> Batch:
-        """Returns completions that were not sampled just now as a batch, for `log_probs` or a
-        script's own `loss`. Both score them at the player's temperature.
+        """Makes a batch of completions from elsewhere, for `log_probs` or a script's own `loss`.
+        Both score them at the player's temperature.
 
         Args:
             name: the player that is trained on them, if `step` returns the batch.
@@ -385,7 +385,7 @@ class CoTrainer(RunTrainer):
             groups = [i // G for i in range(len(rewards))]
         for note, reward in zip(batch.notes, rewards.tolist()):
             note["rewards"]["total"] = reward
-        if self.player_named(name).rewards:  # `rollout` has logged the share without these rewards
+        if self.player_named(name).rewards:  # `rollout` has logged this metric without them
             self._sums.pop(f"{name}/frac_reward_zero_std", None)
         self.log_rewards(name, "total_reward", rewards, groups)
 
@@ -411,7 +411,7 @@ class CoTrainer(RunTrainer):
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        # scored with a gradient: by the player that is trained, which has sampled the batch
+        # a gradient means: scored under the player that is trained, which has sampled the batch
         if logp.requires_grad and batch.sampled_logps is not None:
             gap = (logp.detach() - batch.sampled_logps).abs()
             self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
