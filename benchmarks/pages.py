@@ -291,7 +291,7 @@ def block(name: str) -> str:
         claims = "; ".join(f"{r['claim']} {figure_of(r)}{doubt(r, ', ')}" for r in rows)
         text += f"[Claims](measured.md#claims), paired by seed: {claims}.\n\n"
     if experiment.panels:
-        text += f"![every seed thin, their mean thick](evidence/{name}.png)\n\n"
+        text += f"![{name}: curves](evidence/{name}.png)\n\n"
     return text + table(name) + rates_table(name)
 
 
