@@ -205,8 +205,8 @@ def counted(rows: list[dict]) -> str:
 
 # ------------------------------------------------------------------ an experiment's block
 def cell(values: list[float], percent: bool) -> str:
-    """Mean ± half of the 95 % interval over the runs that get there, and how many never do. Where
-    one of several shares is OF_ANOTHER_KIND, or the interval leaves 0 to 100, each one is shown.
+    """Mean ± half of the 95 % interval over the runs that get there, and how many never do. Of two
+    runs, or where one of several shares is OF_ANOTHER_KIND or the interval leaves 0 to 100, each.
     """
     there = [value * (100 if percent else 1) for value in values if math.isfinite(value)]
     never = sum(map(math.isinf, values))
@@ -215,7 +215,7 @@ def cell(values: list[float], percent: bool) -> str:
     middle, low, high = interval(there)
     far = max(abs(x - statistics.median(there)) for x in there) > OF_ANOTHER_KIND
     shares = percent and len(there) > 1 and all(0 <= x <= 100 for x in there)
-    if shares and (far or low < 0 or high > 100):
+    if len(there) == 2 or (shares and (far or low < 0 or high > 100)):
         return ", ".join(f"{x:.1f}" for x in there)
     digits = 2 if not percent and 0 < middle < 1 else 1 if percent or middle < 100 else 0
     text = f"{middle:,.{digits}f}"
@@ -289,7 +289,7 @@ def block(name: str) -> str:
         text += f"Since these runs the code has changed: {experiment.since}.\n\n"
     if rows := results([name]):
         claims = "; ".join(f"{r['claim']} {figure_of(r)}{doubt(r, ', ')}" for r in rows)
-        text += f"[Claims](measured.md#claims), paired by seed: {claims}.\n\n"
+        text += f"[Claims](measured.md#claims): {claims}.\n\n"
     if experiment.panels:
         text += f"![{name}: curves](evidence/{name}.png)\n\n"
     return text + table(name) + rates_table(name)
