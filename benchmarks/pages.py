@@ -214,8 +214,8 @@ def cell(values: list[float], percent: bool) -> str:
         return "never" if never else "-"
     middle, low, high = interval(there)
     far = max(abs(x - statistics.median(there)) for x in there) > OF_ANOTHER_KIND
-    shares = percent and len(there) > 1 and all(0 <= x <= 100 for x in there)
-    if len(there) == 2 or (shares and (far or low < 0 or high > 100)):
+    beyond = all(0 <= x <= 100 for x in there) and (low < 0 or high > 100)
+    if len(there) == 2 or (len(there) > 1 and percent and (far or beyond)):
         return ", ".join(f"{x:.1f}" for x in there)
     digits = 2 if not percent and 0 < middle < 1 else 1 if percent or middle < 100 else 0
     text = f"{middle:,.{digits}f}"
