@@ -175,7 +175,7 @@ def test_the_headline_leaves_out_what_has_not_run(made_up, monkeypatch):
         run | {"evaluations": [{f"eval/{ACCURACY}": x} for x in (0.4, 0.3)]} for run in A.values()
     ]
     made_up("made_up", runs)
-    assert pages.headline().endswith("| by a | nobody | 30.0±0.0 | 0 of 2 |\n")
+    assert pages.headline().endswith("| by a | nobody | 30.0, 30.0 | 0 of 2 |\n")
     worse = runs[0] | {"variant": "b", "evaluations": [{f"eval/{ACCURACY}": 0.2}]}
     made_up("made_up", [*runs, worse])  # compared with the first row's run of its seed
     assert pages.headline().endswith("| by b | nobody | 20.0 | 1 of 1 |\n")
@@ -246,8 +246,8 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert lines[-3] + lines[-1] == "| variant | 0.001 | 0.002 || a | **36.7** | 20.0 |"
     before, after = pages.table("made_up").splitlines()[2:]
-    assert before == "| before training | 10.0±0.0 |  |"
-    assert after == "| a, 2 | 31.0±12.7 | 8.0, 1 never |"
+    assert before == "| before training | 10.0, 10.0 |  |"
+    assert after == "| a, 2 | 30.0, 32.0 | 8.0, 1 never |"
 
 
 @pytest.mark.parametrize("name", pages.TRAINED)
