@@ -70,9 +70,9 @@ def judging_as(folder: str, trainer_class):
 
 
 def scored_alone(tango, folder: str, above_base: bool):
-    """Makes a likelihood the generator's only reward: log V(y | x), V being the verifier in this
-    folder, see `judging_as`, if asked above the base's. A solution that cannot be read earns the
-    least reward of its batch.
+    """Makes a likelihood the generator's only reward: log V(y | x), or with `above_base`
+    log V(y | x) - log base(y | x). V is the verifier in this folder, see `judging_as`. A solution
+    that cannot be read earns the least reward of its batch.
     """
     judging_as(folder, tango.Tango)
 
