@@ -11,8 +11,6 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
     alike/SIZE/M         the same, but every 8 rows share a prompt, as those of a group do, and ours
                          has no checkpointing, which a script sets where that fits; TRL's with and
                          without it
-    update, group        as those two on 8 rows of 1,536 + 1,024 tokens: kept lines, not measured
-                         any more, because real rows are hardly ever full
     peak/SIZE/RxM        memory of two players: updates, M rows at a time, and sampling of R rows to
                          their full length
     step/SCRIPT/SIZE     two steps of a script (of tango.py four), rows get random signs
