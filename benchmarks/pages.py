@@ -409,7 +409,7 @@ def blocks() -> dict[tuple[str, str], str]:
     known = {row["claim"]: row for row in rows}
     some, nulls = ([known[n] for n in SHOWN[k] if n in known] for k in ("readme", "nulls"))
     header = ["what", "mean [95 % interval]", "seeds"]
-    of_readme = ["what", "second minus first [95 % interval]", "paper"]
+    of_readme = ["what", "second minus first [95 % interval]", "outcome"]
     readme = [[linked(r, "docs/"), figure_of(r), stands(r)] for r in some]
     nulls = markdown(header[:2], [[linked(r, ""), in_words(r)] for r in nulls])
     lines = [
