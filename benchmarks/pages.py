@@ -103,9 +103,10 @@ def draw_tones(path):
 
 def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
     """(x, metric) of every row of a run that has the metric."""
-    rows = run["evaluations"] if key.startswith("eval/") else run["steps"]
-    if x == "gen_step":
-        rows = [{**row, x: i} for i, row in enumerate(having(run, "generator/accuracy"), start=1)]
+    held_out, own = key.startswith("eval/"), having(run, "generator/accuracy")
+    rows = run["evaluations"] if held_out else own if x == "gen_step" else run["steps"]
+    if x == "gen_step":  # how many of the generator's steps are done
+        rows = [{**row, x: sum(one["step"] <= row["step"] for one in own)} for row in rows]
     return [(row[x], row[key]) for row in rows if key in row]
 
 

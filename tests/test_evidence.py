@@ -83,6 +83,9 @@ def test_only_the_generators_own_steps_count():
     assert math.isnan(measure("end:5:no/such", run))
     drawn = pages.points(run, "gen_step", ACCURACY)
     assert drawn == [(i, i / 10) for i in range(1, 7)]
+    held_out = [{"step": step, "eval/x": step / 10} for step in (0, 5, 12)]
+    drawn = pages.points(run | {"evaluations": held_out}, "gen_step", "eval/x")
+    assert drawn == [(0, 0.0), (3, 0.5), (6, 1.2)]  # the generator's steps are 1, 3, 5, ...
     for step in run["steps"]:
         step.pop("co/alpha", None)  # without a verifier none has it, and all are the generator's
     assert measure(f"whole:steps:{ACCURACY}", run) == 12
