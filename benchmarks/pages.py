@@ -396,7 +396,7 @@ def headline() -> str:
             rows.append([judge, gold, cell(ends, True), f"{worse} of {len(pairs)}"])
     begin = [measure("first:generator/accuracy", run) for run in of_first.values()]
     start = f"accuracy, %; {cell(begin, True)} before training" if begin else "accuracy, %"
-    header = ["the generator's reward", "who sees gold answers", start, "seeds below row one"]
+    header = ["the generator's reward", "who sees gold answers", start, "seeds below row one's"]
     return f"{text}*{chosen['says']}*\n\n{markdown(header, rows)}"
 
 
