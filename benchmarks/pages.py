@@ -103,9 +103,10 @@ def draw_tones(path):
 
 def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
     """(x, metric) of every row of a run that has the metric."""
-    held_out, own = key.startswith("eval/"), having(run, "generator/accuracy")
-    rows = run["evaluations"] if held_out else own if x == "gen_step" else run["steps"]
-    if x == "gen_step":  # how many of the generator's steps are done
+    rows = run["evaluations"] if key.startswith("eval/") else run["steps"]
+    if x == "gen_step":  # how many of the generator's steps are done, which alone have an alpha
+        own = [s for s in run["steps"] if "co/alpha" in s] or having(run, "generator/accuracy")
+        rows = rows if key.startswith("eval/") else own
         rows = [{**row, x: sum(one["step"] <= row["step"] for one in own)} for row in rows]
     return [(row[x], row[key]) for row in rows if key in row]
 
