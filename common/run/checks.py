@@ -594,14 +594,15 @@ def check_unchanged(trainer, batch: Batch):
 IDLE = 3  # updates in a row without a gradient
 
 
-def check_learning(trainer, batch: Batch, norm: float):
+def check_learning(trainer, batch: Batch, idle: bool):
     """After an update: had its player, or one of the rollouts that `concat` has joined, nothing to
     learn from several times in a row, or has it next to nothing at the start of the run?
     """
+    whole = idle
     for key, part in _rollouts(batch):
         name, A = part.player, part.advantages
         rewards = torch.tensor([]) if part.rewards is None else part.rewards
-        idle = norm == 0 or (part.source is not None and A is not None and not A.any())
+        idle = whole or (part.source is not None and A is not None and not A.any())
         count = MEMORY[trainer].idle
         count[key] = count.get(key, 0) + 1 if idle else 0
         if count[key] == IDLE:

@@ -30,8 +30,8 @@ MAY_CHANGE |= {
     "plain",
     "rollouts",
 }
-"""Arguments that do not change what is trained: evaluation has random numbers of its own, and the
-last three only say in how many parts the same work is done, for a run that has met a full GPU."""
+"""Arguments that do not change what is trained, except for the rounding of sums: evaluation has
+random numbers of its own, and those of a token depend on none of these (common/draws.py)."""
 
 CUT_SHORT = "it was cut short while being written"
 LOCKS = []  # open files; `release` closes them

@@ -226,8 +226,11 @@ class RunTrainer(GRPOTrainer):
         return mine
 
     def shard(self, items: list) -> list:
-        """Returns this process's part of a list that is the same on all processes."""
-        return items[self.accelerator.process_index :: self.accelerator.num_processes]
+        """Returns this process's part of a list that is the same on all processes; the parts of the
+        processes, one after the other, are the list.
+        """
+        mine, world = self.accelerator.process_index, self.accelerator.num_processes
+        return items[len(items) * mine // world : len(items) * (mine + 1) // world]
 
     def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
         """Returns fn(items), of which each process computes its share; items and result are the
@@ -235,9 +238,7 @@ class RunTrainer(GRPOTrainer):
 
         fn: a list -> a list with an entry for each item, in order.
         """
-        shares = self.gather([fn(self.shard(items))])
-        world = self.accelerator.num_processes
-        return [shares[i % world][i // world] for i in range(len(items))]
+        return self.gather(fn(self.shard(items)))
 
     def random_numbers(self) -> random.Random:
         """Returns a generator seeded by run, step and process, so a resumed run draws the same."""
