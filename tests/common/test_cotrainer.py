@@ -215,3 +215,32 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
     monkeypatch.setattr(trainer, "all_rows", True, raising=False)
     gradient(trainer, batch)
     assert sum(rows) == 8
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_without_an_advantage_nothing_moves_whatever_the_kl_term(tmp_path, kl, capsys):
+    """Adam would make steps of the learning rate out of what rounding leaves of the KL gradient,
+    and out of its momentum."""
+    trainer = four_players(tmp_path, kl=kl)
+    trainer.create_optimizer()
+    trainer.update(a_batch(trainer, "ann"))  # momentum, and a distance from the base
+    before = lora(trainer, "ann")
+    for _ in range(3):
+        batch = a_batch(trainer, "ann")
+        batch.advantages = torch.zeros(8)
+        trainer.update(batch)
+    assert moved(before, lora(trainer, "ann")) == 0
+    assert "3 updates in a row of the ann had no gradient" in capsys.readouterr().out
+    trainer.update(a_batch(trainer, "ann"))
+    assert moved(before, lora(trainer, "ann")) > 0
+
+
+def test_texts_from_elsewhere_are_trained_on_as_a_rollout_is(at_rest):
+    """With advantages that the script gives, prompts that rows share, and a KL term."""
+    trainer, rows = at_rest, some_rows(at_rest)
+    sampled = a_batch(trainer, "ann")
+    ids = [i[m.bool()].tolist() for i, m in zip(sampled.completion_ids, sampled.completion_mask)]
+    batch = trainer.completions("ann", [row["prompt"] for row in rows], ids)
+    batch.advantages, batch.total_tokens = sampled.advantages, sampled.total_tokens
+    found = gradient(trainer, batch)
+    assert relative(found, gradient(trainer, sampled)) < 1e-5
