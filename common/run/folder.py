@@ -52,6 +52,8 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         UserError: the folder cannot be written, is somebody else's or in use, holds a run with
             other arguments, or one that cannot resume.
     """
+    if out == "":  # to Path the folder that one is in
+        raise UserError("--out is empty; it must name a folder.")
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
         os.fspath(folder).encode()

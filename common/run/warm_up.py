@@ -25,7 +25,7 @@ from common.draws import row_key
 from common.errors import UserError, say
 from common.fast import generate
 from common.model import load_model, tokenize
-from common.run.args import Count, Tokens, Weight, check_number
+from common.run.args import Count, Tokens, Weight, Whole, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
 from common.run.session import begin, exit_with_one_sentence
@@ -77,7 +77,7 @@ class Args:
     """length limit of a judgement"""
     held_out: str | None = None
     """the --held-out of the run that follows"""
-    seed: int = 0
+    seed: Whole = 0
     """random seed"""
 
 
