@@ -46,7 +46,7 @@ from common.run.machine import on_gpu
 from common.run.recording import read_lines
 from common.run.report.build import write_report
 from common.run.report.health import highest_of, is_evaluation, main_metrics
-from common.tasks.answers import mean, solve_prompt  # noqa: F401  mean: for scripts
+from common.tasks.answers import solve_prompt
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
