@@ -362,7 +362,7 @@ class Tango(CoTrainer):
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
-        self.log_mean("generator/accuracy", labels)
+        self.log_mean("verifier/judged_right", labels)  # not the accuracy of a generator's step
         judgements = [parse_judgement(text) for text in batch.texts]
         self.report_verdicts(judgements, labels)
         for note, row, judgement in zip(batch.notes, judged, judgements):

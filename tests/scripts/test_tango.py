@@ -406,6 +406,8 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
     asked = [f"Solution:\n{y}\nVerify its 2 steps." for y in solutions for _ in range(3)]
     assert [text.split("61\n")[1] for _, text in trainer.asked[2:]] == asked
     assert [note["solution is right"] for note in batch.notes] == [True] * 3 + [False] * 3
+    assert trainer.logged["verifier/judged_right"] == [True] * 3 + [False] * 3
+    assert "generator/accuracy" not in trainer.logged  # which a generator's step has
     counts = [0.8 * 30 + 0.2 * 3, 0.8 * 2 + 0.2 * 3]  # of wrong and of right ones
     s = torch.tensor([counts[1]] * 3 + [counts[0]] * 3) ** -0.5
     z = whitened([(1.8, 0), (0.8, 0), (0.0, 0), (0.8, 1), (1.8, 1), (0.0, 1)])
