@@ -343,6 +343,9 @@ class Tango(CoTrainer):
         self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
+        # with --labels the reward of most solutions; there is no accuracy of these
+        accepted = all_accepted(verdicts, batch.texts)
+        self.log_mean("generator/all_steps_accepted", accepted)
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         texts = batch.extras["judgement"]
         for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
@@ -456,6 +459,7 @@ CURVES = {  # panels of report.html; a step prints the first metric of each
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],
 }
+FEW_LABELS = {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
 TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
 
 
@@ -469,6 +473,8 @@ def load(args: Args) -> tuple[list[dict], list[dict]]:
 
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
+    if args.labels and args.verifier != "none":
+        curves = curves | FEW_LABELS
     both = args.generator == args.verifier == "co-trained"
     if both and args.steps <= args.ver_warmup:
         say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
