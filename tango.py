@@ -457,7 +457,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 CURVES = {  # panels of report.html; a step prints the first metric of each
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
-    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],
+    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_advantage_zero"],
 }
 FEW_LABELS = {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
 TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}

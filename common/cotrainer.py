@@ -167,6 +167,7 @@ class CoTrainer(RunTrainer):
         """
         checks.check_batch(self, batch)
         self.record(batch)
+        self.log_advantages(batch)
         name, player = batch.player, self.player_named(batch.player)
         [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
         parameters, total = group["params"], 0.0
