@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from common.cotrainer import Player
+from common.run.recording import read_lines
 from tango import verify_prompt
 
 import pytest
@@ -116,9 +117,27 @@ def test_flat_groups_of_two_batches_of_one_player_are_pooled(at_rest):
     assert gathered(at_rest)["cat/frac_reward_zero_std"] == 0.5
 
 
+def test_of_a_dialogue_the_report_shows_all_turns(tmp_path):
+    """Two dialogues may end in the same words, and were one prompt in rollouts.jsonl."""
+    ask = lambda said: {"role": "user", "content": said}  # noqa: E731
+    trainer, prompts = four_players(tmp_path), []
+    for answer in ("8", "9"):
+        wrong = {"role": "assistant", "content": answer}
+        prompts += [[{"role": "system", "content": "Add."}, ask("3+4"), wrong, ask("Try again.")]]
+    rows = [{"prompt": prompt} for prompt in prompts for _ in range(4)]
+    wanted = [f"user: 3+4\nassistant: {answer}\nuser: Try again." for answer in "89"]
+    batch = trainer.rollout("ann", rows)
+    assert [note["prompt"] for note in batch.notes[::4]] == wanted
+    trainer.record(batch)
+    written, _ = read_lines(tmp_path / "rollouts.jsonl")
+    assert {row["prompt"] for row in written} == {*wanted}
+    given = trainer.completions("ann", prompts, [[5, 6]] * 2)
+    assert [note["prompt"] for note in given.notes] == wanted
+
+
 def test_rows_that_teach_nothing_are_those_without_an_advantage(tmp_path):
-    """In both groups of four all rewards are equal; but the script takes the rewards themselves, and
-    only those of the first group are 0.
+    """In both groups of four all rewards are equal; but the script takes the rewards themselves, of
+    which only those of the first group are 0.
     """
     trainer = four_players(tmp_path)
     trainer.create_optimizer()
