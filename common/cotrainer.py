@@ -39,7 +39,7 @@ from common.advantage import group_advantage, named_group_advantage
 from common.batch import Batch, as_pairs
 from common.errors import ScriptError, UserError
 from common.fast import vllm
-from common.model import shown, tokenize, without_checkpointing
+from common.model import prompt_text, tokenize, without_checkpointing
 from common.run import checks
 from common.run.trainer import RunTrainer
 from common.tasks.answers import chunk
@@ -268,7 +268,7 @@ class CoTrainer(RunTrainer):
         functions = [function.__name__ for function in player.rewards]
         for prompt, rewards in zip(prompts, each.tolist()):
             of_row = {f: r for f, r in zip(functions, rewards) if r == r}
-            batch.notes.append({"player": name, "prompt": shown(prompt), "rewards": of_row})
+            batch.notes.append({"player": name, "prompt": prompt_text(prompt), "rewards": of_row})
         cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
         self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
         self.log_mean(f"{name}/completions/clipped_ratio", cut)
@@ -347,7 +347,7 @@ class CoTrainer(RunTrainer):
                 here.
         """
         batch = self.batch_of_ids(name, tokenize(prompts, self.processing_class), ids)
-        batch.notes = [{"player": name, "prompt": shown(prompt)} for prompt in prompts]
+        batch.notes = [{"player": name, "prompt": prompt_text(prompt)} for prompt in prompts]
         return batch
 
     def pairs(self, name: str, prompts: list, pairs: list[tuple]) -> Batch:

@@ -158,14 +158,14 @@ def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
     ]
 
 
-def shown(prompt: list[dict]) -> str:
+def prompt_text(prompt: list[dict]) -> str:
     """Returns what the report shows of a prompt: its last message; of a dialogue all messages but
     the system's, because several dialogues may end in the same words.
 
-    >>> shown([{"role": "system", "content": "Solve."}, {"role": "user", "content": "3+4"}])
+    >>> prompt_text([{"role": "system", "content": "Solve."}, {"role": "user", "content": "3+4"}])
     '3+4'
     >>> turns = {"user": "3+4", "assistant": "8"}, {"user": "Try again."}
-    >>> print(shown([{"role": r, "content": c} for turn in turns for r, c in turn.items()]))
+    >>> print(prompt_text([{"role": r, "content": c} for turn in turns for r, c in turn.items()]))
     user: 3+4
     assistant: 8
     user: Try again.
