@@ -630,6 +630,9 @@ def _rollouts(batch: Batch) -> list[tuple]:
 def _what_helps(trainer, batch: Batch) -> str:
     if not batch.texts:
         return ""
+    R = torch.tensor([]) if batch.rewards is None else batch.rewards[~batch.rewards.isnan()]
+    if len(R) and (top := R.max().item()) > 0 and (R == top).float().mean() >= 0.95:
+        return f"Its rewards are {top:g}, and if none can be higher, nothing is left to learn."
     cut = cut_share(trainer, batch)
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"

@@ -282,6 +282,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     batch.rewards = torch.ones(16)
     checks.check_learning(trainer, batch, 1.0)
     assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said
+    assert "Its rewards are 1, and if none can be higher, nothing is left to learn.\n" in said
 
 
 def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
