@@ -40,7 +40,7 @@ from common.batch import Batch, as_pairs
 from common.draws import row_key
 from common.errors import ScriptError, UserError
 from common.fast import vllm
-from common.model import tokenize, without_checkpointing
+from common.model import prompt_text, tokenize, without_checkpointing
 from common.run import checks
 from common.run.trainer import RunTrainer
 from common.tasks.answers import chunk
@@ -170,6 +170,7 @@ class CoTrainer(RunTrainer):
         if self.kl and batch.advantages is not None and batch.base_logps is None:
             batch.base_logps = self.log_probs(None, batch)  # (B, T), of texts from elsewhere
         self.record(batch)
+        self.log_advantages(batch)
         name, player = batch.player, self.player_named(batch.player)
         [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
         parameters, total = group["params"], 0.0
@@ -282,7 +283,7 @@ class CoTrainer(RunTrainer):
         functions = [function.__name__ for function in player.rewards]
         for prompt, rewards in zip(prompts, each.tolist()):
             of_row = {f: r for f, r in zip(functions, rewards) if r == r}
-            batch.notes.append({"player": name, "prompt": prompt[-1]["content"], "rewards": of_row})
+            batch.notes.append({"player": name, "prompt": prompt_text(prompt), "rewards": of_row})
         cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
         self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
         self.log_mean(f"{name}/completions/clipped_ratio", cut)
@@ -378,7 +379,7 @@ class CoTrainer(RunTrainer):
         """
         batch = self.batch_of_ids(name, tokenize(prompts, self.processing_class), ids)
         batch.notes = [
-            {"player": name, "prompt": prompt[-1]["content"], "rewards": {}} for prompt in prompts
+            {"player": name, "prompt": prompt_text(prompt), "rewards": {}} for prompt in prompts
         ]
         return batch
 

@@ -91,6 +91,21 @@ def test_only_the_generators_own_steps_count():
     assert measure(f"whole:steps:{ACCURACY}", run) == 12
 
 
+def test_older_and_newer_runs_of_tango_are_read_alike():
+    """In newer ones the accuracy of what a verifier's step judges has a name of its own."""
+    older = a_run([0.2, 0.4, *[0.6] * 20])
+    own = ["co/alpha" in step for step in older["steps"]]
+    steps = [
+        step if its else {k.replace(ACCURACY, "verifier/judged_right"): x for k, x in step.items()}
+        for its, step in zip(own, older["steps"])
+    ]
+    newer = older | {"steps": steps}
+    assert [ACCURACY in step for step in steps] == own
+    for text in (TO_HALF, f"end:3:{ACCURACY}", f"mean:{ACCURACY}", f"whole:steps:{ACCURACY}"):
+        assert measure(text, older) == measure(text, newer)
+    assert pages.points(older, "gen_step", ACCURACY) == pages.points(newer, "gen_step", ACCURACY)
+
+
 def test_a_curve_over_labels_joins_what_differs_by_labels_alone(monkeypatch):
     few = {"a": "--labels 32 --x 1", "b": "--labels 8 --x 1", "c": "--labels 8 --x 2", "d": "--x 1"}
     variants = {name: evidence.Variant(arguments=text) for name, text in few.items()}

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from common.batch import Batch
 from common.errors import ScriptError, say
+from common.run.memory import QUESTION_TOKENS
 from common.run.models import not_taught
 
 import torch
@@ -75,9 +76,23 @@ def remember(trainer, batch: Batch):
         fate.rewards = batch.rewards.clone()
     MEMORY[trainer].fates[number] = fate
     MEMORY[trainer].texts[batch.player] = batch.texts
+    if trainer.state.global_step == 0 and len(batch):
+        check_estimate(trainer, batch)
     if trainer.state.global_step == 0 and len(batch) >= 16:
         if (cut := cut_share(trainer, batch)) >= 0.95:
             warn_once(f"{cut:.0%} of the {batch.player}'s completions are cut at its max_tokens")
+
+
+def check_estimate(trainer, batch: Batch):
+    """Whether the memory was planned for prompts as long as the first ones are."""
+    name, reads = batch.player, trainer.player_named(batch.player).reads
+    longest, planned = int(batch.prompt_mask.sum(1).max()), QUESTION_TOKENS + reads
+    if longest > planned:
+        warn_once(
+            f"prompts of the {name} have up to {longest} tokens, and memory was planned for "
+            f"{planned}: {QUESTION_TOKENS} of instructions and question, and its reads={reads} of "
+            f"other players' texts. The run may need more memory than --dry-run says"
+        )
 
 
 def fates(trainer, batch: Batch) -> list[Fate]:
@@ -631,6 +646,9 @@ def _rollouts(batch: Batch) -> list[tuple]:
 def _what_helps(trainer, batch: Batch) -> str:
     if not batch.texts:
         return ""
+    R = torch.tensor([]) if batch.rewards is None else batch.rewards[~batch.rewards.isnan()]
+    if len(R) and (top := R.max().item()) > 0 and (R == top).float().mean() >= 0.95:
+        return f"Its rewards are {top:g}, and if none can be higher, nothing is left to learn."
     cut = cut_share(trainer, batch)
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"
