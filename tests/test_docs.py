@@ -164,16 +164,6 @@ def test_tables_are_those_of_the_measured_runs():
         assert sorted(marks) == sorted(mark for other, mark in made if other == page)
 
 
-@pytest.mark.parametrize("patch, trained", [("only_coder", "coder"), ("only_tester", "tester")])
-def test_a_patch_of_cure_trains_one_role(patch, trained):
-    class Cure:
-        def step(self, rows):
-            return ["coder", "tester"]
-
-    exec(evidence.PATCHES[patch], {"cure": SimpleNamespace(Cure=Cure)})
-    assert Cure().step([]) == [trained]
-
-
 # ------------------------------------------------------------------ make it yours
 V = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
 T, F = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
@@ -402,8 +392,7 @@ def test_every_verb_of_the_page_exists():
         assert name in elsewhere or any(hasattr(place, name) for place in places), name
 
 
-def test_the_readme_is_short_and_its_script_runs(tmp_path):
-    assert len(README.split()) <= 900
+def test_the_readmes_script_runs(tmp_path):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (tmp_path / "mine.py").write_text(block)
     small = f"{SMALL['tango.py']} --steps 2 --eval-questions 4 --eval-every 0 --show-every 0"
