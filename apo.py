@@ -31,13 +31,14 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, TwoOrMore, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, solve, solve_prompt
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import best_first
 from common.tasks.references import check_references

@@ -38,9 +38,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import whiten
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import (
     Count,
     CountOrZero,
@@ -56,7 +58,7 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox
 from common.tasks import functions
-from common.tasks.answers import chunk, mean, prompt
+from common.tasks.answers import prompt
 from common.tasks.functions import KINDS, bare, is_well_formed, parse_answer, task_prompt
 
 import torch

@@ -13,7 +13,7 @@ The loop (algorithm 1)
       PRM = `prm_batch` and `loss`
         d_t = log pi_prm(y_t) - log pi_ref(y_t)
         loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome                 eq. 2
-      POLICY = `credit`; its loss is `CoTrainer.loss` in common/cotrainer.py
+      POLICY = `credit`; its loss is `CoTrainer.loss` in common/core/cotrainer.py
         d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
         minus leave-one-out baselines, added 1:1, then whitened as released             eq. 5, 6
 
@@ -44,10 +44,12 @@ Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.advantage import return_to_go, whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.model import without_checkpointing
+from common.checked import CoTrainer, Player
+from common.core.advantage import return_to_go, whiten
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import mean
+from common.core.model import without_checkpointing
 from common.run.args import (
     Count,
     CountOrZero,
@@ -61,7 +63,7 @@ from common.run.args import (
 )
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
 

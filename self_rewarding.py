@@ -33,10 +33,11 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 
 from dataclasses import dataclass
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.model import copy_adapter
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.core.model import copy_adapter
 from common.run.args import (
     Count,
     CountOrZero,
@@ -50,7 +51,7 @@ from common.run.args import (
 )
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_score
 

@@ -41,14 +41,15 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError, say
-from common.model import copy_adapter
+from common.checked import CoTrainer, Player
+from common.core.batch import as_completions, chosen_and_rejected
+from common.core.errors import UserError, say
+from common.core.lists import mean
+from common.core.model import copy_adapter
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
 

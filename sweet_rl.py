@@ -29,13 +29,14 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected, padded
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected, padded
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt, step_ends
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt, step_ends
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
 from common.tasks.references import check_references

@@ -5,7 +5,7 @@ r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its veri
     python tango.py --labels 32           answers of 32 questions only, see docs/tango.md
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
-The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
+The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/core/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
     GENERATOR = `generator_step`
       sample M solutions per question; the verifier judges each solution once, step by step
@@ -31,13 +31,14 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.advantage import group_advantage, return_to_go
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError, say
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage, return_to_go
+from common.core.errors import UserError, say
+from common.core.lists import mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt, split_steps, step_ends
+from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure

@@ -22,12 +22,12 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer
+from common.checked import CoTrainer
+from common.core.batch import Batch
+from common.core.lists import mean
+from common.core.trl import PlayersTrainer
 from common.run.session import Run
-from common.run.trainer import RunTrainer
 from common.tasks import answers, verdicts
-from common.tasks.answers import mean
 from common.tiny import tasks
 from common.tiny.demonstrations import PARTS
 
@@ -139,7 +139,7 @@ def test_flags_and_metrics_in_the_text_are_those_of_the_script(name, finished):
 
 def test_every_method_named_exists_and_every_override_is_named():
     """In how-grpotrainer-works.md a code span `Class.name` is a method or setting of that class."""
-    ours = (CoTrainer, RunTrainer)
+    ours = (CoTrainer, PlayersTrainer)
     classes = (*ours, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig, Run)
     known = {cls.__name__: cls for cls in classes}
     page = PAGES["docs/how-grpotrainer-works.md"]

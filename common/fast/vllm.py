@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from common.batch import Batch
-from common.errors import UserError, say
-from common.model import tokenize
+from common.core.batch import Batch
+from common.core.errors import UserError, say
+from common.core.model import tokenize
 
 import requests
 import torch
@@ -71,7 +71,7 @@ def find_base(url: str) -> tuple[str, int]:
 
 
 class Server:
-    """Its `generate` is that of common/plain.py."""
+    """Its `generate` is that of common/core/plain.py."""
 
     def __init__(self, url: str, folder: str, word: str):
         """

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 

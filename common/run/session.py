@@ -33,17 +33,15 @@ import time
 import traceback
 import typing
 import zlib
-from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from common.errors import NOBODY, ScriptError, UserError, say, visible
+from common.core.errors import NOBODY, ScriptError, UserError, say, visible
+from common.core.recording import read_lines
 from common.run.card import write_cards
-from common.run.checks import check_evaluation, keeping_state, never_trained
 from common.run.folder import claim, forget_older, release, write_whole
 from common.run.machine import on_gpu
-from common.run.recording import read_lines
 from common.run.report.build import write_report
 from common.run.report.health import highest_of, is_evaluation, main_metrics
 from common.tasks.answers import solve_prompt
@@ -149,7 +147,7 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     this = PartialState()
     if this.is_main_process:
         try:
-            found = claim(args.out, name, given)
+            found = (*claim(args.out, name, given), [])
             now = versions(args.model) | {"questions": checksum([train, held_out])}
             if found[1]:
                 found[2].extend(what_differs(found[0], now, args.dataset))
@@ -376,11 +374,6 @@ class Run(TrainerCallback):
             similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)
             hint = f"; is it {similar[0]}?" if similar else ""
             say(f"note: curves name {key}, which was never logged{hint}")
-        # a role of an adapter that others train; of a run that resumed, this process knows a part
-        for name in sorted(never_trained(self.trainer)) if not self.first else ():
-            player = self.trainer.player_named(name)
-            if player.lr > 0 and player.adapter in trained and f"{name}/loss" not in known:
-                say(f"note: nobody was trained on what `rollout` sampled of the {name} in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
@@ -454,22 +447,10 @@ class Run(TrainerCallback):
         )
 
     def _evaluate(self, ignore_keys=None):
-        """With random numbers of its own, so that more evaluations do not change the training, and
-        the same ones each time: a player who has not changed writes the same when asked the same,
-        whatever others have written before.
-
-        ignore_keys: Trainer's, for predictions, which there are none of.
-        """
+        """ignore_keys: Trainer's, for predictions, which there are none of."""
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
         trainer.control.should_evaluate = False  # or Trainer does it again where its data end
-        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(self.args.seed)  # for what the script draws itself
-            trainer.asked_in_evaluation = Counter()  # for what `sample` draws
-            with keeping_state(trainer, "`evaluate`"):
-                found = self.evaluate(trainer, trainer.held_out)
-            trainer.asked_in_evaluation = None
-        check_evaluation(found)
+        found = trainer.run_evaluation(self.evaluate)
         result = {f"eval/{key}": value for key, value in found.items()}
         self.evaluations.append({"step": step, **result})
         # trackers file what begins with eval_ under eval/, all else under train/

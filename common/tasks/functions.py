@@ -13,7 +13,7 @@ import random
 import re
 from contextlib import suppress
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
 from common.sandbox import Sandbox, Status
 from common.tasks.answers import prompt
 from common.tasks.math import UNPARSABLE, as_text, read_rows, split

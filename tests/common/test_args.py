@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run.args import (
     Bounds,
     Count,

@@ -5,8 +5,8 @@ import math
 import random
 from dataclasses import replace
 
-from common.cotrainer import Player
-from common.run.recording import read_lines
+from common.checked import Player
+from common.core.recording import read_lines
 from tango import verify_prompt
 
 import pytest

@@ -10,11 +10,12 @@ import socket
 import sys
 from types import SimpleNamespace
 
-from common.cotrainer import Player, with_adapters
-from common.errors import say
+from common.checked import Player
+from common.core.cotrainer import with_adapters
+from common.core.errors import say
+from common.core.lists import mean
 from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
-from common.tasks.answers import mean
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error,
     def fails(*_, **__):
         raise error
 
-    where = {"generate": "common.fast.generate", "loss": "common.cotrainer.CoTrainer.loss"}
+    where = {"generate": "common.fast.generate", "loss": "common.core.cotrainer.CoTrainer.loss"}
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr(where[phase], fails)
     arguments = small("tango.py", tmp_path / "run")

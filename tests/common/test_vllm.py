@@ -21,10 +21,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.errors import UserError
+from common.core.errors import UserError
+from common.core.model import tokenize
 from common.fast import vllm
 from common.fast.sampling import sample
-from common.model import load_model, tokenize
+from common.run.models import load_model
 from common.tiny import EMBEDDED
 
 import pytest

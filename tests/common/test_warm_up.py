@@ -18,14 +18,16 @@ import genrm
 import maporl
 import prime
 import tango
-from common import plain
-from common.draws import row_key
-from common.errors import UserError
-from common.model import load_model, tokenize
+from common.core import plain
+from common.core.draws import row_key
+from common.core.errors import UserError
+from common.core.lists import chunk
+from common.core.model import tokenize
 from common.run import warm_up
 from common.run.folder import release
+from common.run.models import load_model
 from common.run.warm_up import Args
-from common.tasks.answers import SOLVE, boxed, chunk, is_correct, split_steps
+from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import (
     demonstrations,
     figures,

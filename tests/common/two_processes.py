@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import lora, make_players, moved, perturb  # isort: skip  it finds the project
 from trainers import gathered, length_reward  # isort: skip
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import ScriptError
-from common.model import load_model
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import ScriptError
+from common.run.models import load_model
 
 import pytest
 import torch
@@ -252,7 +252,7 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
 
     def build(storage):
         stored = partial(BitsAndBytesConfig, bnb_4bit_quant_storage=storage)
-        with patch("common.model.BitsAndBytesConfig", stored):
+        with patch("common.run.models.BitsAndBytesConfig", stored):
             model, _ = load_model("tiny", ["generator", "verifier"], 4, True, seed=0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)

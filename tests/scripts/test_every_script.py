@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from common import fast
-from common.cotrainer import CoTrainer
+from common.checked import CoTrainer
 from common.run.args import RunArgs
 from common.tiny import TINY
 
