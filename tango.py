@@ -344,9 +344,8 @@ class Tango(CoTrainer):
         self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
-        # with --labels the reward of most solutions; there is no accuracy of these
-        accepted = all_accepted(verdicts, batch.texts)
-        self.log_mean("generator/all_steps_accepted", accepted)
+        # with --labels the reward of most solutions, of which no accuracy is known
+        self.log_mean("generator/all_steps_accepted", all_accepted(verdicts, batch.texts))
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         texts = batch.extras["judgement"]
         for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):

@@ -141,7 +141,7 @@ def test_tensorboard_has_every_steps_metrics_and_the_held_out_figures(tmp_path, 
     events = EventAccumulator(str(folder))
     events.Reload()
     for rows, key, name in (
-        (steps, "generator/accuracy", "train/generator/accuracy"),
+        (steps, "verifier/parsed", "train/verifier/parsed"),
         (evaluations, "eval/generator/greedy", "eval/generator/greedy"),
     ):
         found = {event.step: event.value for event in events.Scalars(name)}
