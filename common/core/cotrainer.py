@@ -452,8 +452,10 @@ class CoTrainer(PlayersTrainer):
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
         # a gradient means: scored under the player that is trained, which has sampled the batch
         if logp.requires_grad and batch.sampled_logps is not None:
-            gap = (logp.detach() - batch.sampled_logps).abs()
-            self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
+            gap = (logp.detach() - batch.sampled_logps).abs()[batch.completion_mask.bool()]
+            self.log_mean("co/sampler_gap", gap)
+            if self.cfg.rollouts:
+                self.sampler.watch(batch.player, gap)
         return logp, entropy
 
     @torch.no_grad()

@@ -117,14 +117,18 @@ def lock(folder: Path):
     except OSError as error:
         file.seek(0)
         holder = file.read()
-        file.close()
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            return  # a file system without locks
-        raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # else a file system without locks
+            file.close()
+            raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
     file.flush()
     LOCKS.append(file)
+
+
+def claimed() -> Path | None:
+    """Returns the folder that this process has locked, until `release`."""
+    return Path(LOCKS[-1].name).parent if LOCKS else None
 
 
 def release():

@@ -40,7 +40,7 @@ from pathlib import Path
 from common.core.errors import NOBODY, ScriptError, UserError, say, visible
 from common.core.recording import read_lines
 from common.run.card import write_cards
-from common.run.folder import claim, forget_older, release, write_whole
+from common.run.folder import claim, claimed, forget_older, numbered, release, write_whole
 from common.run.machine import on_gpu
 from common.run.report.build import write_report
 from common.run.report.health import highest_of, is_evaluation, main_metrics
@@ -72,17 +72,18 @@ def exit_with_one_sentence():
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
-        yield
+        with _noting_how_to_go_on():
+            yield
     except UserError as error:
-        sentence = str(error)
+        sentence = _with_notes(str(error), error)
     except ScriptError as error:
-        sentence = f"{_line_of_the_script(error)}{error}."
+        sentence = _with_notes(f"{_line_of_the_script(error)}{error}.", error)
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        sentence = f"the system says: {error.strerror}."
+        sentence = _with_notes(f"the system says: {error.strerror}.", error)
     except KeyboardInterrupt:  # before training, or for the second time
-        print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
+        _say_how_to_go_on("interrupted")
         code = 130
     except SystemExit as ended:
         code = ended.code
@@ -118,8 +119,42 @@ def _line_of_the_script(error: ScriptError) -> str:
 
 
 def _terminated(*_):
-    print("terminated; what was saved is safe", file=sys.stderr, flush=True)
+    _say_how_to_go_on("terminated")
     sys.exit(143)
+
+
+# ------------------------------------------------------------------ going on
+def resume(folder: Path) -> str:
+    return f"resume with the same command and --out {folder}"
+
+
+@contextmanager
+def _noting_how_to_go_on():
+    """Adds it to any error of a run that has a checkpoint, unless the error says it itself."""
+    try:
+        yield
+    except Exception as error:
+        folder = claimed()
+        says = any(f"{word} {folder}" in str(error) for word in ("--out", "in"))
+        if folder and numbered(folder) and not says:
+            error.add_note(f"The run's checkpoints are safe: {resume(folder)}.")
+        raise
+
+
+def _with_notes(sentence: str, error: Exception) -> str:
+    return " ".join([sentence, *getattr(error, "__notes__", ())])
+
+
+def _say_how_to_go_on(ended: str):
+    """Of several processes the main one says it, which has claimed the folder."""
+    folder = claimed()
+    if folder and numbered(folder):
+        ended += f"; what was saved is safe: {resume(folder)}"
+    elif folder:
+        ended += f" before the first checkpoint; the same command and --out {folder} start again"
+    elif os.environ.get("RANK", "0") == "0":
+        ended += " before the run began; nothing has changed"
+    print(ended, file=sys.stderr, flush=True)
 
 
 def begin(model: str) -> PartialState:
@@ -214,7 +249,7 @@ def in_a_sentence(folder: Path):
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        safe = f"Its checkpoints are safe: resume with the same command and --out {folder}."
+        safe = f"Its checkpoints are safe: {resume(folder)}."
         code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
@@ -344,8 +379,7 @@ class Run(TrainerCallback):
         if self.main:
             write_report(self.folder)
         if self.stop and trainer.state.global_step < self.args.steps:  # else nothing is left to do
-            again = f"resume with the same command and --out {self.folder}"
-            say(f"stopped at step {trainer.state.global_step}; {again}")
+            say(f"stopped at step {trainer.state.global_step}; {resume(self.folder)}")
             sys.exit(128 + self.stop)
         if self.main:
             # PEFT's would go where the user may have written one about this run

@@ -6,13 +6,14 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 import io
 import json
 import shutil
+import signal
 import socket
 import sys
 from types import SimpleNamespace
 
 from common.checked import Player
 from common.core.cotrainer import with_adapters
-from common.core.errors import say
+from common.core.errors import ScriptError, UserError, say
 from common.core.lists import mean
 from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
@@ -25,6 +26,7 @@ from conftest import (
     module_of,
     refused,
     run_here,
+    run_module,
     same_weights,
     small,
     steps_of,
@@ -69,6 +71,54 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     texts = [[row["tokens"] for row in rows if row["step"] == 5] for rows in written]
     assert texts[0] == texts[1] != []
     assert metrics_of(folder)[-1]["step"] == 6
+
+
+# ------------------------------------------------------------------ how to go on
+def raises(error):
+    def function(*_, **__):
+        raise error
+
+    return function
+
+
+def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatch, no_report):
+    """Of a run whose folder has a name from the clock, which nobody has typed. Behind the first
+    checkpoint: a second Ctrl-C in a step, what a user or a script got wrong, a mistake.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
+    tango, start = module_of("tango.py"), small("tango.py", "run")[:-2]  # without --out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.run.launch.plan_memory", raises(KeyboardInterrupt))
+        _, said, code = run_module(tango, *start)
+    assert (said, code) == ("interrupted before the run began; nothing has changed\n", 130)
+    for load, word, status in (
+        (raises(KeyboardInterrupt), "interrupted", 130),
+        (lambda *_: signal.raise_signal(signal.SIGTERM), "terminated", 143),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("common.run.launch.load_model", load)
+            _, said, code = run_module(tango, *start)
+        folder = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        again = f"the same command and --out runs/{folder.name} start again\n"
+        assert (said, code) == (f"{word} before the first checkpoint; {again}", status)
+    command = [*start, "--out", f"runs/{folder.name}", "--save-every", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tango.Tango.verifier_step", raises(UserError("the server has gone.")))
+        assert refused("tango.py", *command) == "error: the server has gone.\n"
+    monkeypatch.setattr("tango.Tango.generator_step", raises(KeyboardInterrupt))
+    again = f"resume with the same command and --out runs/{folder.name}"
+    safe = f"The run's checkpoints are safe: {again}."
+    _, said, code = run_module(tango, *command)
+    assert (said, code) == (f"interrupted; what was saved is safe: {again}\n", 130)
+    for error in (UserError("the server has gone."), ScriptError("no advantages")):
+        monkeypatch.setattr("tango.Tango.generator_step", raises(error))
+        said = refused("tango.py", *command)
+        assert said.endswith(f"{str(error).rstrip('.')}. {safe}\n")
+    monkeypatch.setattr("tango.Tango.generator_step", raises(KeyError("a mistake")))
+    with pytest.raises(KeyError) as raised:
+        run_module(tango, *command)
+    assert raised.value.__notes__ == [safe]
 
 
 IN_A_GRAPH = RuntimeError("previous error during capture")
