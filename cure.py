@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
 
-from common.cotrainer import CoTrainer, Player
+from common.cotrainer import Batch, CoTrainer, Player
 from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
@@ -298,7 +298,7 @@ class Cure(CoTrainer):
         ]
 
     # --- what is logged and shown; no method below affects training
-    def report_tables(self, coder: dict, tester: dict, ran: "Ran", tests: list[list]):
+    def report_tables(self, coder: Batch, tester: Batch, ran: "Ran", tests: list[list]):
         """In training a task's correct programs are the only oracle for its tests."""
         correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks
         good = {i: ran.unit[i][right].all(0) for i, right in enumerate(correct) if right.any()}

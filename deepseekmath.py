@@ -125,7 +125,7 @@ Score: \boxed{1}
 if all of them are faulty, 0.5 if some of them are, and 0 if none is."""
 
 
-def solve_prompt(question: str) -> list[dict]:
+def prove_prompt(question: str) -> list[dict]:
     return prompt(PROVE, f"{question}\nSolve and grade yourself.")
 
 
@@ -264,7 +264,7 @@ class DeepSeekMath(CoTrainer):
         self.report_meta(rows, batch, said)
         return batch
 
-    def generator_step(self, rows: list[dict]) -> dict:
+    def generator_step(self, rows: list[dict]) -> Batch:
         batch = self.rollout("generator", rows)
         solutions, own = zip(*map(parse_solution, batch.texts))
         solved = [{"question": r["question"], "solution": s} for r, s in zip(rows, solutions)]
@@ -321,7 +321,7 @@ class DeepSeekMath(CoTrainer):
 
     def solve(self, rows: list[dict], greedy: bool = False) -> list[dict]:
         """A solution of each row's question, its own analysis of it, and the truth about it."""
-        asked = [solve_prompt(row["question"]) for row in rows]
+        asked = [prove_prompt(row["question"]) for row in rows]
         solved = []
         for row, text in zip(rows, self.generate("generator", asked, greedy)):
             solution, own = parse_solution(text)
@@ -462,7 +462,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(DeepSeekMath, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
+    launch(DeepSeekMath, args, load=load, evaluate=evaluate, curves=CURVES, prompt=prove_prompt)
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ class Gar(CoTrainer):
     def count_tokens(self, text: str) -> int:
         return len(self.processing_class(text, add_special_tokens=False).input_ids)
 
-    def judge_often(self, rows: list[dict], generated: list[Slice]) -> dict | None:
+    def judge_often(self, rows: list[dict], generated: list[Slice]) -> Batch | None:
         """M judgements each of P / 2 generated and P / 2 reference slices: the batch that the
         discriminator learns from. None if it is frozen, or if a process has too few slices.
         """

@@ -232,7 +232,7 @@ class Prime(CoTrainer):
         if cfg.prm_update == "before":
             self.update(prm_batch)
         # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-        d = self.log_probs("prm", batch) - prm_batch.extras["reference_logps"]  # (B, T)
+        d = self.log_probs("prm", batch) - prm_batch.token_extras["reference_logps"]  # (B, T)
         self.credit(batch, d, noise)
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
@@ -258,12 +258,10 @@ class Prime(CoTrainer):
     def prm_batch(self, batch) -> Batch:
         """The same rows for the PRM, without advantages, so that all of them are trained on."""
         reference = "policy" if self.cfg.prm_reference == "policy" else None
-        extras = {
-            "reference_logps": self.log_probs(reference, batch),  # (B, T)
-            "rows": sum(self.gather([len(batch)])),  # B of all processes
-        }
+        more = {"token_extras": {"reference_logps": self.log_probs(reference, batch)}}  # (B, T)
+        more["extras"] = {"rows": sum(self.gather([len(batch)]))}  # B of all processes
         nothing = {"advantages": None, "sampled_logps": None, "notes": []}
-        return replace(batch, player="prm", extras=extras, **nothing)
+        return replace(batch, player="prm", **more, **nothing)
 
     def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
@@ -272,7 +270,7 @@ class Prime(CoTrainer):
         outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
         logp, entropy = self.score(batch)  # (b, T)
         self.log_mean("prm/entropy", entropy[mask.bool()])
-        d = logp - batch.extras["reference_logps"]  # (b, T)
+        d = logp - batch.token_extras["reference_logps"]  # (b, T)
         self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
         return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]

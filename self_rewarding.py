@@ -32,20 +32,19 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from common.batch import Batch, as_completions, chosen_and_rejected
 from common.cotrainer import CoTrainer, Player
 from common.errors import UserError
 from common.model import copy_adapter
 from common.run.args import (
-    Bounds,
     Count,
     CountOrZero,
     RunArgs,
     Scale,
     Several,
     Tokens,
+    TwoOrMore,
     Weight,
     per_model,
 )
@@ -77,7 +76,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """scale of the log-ratios (paper: 0.1)"""
     pool: Count = per_model(tiny=192, real=1024)
     """questions that are answered in every round"""
-    samples: Annotated[int, Bounds(2, 10_000)] = 4
+    samples: TwoOrMore = 4
     """N, answers to each question (paper: 4)"""
     readings: Several = 3
     """judgements whose mean is an answer's score (paper: 3)"""

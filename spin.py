@@ -100,7 +100,6 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
-AT_ONCE = 128  # prompts that the opponent answers at a time
 
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -220,9 +219,8 @@ class Spin(CoTrainer):
         generated = real  # continued SFT needs no y'
         if self.cfg.opponent != "none":
             prompts = [solve_prompt(row["question"]) for row in rows]
-            parts = [prompts[i : i + AT_ONCE] for i in range(0, len(prompts), AT_ONCE)]
             # as sampled: a completion cut at the length limit has no end token, and gets none
-            generated = [ids for part in parts for ids in self.generate_ids("writer", part)]
+            generated = self.generate_ids("writer", prompts)
         return [
             {"question": row["question"], "real": y, "generated": y_}
             for row, y, y_ in zip(rows, real, generated)

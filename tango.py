@@ -343,6 +343,9 @@ class Tango(CoTrainer):
         self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
+        # with --labels the reward of most solutions; there is no accuracy of these
+        accepted = all_accepted(verdicts, batch.texts)
+        self.log_mean("generator/all_steps_accepted", accepted)
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         texts = batch.extras["judgement"]
         for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
@@ -362,7 +365,7 @@ class Tango(CoTrainer):
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
-        self.log_mean("generator/accuracy", labels)
+        self.log_mean("verifier/judged_right", labels)  # not the accuracy of a generator's step
         judgements = [parse_judgement(text) for text in batch.texts]
         self.report_verdicts(judgements, labels)
         for note, row, judgement in zip(batch.notes, judged, judgements):
@@ -454,8 +457,9 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 CURVES = {  # panels of report.html; a step prints the first metric of each
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
-    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],
+    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_advantage_zero"],
 }
+FEW_LABELS = {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
 TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
 
 
@@ -469,6 +473,8 @@ def load(args: Args) -> tuple[list[dict], list[dict]]:
 
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
+    if args.labels and args.verifier != "none":
+        curves = curves | FEW_LABELS
     both = args.generator == args.verifier == "co-trained"
     if both and args.steps <= args.ver_warmup:
         say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")

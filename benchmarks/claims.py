@@ -2,7 +2,9 @@
 
 Variants are compared seed by seed. An interval is Student's 95 % interval of the mean over seeds,
 of the paired difference, or of the paired ratio (of its logarithm). A comparison whose interval
-contains "no difference" is called not separated.
+contains "no difference" is called not separated. Many comparisons are made, and by chance one in
+twenty of those without an effect looks separated; Holm's correction over all claims says which
+remain.
 """
 
 import math
@@ -10,11 +12,9 @@ import statistics
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-# two-sided 95 % quantiles of Student's t with n - 1 degrees of freedom
-STUDENT = dict(zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)))
 WINDOW = 5  # steps over which accuracy in training is averaged before it counts as reached
 
 
@@ -51,9 +51,9 @@ def end(run: dict, key: str, steps: str = "") -> float:
 
 
 def having(run: dict, key: str) -> list[dict]:
-    """A run's steps that have a metric. In tango.py a verifier's step has generator/accuracy, too:
-    that of the few solutions that it judges. Only the generator's own steps, which have an alpha,
-    count.
+    """A run's steps that have a metric. In older runs of tango.py a verifier's step has
+    generator/accuracy, too: what is now verifier/judged_right. Only the generator's own steps,
+    which have an alpha, count.
     """
     steps = run["steps"]
     if key.startswith("generator/") and any("co/alpha" in step for step in steps):
@@ -93,29 +93,81 @@ OF_STEPS = ("mean", "end", "needed", "whole")
 
 
 # ------------------------------------------------------------------ over seeds
+def outside(t: float, df: int) -> float:
+    """P(|T| > t) of Student's t, by its finite sums for whole df (Abramowitz & Stegun 26.7.3-4)."""
+    angle = math.atan(abs(t) / math.sqrt(df))
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    term, total = (1.0, 0.0) if df % 2 == 0 else (math.cos(angle), 0.0)
+    for k in range(df % 2, df - 1, 2):
+        total, term = total + term, term * square * (k + 1) / (k + 2)
+    within = sine * total if df % 2 == 0 else 2 / math.pi * (angle + sine * total)
+    return 1 - within
+
+
+def root(f: Callable, low: float, high: float) -> float:
+    """Where a falling function crosses 0."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f(middle) > 0 else (low, middle)
+    return middle
+
+
+@cache
+def student(df: int) -> float:
+    """The two-sided 95 % quantile."""
+    return root(lambda t: outside(t, df) - 0.05, 0, 100)
+
+
 def interval(values: list[float]) -> tuple[float, float, float]:
     """(mean, low, high); one value has no interval."""
     middle = statistics.mean(values)
     if len(values) < 2:
         return middle, math.nan, math.nan
-    half = STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return middle, middle - half, middle + half
 
 
-def ratios(above: list[float], below: list[float]) -> tuple[float, float, float]:
-    """(geometric mean, low, high) of the paired ratios."""
-    logs = [math.log(a / b) for a, b in zip(above, below)]
-    return tuple(math.exp(x) for x in interval(logs))
+def p_value(values: list[float]) -> float:
+    """Of the hypothesis that their mean is 0."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return outside(statistics.mean(values) / error, len(values) - 1) if error else 0.0
+
+
+def holm(p: list[float], m: int) -> list[float]:
+    """p values, corrected for m comparisons: the k-th smallest times m - k + 1, none below a
+    smaller one's, none above 1. Those of the m that are not given count as the largest.
+    """
+    corrected, most = [0.0] * len(p), 0.0
+    for k, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        corrected[i] = most = min(1.0, max(most, p[i] * (m - k)))
+    return corrected
+
+
+def clopper_pearson(k: int, n: int) -> tuple[float, float]:
+    """The exact 95 % interval of a share of which k of n were seen."""
+
+    def at_most(k, p):
+        return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+
+    low = root(lambda p: at_most(k - 1, p) - 0.975, 0, 1) if k else 0.0
+    high = root(lambda p: at_most(k, p) - 0.025, 0, 1) if k < n else 1.0
+    return low, high
 
 
 @dataclass
 class Claim:
+    """See claims.toml."""
+
     name: str
     experiment: str
     says: str
     measure: str
     variants: list[str]
+    seeds: int
+    steps: str
+    control: str
     paper: str = "-"
+    changed: str = ""
 
     @property
     def kind(self) -> str:
@@ -129,35 +181,49 @@ class Claim:
         return "gain" if is_gain else "mean"
 
 
-def result(claim: Claim, runs: list[dict[int, dict]]) -> dict | None:
-    """A row of docs/evidence/summary.json; None before every variant has a run.
+def effects(claim: Claim, runs: list[dict[int, dict]]) -> tuple[dict[int, float], list, list[int]]:
+    """(seed -> its difference, logarithm of its ratio, or figure; the values of each variant; how
+    many of each never get there, for which all that they took stands in).
 
     Args:
-        runs: for each variant of the claim, seed -> run. Only seeds count for which all variants
-            have a figure.
+        runs: for each variant of the claim, seed -> run. Of the claim's seeds those count for which
+            all variants have a figure.
     """
-    seeds = sorted(set.intersection(*(set(found) for found in runs)))
+    seeds = [s for s in range(claim.seeds) if all(s in found for found in runs)]
     values = [[measure(claim.measure, found[seed]) for seed in seeds] for found in runs]
     # a share of nothing, such as of the defects that a silent verifier claims, is no figure
     known = [i for i, of_seed in enumerate(zip(*values)) if not any(map(math.isnan, of_seed))]
     seeds, values = [seeds[i] for i in known], [[some[i] for i in known] for some in values]
-    if not seeds:
-        return None
     never = [sum(map(math.isinf, some)) for some in values]
     for some, found in zip(values, runs):  # a run that never gets there has taken at least this
         for i, value in enumerate(some):
             if math.isinf(value):
                 _, _, unit, key = claim.measure.split(":")
                 some[i] = whole(found[seeds[i]], key, unit)
-    if claim.kind == "ratio":
-        ours, low, high = ratios(*values)
-    elif claim.kind == "difference":
-        ours, low, high = interval([b - a for a, b in zip(*values)])
-    else:
-        ours, low, high = interval(values[0])
+    found = {
+        "ratio": lambda a, b: math.log(a / b),
+        "difference": lambda a, b: b - a,
+    }.get(claim.kind, lambda a: a)
+    return dict(zip(seeds, map(found, *values))), values, never
+
+
+def result(claim: Claim, runs: list[dict[int, dict]], earlier: list[dict] = ()) -> dict | None:
+    """A row of docs/evidence/summary.json; None before every variant has a run.
+
+    Args:
+        runs: see `effects`
+        earlier: an earlier set of runs of the same arguments. `pooled` is the interval over seeds
+            of the mean of both sets, because two runs of one seed are not two seeds.
+    """
+    found, values, never = effects(claim, runs)
+    if not found:
+        return None
+    ours, low, high = spread(claim, list(found.values()))
     neutral = 1.0 if claim.kind == "ratio" else 0.0
     apart = low > neutral or high < neutral
     verdict = "one variant" if claim.kind == "mean" else "separated" if apart else "not separated"
+    before = effects(claim, earlier)[0] if earlier and all(earlier) else {}
+    both = [statistics.mean([found[s], before[s]]) for s in found if s in before]
     return {
         "claim": claim.name,
         "says": claim.says,
@@ -167,12 +233,28 @@ def result(claim: Claim, runs: list[dict[int, dict]]) -> dict | None:
         "high": _plain(high),
         "kind": claim.kind,
         "verdict": verdict,
-        "seeds": len(seeds),
+        "p": p_value([*found.values()]) if len(found) > 1 and claim.kind != "mean" else None,
+        "seeds": len(found),
         "variants": claim.variants,
-        "means": [_plain(statistics.mean(found)) for found in values],
+        "means": [_plain(statistics.mean(some)) for some in values],
         "never": never,
+        "pooled": [*map(_plain, spread(claim, both)), len(both)] if both else None,
         "command": f"python benchmarks/evidence.py {claim.experiment}",
     }
+
+
+def spread(claim: Claim, effects: list[float]) -> tuple[float, float, float]:
+    """(mean, low, high) of effects, of ratios the geometric mean."""
+    found = interval(effects)
+    return tuple(map(math.exp, found)) if claim.kind == "ratio" else found
+
+
+def corrected(rows: list[dict]) -> list[dict]:
+    """The rows with `holm`: their p values, corrected for the family in claims.toml."""
+    tested = [row for row in rows if row["p"] is not None]
+    p = holm([row["p"] for row in tested], SHOWN["family"])
+    after = dict(zip((row["claim"] for row in tested), p))
+    return [row | {"holm": after.get(row["claim"])} for row in rows]
 
 
 def _plain(value: float) -> float | None:
@@ -181,14 +263,10 @@ def _plain(value: float) -> float | None:
 
 def _read_claims() -> tuple[dict, list[Claim]]:
     """(what the README and docs/idea.md show, all claims)"""
-    read, experiments = (
-        tomllib.loads((Path(__file__).parent / f"{file}.toml").read_text())
-        for file in ("claims", "experiments")
-    )
+    read = tomllib.loads((Path(__file__).parent / "claims.toml").read_text())
     shown, claims = read.pop("shown"), []
     for experiment, found in read.items():
-        default = {"measure": experiments[experiment]["columns"][0][1]}
-        claims += [Claim(name, experiment, **(default | given)) for name, given in found.items()]
+        claims += [Claim(name, experiment, **given) for name, given in found.items()]
     return shown, claims
 
 

@@ -1,13 +1,21 @@
-"""Judges that are not trained here, in the place of the one that a script trains: for tango.py a
-verifier that knows the truth, one that knows nothing, and aprm.py's; for mae.py and
-self_rewarding.py scores that know the truth or nothing; for apo.py an opponent that stays.
+"""Controls: functions that change one thing in a script before it runs. For tango.py a verifier
+that knows the truth, one that knows nothing, and another script's; for mae.py and self_rewarding.py
+scores that know the truth or nothing; for apo.py an opponent that stays; and so on.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
-than the one that is always right. The patches of experiments.toml put them in place.
+than the one that is always right. Each control takes the script's module; experiments.toml names
+those of a variant, and `evidence.py EXPERIMENT VARIANT --seed N` runs
+
+    python benchmarks/controls.py SCRIPT.py CONTROL ... --the-scripts --own arguments
+
+judge_from=FOLDER starts with the verifier in this folder.
 """
 
+import importlib
+import itertools
 import random
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +25,7 @@ from common.tasks.verdicts import mark
 from common.tiny.tasks import gold_answer, parse_question, sounds_sure, step_labels
 
 import torch
+import tyro
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 
@@ -54,35 +63,60 @@ def judged_by(judge, trainer_class):
     trainer_class.generate = generate
 
 
-def judging_as(folder: str, trainer_class):
-    """Makes all trainers of this class start with the verifier of another script's run: an adapter
-    on the same embedded model, asked in the same form, in this folder, whose SEED is the run's.
+def true_verdicts(tango):
+    judged_by(gold, tango.Tango)
+
+
+def coin_verdicts(tango):
+    judged_by(coin, tango.Tango)
+
+
+def coin_solutions(tango):
+    """A coin accepts or rejects a whole solution, anew each time."""
+    draw = random.Random(11)
+    steps_of = lambda solution: len(split_steps(solution))  # noqa: E731
+    judged_by(lambda _, text: judgement([draw.random() < 0.5] * steps_of(text)), tango.Tango)
+
+
+def judge_from(tango, folder: str):
+    """The verifier is that of another script's run: an adapter on the same embedded model, asked in
+    the same form, in this folder.
     """
-    begun = trainer_class.__init__
+    begun = tango.Tango.__init__
 
     def __init__(self, *inputs):
         begun(self, *inputs)
-        place = folder.replace("SEED", str(self.cfg.seed))
-        state = load_file(Path(place, "adapter_model.safetensors"))
+        state = load_file(Path(folder, "adapter_model.safetensors"))
         set_peft_model_state_dict(self.model, state, adapter_name="verifier")
 
-    trainer_class.__init__ = __init__
+    tango.Tango.__init__ = __init__
 
 
-def scored_alone(tango, folder: str, above_base: bool):
-    """Makes a likelihood the generator's only reward: log V(y | x), or with `above_base`
-    log V(y | x) - log base(y | x). V is the verifier in this folder, see `judging_as`. A solution
-    that cannot be read earns the least reward of its batch.
+def scored_alone(tango):
+    """A likelihood is the generator's only reward: log V(y | x), where V is the verifier."""
+    rewarded_by(tango, lambda self, batch: self.log_probs("verifier", batch).sum(1))
+
+
+def scored_above_base(tango):
+    """The generator's only reward is log V(y | x) - log base(y | x)."""
+
+    def scores(self, batch):
+        V, base = (self.log_probs(player, batch).sum(1) for player in ("verifier", None))  # (B,)
+        return V - base
+
+    rewarded_by(tango, scores)
+
+
+def rewarded_by(tango, scores):
+    """`scores(trainer, batch)`, (B,), is the generator's only reward. A solution that cannot be
+    read earns the least of its batch.
     """
-    judging_as(folder, tango.Tango)
 
     def generator_step(self, rows):
         batch = self.rollout("generator", [row | {"answer": ""} for row in rows])  # B
-        scores = self.log_probs("verifier", batch).sum(1)  # (B,)
-        if above_base:
-            scores = scores - self.log_probs(None, batch).sum(1)
+        found = scores(self, batch)  # (B,)
         readable = torch.tensor([tango.has_countable_steps(text) for text in batch.texts])  # (B,)
-        self.set_rewards(batch, torch.where(readable.to(scores.device), scores, scores.min()))
+        self.set_rewards(batch, torch.where(readable.to(found.device), found, found.min()))
         right = [is_correct(text, row["answer"]) for text, row in zip(batch.texts, rows)]
         self.log_mean("generator/accuracy", right)
         steps = [step for text in batch.texts for step in split_steps(text)]
@@ -95,7 +129,7 @@ def scored_alone(tango, folder: str, above_base: bool):
 
 
 def voted(tango):
-    """Makes plain GRPO train on all questions: where no answer is known, a solution is right if it
+    """Plain GRPO trains on all questions: where no answer is known, a solution is right if it
     agrees with most of the question's solutions. Takes the place of the outcome reward.
     """
     known = tango.outcome_reward
@@ -116,9 +150,9 @@ def voted(tango):
     tango.Tango.with_answers = lambda self, questions: questions
 
 
-def judged_alone(tango, lr: float):
-    """Makes `all_accepted` the generator's only reward, under --labels that names more questions
-    than there are: every answer trains the verifier, at this rate, and none the generator.
+def judged_alone(tango, lr: float = 0):
+    """`all_accepted` is the generator's only reward, under --labels that names more questions than
+    there are: every answer trains the verifier, at this rate, and none the generator.
     """
     Tango = tango.Tango
     begun, step, report = Tango.define_players, Tango.generator_step, Tango.report_generator
@@ -139,6 +173,22 @@ def judged_alone(tango, lr: float):
     Tango.generator_step, Tango.report_generator = generator_step, report_generator
 
 
+def judged_alone_slowly(tango):
+    judged_alone(tango, 1e-4)
+
+
+# ------------------------------------------------------------------ cure.py: who learns
+def only_the_coder(cure):
+    """Of the two batches of a step only the coder's is trained on."""
+    step = cure.Cure.step
+    cure.Cure.step = lambda self, rows: step(self, rows)[:1]
+
+
+def only_the_tester(cure):
+    step = cure.Cure.step
+    cure.Cure.step = lambda self, rows: step(self, rows)[1:]
+
+
 # ------------------------------------------------------------------ mae.py: scores
 def true_score(user: str) -> float:
     """1 for a right answer, or for a question that has one; else 0."""
@@ -150,36 +200,50 @@ def true_score(user: str) -> float:
     return float(answer[1].strip() == str(gold_answer(question)))
 
 
-def scored_by(how: str, trainer_class):
-    """Makes all trainers of this class score with the truth ("gold"), or with the judge's scores
-    dealt out anew ("shuffled"). The judge is asked in any case.
-    """
+def gold_scores(mae):
+    """The truth in place of the judge's scores; the judge is asked all the same."""
+
+    def true_ones(self, V, prompts):
+        return [true_score(prompt[-1]["content"]) for prompt in prompts]
+
+    scored_by(true_ones, mae.Mae)
+
+
+def shuffled_scores(mae):
+    """The judge's scores, dealt out anew."""
+
+    def dealt(self, V, prompts):
+        return random.Random(f"{self.args.seed} {self.state.global_step}").sample(V, len(V))
+
+    scored_by(dealt, mae.Mae)
+
+
+def scored_by(scores, trainer_class):
     judged = trainer_class.values
 
     def values(self, prompts):
         prompts = list(prompts)
         V, texts = judged(self, prompts)
-        if how == "shuffled":
-            V = random.Random(f"{self.args.seed} {self.state.global_step}").sample(V, len(V))
-        else:
-            V = [true_score(prompt[-1]["content"]) for prompt in prompts]
-        return V, texts
+        return scores(self, V, prompts), texts
 
     trainer_class.values = values
 
 
 # ------------------------------------------------------------------ self_rewarding.py: scores
-def read_by(how: str, trainer_class):
-    """Makes all trainers of this class choose pairs by the truth ("truth": 1 for a right answer, 0
-    for a wrong one) or by a number that means nothing ("chance": always the same for the same
-    answer). Evaluations ask the judge as ever.
-    """
-    begun = trainer_class.start_round
+def pairs_by_the_truth(self_rewarding):
+    """A right answer scores 1, a wrong one 0."""
+    read_by(lambda answer: float(answer["right"]), self_rewarding.SelfRewarding)
 
-    def score(answer: dict) -> float:
-        if how == "truth":
-            return float(answer["right"])
-        return random.Random(answer["question"] + answer["text"]).random()
+
+def pairs_by_chance(self_rewarding):
+    """A number that means nothing: always the same for the same answer."""
+    draw = lambda answer: random.Random(answer["question"] + answer["text"]).random()  # noqa: E731
+    read_by(draw, self_rewarding.SelfRewarding)
+
+
+def read_by(score, trainer_class):
+    """Pairs are chosen by `score(answer)`. Evaluations ask the judge as ever."""
+    begun = trainer_class.start_round
 
     def start_round(self, t):
         self.readings = lambda answers: [[score(answer)] for answer in answers]
@@ -190,11 +254,11 @@ def read_by(how: str, trainer_class):
 
 
 # ------------------------------------------------------------------ apo.py: opponents
-def against_the_first(trainer_class):
-    """Makes the RMs of this class learn in all rounds from what the first model wrote in the first
-    one: as many golden answers above others, and no adversary. The generator learns as ever.
+def against_the_first(apo):
+    """The RMs learn in all rounds from what the first model wrote in the first one: as many golden
+    answers above others, and no adversary. The generator learns as ever.
     """
-    answers_to = trainer_class.answers_to
+    answers_to = apo.Apo.answers_to
 
     def as_in_the_first_round(self, rows, n):
         if rows is not self.rm_rows:
@@ -203,7 +267,7 @@ def against_the_first(trainer_class):
             self.saved["opponents"] = answers_to(self, rows, n)
         return self.saved["opponents"]
 
-    trainer_class.answers_to = as_in_the_first_round
+    apo.Apo.answers_to = as_in_the_first_round
 
 
 # ------------------------------------------------------------------ self_verify.py: labels
@@ -235,3 +299,32 @@ def others_references(script):
         )
 
     script.load = shifted
+
+
+def reference_never_shown(script):
+    """None of critic and base sees a reference."""
+    texts = script.SweetRL.texts
+    blind = lambda self, player, some, seen: texts(self, player, some, "actor")  # noqa: E731
+    script.SweetRL.texts = blind
+
+
+# ------------------------------------------------------------------ which-verifier.md: questions
+def asked(script):
+    """The evaluation asks the script's verifier about the same solutions, see verifiers.py."""
+    from verifiers import ask_the_verifier
+
+    ask_the_verifier(script)
+
+
+def main():
+    file, *words = sys.argv[1:]
+    controls = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
+    script = importlib.import_module(file.removesuffix(".py"))
+    for control in controls:
+        name, *given = control.split("=")
+        globals()[name](script, *given)
+    script.main(tyro.cli(script.Args, args=words[len(controls) :]))
+
+
+if __name__ == "__main__":
+    main()

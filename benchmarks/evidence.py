@@ -1,27 +1,39 @@
-"""Runs the training experiments of experiments.toml: python benchmarks/evidence.py tango gamed
+"""Runs the training experiments of experiments.toml, and keeps what they find:
 
-First a variant that has several learning rates is run with each on seeds 11 to 13, which are kept
-apart in docs/evidence/NAME_rates.json; then every variant runs at its only or best rate on seeds 0,
-1, ..., the ones that are reported, in docs/evidence/NAME.json. A run is one process with one
-thread, but for timed ones. What is kept of it: its held-out evaluations, and of every step the
-metrics that the experiment compares. Finished runs are kept and not repeated; an interrupted one
-resumes. At the end pages.py makes the tables and figures, of these files alone.
+    python benchmarks/evidence.py tango "answer only" --seed 0    one run, beside the committed one
+    python benchmarks/evidence.py tango "answer only"             the variant's missing seeds
+    python benchmarks/evidence.py tango                           every variant's; `all` experiments
+
+A run is one process with one thread, but for timed ones. What it needs runs before it: another
+run's verifier, or the model on which spin.py starts. The first form keeps nothing. The others keep
+runs in docs/evidence/NAME.json: held-out evaluations, of every step the metrics that the experiment
+compares, the commit, and a hash of the code. Finished runs are not repeated, an interrupted one
+resumes unless the code has changed since. A variant that has several learning rates is run with
+each on seeds 11 to 13 first, in NAME_rates.json, and then at the best one. At the end pages.py
+makes tables and figures, of these files alone.
 """
 
+import ast
+import hashlib
+import io
 import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+import tokenize
 import tomllib
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from claims import CLAIMS, OF_STEPS, measure
 
@@ -29,6 +41,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 RUNS = ROOT / "runs" / "evidence"
 SWEEP_SEEDS = (11, 12, 13)
+MAKING = Lock()  # one thread makes what several runs need
 QUIET = "--eval-every 0 --show-every 0 --save-every 1000"  # of every run that is not timed
 
 
@@ -39,7 +52,8 @@ class Variant:
     script: str = ""
     arguments: str = ""
     rates: list[float] = field(default_factory=list)
-    patches: list[str] = field(default_factory=list)
+    controls: list[str] = field(default_factory=list)
+    judge: list[str] = field(default_factory=list)
     seeds: int = 5
     own_start: bool = False
 
@@ -53,14 +67,12 @@ class Experiment:
     yardstick: str = ""
     rate: str = "--lr"
     timed: bool = False
-    since: str = ""
     columns: list[list[str]] = field(default_factory=list)
     panels: list[list] = field(default_factory=list)
 
 
-def _read_experiments() -> tuple[dict[str, str], dict[str, Experiment]]:
+def _read_experiments() -> dict[str, Experiment]:
     read = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())
-    patches = read.pop("patches")
     for name, given in read.items():
         given["variants"] = {variant: Variant(**v) for variant, v in given["variants"].items()}
         script = given.setdefault("script", f"{name}.py")
@@ -69,10 +81,10 @@ def _read_experiments() -> tuple[dict[str, str], dict[str, Experiment]]:
     scripts = sorted(p for p in ROOT.glob("*.py") if "\nclass Args(" in p.read_text())
     variants = {path.stem: Variant(path.name, seeds=1) for path in scripts}
     read["defaults"] = {"variants": variants, "script": "", "page": "measured.md", "timed": True}
-    return patches, {name: Experiment(**given) for name, given in read.items()}
+    return {name: Experiment(**given) for name, given in read.items()}
 
 
-PATCHES, EXPERIMENTS = _read_experiments()
+EXPERIMENTS = _read_experiments()
 
 
 # ------------------------------------------------------------------ what is kept
@@ -98,9 +110,9 @@ def read(file: str, timed: bool = False) -> dict:
     return {"machine": f"{cpu}, {threads} thread{'s' * (int(threads) > 1)}", "runs": []}
 
 
-def runs_of(name: str, variant: str) -> dict[int, dict]:
-    """Seed -> run."""
-    return {r["seed"]: r for r in read(name)["runs"] if r["variant"] == variant}
+def runs_of(name: str, variant: str, file: str = "") -> dict[int, dict]:
+    """Seed -> run, of docs/evidence/NAME.json or another file."""
+    return {r["seed"]: r for r in read(file or name)["runs"] if r["variant"] == variant}
 
 
 def with_runs(name: str) -> list[str]:
@@ -123,29 +135,130 @@ def rate_of(name: str, variant: str) -> float | None:
     return max(rates, key=lambda rate: statistics.mean(scores[rate]))
 
 
+# ------------------------------------------------------------------ which code a run is of
+NO_PART = re.compile(r"common/(run/report/|tiny/(make|program_demonstrations)\.py)")
+"""Of common/, what changes no run of an experiment: its report, and the making of models."""
+
+
+@cache
+def bare(path: Path) -> str:
+    """A file's code, without what changes no run: comments, docstrings, empty lines."""
+    text = path.read_text()
+    lines, tokens = text.splitlines(), [*tokenize.generate_tokens(io.StringIO(text).readline)]
+    said = [token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
+    starts = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    for before, token, after in zip([None, *said], said, said[1:]):
+        alone = (before is None or before.type in starts) and after.type == tokenize.NEWLINE
+        if token.type == tokenize.STRING and alone:
+            first, last = token.start[0] - 1, token.end[0]
+            lines[first:last] = [""] * (last - first)
+    for token in tokens:
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def code_of_controls(names: list[str]) -> dict[str, str]:
+    """Name -> source, of these controls and of whatever they name of controls.py."""
+    text = bare(ROOT / "benchmarks" / "controls.py")
+    defined, found, left = {}, {}, list(names)
+    for node in ast.parse(text).body:
+        targets = getattr(node, "targets", [node])
+        defined |= {getattr(x, "id", getattr(x, "name", "")): node for x in targets}
+    while left:
+        name = left.pop()
+        if name in defined and name not in found:
+            found[name] = ast.get_source_segment(text, defined[name])
+            left += re.findall(r"\w+", found[name])
+    if "asked" in names:
+        found["verifiers.py"] = bare(ROOT / "benchmarks" / "verifiers.py")
+    return found
+
+
+def code_of(name: str, variant: str) -> str:
+    """A hash of what a run of this variant executes: the script and common/, the embedded models,
+    its controls, its arguments. The prerequisites of a run are not in it.
+    """
+    experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
+    files = [ROOT / (chosen.script or experiment.script), *sorted((ROOT / "common").rglob("*.py"))]
+    parts = [bare(path) for path in files if not NO_PART.search(path.as_posix())]
+    parts += [file_hash(path) for path in sorted((ROOT / "common/tiny").glob("*/*.safetensors"))]
+    controls = code_of_controls([*chosen.controls, *["judge_from"] * bool(chosen.judge)])
+    parts += [*map(str, sorted(controls.items())), experiment.arguments, chosen.arguments]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+@cache
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def commit() -> str:
+    """HEAD; "-dirty" behind it where a file differs that is neither evidence nor text."""
+
+    def git(*words):
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    unlike = git("status", "--porcelain", "--untracked-files=no", ":!docs", ":!*.md")
+    return git("rev-parse", "HEAD") + "-dirty" * bool(unlike)
+
+
 # ------------------------------------------------------------------ running
-def command(script: str, patches: list[str]) -> list[str]:
-    """What starts a script, changed by the patches before its `main`."""
-    if not patches:
-        return [sys.executable, script]
-    module, lines = script.removesuffix(".py"), "; ".join(PATCHES[name] for name in patches)
-    lines = lines.replace("SCRIPT", module)
-    start = f"import sys, tyro, {module}; sys.path.append('benchmarks'); import controls; {lines}"
-    return [sys.executable, "-c", f"{start}; {module}.main(tyro.cli({module}.Args))"]
+def folder_of(name: str, variant: str, seed: int, rate: float | None) -> Path:
+    place = re.sub(r"\W+", "_", variant) + (f"-{rate}" if rate else "")
+    return RUNS / name / place / str(seed)
+
+
+def judge_of(name: str, variant: str, seed: int) -> list[str]:
+    """The control that starts with the variant's judge, whose run comes first if it has not ended,
+    or was one of other code.
+    """
+    if not EXPERIMENTS[name].variants[variant].judge:
+        return []
+    where, whose, player = EXPERIMENTS[name].variants[variant].judge
+    adapter = folder_of(where, whose, seed, rate_of(where, whose)) / player
+    mark = adapter.parent.with_suffix(".code")
+    ended = (adapter / "adapter_model.safetensors").exists() and mark.exists()
+    if not ended or mark.read_text() != code_of(where, whose):
+        print(f"{name}, {variant}, seed {seed} needs the run {where}, {whose}: it runs", flush=True)
+        run(where, whose, seed, rate_of(where, whose))
+    return [f"judge_from={adapter}"]
+
+
+def command(name: str, variant: str, seed: int, rate: float | None) -> list[str]:
+    """What starts a run, after its prerequisites; its output folder is not in it."""
+    experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
+    if "spin_base" in experiment.arguments:
+        with MAKING:
+            spin_base()
+    controls = chosen.controls + judge_of(name, variant, seed)
+    words = [sys.executable, *["benchmarks/controls.py"] * bool(controls)]
+    words += [chosen.script or experiment.script, *controls]
+    quiet = "" if experiment.timed else QUIET
+    options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed}"
+    options += f" {experiment.rate} {rate}" if rate else ""
+    for file in re.findall(r"--(?:model|dataset) (\S*[/.]\S*)", options):
+        if not (ROOT / file).exists():
+            raise SystemExit(f"{name} needs {file}; docs/real-model.md says where it comes from.")
+    return words + options.split()
 
 
 def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     """One run of a variant, in a process of its own -> what is kept of it."""
-    experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
-    place = re.sub(r"\W+", "_", variant) + (f"-{rate}" if rate else "")
-    folder = RUNS / name / place / str(seed)
-    if experiment.timed:  # a resumed run's time would not be that of one run
+    experiment, code = EXPERIMENTS[name], code_of(name, variant)
+    words, folder = command(name, variant, seed, rate), folder_of(name, variant, seed, rate)
+    mark = folder.with_suffix(".code")
+    # a resumed run's time would not be that of one run, and its code not that of one
+    if experiment.timed or not mark.exists() or mark.read_text() != code:
         shutil.rmtree(folder, ignore_errors=True)
-    quiet, one = ("", {}) if experiment.timed else (QUIET, {"OMP_NUM_THREADS": "1"})
-    options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed} --out {folder}"
-    options += f" {experiment.rate} {rate}" if rate else ""
-    words = [*command(chosen.script or experiment.script, chosen.patches), *options.split()]
-    start, env = time.time(), os.environ | one
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(code)
+    one = {} if experiment.timed else {"OMP_NUM_THREADS": "1"}
+    start, env = time.time(), os.environ | one | {"PYTHONPATH": str(ROOT)}
+    of = {"commit": commit()}
+    words += ["--out", str(folder)]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     wall = time.time() - start
     hopeless = "steps in a row. The run ends" in done.stderr  # mae.py stops itself: a result, too
@@ -163,7 +276,8 @@ def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
         "rate": rate,
         "seconds": rows[-1]["seconds"],
         "wall_seconds": round(wall, 1),
-        "versions": json.loads((folder / "versions.json").read_text()),
+        "code": code,
+        "versions": json.loads((folder / "versions.json").read_text()) | of,
         "questions": json.loads((folder / "args.json").read_text())["eval_questions"],
         "evaluations": [{key: short(value) for key, value in row.items()} for row in evaluations],
         "steps": [{key: short(x) for key, x in row.items() if key in kept} for row in steps],
@@ -174,14 +288,32 @@ def run_missing(file: str, name: str, jobs: list[tuple], at_once: int):
     """The jobs (variant, seed, rate) that docs/evidence/FILE.json does not hold yet; each run is
     kept as soon as it ends.
     """
-    path, kept = FOLDER / f"{file}.json", read(file, EXPERIMENTS[name].timed)
-    done = {(r["variant"], r["seed"], r["rate"]) for r in kept["runs"]}
+    timed = EXPERIMENTS[name].timed
+    done = {(r["variant"], r["seed"], r["rate"]) for r in read(file, timed)["runs"]}
     with ThreadPoolExecutor(at_once) as pool:
         for result in pool.map(lambda job: run(name, *job), [j for j in jobs if j not in done]):
+            kept = read(file, timed)  # as it is now: another process may have added a run
             kept["runs"].append(result)
-            path.write_text(json.dumps(kept) + "\n")
+            (FOLDER / f"{file}.json").write_text(json.dumps(kept) + "\n")
             took = f"rate {result['rate']}, seed {result['seed']}, {result['wall_seconds']:.0f} s"
             print(f"{file}: {result['variant']}, {took}", flush=True)
+
+
+def repeat(name: str, variant: str, seed: int):
+    """Runs it, and prints its figures beside the committed run's. Keeps nothing."""
+    rate = rate_of(name, variant)
+    print(shlex.join(command(name, variant, seed, rate)), flush=True)
+    here, committed = run(name, variant, seed, rate), runs_of(name, variant).get(seed)
+    both = [here] if committed is None else [here, committed]
+    print(f"{'':36}{'here':>12}{'committed' if committed else 'none is committed':>12}")
+    for title, text, *count in EXPERIMENTS[name].columns:
+        cells = [measure(text, found) for found in both]
+        cells = [f"{x:,.0f}" if count else f"{100 * x:.1f} %" for x in cells]
+        print(f"{title:36}" + "".join(f"{cell:>12}" for cell in cells))
+    for found, whose in zip(both, ("here", "committed")):
+        v = found["versions"]
+        code = "today's code" if found.get("code") == here["code"] else "older code"
+        print(f"{whose}: commit {v['commit']}, {code}, Python {v['python']}, torch {v['torch']}")
 
 
 def spin_base():
@@ -211,25 +343,38 @@ def spin_base():
     AutoTokenizer.from_pretrained(TINY).save_pretrained(folder / "model")
 
 
+def run_experiment(name: str, only: str | None, at_once: int):
+    """The missing runs of an experiment, or of one variant."""
+    experiment, variants = EXPERIMENTS[name], EXPERIMENTS[name].variants
+    chosen = {only: variants[only]} if only else variants
+    at_once = 1 if experiment.timed else at_once
+    swept = {v: its.rates for v, its in chosen.items() if len(its.rates) > 1}
+    sweep = [(v, seed, rate) for seed in SWEEP_SEEDS for v in swept for rate in swept[v]]
+    run_missing(f"{name}_rates", name, sweep, at_once)
+    jobs = [(v, s, rate_of(name, v)) for v in chosen for s in range(chosen[v].seeds)]
+    jobs.sort(key=lambda job: job[1])  # of all variants the first seed, the second, ...
+    run_missing(name, name, jobs, at_once)
+
+
 def main():
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("variant", nargs="?", help="as experiments.toml and the tables call it")
+    parser.add_argument("--seed", type=int, help="this run alone, beside the committed one")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
-    names = EXPERIMENTS if "all" in args.names else args.names
+    names = [*EXPERIMENTS] if args.experiment == "all" else [args.experiment]
+    known = [variant for name in names for variant in EXPERIMENTS[name].variants]
+    if args.variant and args.variant not in known or args.experiment == "all" and args.variant:
+        parser.error(f"{args.experiment} has no variant {args.variant!r}, but: {', '.join(known)}")
+    if args.seed is not None:
+        if not args.variant:
+            parser.error("--seed takes one run: name its variant, too")
+        return repeat(args.experiment, args.variant, args.seed)
     for name in names:
-        experiment, variants = EXPERIMENTS[name], EXPERIMENTS[name].variants
-        at_once = 1 if experiment.timed else args.at_once
-        if "spin_base" in experiment.arguments:
-            spin_base()
-        swept = {v: chosen.rates for v, chosen in variants.items() if len(chosen.rates) > 1}
-        sweep = [(v, seed, rate) for seed in SWEEP_SEEDS for v in swept for rate in swept[v]]
-        run_missing(f"{name}_rates", name, sweep, at_once)
-        jobs = [(v, s, rate_of(name, v)) for v in variants for s in range(variants[v].seeds)]
-        jobs.sort(key=lambda job: job[1])  # of all variants the first seed, the second, ...
-        run_missing(name, name, jobs, at_once)
+        run_experiment(name, args.variant, args.at_once)
     # a command of its own, because it imports this file
-    subprocess.run([sys.executable, "benchmarks/pages.py", *args.names], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "benchmarks/pages.py", *names], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,21 @@ import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import cache
 
 import evidence
 import gpu
 import gpu_tables
-from claims import CLAIMS, SHOWN, having, interval, measure, result
+from claims import (
+    CLAIMS,
+    SHOWN,
+    clopper_pearson,
+    corrected,
+    having,
+    interval,
+    measure,
+    result,
+)
 from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
 
 XLABELS = {
@@ -27,6 +37,7 @@ XLABELS = {
 }
 OF_ANOTHER_KIND = 20
 """Points from the median: a mean of such a run and of others is that of no run."""
+SIGNS = ("paper's sign", "opposite sign", "no paper")
 TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.timed]
 
 
@@ -117,7 +128,7 @@ def over_labels(name: str, variant: str, key: str) -> list[list[tuple[int, float
     """
     curves = defaultdict(list)
     chosen = EXPERIMENTS[name].variants[variant]
-    without = lambda one: (re.sub(r"--labels \d+", "", one.arguments), one.patches)  # noqa: E731
+    without = lambda one: (re.sub(r"--labels \d+", "", one.arguments), one.controls)  # noqa: E731
     for other, its in EXPERIMENTS[name].variants.items():
         labels = re.search(r"--labels (\d+)", its.arguments)
         if labels and without(its) == without(chosen):
@@ -135,17 +146,25 @@ def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, floa
 
 
 # ------------------------------------------------------------------ claims
-def results(experiments=TRAINED) -> list[dict]:
-    """The rows of summary.json: every claim of these experiments whose variants have runs."""
-    some = [claim for claim in CLAIMS if claim.experiment in experiments]
-    rows = [result(claim, [runs_of(claim.experiment, v) for v in claim.variants]) for claim in some]
-    return [row for row in rows if row]
+def results() -> list[dict]:
+    """The rows of summary.json: every claim whose variants have runs."""
+    rows = []
+    for claim in CLAIMS:
+        now, earlier = (
+            [evidence.runs_of(claim.experiment, v, file) for v in claim.variants]
+            for file in (claim.experiment, f"{claim.experiment}_earlier")
+        )
+        rows.append(result(claim, now, earlier))
+    return corrected([row for row in rows if row])
 
 
-def figure_of(row: dict) -> str:
-    """`+5.1 [1.2, 9.0] points`, `2.00x [1.10, 3.65]`; of runs that never get there a bound."""
+def figure_of(row: dict, key: str = "") -> str:
+    """`+5.1 [1.2, 9.0] points`, `2.00x [1.10, 3.65]`; of runs that never get there a bound. With
+    the key "pooled" that of both sets of runs.
+    """
     scale = 1 if row["kind"] == "ratio" else 100
-    ours, low, high = (None if row[k] is None else scale * row[k] for k in ("ours", "low", "high"))
+    found = row[key][:3] if key else [row[k] for k in ("ours", "low", "high")]
+    ours, low, high = (None if x is None else scale * x for x in found)
     if row["kind"] == "ratio":
         late = tuple(bool(n) for n in row["never"])  # who never gets there takes at least so much
         bound = {(True, False): "at least ", (False, True): "at most ", (True, True): "about "}
@@ -156,9 +175,15 @@ def figure_of(row: dict) -> str:
     return text + (" points" if row["kind"] != "mean" else "")
 
 
+def with_both_sets(row: dict) -> str:
+    """Where there is an earlier set of runs, too, also the figure of both."""
+    both = f" ({figure_of(row, 'pooled')} with an earlier set of runs)" if row["pooled"] else ""
+    return figure_of(row) + both
+
+
 def in_words(row: dict) -> str:
-    """`+5.1 [1.2, 9.0] points: a 55.0, b 60.1`; what is not separated says so."""
-    text = figure_of(row)
+    """`+5.1 [1.2, 9.0] points: a 55.0, b 60.1`; and what the correction leaves of it."""
+    text = with_both_sets(row)
     if len(row["variants"]) == 2:
         ratio = row["kind"] == "ratio"
         sizes = [f"{mean:,.0f}" if ratio else f"{100 * mean:.1f}" for mean in row["means"]]
@@ -166,13 +191,17 @@ def in_words(row: dict) -> str:
         never = [f"{v} {n}" for v, n in zip(row["variants"], row["never"]) if n]
         if never:
             text += f" (never there: {', '.join(never)} of {row['seeds']}, counted as a whole run)"
-    return text + doubt(row)
+    return f"{text}; {verdict(row)}"
 
 
-def doubt(row: dict, before: str = "; ") -> str:
+def verdict(row: dict) -> str:
+    """What Holm's correction leaves of it."""
     if row["seeds"] < 2:
-        return f"{before}**one seed so far**"
-    return f"{before}**not separated**" if row["verdict"] == "not separated" else ""
+        return "**one seed so far**"
+    if row["verdict"] == "not separated" or row["holm"] is None:
+        return f"**{row['verdict']}**"
+    p = "p < .001" if row["holm"] < 0.001 else f"p = {row['holm']:.2g}".replace("0.", ".")
+    return f"stands ({p})" if row["holm"] < 0.05 else f"separated, not after the correction ({p})"
 
 
 def linked(row: dict, folder: str) -> str:
@@ -191,18 +220,74 @@ def stands(row: dict) -> str:
 
 
 def counted(rows: list[dict]) -> str:
-    """How many intervals leave out "no difference", and what these say of their papers; one seed
+    """How many intervals leave out "no difference", and how many after Holm's correction; one seed
     has no interval.
     """
     rows = [row for row in rows if row["seeds"] > 1]
-    found = Counter(stands(row) for row in rows)
-    apart, same = len(rows) - found["not separated"], found["paper's sign"]
-    opposite, new = found["opposite sign"], found["no paper"]
+    apart = [row for row in rows if row["verdict"] != "not separated"]
+    after = [row for row in apart if row["holm"] < 0.05]
+    found = Counter(map(stands, after))
     return (
-        f"Of {len(rows)} comparisons over several seeds, in {apart} the 95 % interval excludes "
-        f"zero: {same} have the paper's sign, {opposite} the opposite one, {new} compare what no "
-        f"paper does.\n"
+        f"Of {len(rows)} claims the 95 % interval of {len(apart)} leaves out zero, and "
+        f"{len(after)} stand after Holm's correction for {SHOWN['family']} comparisons: of these "
+        f"{found[SIGNS[0]]} have their paper's sign, {found[SIGNS[1]]} the opposite one, "
+        f"{found[SIGNS[2]]} compare what no paper does.\n"
     )
+
+
+def claims_table(rows: list[dict]) -> str:
+    """Every claim with its control, and below them what changed."""
+    about, lines = {claim.name: claim for claim in CLAIMS}, []
+    for row in rows:
+        claim = about[row["claim"]]
+        figure = f"{with_both_sets(row)}; {row['seeds']} seeds"
+        what = f"{linked(row, '')}; steps: {claim.steps}"
+        lines.append([claim.name, what, claim.control, claim.paper, figure, verdict(row)])
+    header = [
+        "claim",
+        "what",
+        "control",
+        "paper",
+        "mean [95 % interval]",
+        "after Holm's correction",
+    ]
+    changes = [f"- `{claim.name}`: {claim.changed}\n" for claim in CLAIMS if claim.changed]
+    return markdown(header, lines) + "\nClaims that changed after runs:\n\n" + "".join(changes)
+
+
+# ------------------------------------------------------------------ which code, which versions
+def libraries(run: dict) -> str:
+    return f"Python {run['versions']['python']}, torch {run['versions']['torch']}"
+
+
+@cache
+def usual_libraries() -> str:
+    """Those of most runs."""
+    runs = [run for name in EXPERIMENTS for run in read(name)["runs"]]
+    return Counter(map(libraries, runs)).most_common(1)[0][0]
+
+
+def provenance(name: str) -> str:
+    """Which commits a table's runs are of, and whether the code has changed since; versions of
+    Python and torch if they are not everywhere's.
+    """
+    variants = EXPERIMENTS[name].variants
+    runs = [run for run in read(name)["runs"] if run["variant"] in variants]
+    commits = list(dict.fromkeys((run["versions"]["commit"] or "none")[:7] for run in runs))
+    named = {1: f"commit {commits[0]}", 2: f"commits {' and '.join(commits[:2])}"}
+    several = f"{len(commits)} commits, {commits[0]} to {commits[-1]}"
+    older = sum(run.get("code") != evidence.code_of(name, run["variant"]) for run in runs)
+    since = (
+        "the code has changed since" if older == len(runs) else f"for {older} of {len(runs)} the"
+    )
+    since += " code has changed since" * (older < len(runs))
+    text = f"These runs are of {named.get(len(commits), several)}"
+    text += f"; {since}." if older else ", with today's code."
+    found = Counter(map(libraries, runs))
+    if list(found) != [usual_libraries()]:
+        text += f" They ran on {', '.join(f'{what} ({n})' for what, n in found.items())}; "
+        text += f"most others on {usual_libraries()}."
+    return text
 
 
 # ------------------------------------------------------------------ an experiment's block
@@ -239,7 +324,8 @@ def table(name: str) -> str:
     # all start from the same model, and patched judges are not it: the first variant's that has it
     of = EXPERIMENTS[name].variants
     own = [v for v in variants if of[v].own_start]
-    cells = zip(*[line(v, before) for v in variants if v not in own and not of[v].patches])
+    usual = [v for v in variants if v not in own and not of[v].controls and not of[v].judge]
+    cells = zip(*[line(v, before) for v in usual])
     found = [next((c for c in its if c != "-"), "-") for its in cells]
     rows = [["before training", *found]] if found else []
     rows += [[f"before training, {variant}", *line(variant, before)] for variant in own]
@@ -270,27 +356,23 @@ def rates_table(name: str) -> str:
     return f"\n{title}\n\n{markdown(['variant', *[f'{rate:g}' for rate in rates]], rows)}"
 
 
-def block(name: str) -> str:
-    """What is known of an experiment: how it was run, the claims, the figure and the tables."""
+def block(name: str, rows: list[dict] = ()) -> str:
+    """What is known of an experiment: how it was run, the claims, the figure and the tables.
+
+    rows: of `results`
+    """
     experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
     if not ran:
         return f"Not measured yet: `python benchmarks/evidence.py {name}`.\n"
-    text = f"`python benchmarks/evidence.py {name}` runs "
-    options = {}  # variant -> ["--lr 0.002", ...]
-    for variant in ran:
-        chosen = experiment.variants[variant]
-        rate = f" {experiment.rate} {rate_of(name, variant):g}" if chosen.rates else ""
-        options[variant] = re.findall(r"--[\w-]+(?: (?!--)\S+)*", chosen.arguments + rate)
-    first, *others = options.values()
-    everyones = [option for option in first if all(option in other for other in others)]
-    own = any(option not in everyones for some in options.values() for option in some)
-    command = " ".join([experiment.script, experiment.arguments, *everyones, "..." * own])
-    missing = ", ".join(variant for variant in experiment.variants if variant not in ran)
-    text += f"`{' '.join(command.split())}`" + f"; not run yet: {missing}" * bool(missing) + ".\n\n"
-    if experiment.since:
-        text += f"Since these runs the code has changed: {experiment.since}.\n\n"
-    if rows := results([name]):
-        claims = "; ".join(f"{r['claim']} {figure_of(r)}{doubt(r, ', ')}" for r in rows)
+    seed = min(runs_of(name, ran[0]))
+    variant = ran[0] if re.fullmatch(r"[\w-]+", ran[0]) else json.dumps(ran[0])
+    text = f"`python benchmarks/evidence.py {name} {variant} --seed {seed}` runs seed {seed} of "
+    text += "row one and prints it beside the committed run; the other rows likewise."
+    missing = [v for v in experiment.variants if v not in ran and experiment.variants[v].seeds]
+    text += f" Not run yet: {', '.join(missing)}." * bool(missing) + f" {provenance(name)}\n\n"
+    claimed = {claim.name for claim in CLAIMS if claim.experiment == name}
+    if own := [row for row in rows if row["claim"] in claimed]:
+        claims = "; ".join(f"{r['claim']} {with_both_sets(r)}, {verdict(r)}" for r in own)
         text += f"[Claims](measured.md#claims): {claims}.\n\n"
     if experiment.panels:
         text += f"![{name}: curves](evidence/{name}.png)\n\n"
@@ -298,22 +380,6 @@ def block(name: str) -> str:
 
 
 # ------------------------------------------------------------------ the other blocks
-def before_and_after(name: str) -> str:
-    """Held-out figures before -> after, a line per seed."""
-    (variant,), columns = EXPERIMENTS[name].variants, EXPERIMENTS[name].columns
-    runs = runs_of(name, variant)
-    some = next(iter(runs.values()))
-    text = f"Held-out figures before and after `python {EXPERIMENTS[name].script}`, sampled at "
-    text += f"temperature 1 except for greedy, {some['questions']} questions, four samples each, "
-    rows = []
-    for seed, run in runs.items():
-        both = [(measure(m.replace("last", "first"), run), measure(m, run)) for _, m in columns]
-        cells = [f"{100 * before:.0f} → {100 * after:.0f} %" for before, after in both]
-        rows.append([seed, *cells, f"{run['wall_seconds'] / 60:.1f}"])
-    titles = ["seed", *[title for title, _ in columns], "minutes"]
-    return f"{text}{read(name)['machine']}:\n\n{markdown(titles, rows)}"
-
-
 def minutes() -> str:
     """Of the scripts without arguments."""
     measured = read("defaults")
@@ -381,24 +447,46 @@ def warm_up() -> str:
 
 
 def headline() -> str:
-    """The figure and the table with which the README opens, of the experiment that claims.toml
-    chooses. A row is a variant; what has not been run yet is left out.
+    """The figure and the table with which the README opens, see claims.toml. A row is a reward;
+    what has not been run yet is left out.
     """
-    chosen = SHOWN["headline"][SHOWN["headline"]["experiment"]]
-    text = f"![{chosen['figure']}](docs/evidence/{SHOWN['headline']['experiment']}.png)\n\n"
-    rows, of_first = [], runs_of(*chosen["rows"][0][:2])
-    first = {seed: measure("last:generator/accuracy", run) for seed, run in of_first.items()}
-    for name, variant, judge, gold in chosen["rows"]:
-        runs = runs_of(name, variant).values()
-        ends = [measure("last:generator/accuracy", run) for run in runs]
-        pairs = [(end, first[run["seed"]]) for end, run in zip(ends, runs) if run["seed"] in first]
-        if ends:
-            worse = sum(end < other for end, other in pairs)
-            rows.append([judge, gold, cell(ends, True), f"{worse} of {len(pairs)}"])
-    begin = [measure("first:generator/accuracy", run) for run in of_first.values()]
-    start = f"accuracy, %; {cell(begin, True)} before training" if begin else "accuracy, %"
-    header = ["the generator's reward", "who sees gold answers", start, "seeds below row one's"]
-    return f"{text}*{chosen['says']}*\n\n{markdown(header, rows)}"
+    chosen = SHOWN["headline"]
+    name, rows = chosen["experiment"], []
+    text = f"![{chosen['figure']}](docs/evidence/{name}.png)\n\n*{chosen['says']}*\n\n"
+    for reward, gold, *variants in chosen["rows"]:
+        ends = [final(name, variant) for variant in variants]
+        if any(ends):
+            cells = [f"{cell(some, True)} ({len(some)})" if some else "-" for some in ends]
+            rows.append([reward, gold, *cells, share(*collapses(name, variants))])
+    titles = ["after 40 steps, % (seeds)", "after 110", "collapsed"]
+    return text + markdown(["the generator's reward", "who sees gold answers", *titles], rows)
+
+
+def final(name: str, variant: str) -> list[float]:
+    runs = runs_of(name, variant).values()
+    return [measure("last:generator/accuracy", run) for run in runs]
+
+
+def collapses(name: str, variants: list[str]) -> tuple[int, int]:
+    """(how many runs end more than OF_ANOTHER_KIND points below their variant's median, of all)"""
+    ends = [final(name, variant) for variant in variants]
+    below = [100 * (statistics.median(some) - x) > OF_ANOTHER_KIND for some in ends for x in some]
+    return sum(below), len(below)
+
+
+def share(k: int, n: int) -> str:
+    low, high = clopper_pearson(k, n)
+    return f"{k} of {n} [{100 * low:.0f}, {100 * high:.0f}] %"
+
+
+def collapsed() -> str:
+    """Of docs/tango.md: with verifiers that are trained, beforehand or along, and with others."""
+    chosen = SHOWN["headline"]
+    both, alone = ([r for r in chosen["rows"] if r[1].startswith(w)] for w in ("both", "generator"))
+    untrained = next(row for row in alone if "verdicts" in row[0])
+    trained = share(*collapses(chosen["experiment"], [v for row in both for v in row[2:]]))
+    text = f"With a trained verifier {trained} collapsed, with one before RL "
+    return text + share(*collapses(chosen["experiment"], untrained[2:])) + ".\n"
 
 
 # ------------------------------------------------------------------ writing
@@ -407,16 +495,14 @@ def blocks() -> dict[tuple[str, str], str]:
     rows, found = results(), {}
     for name in TRAINED:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
-        found[f"docs/{page}", f"results: {name}"] = block(name)
+        found[f"docs/{page}", f"results: {name}"] = block(name, rows)
     known = {row["claim"]: row for row in rows}
     some, nulls = ([known[n] for n in SHOWN[k] if n in known] for k in ("readme", "nulls"))
-    header = ["what", "mean [95 % interval]", "seeds"]
-    of_readme = ["what", "second minus first [95 % interval]", "outcome"]
-    readme = [[linked(r, "docs/"), figure_of(r), stands(r)] for r in some]
-    nulls = markdown(header[:2], [[linked(r, ""), in_words(r)] for r in nulls])
-    lines = [
-        [r["claim"], linked(r, ""), r["paper"], figure_of(r) + doubt(r), r["seeds"]] for r in rows
-    ]
+    readme = [[linked(r, "docs/"), with_both_sets(r), verdict(r)] for r in some]
+    of_readme = ["what", "second minus first [95 % interval]", "after the correction"]
+    nulls = markdown(
+        ["what", "mean [95 % interval]"], [[linked(r, ""), in_words(r)] for r in nulls]
+    )
     gap, verdicts = one_question()
     cells = gpu.read(gpu.OUT)
     return found | {
@@ -425,8 +511,10 @@ def blocks() -> dict[tuple[str, str], str]:
         ("README.md", "headline"): headline(),
         ("README.md", "evidence"): f"{counted(rows)}\n{markdown(of_readme, readme)}",
         ("docs/idea.md", "nulls"): nulls,
-        ("docs/tango.md", "table: tango_default"): before_and_after("tango_default"),
-        ("docs/measured.md", "claims"): markdown(["claim", "what", "paper", *header[1:]], lines),
+        ("docs/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
+        f"{provenance('tango_default')}\n\n{table('tango_default')}",
+        ("docs/tango.md", "collapses"): collapsed(),
+        ("docs/measured.md", "claims"): claims_table(rows),
         ("docs/measured.md", "minutes"): minutes(),
         ("docs/measured.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),

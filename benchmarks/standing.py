@@ -81,7 +81,7 @@ def known(level: str) -> dict[str, dict[str, dict]]:
             continue
         for run in read(name)["runs"]:
             variant = experiment.variants.get(run["variant"])
-            if variant is None or variant.patches:
+            if variant is None or variant.controls or variant.judge:
                 continue
             script = variant.script or experiment.script
             given = f"{experiment.arguments} {variant.arguments}"

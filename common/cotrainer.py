@@ -29,7 +29,7 @@ import dataclasses
 import math
 import secrets
 import time
-import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,9 +37,10 @@ from dataclasses import dataclass
 from common import fast, plain
 from common.advantage import group_advantage, named_group_advantage
 from common.batch import Batch, as_pairs
+from common.draws import row_key
 from common.errors import ScriptError, UserError
 from common.fast import vllm
-from common.model import tokenize, without_checkpointing
+from common.model import prompt_text, tokenize, without_checkpointing
 from common.run import checks
 from common.run.trainer import RunTrainer
 from common.tasks.answers import chunk
@@ -95,8 +96,8 @@ class CoTrainer(RunTrainer):
             self.generation_batch_size = 1 << 30  # the server makes its own batches
         self.turns = []  # the players of the `playing` blocks that are open
         self.trained_last = ""  # player of the latest update
-        self.sampled_tokens = 0  # by all players, since the step began
-        self.asked_in_evaluation = None  # prompts -> how often, while an evaluation lasts
+        self.sampled_tokens = self.sample_calls = 0  # since the step began
+        self.asked_in_evaluation = None  # (player, prompt) -> how often, in an evaluation
         checks.begin(self)
 
     # ------------------------------------------------------------------ one optimiser step
@@ -117,7 +118,7 @@ class CoTrainer(RunTrainer):
         step. `update` sets, uses and clears p.grad, so the optimiser step that Trainer takes
         afterwards finds no gradient and does nothing.
         """
-        start, self.sampled_tokens = time.perf_counter(), 0
+        start, self.sampled_tokens, self.sample_calls = time.perf_counter(), 0, 0
         model.train()
         with checks.keeping_state(self, "the first step", once=True):
             batches = self.step(rows)
@@ -166,7 +167,10 @@ class CoTrainer(RunTrainer):
         micro-batch, adds the gradients over all processes, clips, and applies AdamW.
         """
         checks.check_batch(self, batch)
+        if self.kl and batch.advantages is not None and batch.base_logps is None:
+            batch.base_logps = self.log_probs(None, batch)  # (B, T), of texts from elsewhere
         self.record(batch)
+        self.log_advantages(batch)
         name, player = batch.player, self.player_named(batch.player)
         [group] = [g for g in self.optimizer.param_groups if g["adapter"] == player.adapter]
         parameters, total = group["params"], 0.0
@@ -189,10 +193,22 @@ class CoTrainer(RunTrainer):
                 f"here and keeps its last checkpoint in {self.args.output_dir}; a lower --lr is "
                 f"the first thing to try."
             )
-        checks.check_learning(self, batch, norm)
-        if norm > 0:  # if all advantages are 0, Adam's momentum must not move the adapter either
+        idle = self.teaches_nothing(batch, norm)
+        checks.check_learning(self, batch, idle)
+        if not idle:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def teaches_nothing(self, batch: Batch, norm: float) -> bool:
+        """Whether all advantages are 0, on all processes: then Adam's momentum must not move the
+        adapter, and no KL term either, whose gradient may be nothing but rounding. (Adam divides by
+        the gradient's size, so that rounding would become steps of the learning rate.) A loss that
+        does without advantages, or has further terms, is asked for its gradient.
+        """
+        A = batch.advantages
+        if A is None or self.all_rows:
+            return norm == 0
+        return not any(self.gather([bool(A.any())]))
 
     def micro_batches(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Splits the rows that can have a gradient into micro-batches: returns the row numbers of
@@ -267,7 +283,7 @@ class CoTrainer(RunTrainer):
         functions = [function.__name__ for function in player.rewards]
         for prompt, rewards in zip(prompts, each.tolist()):
             of_row = {f: r for f, r in zip(functions, rewards) if r == r}
-            batch.notes.append({"player": name, "prompt": prompt[-1]["content"], "rewards": of_row})
+            batch.notes.append({"player": name, "prompt": prompt_text(prompt), "rewards": of_row})
         cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
         self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
         self.log_mean(f"{name}/completions/clipped_ratio", cut)
@@ -275,7 +291,8 @@ class CoTrainer(RunTrainer):
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, prefix: list | None = None):
-        """Samples one completion for each prompt.
+        """Samples one completion for each prompt. All processes call it together, with as many
+        prompts as each of them has.
 
         Args:
             name: the player.
@@ -292,20 +309,35 @@ class CoTrainer(RunTrainer):
         if prefix:
             prompt_ids = [ids + list(start) for ids, start in zip(prompt_ids, prefix, strict=True)]
         limits = player.max_tokens, 0.0 if greedy else player.temperature, self.eos_token_ids
-        if prompts and self.asked_in_evaluation is not None:
-            # the draws must not depend on the step or on texts that were sampled before
-            key = zlib.crc32(f"{self.args.seed} {name} {prompt_ids}".encode())
-            self.asked_in_evaluation[key] += 1
-            # processes may hold copies of a question, whose samples must differ
-            offset = 1_000_003 * self.accelerator.process_index
-            torch.manual_seed(key + self.asked_in_evaluation[key] + offset)
+        keys = self.row_keys(name, prompt_ids)
         # autocast, as in scoring: without it LoRA would compute in float32 here only
         with self.playing(name), without_checkpointing(self.model), self.accelerator.autocast():
-            for part in chunk(prompt_ids, self.generation_batch_size):
-                ids, of_tokens = self.sampler.generate(self.model, part, *limits)
+            size = self.generation_batch_size
+            for part, its_keys in zip(chunk(prompt_ids, size), chunk(keys, size)):
+                ids, of_tokens = self.sampler.generate(self.model, part, *limits, its_keys)
                 completions, logps = completions + ids, logps + of_tokens
         self.sampled_tokens += sum(map(len, completions))
         return prompt_ids, completions, logps
+
+    def row_keys(self, name: str, prompt_ids: list[list[int]]) -> list[int]:
+        """Returns the key of each row's draws, see common/draws.py: in training of seed, step,
+        player, call of the step, and the row's number among those of all processes. In an
+        evaluation a key is made of seed, player, prompt, and how often this prompt was asked
+        before: a figure changes only where a player has changed.
+        """
+        seed, asked, keys = self.args.seed, self.asked_in_evaluation, {}
+        if asked is None:
+            self.sample_calls, asked = self.sample_calls + 1, Counter()
+            words = row_key(seed, self.state.global_step, name, self.sample_calls)
+            words = [words] * len(prompt_ids)
+        else:
+            words = [row_key(seed, name, ids) for ids in prompt_ids]
+        for process, its in enumerate(self.gather([words])):
+            keys[process] = []
+            for word in its:
+                keys[process].append(row_key(word, asked[word]))
+                asked[word] += 1
+        return keys[self.accelerator.process_index]
 
     def generate_ids(
         self, name: str, prompts: list, greedy: bool = False, prefix: list | None = None
@@ -346,7 +378,9 @@ class CoTrainer(RunTrainer):
                 here.
         """
         batch = self.batch_of_ids(name, tokenize(prompts, self.processing_class), ids)
-        batch.notes = [{"player": name, "prompt": prompt[-1]["content"]} for prompt in prompts]
+        batch.notes = [
+            {"player": name, "prompt": prompt_text(prompt), "rewards": {}} for prompt in prompts
+        ]
         return batch
 
     def pairs(self, name: str, prompts: list, pairs: list[tuple]) -> Batch:

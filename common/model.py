@@ -158,6 +158,24 @@ def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
     ]
 
 
+def prompt_text(prompt: list[dict]) -> str:
+    """Returns what the report shows of a prompt: its last message; of a dialogue all messages but
+    the system's, because several dialogues may end in the same words.
+
+    >>> prompt_text([{"role": "system", "content": "Solve."}, {"role": "user", "content": "3+4"}])
+    '3+4'
+    >>> turns = {"user": "3+4", "assistant": "8"}, {"user": "Try again."}
+    >>> print(prompt_text([{"role": r, "content": c} for turn in turns for r, c in turn.items()]))
+    user: 3+4
+    assistant: 8
+    user: Try again.
+    """
+    turns = [message for message in prompt if message.get("role") != "system"]
+    if len(turns) == 1:
+        return turns[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in turns)
+
+
 def special_tokens(tokenizer) -> list[str]:
     """Returns the spellings of all special tokens, the longest first."""
     # Llama's <|start_header_id|> is in no list of named special tokens

@@ -474,3 +474,10 @@ def perturb(trainer, size: float = 0.02):
     for name, p in trainer.model.named_parameters():
         if "lora_B" in name:
             p.data = torch.randn(p.shape, generator=generator) * size
+
+
+def keys(count: int, word="keys") -> list[int]:
+    """Keys of so many rows, for an engine's `generate`."""
+    from common.draws import row_key
+
+    return [row_key(word, i) for i in range(count)]

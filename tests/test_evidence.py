@@ -6,6 +6,8 @@ import graphlib
 import json
 import math
 import random
+import re
+import shlex
 import statistics
 from types import SimpleNamespace
 
@@ -23,7 +25,20 @@ import pytest
 import standing
 import torch
 import verifiers
-from claims import CLAIMS, Claim, interval, measure, ratios, result
+from claims import (
+    CLAIMS,
+    SHOWN,
+    Claim,
+    clopper_pearson,
+    corrected,
+    holm,
+    interval,
+    measure,
+    outside,
+    p_value,
+    result,
+    student,
+)
 from conftest import ROOT, write_rows
 
 ACCURACY = "generator/accuracy"
@@ -41,6 +56,7 @@ def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
         steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, **own}]
     evaluations = [{"eval/x": 0.1, "eval/y": 0.1}, {"eval/x": end}]
     about = {"variant": variant, "seed": seed, "rate": None}
+    about |= {"versions": {"commit": "1234567890", "python": "3.11.7", "torch": "2.13.0+cpu"}}
     return about | {"steps": steps, "evaluations": evaluations}
 
 
@@ -91,10 +107,25 @@ def test_only_the_generators_own_steps_count():
     assert measure(f"whole:steps:{ACCURACY}", run) == 12
 
 
+def test_older_and_newer_runs_of_tango_are_read_alike():
+    """In newer ones the accuracy of what a verifier's step judges has a name of its own."""
+    older = a_run([0.2, 0.4, *[0.6] * 20])
+    own = ["co/alpha" in step for step in older["steps"]]
+    steps = [
+        step if its else {k.replace(ACCURACY, "verifier/judged_right"): x for k, x in step.items()}
+        for its, step in zip(own, older["steps"])
+    ]
+    newer = older | {"steps": steps}
+    assert [ACCURACY in step for step in steps] == own
+    for text in (TO_HALF, f"end:3:{ACCURACY}", f"mean:{ACCURACY}", f"whole:steps:{ACCURACY}"):
+        assert measure(text, older) == measure(text, newer)
+    assert pages.points(older, "gen_step", ACCURACY) == pages.points(newer, "gen_step", ACCURACY)
+
+
 def test_a_curve_over_labels_joins_what_differs_by_labels_alone(monkeypatch):
     few = {"a": "--labels 32 --x 1", "b": "--labels 8 --x 1", "c": "--labels 8 --x 2", "d": "--x 1"}
     variants = {name: evidence.Variant(arguments=text) for name, text in few.items()}
-    variants["e"] = evidence.Variant(arguments=few["a"], patches=["coin"])
+    variants["e"] = evidence.Variant(arguments=few["a"], controls=["coin_verdicts"])
     monkeypatch.setitem(pages.EXPERIMENTS, "few", evidence.Experiment(variants, "", ""))
     ends = {"a": {0: 0.3, 1: 0.4}, "b": {1: 0.2}, "c": {0: 0.9}, "d": {0: 0.9}, "e": {0: 0.9}}
     rows = lambda end: {"evaluations": [{"step": 0, "eval/x": 0.9}, {"step": 9, "eval/x": end}]}  # noqa: E731
@@ -104,14 +135,34 @@ def test_a_curve_over_labels_joins_what_differs_by_labels_alone(monkeypatch):
 
 
 def test_intervals_are_students():
-    """By hand: three values, sd 1, half = 4.303 / sqrt(3)."""
+    """By hand: three values, sd 1, half = 4.303 / sqrt(3). Quantiles from a printed table."""
     middle, low, high = interval([1.0, 2.0, 3.0])
     assert middle == 2 and high - 2 == pytest.approx(2.4843, abs=1e-3) == 2 - low
     assert math.isnan(interval([1.0])[1])
-    ratio, low, high = ratios([2.0, 8.0], [1.0, 2.0])
-    assert ratio == pytest.approx(math.sqrt(2 * 4))
-    assert math.sqrt(low * high) == pytest.approx(ratio) and low < 1 < high
-    assert ratios([6.0] * 3, [2.0] * 3) == pytest.approx((3, 3, 3))
+    table = {1: 12.706, 2: 4.303, 4: 2.776, 7: 2.365, 15: 2.131, 30: 2.042}
+    assert {df: round(student(df), 3) for df in table} == table
+    # one and two degrees of freedom have closed forms
+    for x in (0.1, 1.0, 5.0):
+        assert outside(x, 1) == pytest.approx(1 - 2 / math.pi * math.atan(x))
+        assert outside(-x, 2) == pytest.approx(1 - x / math.sqrt(2 + x * x))
+    assert p_value([1.0, 2.0, 3.0]) == pytest.approx(outside(2 * math.sqrt(3), 2))
+    assert p_value([2.0, 2.0]) == 0
+
+
+def test_holms_correction():
+    """His example: of .01, .04, .03, .005 the products are .03, .06, .06, .02; of a larger family
+    those that are not given count as the largest.
+    """
+    assert holm([0.01, 0.04, 0.03, 0.005], 4) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.01, 0.04], 4) == pytest.approx([0.04, 0.12]) and holm([0.9], 4) == [1.0]
+
+
+def test_the_exact_interval_of_a_share():
+    """Of none of n, 1 - .025^(1/n) is the most; and tables say 2 of 26 is .0095 to .2513."""
+    low, high = clopper_pearson(0, 5)
+    assert low == 0 and high == pytest.approx(1 - 0.025 ** (1 / 5))
+    assert clopper_pearson(2, 26) == pytest.approx((0.00946, 0.25130), abs=1e-5)
+    assert clopper_pearson(5, 5) == pytest.approx((0.025 ** (1 / 5), 1))
 
 
 # ------------------------------------------------------------------ claims
@@ -124,8 +175,13 @@ A = runs(a_run([0.0] * 5 + [1.0] * 5, "a", 0, 0.30), a_run([0.0] * 20, "a", 1, 0
 B = runs(*[a_run([1.0] * 6, "b", seed, end) for seed, end in enumerate((0.50, 0.54, 0.99))])
 
 
-def a_row(measure: str, *found: dict[int, dict]) -> dict | None:
-    return result(Claim("name", "tango", "says", measure, ["a", "b"][: len(found)]), list(found))
+def a_claim(measure: str, variants: list[str], seeds: int = 5) -> Claim:
+    return Claim("name", "tango", "says", measure, variants, seeds, "steps", "control")
+
+
+def a_row(measure: str, *found: dict[int, dict], seeds=5, earlier=()) -> dict | None:
+    row = result(a_claim(measure, ["a", "b"][: len(found)], seeds), list(found), earlier)
+    return row and corrected([row])[0]
 
 
 def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
@@ -146,6 +202,20 @@ def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
     assert silent["seeds"] == 1 and silent["ours"] == pytest.approx(0.22)
 
 
+def test_later_seeds_do_not_change_a_claim():
+    assert a_row("last:x", A, B, seeds=1)["ours"] == pytest.approx(0.20)
+    assert a_row("last:x", A, B, seeds=1)["seeds"] == 1
+
+
+def test_two_runs_of_a_seed_are_not_two_seeds():
+    """Both sets: .20 and .22 now, .30 and .32 before; their means .25 and .27."""
+    before = [A, runs(*[a_run([], "b", seed, end + 0.1) for seed, end in enumerate((0.5, 0.54))])]
+    row = a_row("last:x", A, B, earlier=before)
+    assert row["pooled"] == pytest.approx([*interval([0.25, 0.27]), 2], abs=1e-4)
+    assert pages.figure_of(row, "pooled").startswith("+26.0 [")
+    assert a_row("last:x", A, B)["pooled"] is None
+
+
 def test_what_is_not_separated_says_so():
     same = a_row("first:x", A, B)
     assert same["ours"] == 0 and "not separated" in pages.in_words(same)
@@ -159,40 +229,62 @@ def test_what_is_not_separated_says_so():
 
 def test_claims_are_counted_as_a_reviewer_would():
     row = {"verdict": "separated", "paper": "higher", "kind": "difference", "ours": 0.1, "seeds": 5}
+    row |= {"holm": 0.01}
     rows = [row, row | {"ours": -0.1}, row | {"kind": "ratio", "ours": 0.8}, row | {"paper": "-"}]
-    rows += [row | {"verdict": "not separated"}]
+    rows += [row | {"verdict": "not separated", "holm": 1.0}]
     said = ["paper's sign", "opposite sign", "opposite sign", "no paper", "not separated"]
     assert [pages.stands(row) for row in rows] == said
-    counts = "in 4 the 95 % interval excludes zero: 1 have the paper's sign, 2 "
-    alone = row | {"seeds": 1}  # it has no interval
-    assert f"Of 5 comparisons over several seeds, {counts}" in pages.counted([*rows, alone])
-    assert "one seed" in pages.doubt(alone) and not pages.doubt(row)
+    alone, weak = row | {"seeds": 1}, row | {"holm": 0.06}  # one seed has no interval
+    assert [pages.verdict(x) for x in (row, rows[-1], alone, weak)] == [
+        "stands (p = .01)",
+        "**not separated**",
+        "**one seed so far**",
+        "separated, not after the correction (p = .06)",
+    ]
+    text = pages.counted([*rows, alone, weak])
+    assert text.startswith("Of 6 claims the 95 % interval of 5 leaves out zero, and 4 stand after")
+    assert "of these 1 have their paper's sign, 2 the opposite one, 1 compare" in text
 
 
-def test_the_headline_leaves_out_what_has_not_run(made_up, monkeypatch):
-    ours = [["made_up", v, f"by {v}", "nobody"] for v in ("a", "b")]
-    chosen = {"experiment": "made_up", "made_up": {"figure": "f", "says": "s", "rows": ours}}
+def test_the_headline_counts_collapses_and_leaves_out_what_has_not_run(made_up, monkeypatch):
+    rows = [[f"by {v}", "both: 32", v, f"{v} again"] for v in ("a", "b")]
+    chosen = {"experiment": "made_up", "figure": "f", "says": "s", "rows": rows}
     monkeypatch.setitem(pages.SHOWN, "headline", chosen)
     assert "by a" not in pages.headline()
-    runs = [
-        run | {"evaluations": [{f"eval/{ACCURACY}": x} for x in (0.4, 0.3)]} for run in A.values()
-    ]
+    ends = (0.4, 0.7, 0.35, 0.1)  # 15.0 and 27.5 points below the median: one has collapsed
+    runs = [a_run([], "a", seed) for seed in range(4)]
+    for run, end in zip(runs, ends):
+        run["evaluations"] = [{f"eval/{ACCURACY}": end}]
     made_up("made_up", runs)
-    assert pages.headline().endswith("| by a | nobody | 30.0, 30.0 | 0 of 2 |\n")
-    worse = runs[0] | {"variant": "b", "evaluations": [{f"eval/{ACCURACY}": 0.2}]}
-    made_up("made_up", [*runs, worse])  # compared with the first row's run of its seed
-    assert pages.headline().endswith("| by b | nobody | 20.0 | 1 of 1 |\n")
+    line = "| by a | both: 32 | 40.0, 70.0, 35.0, 10.0 (4) | - | 1 of 4 [1, 81] % |\n"
+    assert pages.headline().endswith(line)
 
 
 def test_every_claim_is_about_variants_that_exist():
     for claim in CLAIMS:
         assert set(claim.variants) <= evidence.EXPERIMENTS[claim.experiment].variants.keys(), claim
     names = [claim.name for claim in CLAIMS]
-    shown = {*pages.SHOWN["readme"], *pages.SHOWN["nulls"]}
-    assert len(set(names)) == len(names) and shown <= set(names)
-    headline = pages.SHOWN["headline"]
-    for name, variant, *_ in headline[headline["experiment"]]["rows"]:
-        assert variant in evidence.EXPERIMENTS[name].variants, variant
+    shown = {*SHOWN["readme"], *SHOWN["nulls"]}
+    assert len(set(names)) == len(names) <= 15 and shown <= set(names)
+    headline = SHOWN["headline"]
+    for _, _, *variants in headline["rows"]:
+        assert set(variants) <= evidence.EXPERIMENTS[headline["experiment"]].variants.keys()
+
+
+def test_every_control_and_every_judge_exists():
+    for experiment in evidence.EXPERIMENTS.values():
+        for variant in experiment.variants.values():
+            assert all(callable(getattr(controls, name)) for name in variant.controls)
+            if variant.judge:
+                name, whose, _ = variant.judge
+                assert whose in evidence.EXPERIMENTS[name].variants
+
+
+def test_every_table_says_the_command_that_makes_its_first_row():
+    for name in pages.TRAINED:
+        words = shlex.split(re.findall("`(python .*?)`", pages.block(name))[0])
+        assert words[1:3] == ["benchmarks/evidence.py", name]
+        assert int(words[5]) in evidence.runs_of(name, words[3]), words
 
 
 def test_the_summary_is_that_of_the_runs():
@@ -245,7 +337,8 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     made_up("made_up_rates", swept())
     made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
     text = pages.block("made_up")
-    assert "runs `tango.py --lr 0.001`; not run yet: b.\n" in text  # all that ran have the rate
+    assert text.startswith("`python benchmarks/evidence.py made_up a --seed 0` runs seed 0 of row")
+    assert "Not run yet: b. These runs are of commit 1234567; the code has changed since." in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert lines[-3] + lines[-1] == "| variant | 0.001 | 0.002 || a | **36.7** | 20.0 |"
     before, after = pages.table("made_up").splitlines()[2:]
@@ -254,14 +347,14 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
 
 
 @pytest.mark.parametrize("name", pages.TRAINED)
-def test_all_variants_but_patched_ones_start_from_the_same_figures(name):
+def test_all_variants_but_controls_start_from_the_same_figures(name):
     """Or their table would show the start of one as that of all, see `pages.table`; within four
     points, because some runs drew other random numbers than others.
     """
     usual = {
         v: x
         for v, x in evidence.EXPERIMENTS[name].variants.items()
-        if not (x.patches or x.own_start)
+        if not (x.controls or x.judge or x.own_start)
     }
     for _, text, *_ in evidence.EXPERIMENTS[name].columns:
         measured = {}  # seed -> figures before training
@@ -272,36 +365,133 @@ def test_all_variants_but_patched_ones_start_from_the_same_figures(name):
         assert all(max(found) - min(found) <= 0.04 for found in measured.values() if found), text
 
 
-def test_a_run_is_kept_and_not_repeated(made_up, tmp_path, monkeypatch):
-    """The script by its command line, with the variant's arguments, rate, seed and one thread; the
-    metrics that the table is made of; an error says what the script said.
-    """
-    monkeypatch.setattr(evidence, "RUNS", tmp_path)
+@pytest.fixture
+def script(made_up, tmp_path, monkeypatch):
+    """In place of processes: (words, OMP_NUM_THREADS) of each. Every second one fails."""
     calls = []
 
-    def script(words, env, **_):
+    def run(words, env, **_):
         calls.append((words, env["OMP_NUM_THREADS"]))
         folder = evidence.Path(words[words.index("--out") + 1])
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         rows = [{"step": 0, "seconds": 1, "eval/x": 0.1}]
         rows += [{"step": 1, "seconds": 2, ACCURACY: 0.123456, "other": 1}]
         write_rows(folder / "metrics.jsonl", rows)
-        for name in ("versions", "args"):
-            (folder / f"{name}.json").write_text('{"eval_questions": 4}')
-        return SimpleNamespace(returncode=len(calls) - 1, stdout="", stderr="it broke")
+        (folder / "args.json").write_text('{"eval_questions": 4}')
+        (folder / "versions.json").write_text('{"python": "3", "torch": "2", "commit": "other"}')
+        return SimpleNamespace(returncode=len(calls) % 2 - 1, stdout="", stderr="it broke")
 
-    monkeypatch.setattr(evidence.subprocess, "run", script)
+    monkeypatch.setattr(evidence, "RUNS", tmp_path)
+    monkeypatch.setattr(evidence, "commit", lambda: "1234567")
+    monkeypatch.setattr(evidence.subprocess, "run", run)
+    return calls
+
+
+def test_a_run_is_kept_and_not_repeated(script):
+    """The script by its command line, with the variant's arguments, rate, seed and one thread; the
+    metrics that the table is made of, its code and commit; an error says what the script said.
+    """
     for _ in range(2):
         evidence.run_missing("made_up", "made_up", [("b", 3, None)], at_once=1)
-    ((words, threads),) = calls
+    ((words, threads),) = script
     assert words[1:9] == ["tango.py", *evidence.QUIET.split(), "--seed"]
     assert threads == "1" and "--lr" not in words
     (kept,) = evidence.read("made_up")["runs"]
     assert kept["evaluations"] == [{"step": 0, "seconds": 1, "eval/x": 0.1}]
     assert kept["steps"] == [{"step": 1, ACCURACY: 0.12346}] and kept["questions"] == 4
+    assert kept["code"] == evidence.code_of("made_up", "b")
+    assert kept["versions"]["commit"] == "1234567" and kept["versions"]["python"] == "3"
+    assert ", with today's code." in pages.provenance("made_up")
     with pytest.raises(RuntimeError, match="made_up, a, seed 0:\n\nit broke"):
         evidence.run_missing("made_up", "made_up", [("a", 0, 1e-3)], at_once=1)
-    assert calls[-1][0][-2:] == ["--lr", "0.001"]
+    assert [*script[-1][0][-4:-2]] == ["--lr", "0.001"]
+
+
+def test_one_run_is_printed_beside_the_committed_one_and_not_kept(script, made_up, capsys):
+    made_up("made_up", [a_run([], "b", 0, end=0.4)])
+    evidence.repeat("made_up", "b", 0)
+    said = capsys.readouterr().out.splitlines()
+    assert said[2].split() == ["x", "10.0", "%", "40.0", "%"]
+    assert "commit 1234567, today's code" in said[-2] and "older code" in said[-1]
+    assert len(evidence.read("made_up")["runs"]) == 1
+
+
+def test_a_judge_is_made_before_the_run_that_asks_it(script, monkeypatch):
+    """And again where its code has changed, but not else."""
+    experiment = evidence.EXPERIMENTS["made_up"]
+    experiment.variants["c"] = evidence.Variant(judge=["made_up", "b", "verifier"])
+    folder = evidence.folder_of("made_up", "b", 1, None) / "verifier"
+    words = evidence.command("made_up", "c", 1, None)
+    assert script[0][0][1] == "tango.py" and len(script) == 1
+    assert words[1:4] == ["benchmarks/controls.py", "tango.py", f"judge_from={folder}"]
+    folder.mkdir()
+    write_rows(folder / "adapter_model.safetensors", [])
+    evidence.command("made_up", "c", 1, None)
+    assert len(script) == 1
+    monkeypatch.setattr(experiment.variants["b"], "arguments", "--steps 3")
+    with pytest.raises(RuntimeError, match="it broke"):  # it is run
+        evidence.command("made_up", "c", 1, None)
+
+
+def test_what_a_reader_must_make_first_is_said(made_up):
+    evidence.EXPERIMENTS["made_up"].arguments = "--model runs/no-such-model"
+    with pytest.raises(SystemExit, match="made_up needs runs/no-such-model; docs/real-model.md"):
+        evidence.command("made_up", "b", 0, None)
+
+
+# ------------------------------------------------------------------ which code a run is of
+def test_comments_and_docstrings_are_no_code(tmp_path):
+    texts = [
+        '"""Of f."""\n\n\ndef f(x):\n    """x.\n\n    More.\n    """\n    # why\n    return x\n',
+        "# about\ndef f(x):\n    return x  # why\n",
+        "def f(x):\n    return '#' + x\n",
+        'def f(x):\n    return """#""" + x\n',
+        "def f(x):\n    pass\nreturn x\n",
+    ]
+    found = []
+    for i, text in enumerate(texts):
+        path = tmp_path / f"{i}.py"
+        path.write_text(text)
+        found.append(evidence.bare(path))
+    assert found[0] == found[1] == "def f(x):\n    return x"
+    assert found[2:] == [text.strip() for text in texts[2:]]
+
+
+def test_a_runs_code_is_its_script_its_controls_and_its_arguments(made_up, monkeypatch):
+    hashes = {evidence.code_of("made_up", v) for v in ("a", "b")}
+    assert len(hashes) == 1  # rates are kept with the run
+    for change in ({"arguments": "--kl 0"}, {"controls": ["coin_verdicts"]}, {"script": "gar.py"}):
+        evidence.EXPERIMENTS["made_up"].variants["b"] = evidence.Variant(**change)
+        hashes.add(evidence.code_of("made_up", "b"))
+    assert len(hashes) == 4
+    parts = evidence.code_of_controls(["coin_verdicts"])
+    assert {"coin_verdicts", "judged_by", "coin", "judgement", "ASKED"} <= parts.keys()
+    assert not {"gold", "voted", "main"} & parts.keys()
+    assert "verifiers.py" in evidence.code_of_controls(["asked"])
+
+
+def test_the_evidence_itself_makes_no_commit_dirty(monkeypatch):
+    asked = []
+
+    def git(words, **_):
+        asked.append(words)
+        return SimpleNamespace(stdout="abc\n" if "rev-parse" in words else " M tango.py\n")
+
+    monkeypatch.setattr(evidence.subprocess, "run", git)
+    assert evidence.commit() == "abc-dirty"
+    assert ":!docs" in asked[0]
+
+
+# the 135 runs of c80b418, whose commits had been replaced by another
+BEFORE_C80B418 = {"tango": 34, "verifiers": 32, "only_judge": 24, "azr": 15, "raro": 15}
+BEFORE_C80B418 |= {"gamed": 9, "ssr": 6}
+
+
+def test_what_runs_recorded_stands():
+    """In the commit that replaced commits these were all 7b15a92b."""
+    for name, count in BEFORE_C80B418.items():
+        commits = [run["versions"]["commit"][:8] for run in evidence.read(name)["runs"]]
+        assert sum(commit != "7b15a92b" for commit in commits) >= count, name
 
 
 # ------------------------------------------------------------------ controls
@@ -322,7 +512,7 @@ def test_controls_are_asked_in_the_verifiers_place_and_the_blind_one_says_half_o
         def generate(self, name, prompts, greedy=False):
             return [name] * len(prompts)
 
-    controls.judged_by(controls.gold, Trainer)
+    controls.true_verdicts(SimpleNamespace(Tango=Trainer))
     asked = [tango.verify_prompt(QUESTION, SOLUTION)]
     assert Trainer().generate("generator", asked) == ["generator"]
     assert Trainer().generate("verifier", asked) == [controls.gold(QUESTION, SOLUTION)]
@@ -330,6 +520,50 @@ def test_controls_are_asked_in_the_verifiers_place_and_the_blind_one_says_half_o
     texts = [controls.coin(question, tasks.gold_solution(question)) for question in questions]
     said = [verdict for text in texts for verdict in tango.parse_judgement(text)[0]]
     assert sum(said) / len(said) == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_coin_for_whole_solutions_accepts_half_of_them_anew_each_time():
+    class Trainer:
+        pass
+
+    Trainer.generate = None
+    controls.coin_solutions(SimpleNamespace(Tango=Trainer))
+    asked = [tango.verify_prompt(QUESTION, SOLUTION)] * 300
+    said = [tango.parse_judgement(text) for text in Trainer().generate("verifier", asked)]
+    assert all(len(j.verdicts) == 3 and len({*j.verdicts, j.final}) == 1 for j in said)
+    assert sum(j.final for j in said) / 300 == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize("control, trained", [("only_the_coder", 0), ("only_the_tester", 1)])
+def test_a_control_of_cure_trains_one_role(control, trained):
+    class Cure:
+        def step(self, rows):
+            return ["coder", "tester"]
+
+    getattr(controls, control)(SimpleNamespace(Cure=Cure))
+    assert Cure().step([]) == [["coder", "tester"][trained]]
+
+
+def test_no_reference_is_shown_where_the_control_says_so():
+    class SweetRL:
+        def texts(self, player, some, seen):
+            return player, some, seen
+
+    controls.reference_never_shown(SimpleNamespace(SweetRL=SweetRL))
+    assert SweetRL().texts("critic", ["x"], "critic") == ("critic", ["x"], "actor")
+
+
+def test_controls_are_applied_before_a_script_runs(monkeypatch):
+    """By the command line that evidence.py makes; judge_from=FOLDER is given its folder."""
+    script, done = SimpleNamespace(Args=None, main=lambda args: done.append(args)), []
+    monkeypatch.setattr(controls.importlib, "import_module", lambda name: script)
+    monkeypatch.setattr(controls.tyro, "cli", lambda Args, args: args)
+    monkeypatch.setattr(controls, "voted", lambda module: done.append(module))
+    monkeypatch.setattr(controls, "judge_from", lambda module, folder: done.append(folder))
+    words = ["controls.py", "tango.py", "voted", "judge_from=a/b", "--steps", "3"]
+    monkeypatch.setattr(controls.sys, "argv", words)
+    controls.main()
+    assert done == [script, "a/b", ["--steps", "3"]]
 
 
 def test_a_likelihood_is_the_only_reward_and_what_cannot_be_read_earns_the_least():
@@ -352,8 +586,9 @@ def test_a_likelihood_is_the_only_reward_and_what_cannot_be_read_earns_the_least
 
     script = SimpleNamespace(Tango=Trainer, has_countable_steps=tango.has_countable_steps)
     rows = [{"question": QUESTION, "answer": str(tasks.gold_answer(QUESTION))}] * 3
-    for above_base, rewards in ((False, [-3, -4, -4]), (True, [0, -1, -1])):
-        controls.scored_alone(script, "", above_base)
+    both = (controls.scored_alone, [-3, -4, -4]), (controls.scored_above_base, [0, -1, -1])
+    for control, rewards in both:
+        control(script)
         assert Trainer.generator_step(object.__new__(Trainer), rows).rewards == rewards
     assert logged["generator/accuracy"] == [True, True, False]
 
@@ -362,8 +597,7 @@ def test_scores_from_elsewhere_take_the_judges_place():
     asked = [mae.judge_answer_prompt(QUESTION, "12"), mae.judge_answer_prompt(QUESTION, "13")]
     asked += [mae.judge_question_prompt(QUESTION), mae.judge_question_prompt("38+ mod 61")]
     given = [0.1, 0.2, 0.3, 0.4]
-    wanted = {"gold": [1.0, 0.0, 1.0, 0.0]}
-    for how in ("gold", "shuffled"):
+    for control, wanted in (("gold_scores", [1.0, 0.0, 1.0, 0.0]), ("shuffled_scores", None)):
 
         class Trainer:
             args, state = SimpleNamespace(seed=0), SimpleNamespace(global_step=1)
@@ -371,16 +605,16 @@ def test_scores_from_elsewhere_take_the_judges_place():
             def values(self, prompts):
                 return list(given), ["asked all the same"] * len(prompts)
 
-        controls.scored_by(how, Trainer)
+        getattr(controls, control)(SimpleNamespace(Mae=Trainer))
         V, texts = Trainer().values(asked)
         assert texts == ["asked all the same"] * 4
-        assert V == wanted[how] if how in wanted else sorted(V) == given and V != given
+        assert V == wanted if wanted else sorted(V) == given and V != given
 
 
 def test_pairs_are_chosen_by_the_truth_or_by_chance_and_only_pairs():
     answers = [{"question": "1+1", "text": str(i), "right": i == 2} for i in range(4)]
     chosen = {}
-    for how in ("truth", "chance"):
+    for how in ("pairs_by_the_truth", "pairs_by_chance"):
 
         class Trainer:
             def readings(self, answers):
@@ -389,13 +623,13 @@ def test_pairs_are_chosen_by_the_truth_or_by_chance_and_only_pairs():
             def start_round(self, t):
                 chosen[how] = self.readings(answers), self.readings(answers)
 
-        controls.read_by(how, Trainer)
+        getattr(controls, how)(SimpleNamespace(SelfRewarding=Trainer))
         trainer = Trainer()
         trainer.start_round(0)
         assert trainer.readings(answers) == "the judge's"  # in evaluations
         assert chosen[how][0] == chosen[how][1]
-    assert chosen["truth"][0] == [[0.0], [0.0], [1.0], [0.0]]
-    assert len({score for (score,) in chosen["chance"][0]}) == 4
+    assert chosen["pairs_by_the_truth"][0] == [[0.0], [0.0], [1.0], [0.0]]
+    assert len({score for (score,) in chosen["pairs_by_chance"][0]}) == 4
 
 
 def test_the_opponents_stay_and_all_else_is_asked_again():
@@ -406,7 +640,7 @@ def test_the_opponents_stay_and_all_else_is_asked_again():
             self.asked += 1
             return [self.asked, *rows * n]
 
-    controls.against_the_first(Trainer)
+    controls.against_the_first(SimpleNamespace(Apo=Trainer))
     trainer = Trainer()
     first = trainer.answers_to(trainer.rm_rows, 2)
     assert trainer.answers_to(trainer.rm_rows, 2) == first == [1, "a", "b", "a", "b"]

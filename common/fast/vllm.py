@@ -103,7 +103,7 @@ class Server:
             self.check_length(player.reads + player.max_tokens + 1)
             with trainer.playing(name):
                 asked = (trainer.model, prompts, 32, player.temperature, trainer.eos_token_ids)
-                ids, logps = self.generate(*asked)
+                ids, logps = self.generate(*asked, keys=[0])
             batch = Batch.of(name, prompts, ids, tokenizer.pad_token_id, base.device)
             found = trainer.log_probs(name, batch).cpu()  # (1, T)
             gap = (found - torch.tensor(logps)).abs().mean().item()
@@ -123,17 +123,20 @@ class Server:
             )
 
     # ------------------------------------------------------------------ asking
-    def generate(self, model, prompt_ids, max_tokens: int, temperature: float, eos_ids):
+    def generate(self, model, prompt_ids, max_tokens: int, temperature: float, eos_ids, keys):
         """Returns the token ids of each row, and the log-prob of each token; see `plain.generate`.
 
-        Seeds are drawn from torch, whose random numbers a checkpoint keeps. Rows that share a
-        prompt are one request, in which vLLM adds a row's number to the seed.
+        Rows that share a prompt are one request, whose seed is the key of the first of these rows;
+        vLLM adds a row's number to the seed. The server draws with random numbers of its own and
+        with logits that depend on what else it computes, so the same seed need not give the same
+        texts once more.
         """
         self.check_length(max(map(len, prompt_ids)) + max_tokens)
         folder, rows = self.publish(model), defaultdict(list)
         for place, ids in enumerate(prompt_ids):
             rows[tuple(ids)].append(place)
-        seeds, tokens = torch.randint(1 << 48, (len(rows),)).tolist(), len(prompt_ids) * max_tokens
+        seeds = [keys[places[0]] & (1 << 48) - 1 for places in rows.values()]
+        tokens = len(prompt_ids) * max_tokens
         body = {"model": folder.name if folder else self.base, "max_tokens": max_tokens}
         body |= {"temperature": temperature, "stop_token_ids": list(eos_ids), "ignore_eos": True}
         body |= {"logprobs": 0, "return_token_ids": True, **WHOLE_VOCABULARY}

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from common.batch import Batch
 from common.errors import ScriptError, say
+from common.run.memory import QUESTION_TOKENS
 from common.run.models import not_taught
 
 import torch
@@ -75,9 +76,23 @@ def remember(trainer, batch: Batch):
         fate.rewards = batch.rewards.clone()
     MEMORY[trainer].fates[number] = fate
     MEMORY[trainer].texts[batch.player] = batch.texts
+    if trainer.state.global_step == 0 and len(batch):
+        check_estimate(trainer, batch)
     if trainer.state.global_step == 0 and len(batch) >= 16:
         if (cut := cut_share(trainer, batch)) >= 0.95:
             warn_once(f"{cut:.0%} of the {batch.player}'s completions are cut at its max_tokens")
+
+
+def check_estimate(trainer, batch: Batch):
+    """Whether the memory was planned for prompts as long as the first ones are."""
+    name, reads = batch.player, trainer.player_named(batch.player).reads
+    longest, planned = int(batch.prompt_mask.sum(1).max()), QUESTION_TOKENS + reads
+    if longest > planned:
+        warn_once(
+            f"prompts of the {name} have up to {longest} tokens, and memory was planned for "
+            f"{planned}: {QUESTION_TOKENS} of instructions and question, and its reads={reads} of "
+            f"other players' texts. The run may need more memory than --dry-run says"
+        )
 
 
 def fates(trainer, batch: Batch) -> list[Fate]:
@@ -594,14 +609,15 @@ def check_unchanged(trainer, batch: Batch):
 IDLE = 3  # updates in a row without a gradient
 
 
-def check_learning(trainer, batch: Batch, norm: float):
+def check_learning(trainer, batch: Batch, idle: bool):
     """After an update: had its player, or one of the rollouts that `concat` has joined, nothing to
     learn from several times in a row, or has it next to nothing at the start of the run?
     """
+    whole = idle
     for key, part in _rollouts(batch):
         name, A = part.player, part.advantages
         rewards = torch.tensor([]) if part.rewards is None else part.rewards
-        idle = norm == 0 or (part.source is not None and A is not None and not A.any())
+        idle = whole or (part.source is not None and A is not None and not A.any())
         count = MEMORY[trainer].idle
         count[key] = count.get(key, 0) + 1 if idle else 0
         if count[key] == IDLE:
@@ -630,6 +646,9 @@ def _rollouts(batch: Batch) -> list[tuple]:
 def _what_helps(trainer, batch: Batch) -> str:
     if not batch.texts:
         return ""
+    R = torch.tensor([]) if batch.rewards is None else batch.rewards[~batch.rewards.isnan()]
+    if len(R) and (top := R.max().item()) > 0 and (R == top).float().mean() >= 0.95:
+        return f"Its rewards are {top:g}, and if none can be higher, nothing is left to learn."
     cut = cut_share(trainer, batch)
     longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
     warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"

@@ -30,8 +30,8 @@ MAY_CHANGE |= {
     "plain",
     "rollouts",
 }
-"""Arguments that do not change what is trained: evaluation has random numbers of its own, and the
-last three only say in how many parts the same work is done, for a run that has met a full GPU."""
+"""Arguments that do not change what is trained, except for the rounding of sums: evaluation has
+random numbers of its own, and those of a token depend on none of these (common/draws.py)."""
 
 CUT_SHORT = "it was cut short while being written"
 LOCKS = []  # open files; `release` closes them
@@ -52,6 +52,8 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         UserError: the folder cannot be written, is somebody else's or in use, holds a run with
             other arguments, or one that cannot resume.
     """
+    if out == "":  # to Path the folder that one is in
+        raise UserError("--out is empty; it must name a folder.")
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
         os.fspath(folder).encode()

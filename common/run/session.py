@@ -46,7 +46,7 @@ from common.run.machine import on_gpu
 from common.run.recording import read_lines
 from common.run.report.build import write_report
 from common.run.report.health import highest_of, is_evaluation, main_metrics
-from common.tasks.answers import mean, solve_prompt  # noqa: F401  mean: for scripts
+from common.tasks.answers import solve_prompt
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
@@ -367,7 +367,10 @@ class Run(TrainerCallback):
         untrained = {p.adapter for _, p in players if p.lr > 0} - trained
         for adapter in sorted(untrained):
             say(f"note: the {adapter} was never trained in this run")
+        # co/best_of_4 of fewer samples is co/best_of_2, and no other name
+        numberless = {name.rstrip("0123456789") for name in known if name[-1:].isdigit()}
         named = {*itertools.chain(*self.curves.values())}
+        named = {name for name in named if name.rstrip("0123456789") not in numberless}
         # with a player that was never trained, metrics may have had nothing to measure
         for key in sorted(named - known) if not untrained else ():
             similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)

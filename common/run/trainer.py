@@ -141,14 +141,24 @@ class RunTrainer(GRPOTrainer):
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
     def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
-        """Logs the mean, and the share of groups whose rewards are all equal and teach nothing."""
+        """Logs the mean, and of the groups in which somebody was judged the share whose rewards are
+        all equal.
+        """
         self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
         if groups is not None and len(set(groups)) < len(groups):
             different = {}
             for group, reward in zip(groups, rewards.tolist()):
                 different.setdefault(group, set()).update({reward} if reward == reward else ())
-            flat = [len(values) < 2 for values in different.values()]
+            flat = [len(values) < 2 for values in different.values() if values]
             self.log_mean(f"{name}/frac_reward_zero_std", flat)
+
+    def log_advantages(self, batch: Batch):
+        """Logs the share of the rows that teach nothing, because all their advantages are 0. Where
+        rewards differ in no group rows may yet have some: a script may compare other rows.
+        """
+        if batch.advantages is not None and len(batch):
+            idle = (batch.advantages.reshape(len(batch), -1) == 0).all(1)  # (B,)
+            self.log_mean(f"{batch.player}/frac_advantage_zero", idle)
 
     def log(self, logs: dict, start_time: float | None = None):
         """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
@@ -226,8 +236,11 @@ class RunTrainer(GRPOTrainer):
         return mine
 
     def shard(self, items: list) -> list:
-        """Returns this process's part of a list that is the same on all processes."""
-        return items[self.accelerator.process_index :: self.accelerator.num_processes]
+        """Returns this process's part of a list that is the same on all processes; the parts of the
+        processes, one after the other, are the list.
+        """
+        mine, world = self.accelerator.process_index, self.accelerator.num_processes
+        return items[len(items) * mine // world : len(items) * (mine + 1) // world]
 
     def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
         """Returns fn(items), of which each process computes its share; items and result are the
@@ -235,9 +248,7 @@ class RunTrainer(GRPOTrainer):
 
         fn: a list -> a list with an entry for each item, in order.
         """
-        shares = self.gather([fn(self.shard(items))])
-        world = self.accelerator.num_processes
-        return [shares[i % world][i // world] for i in range(len(items))]
+        return self.gather(fn(self.shard(items)))
 
     def random_numbers(self) -> random.Random:
         """Returns a generator seeded by run, step and process, so a resumed run draws the same."""

@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from common.draws import row_key
 from common.errors import UserError, say
 from common.fast import generate
 from common.model import load_model, tokenize
-from common.run.args import Count, Tokens, Weight, check_number
+from common.run.args import Count, Tokens, Weight, Whole, check_number
 from common.run.folder import claim, read_arguments, seal, write_whole
 from common.run.machine import check_machine, on_gpu
 from common.run.session import begin, exit_with_one_sentence
@@ -76,7 +77,7 @@ class Args:
     """length limit of a judgement"""
     held_out: str | None = None
     """the --held-out of the run that follows"""
-    seed: int = 0
+    seed: Whole = 0
     """random seed"""
 
 
@@ -90,17 +91,16 @@ class WarmUp(TrainerCallback):
     def look(self, model, samples: int, again: int = 0) -> dict[str, float]:
         """With the same random numbers every time, or others `again`; training draws none."""
         model.eval()  # Trainer's next step puts it back
-        with torch.random.fork_rng():
-            torch.manual_seed(self.cfg.seed + again)
-            write = functools.partial(self.write, model)
-            return figures(self.script, self.held_out, samples, write)
+        write = functools.partial(self.write, model, again)
+        return figures(self.script, self.held_out, samples, write)
 
-    def write(self, model, prompts: list, judging: bool) -> tuple[list[str], float]:
+    def write(self, model, again: int, prompts: list, judging: bool) -> tuple[list[str], float]:
         limit = self.cfg.judgement_tokens if judging else self.cfg.solution_tokens
         ends = [self.tokenizer.eos_token_id]
         ids, logps = [], []
-        for part in chunk(tokenize(prompts, self.tokenizer), 64):
-            found = generate(model, part, limit, 1.0, ends)
+        keys = [row_key(self.cfg.seed, again, judging, i) for i in range(len(prompts))]
+        for part, its_keys in zip(chunk(tokenize(prompts, self.tokenizer), 64), chunk(keys, 64)):
+            found = generate(model, part, limit, 1.0, ends, its_keys)
             ids, logps = ids + found[0], logps + sum(found[1], [])
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
 
@@ -143,9 +143,7 @@ def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[s
     say(f"answers to {len(rows)} training questions, 4 each, to be judged")
     prompts = [progress.script.solve_prompt(row["question"]) for row in rows for _ in range(4)]
     model.eval()
-    with torch.random.fork_rng():
-        torch.manual_seed(progress.cfg.seed)
-        texts, _ = progress.write(model, prompts, False)
+    texts, _ = progress.write(model, 0, prompts, False)
     return {row["question"]: four for row, four in zip(rows, chunk(texts, 4))}
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from common.batch import Batch
 from common.cotrainer import CoTrainer
 from common.errors import ScriptError
+from common.model import tokenize
 from common.run import checks
 from common.run.recording import rows_to_show
 
@@ -282,6 +283,21 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
     batch.rewards = torch.ones(16)
     checks.check_learning(trainer, batch, 1.0)
     assert "rewards are 1, " in (said := capsys.readouterr().out) and "longer limit" not in said
+    assert "Its rewards are 1, and if none can be higher, nothing is left to learn.\n" in said
+
+
+def test_a_prompt_longer_than_memory_was_planned_for_is_said(tmp_path, capsys):
+    """As where a judge reads solutions and its `reads` was forgotten. Once, at the start."""
+    trainer, said = four_players(tmp_path), []
+    prompt = [{"role": "user", "content": "3+4 mod 61" * 150}]
+    (ids,) = tokenize([prompt], trainer.processing_class)
+    for reads, step in ((len(ids) - 512, 0), (0, 1), (len(ids) - 513, 0), (0, 0)):
+        trainer.players["ann"].reads, trainer.state.global_step = reads, step
+        trainer.rollout("ann", [{"prompt": prompt}] * 4)
+        said.append(capsys.readouterr().out)
+    assert ["memory" in text for text in said] == [False, False, True, True] and len(ids) > 512
+    planned = f"up to {len(ids)} tokens, and memory was planned for {len(ids) - 1}: 512 of"
+    assert planned in said[2] and "reads=0" in said[3]
 
 
 def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):

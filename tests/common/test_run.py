@@ -10,6 +10,7 @@ import socket
 import sys
 from types import SimpleNamespace
 
+from common.cotrainer import Player, with_adapters
 from common.errors import say
 from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
@@ -18,7 +19,16 @@ from common.tasks.answers import mean
 import pytest
 import torch
 import yaml
-from conftest import metrics_of, module_of, refused, run_here, same_weights, small, steps_of
+from conftest import (
+    metrics_of,
+    module_of,
+    refused,
+    run_here,
+    same_weights,
+    small,
+    steps_of,
+    write_rows,
+)
 
 
 # ------------------------------------------------------------------ resumed
@@ -217,6 +227,22 @@ def test_what_helps_where_nothing_is_rewarded(tmp_path, dataset, helps):
     run.trainer = SimpleNamespace()
     said = run._hopeless(["a/accuracy"])
     assert said.startswith("note: a/accuracy 0 before training") and f"helps is {helps}" in said
+
+
+def test_a_curve_of_another_number_is_no_mistake(tmp_path, capsys):
+    """cure.py names co/best_of_16 and, with --eval-samples 2, logs co/best_of_2."""
+    write_rows(
+        tmp_path / "metrics.jsonl", [{"step": 1, "coder/loss": 1.0, "eval/co/best_of_2": 0.5}]
+    )
+    run = Run(tmp_path, "fork", None, module_of("cure.py").Args())
+    run.curves = {"chosen": ["co/best_of_4", "co/best_of_16"], "wrong": ["coder/los"]}
+    run.trainer, run.first = (
+        SimpleNamespace(players=with_adapters({"coder": Player([], 1.0, 9)})),
+        1,
+    )
+    run._notes()
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["note: curves name coder/los, which was never logged; is it coder/loss?"]
 
 
 def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):

@@ -32,6 +32,7 @@ import torch
 from conftest import (
     evaluated_once,
     gradient,
+    keys,
     make_trainer,
     module_of,
     perturb,
@@ -108,8 +109,8 @@ class Small(ThreadingHTTPServer):
             return 404, failure(f"The model `{name}` does not exist.")
         model, choices = self.loaded.get(name, self.base), []
         prompts, limit = [body["prompt"]] * body["n"], body["max_tokens"]
-        torch.manual_seed(body["seed"])
-        found = sample(model, prompts, limit, body["temperature"], ends)
+        its = keys(len(prompts), body["seed"])
+        found = sample(model, prompts, limit, body["temperature"], ends, its)
         for row, (ids, logps) in enumerate(zip(*found)):
             choice = {"index": row, "token_ids": ids, "logprobs": {"token_logprobs": logps}}
             choices.append(choice | {"finish_reason": "stop" if ids[-1] in ends else "length"})
@@ -167,7 +168,7 @@ def own(trainer, name, prompts, prefix=()) -> list[list[int]]:
     ids = [[*one, *more] for one, more in zip(ids, prefix or [()] * len(ids))]
     with trainer.playing(name):
         ends, limit = trainer.eos_token_ids, trainer.player_named(name).max_tokens
-        return trainer.engine.generate(trainer.model, ids, limit, 0.0, ends)[0]
+        return trainer.engine.generate(trainer.model, ids, limit, 0.0, ends, keys(len(ids)))[0]
 
 
 def prompts_of(trainer, count=6) -> list:
@@ -194,10 +195,11 @@ def test_two_players_write_what_they_write_here(asking, server):
 
 def test_what_is_asked_is_what_is_scored(asking, server):
     """Every row in its place: the log-probs of the server are the trainer's. The whole vocabulary,
-    our end tokens, another seed for every prompt; and the same again from the same random numbers.
+    our end tokens, another seed for every prompt; and the same again in
+    the same call of the same step.
     """
     rows = some_rows(asking, 16)
-    torch.manual_seed(3)
+    asking.sample_calls = 0
     batch = asking.rollout("generator", rows)
     logps = asking.log_probs("generator", batch)
     close(batch.sampled_logps, logps, 1e-4)
@@ -209,7 +211,7 @@ def test_what_is_asked_is_what_is_scored(asking, server):
         assert (body["repetition_penalty"], body["temperature"], body["n"]) == (1, 1.0, 4)
         assert body["stop_token_ids"] == asking.eos_token_ids and body["ignore_eos"]
     assert len({body["seed"] for body in server.asked}) == 4
-    torch.manual_seed(3)
+    asking.sample_calls = 0
     assert asking.rollout("generator", rows).texts == texts
     assert asking.rollout("generator", rows).texts != texts
 
@@ -243,7 +245,7 @@ def test_of_two_processes_one_publishes(asking, server):
     """They have the same weights; here two clients in one process stand for them."""
     other = vllm.Server(server.url, asking.args.output_dir, asking.sampler.word)
     ids = tokenize(prompts_of(asking), asking.processing_class)
-    limits = 8, 0.0, asking.eos_token_ids
+    limits = 8, 0.0, asking.eos_token_ids, keys(len(ids))
     with asking.playing("generator"), ThreadPoolExecutor(2) as pool:
         both = [
             pool.submit(s.generate, asking.model, ids, *limits) for s in (asking.sampler, other)
@@ -455,9 +457,8 @@ def test_on_vllm_two_players_learn(real, tmp_path, monkeypatch, no_report):
     perturb(SimpleNamespace(model=model))
     for name in ("generator", "verifier", "generator"):
         model.set_adapter(name)
-        theirs, ours = (
-            write(model, prompts * 2, 12, 0.0, ends) for write in (client.generate, sample)
-        )
+        asked = model, prompts * 2, 12, 0.0, ends, keys(2 * len(prompts))
+        theirs, ours = client.generate(*asked), sample(*asked)
         assert theirs[0] == ours[0]
         for one, other in zip(theirs[1], ours[1]):
             close(torch.tensor(one), torch.tensor(other), 1e-3)
@@ -466,8 +467,7 @@ def test_on_vllm_two_players_learn(real, tmp_path, monkeypatch, no_report):
             if "lora_B.generator" in parameter_name and len(written) == 2:
                 p.data *= 2  # an update
     assert len({str(ids) for ids in written}) == 3
-    torch.manual_seed(0)
-    ids, logps = client.generate(model, prompts[:1] * 4, 12, 1.0, ends)
+    ids, logps = client.generate(model, prompts[:1] * 4, 12, 1.0, ends, keys(4))
     assert len({str(row) for row in ids}) > 1  # a seed for each row of a group
     client.forget()
 

@@ -19,6 +19,7 @@ import maporl
 import prime
 import tango
 from common import plain
+from common.draws import row_key
 from common.errors import UserError
 from common.model import load_model, tokenize
 from common.run import warm_up
@@ -479,10 +480,10 @@ def test_when_a_warm_up_is_enough(change, read, ready):
 def test_ready_is_what_two_looks_say(args, monkeypatch, until, stops):
     """The second one with other random numbers, and only where the first one is content."""
     enough = dict.fromkeys(["solutions read", *warm_up.READY], 1.0)
-    said, seeds = iter([0.1, 0.9, 0.1, 0.9, 0.9] if until == "ready" else [0.1] * 3), []
+    said, looks = iter([0.1, 0.9, 0.1, 0.9, 0.9] if until == "ready" else [0.1] * 3), []
 
-    def look(*_):
-        seeds.append(torch.initial_seed())
+    def look(script, rows, samples, write):
+        looks.append(write.args[1])
         return enough | {"accuracy": next(said)}
 
     monkeypatch.setattr(warm_up, "figures", look)
@@ -493,7 +494,7 @@ def test_ready_is_what_two_looks_say(args, monkeypatch, until, stops):
         state = SimpleNamespace(global_step=step, max_steps=15)
         progress.on_step_end(None, state, control, model)
         assert control.should_training_stop is stop
-    assert seeds == ([0, 0, 1, 0, 1] if until == "ready" else [0] * 3) and next(said, None) is None
+    assert looks == ([0, 0, 1, 0, 1] if until == "ready" else [0] * 3) and next(said, None) is None
 
 
 def test_a_sliding_window_is_sampled_by_generate(args, tmp_path):
@@ -511,11 +512,10 @@ def test_a_sliding_window_is_sampled_by_generate(args, tmp_path):
     model.eval()
     progress = warm_up.WarmUp(args, tango, tokenizer, [])
     prompts = [tango.solve_prompt(row["question"]) for row in sums(6)]
-    torch.manual_seed(0)
-    texts, entropy = progress.write(model, prompts, False)
-    torch.manual_seed(0)
+    texts, entropy = progress.write(model, 0, prompts, False)
     ids = tokenize(prompts, tokenizer)
-    written = plain.generate(model, ids, 64, 1.0, [ends["eos_token_id"]])[0]
+    its_keys = [row_key(args.seed, 0, False, i) for i in range(len(ids))]
+    written = plain.generate(model, ids, 64, 1.0, [ends["eos_token_id"]], its_keys)[0]
     assert texts == tokenizer.batch_decode(written, skip_special_tokens=True)
     assert entropy > 0 and len({*texts}) == 6
 

@@ -254,6 +254,29 @@ def test_scripts_are_alike_short_and_without_machinery(script):
     assert main.end_lineno - main.lineno < 12
 
 
+def test_what_is_called_a_dict_is_one():
+    """No parameter and no returned name that is annotated as a dict has the attributes of a
+    batch.
+    """
+    for script in SCRIPTS:
+        for node in ast.walk(ast.parse((ROOT / script).read_text())):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
+            returned = {n.id for n in returned if isinstance(n, ast.Name)}
+            dicts = {a.arg for a in node.args.args if "dict" in annotation(a.annotation)}
+            dicts |= returned if "dict" in annotation(node.returns) else set()
+            for part in ast.walk(node):
+                if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+                    known = part.value.id not in dicts or hasattr(dict, part.attr)
+                    assert known, f"{script}, line {part.lineno}: {ast.unparse(part)}"
+
+
+def annotation(node) -> list[str]:
+    """Of `dict | None`: dict and None."""
+    return ast.unparse(node).split(" | ") if node else []
+
+
 def test_functions_are_short():
     files = [*ROOT.glob("*.py"), *(ROOT / "common").rglob("*.py")]
     assert len(files) > 25
