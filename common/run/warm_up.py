@@ -49,7 +49,7 @@ READY = {  # what RL has something to work with: held-out figures
     "judgements read": 0.95,
     "verifier, balanced_accuracy": 0.7,
 }
-QUESTIONS, SAMPLES = 24, 16  # held-out ones, and answers to each, before and after
+QUESTIONS, SAMPLES = 128, 4  # held-out ones, and answers to each, before and after
 ROWS, MICRO = 16, 8  # of an optimiser step, and of a micro-batch
 SAVES = 10  # steps between two checkpoints
 LOOKS = {"read": (10, 1), "ready": (50, 4)}  # steps between two looks, answers to each question

@@ -10,7 +10,7 @@ from common.core import plain
 from common.core.draws import uniform
 from common.core.model import tokenize
 from common.fast import layers as layers_module
-from common.fast import sampling
+from common.fast import sampling, scoring
 from common.fast.layers import FusedLora4bit, prepared
 from common.fast.sampling import generate, sample
 from common.run.models import SHARED_KEYS, load_model, load_tokenizer
@@ -20,9 +20,10 @@ from tango import verify_prompt
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import keys, perturb
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,50 @@ def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth
         ours = sample(model, prompts, limit, 0.0, [stop], its)[0]
         monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
         assert ours == generate(model, prompts, limit, 0.0, [stop], its)[0]  # by transformers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_query_whose_heads_share_keys(dtype):
+    """SmolLM2's nine heads of queries and three of keys, against the formula in float64, head by
+    head; some keys are masked, and rows of one key have no mask.
+    """
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(4, n, t, 64, dtype=dtype) for n, t in ((9, 1), (3, 7), (3, 7)))
+    mask = torch.zeros(4, 1, 1, 7, dtype=dtype)
+    mask[1, ..., :3] = mask[2, ..., 1:6] = -torch.inf
+    module = SimpleNamespace(num_key_value_groups=3, is_causal=True)
+    for added in (mask, None):
+        found, _ = scoring.attention(module, query, key, value, added, scaling=0.2)
+        assert found.shape == (4, 1, 9, 64) and found.dtype == dtype
+        for head in range(9):
+            q, k, v = (x.double() for x in (query[:, head], key[:, head // 3], value[:, head // 3]))
+            scores = 0.2 * q @ k.mT + (0 if added is None else added[:, 0].double())  # (4, 1, 7)
+            expected = scores.softmax(-1) @ v
+            close = {"rtol": 0, "atol": 1e-6 if dtype == torch.float32 else 2e-2}
+            torch.testing.assert_close(found[:, :, head].double(), expected, **close)
+
+
+def test_shared_keys_leave_greedy_tokens_as_they_are(player, monkeypatch):
+    """A random model of nine heads on three of keys, against transformers' eager attention."""
+    _, tokenizer, prompts = player
+    shape = {"hidden_size": 72, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    shape |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape, initializer_range=0.3)).eval()
+    model.get_base_model = lambda: model
+    seen, product = [], F.scaled_dot_product_attention
+
+    def seeing(query, *rest, **more):
+        seen.append(query.shape)
+        return product(query, *rest, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seeing)
+    model.set_attn_implementation("sdpa")
+    ours = sample(model, prompts, 24, 0.0, [], keys(len(prompts)))[0]
+    assert torch.Size([len(prompts), 3, 3, 8]) in seen  # three queries for each head of keys
+    model.set_attn_implementation("eager")
+    expected = plain.generate(model, prompts, 24, 0.0, [], keys(len(prompts)))[0]
+    assert ours == expected and len({*map(tuple, ours)}) > 1
 
 
 def test_log_probs_are_those_of_the_sampled_tokens(player):

@@ -74,10 +74,12 @@ def value(a: Fraction, sign: str, b: Fraction) -> Fraction:
 @pytest.mark.parametrize("given", REFERENCES)
 def test_a_judgement_is_true_of_its_solution(given):
     """A step's verdict says whether its equation holds and its operation is the reference's; what
-    comes after a changed step takes over its result; the final verdict is about the answer.
+    comes after a changed step takes over its result; the final verdict is about the answer. Where a
+    step is missing, the last block names it, and all verdicts but the final one accept.
     """
     rng, wrong, answer = random.Random(0), Counter(), boxed(given)
-    for _ in range(400):
+    originals = [equation(step) for step in split_steps(given)]
+    for _ in range(600):
         pair = judged("", given, rng)
         if pair is None:  # a change that cannot be written: a third, or the same value again
             wrong["none"] += 1
@@ -86,20 +88,43 @@ def test_a_judgement_is_true_of_its_solution(given):
         verdicts, final = tango.parse_judgement(judgement)
         assert tango.judgement_format(judgement, solution) == 1.0
         assert final == is_correct(solution, answer)
-        known = {}
-        steps = zip(split_steps(solution), split_steps(given), verdicts, strict=True)
-        for step, original, verdict in steps:
-            a, sign, b, said = equation(step)
-            a0, sign0, b0, said0 = equation(original)
+        steps, known = [equation(step) for step in split_steps(solution)], {}
+        assert len(verdicts) == len(steps)
+        (a, sign, b), expected = said_to_be_missing(judgement), originals
+        if sign:
+            missing = 0 if (a, sign, b) == originals[0][:3] else len(originals) - 1
+            assert (a, sign, b) == originals[missing][:3] and len(steps) == len(originals) - 1
+            wrong["first" if missing == 0 else "last"] += 1
+            assert all(verdicts) and not final
+            expected = originals[1:] if missing == 0 else originals[:-1]
+            if missing == 0 and len({a, b} & {*steps[0][::2]}):  # in place of its result
+                x = next(x for x in steps[0][::2] if x in (a, b))
+                known[originals[0][3]] = x
+        for step, original, verdict in zip(steps, expected, verdicts, strict=True):
+            a, sign, b, said = step
+            a0, sign0, b0, said0 = original
             assert (a, b) == (known.get(a0, a0), known.get(b0, b0))
             assert verdict == (sign == sign0 and value(a, sign, b) == said)
             known[said0] = said
             wrong["operation"] += sign != sign0
             wrong["result"] += value(a, sign, b) != said
         assert Fraction(boxed(solution)) == said
-        wrong["right"] += all(verdicts)
+        wrong["right"] += final
         assert verdicts.count(False) <= 1
-    assert 150 < wrong["right"] < 250 and wrong["operation"] > 20 and wrong["result"] > 60, wrong
+    several = len(originals) > 1
+    assert 180 < wrong["right"] < 330 and wrong["operation"] > 20 and wrong["result"] > 60, wrong
+    assert (wrong["first"] > 40) == (wrong["last"] > 40) == several, wrong
+
+
+def said_to_be_missing(judgement: str) -> tuple:
+    """(a, sign, b) by other means than in demonstrations.py; "" three times: nothing."""
+    *before, last = split_steps(judgement)
+    words = last.removesuffix(r" \boxed{CORRECT}").removesuffix(r" \boxed{INCORRECT}")
+    assert not any("missing" in step for step in before) and words.endswith(" missing.")
+    if words.endswith(" Nothing is missing."):
+        return "", "", ""
+    a, sign, b = words.removesuffix(" is missing.").split()[-3:]
+    return Fraction(a), sign, Fraction(b)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +173,7 @@ def test_every_mark_of_short_chains_by_where_the_operands_come_from():
         if not chain:
             continue
         equations, numbers = chain
+        first = equations[0][3]
         names = ["", "one", "two", "three", "four"]
         question = "Numbers: " + ", ".join(names[n] if in_words else str(n) for n in numbers)
         steps = [f"{x} {sign} {y} = {z}" for x, sign, y, z in equations]
@@ -158,12 +184,25 @@ def test_every_mark_of_short_chains_by_where_the_operands_come_from():
             if pair is None:
                 continue
             verdicts, final = tango.parse_judgement(pair[1])
-            (a1, s1, b1, said), (a2, s2, b2, end) = map(equation, split_steps(pair[0]))
+            steps, lacks = [*map(equation, split_steps(pair[0]))], said_to_be_missing(pair[1])
+            if len(steps) == 1:  # each is right by itself, but the answer is not
+                [(x, sign, y, said)] = steps
+                assert verdicts == [True] and not final and said == value(x, sign, y) != gold
+                if lacks == (a, one, b):
+                    ways = [(n if c is None else c, n if d is None else d) for n in (a, b)]
+                    assert sign == two and (x, y) in ways
+                else:
+                    operands = [first if n is None else n for n in (c, d)]
+                    assert (x, sign, y) == (a, one, b) and lacks == (operands[0], two, operands[1])
+                counts["one step"] += 1
+                continue
+            assert lacks == ("", "", "")
+            (a1, s1, b1, said), (a2, s2, b2, end) = steps
             asked = [said if x is None else x for x in (c, d)]
             right = (a1, s1, b1) == (a, one, b) and value(a1, s1, b1) == said
             then = s2 == two and [a2, b2] == asked and value(a2, s2, b2) == end
             assert verdicts == [right, then] and final == (end == gold), (question, pair)
-    assert counts[False] > 2000, counts
+    assert counts[False] > 2000 and counts["one step"] > 600, counts
 
 
 @pytest.mark.parametrize(
@@ -194,6 +233,8 @@ def test_a_judgement_of_the_models_own_solution(given, step, answer, words):
         return
     for solution, said in found:
         (comment,) = split_steps(said)
+        assert said_to_be_missing(said) == ("", "", "")
+        comment = comment.replace(" Nothing is missing.", "")
         ended = comment.replace(r"\boxed{CORRECT}", "1").replace(r"\boxed{INCORRECT}", "0")
         assert any(ended.endswith(end) for end in words), ended
         verdicts, final = tango.parse_judgement(said)
