@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import lora, make_players, moved
 from peft.tuners.lora import Linear
-from trainers import a_batch, four_players, length_reward
+from trainers import a_batch, four_players
 from trl import GRPOConfig
 
 
@@ -46,10 +46,6 @@ def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, fails):
 A_PLAYER = Player([], 1e-3, 8, 4)
 
 
-def players(**fields) -> dict:
-    return {"ann": dataclasses.replace(A_PLAYER, **fields)}
-
-
 def names(**adapters: str) -> dict:
     return {name: dataclasses.replace(A_PLAYER, adapter=adapters[name]) for name in adapters}
 
@@ -60,10 +56,6 @@ def two(**fields) -> dict:
     return {"ann": ann, "bob": dataclasses.replace(ann, max_tokens=12, **fields)}
 
 
-FUNCTIONS = "rewards of 'ann' must be a list of functions with names"
-SIZES = "'ann': group_size .* must be whole numbers from 1, lr .* least 0"
-
-
 @pytest.mark.parametrize(
     "made, says",
     [
@@ -72,15 +64,8 @@ SIZES = "'ann': group_size .* must be whole numbers from 1, lr .* least 0"
         (names(**{"ann/bob": "ann"}), "a player cannot be called 'ann/bob'"),
         # a batch of several players is called by their adapter: its metrics would be bob's
         (names(ann="bob", bob="it"), "'ann' plays with the adapter 'bob', the name of the player"),
-        (players(rewards=length_reward), FUNCTIONS),
-        (players(rewards=[functools.partial(length_reward)]), FUNCTIONS),
-        (players(rewards=[length_reward, length_reward]), FUNCTIONS),
         (two(lr=2e-3), "'ann' and 'bob' play with one adapter.*one lr"),
         (two(max_grad_norm=0.5), "'ann' and 'bob' play with one adapter.*one max_grad_norm"),
-        (players(max_tokens=0), SIZES),
-        (players(lr=-1e-3), SIZES),
-        (players(group_size=4.0), SIZES),
-        (players(max_tokens=8.0), SIZES),
     ],
 )
 def test_players_that_cannot_be(tmp_path, made, says):
@@ -108,7 +93,7 @@ def test_names_that_are_parts_of_others_are_no_trouble(tmp_path, names):
 @pytest.mark.parametrize("kl, four_bit", [(0.0, True), (0.1, False)])
 def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path, kl, four_bit):
     """Also when Adam has momentum for all of them; on a base in NF4 as well. A flat batch, whose
-    advantages are all zero, moves its player only by a KL term."""
+    advantages are all zero, moves nobody, also where there is a KL term."""
     order = [["ann"], ["bob"], ["ann", "bob"], ["bob"], ["bob", "ann"], ["ann"], ["bob", "cat"]]
     order += [["ann", "flat bob"], ["bob", "flat ann"]]
     seen = []
@@ -140,7 +125,7 @@ def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path,
     logs = [row for row in trainer.state.log_history if "step_time" in row]
     assert (logs[-2]["bob/grad_norm"] == logs[-1]["ann/grad_norm"] == 0) == (kl == 0)
     for turn, before, after in zip(order, seen, seen[1:]):
-        trained = {name.split()[-1] for name in turn if kl or not name.startswith("flat ")}
+        trained = {name for name in turn if not name.startswith("flat ")}
         assert (moved(before["ann"], after["ann"]) > 0) == ("ann" in trained)
         assert (moved(before["bob"], after["bob"]) > 0) == ("bob" in trained or "cat" in trained)
 
