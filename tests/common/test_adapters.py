@@ -46,6 +46,10 @@ def test_playing_sets_the_adapter_and_puts_everything_back(tmp_path, fails):
 A_PLAYER = Player([], 1e-3, 8, 4)
 
 
+def players(**fields) -> dict:
+    return {"ann": dataclasses.replace(A_PLAYER, **fields)}
+
+
 def names(**adapters: str) -> dict:
     return {name: dataclasses.replace(A_PLAYER, adapter=adapters[name]) for name in adapters}
 
