@@ -238,8 +238,8 @@ def libraries(run: dict) -> str:
 
 
 @cache
-def usual_libraries() -> str:
-    """Those of most runs."""
+def usual_libraries(folder) -> str:
+    """Those of most runs of docs/evidence/, the folder."""
     runs = [run for name in EXPERIMENTS for run in read(name)["runs"]]
     return Counter(map(libraries, runs)).most_common(1)[0][0]
 
@@ -254,16 +254,15 @@ def provenance(name: str) -> str:
     named = {1: f"commit {commits[0]}", 2: f"commits {' and '.join(commits[:2])}"}
     several = f"{len(commits)} commits, {commits[0]} to {commits[-1]}"
     older = sum(run.get("code") != evidence.code_of(name, run["variant"]) for run in runs)
-    since = (
-        "the code has changed since" if older == len(runs) else f"for {older} of {len(runs)} the"
-    )
-    since += " code has changed since" * (older < len(runs))
+    since = f"since {older} of the {len(runs)} the code has changed"
+    since = "the code has changed since" if older == len(runs) else since
     text = f"These runs are of {named.get(len(commits), several)}"
     text += f"; {since}." if older else ", with today's code."
     found = Counter(map(libraries, runs))
-    if list(found) != [usual_libraries()]:
+    usual = usual_libraries(evidence.FOLDER)
+    if list(found) != [usual]:
         text += f" They ran on {', '.join(f'{what} ({n})' for what, n in found.items())}; "
-        text += f"most others on {usual_libraries()}."
+        text += f"most others on {usual}."
     return text
 
 
@@ -343,7 +342,7 @@ def minutes() -> str:
         f"{r['wall_seconds'] / 60:.1f} (`{r['variant']}.py`)" for r in runs[:: len(runs) - 1]
     )
     takes = f"Without arguments a script takes {least} to {most} minutes, evaluations included"
-    return f"{takes} ({measured['machine']}).\n"
+    return f"{takes} ({measured['machine']}). {provenance('defaults')}\n"
 
 
 def speed() -> str:

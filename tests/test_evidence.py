@@ -323,6 +323,22 @@ def test_all_variants_but_controls_start_from_the_same_figures(name):
         assert all(max(found) - min(found) <= 0.04 for found in measured.values() if found), text
 
 
+def test_a_table_says_of_which_commits_and_of_which_versions_its_runs_are(made_up):
+    def of(seed, commit, python="3.11.7", **more):
+        versions = {"commit": commit * 10, "python": python, "torch": "2.13.0"}
+        return a_run([], "b", seed) | {"versions": versions} | more
+
+    code = evidence.code_of("made_up", "b")
+    made_up("made_up", [of(0, "a"), of(1, "b-dirty", code=code)])
+    text = "These runs are of commits aaaaaaa and b-dirty; since 1 of the 2 the code has changed."
+    assert pages.provenance("made_up") == text
+    made_up("made_up", [of(0, "a"), of(1, "b", "3.12.3"), of(2, "c")])
+    pages.usual_libraries.cache_clear()
+    text = pages.provenance("made_up")
+    assert text.startswith("These runs are of 3 commits, aaaaaaa to ccccccc; the code has changed")
+    assert "Python 3.11.7, torch 2.13.0 (2), Python 3.12.3, torch 2.13.0 (1); most others" in text
+
+
 @pytest.fixture
 def script(made_up, tmp_path, monkeypatch):
     """In place of processes: (words, OMP_NUM_THREADS) of each. Every second one fails."""
