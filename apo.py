@@ -29,15 +29,16 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Bounds, Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, TwoOrMore, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, solve, solve_prompt
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import best_first
 from common.tasks.references import check_references
@@ -68,7 +69,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """rounds (paper: 3)"""
     pool: Count = per_model(tiny=128, real=1024)
     """questions of the RM, and as many of the generator; the same in every round"""
-    samples: Annotated[int, Bounds(2, 10_000)] = 4
+    samples: TwoOrMore = 4
     """S, answers to each question and round (paper: 4)"""
     labelled: CountOrZero = 32
     """the first of the RM's questions, of which is known whether an answer is right"""

@@ -32,9 +32,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence

@@ -38,9 +38,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import whiten
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import (
     Count,
     CountOrZero,
@@ -56,8 +58,8 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox
 from common.tasks import functions
-from common.tasks.answers import chunk, mean, prompt
-from common.tasks.functions import KINDS, bare, is_well_formed, parse_answer, solve_prompt
+from common.tasks.answers import prompt
+from common.tasks.functions import KINDS, bare, is_well_formed, parse_answer, task_prompt
 
 import torch
 import tyro
@@ -330,7 +332,7 @@ class Azr(CoTrainer):
 
     # --- the solver
     def solve(self, tasks: list[dict]) -> Batch:
-        batch = self.rollout("solver", [{"prompt": solve_prompt(task)} for task in tasks])
+        batch = self.rollout("solver", [{"prompt": task_prompt(task)} for task in tasks])
         answers = [parse_answer(task["kind"], t) for task, t in zip(tasks, batch.texts)]
         right = self.right([*zip(tasks, answers)])
         correct = self.votes(tasks, answers) if self.cfg.solver_reward == "vote" else right
@@ -350,7 +352,7 @@ class Azr(CoTrainer):
 
     def answers(self, tasks: list[dict]) -> list[str | None]:
         """The solver's answer to each task, on which nothing is trained; None if unreadable."""
-        texts = self.generate("solver", [solve_prompt(task) for task in tasks])
+        texts = self.generate("solver", [task_prompt(task) for task in tasks])
         return [parse_answer(task["kind"], text) for task, text in zip(tasks, texts)]
 
     def right(self, answered: list[tuple[dict, str | None]]) -> list[bool]:
@@ -405,7 +407,7 @@ def evaluate(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
 def share_right(trainer: Azr, held_out: list[dict], samples: int, greedy=False) -> dict[str, float]:
     """Share of the solver's answers that are right, of all tasks and of each kind."""
     tasks = [task for task in held_out for _ in range(samples)]
-    texts = trainer.generate_all("solver", [solve_prompt(task) for task in tasks], greedy)
+    texts = trainer.generate_all("solver", [task_prompt(task) for task in tasks], greedy)
     answers = [parse_answer(task["kind"], text) for task, text in zip(tasks, texts)]
     right = trainer.in_parallel(trainer.right, [*zip(tasks, answers)])
     hits = {kind: [h for h, t in zip(right, tasks) if t["kind"] == kind] for kind in trainer.kinds}

@@ -38,9 +38,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import named_group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import named_group_advantage
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
@@ -48,7 +50,6 @@ from common.tasks.answers import (
     final_answer,
     in_one_form,
     is_correct,
-    mean,
     prompt,
     solve,
     solve_prompt,

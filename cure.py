@@ -14,7 +14,7 @@ The loop (algorithm 1) is `Cure.step`
             R = - share of wrong programs that pass the test, if not                          eq. 4
 
     A = (R - mean) / std within a task; one update on the programs, then one on the tests, with the
-    loss in common/cotrainer.py, `CoTrainer.loss`.
+    loss in common/core/cotrainer.py, `CoTrainer.loss`.
 
 A program is correct if it passes all of the task's own tests, which are the only oracle. A test's
 reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favours correct programs
@@ -41,12 +41,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
 
-from common.cotrainer import CoTrainer, Player
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
 from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import chunk, mean, prompt
+from common.tasks.answers import prompt
 from common.tasks.code import load_tasks, parse_program
 
 import torch
@@ -298,7 +300,7 @@ class Cure(CoTrainer):
         ]
 
     # --- what is logged and shown; no method below affects training
-    def report_tables(self, coder: dict, tester: dict, ran: "Ran", tests: list[list]):
+    def report_tables(self, coder: Batch, tester: Batch, ran: "Ran", tests: list[list]):
         """In training a task's correct programs are the only oracle for its tests."""
         correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks
         good = {i: ran.unit[i][right].all(0) for i, right in enumerate(correct) if right.any()}

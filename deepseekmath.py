@@ -5,7 +5,7 @@ al. 2025, arXiv:2511.22570).
     python deepseekmath.py --no-meta-reward               a verifier that may invent defects
     python deepseekmath.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k   one GPU
 
-The loop (section 2; all updates by `CoTrainer.loss`, in common/cotrainer.py)
+The loop (section 2; all updates by `CoTrainer.loss`, in common/core/cotrainer.py)
     scores s in {0, 0.5, 1}: the answer is wrong; it is right, but a step is not; all is right
     VERIFIER with R_meta = 1, META; then rounds of LABELS, VERIFIER mixed with META, GENERATOR
 
@@ -33,12 +33,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, final_answer, mean, prompt, split_steps
+from common.tasks.answers import final_answer, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import load_questions
 from common.tasks.verdicts import Analysis, read_analysis, read_score
@@ -125,7 +127,7 @@ Score: \boxed{1}
 if all of them are faulty, 0.5 if some of them are, and 0 if none is."""
 
 
-def solve_prompt(question: str) -> list[dict]:
+def prove_prompt(question: str) -> list[dict]:
     return prompt(PROVE, f"{question}\nSolve and grade yourself.")
 
 
@@ -264,7 +266,7 @@ class DeepSeekMath(CoTrainer):
         self.report_meta(rows, batch, said)
         return batch
 
-    def generator_step(self, rows: list[dict]) -> dict:
+    def generator_step(self, rows: list[dict]) -> Batch:
         batch = self.rollout("generator", rows)
         solutions, own = zip(*map(parse_solution, batch.texts))
         solved = [{"question": r["question"], "solution": s} for r, s in zip(rows, solutions)]
@@ -321,7 +323,7 @@ class DeepSeekMath(CoTrainer):
 
     def solve(self, rows: list[dict], greedy: bool = False) -> list[dict]:
         """A solution of each row's question, its own analysis of it, and the truth about it."""
-        asked = [solve_prompt(row["question"]) for row in rows]
+        asked = [prove_prompt(row["question"]) for row in rows]
         solved = []
         for row, text in zip(rows, self.generate("generator", asked, greedy)):
             solution, own = parse_solution(text)
@@ -462,7 +464,7 @@ def load(args: Args):
 
 
 def main(args: Args):
-    launch(DeepSeekMath, args, load=load, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
+    launch(DeepSeekMath, args, load=load, evaluate=evaluate, curves=CURVES, prompt=prove_prompt)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ The loop (section 3, stage 2) is `Gar.step`
 
 A whole solution is too long to judge and a single step too short, hence slices. On a slice of a
 correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that has to stay
-a judge. Both are updated with the loss in common/cotrainer.py, `CoTrainer.loss`.
+a judge. Both are updated with the loss in common/core/cotrainer.py, `CoTrainer.loss`.
 
 Our changes that matter (more in docs/gar.md)
     1. Both players are LoRA adapters on one base; the paper's are models of 7B and 1.5B.
@@ -42,13 +42,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
 from common.tasks.verdicts import read_first_verdict
@@ -239,7 +241,7 @@ class Gar(CoTrainer):
     def count_tokens(self, text: str) -> int:
         return len(self.processing_class(text, add_special_tokens=False).input_ids)
 
-    def judge_often(self, rows: list[dict], generated: list[Slice]) -> dict | None:
+    def judge_often(self, rows: list[dict], generated: list[Slice]) -> Batch | None:
         """M judgements each of P / 2 generated and P / 2 reference slices: the batch that the
         discriminator learns from. None if it is frozen, or if a process has too few slices.
         """

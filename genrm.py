@@ -36,14 +36,15 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.model import special_tokens
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.core.model import special_tokens
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, mean, prompt, solutions_to_teach, solve, solve_prompt
+from common.tasks.answers import prompt, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
 from common.tasks.verdicts import read_verdict, verify_prompt

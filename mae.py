@@ -15,7 +15,7 @@ The loop (algorithm 1) is `Mae.step`.  D: pool of questions, at first the seeds.
 
     V = (score - 1) / 9, with a score of the judge from 1 to 10
     A = (r - mean) / std within each role; ONE update on all three batches, with the loss in
-    common/cotrainer.py, `CoTrainer.loss`.
+    common/core/cotrainer.py, `CoTrainer.loss`.
 
 What is sampled only to make rewards, the judge's V and the 5 answers, is never trained on. No gold
 answer is used, and nothing rewards the judge for being right. Whether the model flatters itself is
@@ -38,13 +38,15 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.advantage import whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import whiten
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import boxed, chunk, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
 from common.tasks.verdicts import verdict_metrics

@@ -42,8 +42,10 @@ import random
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import mean
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
@@ -51,7 +53,6 @@ from common.tasks.answers import (
     boxed,
     final_answer,
     is_correct,
-    mean,
     prompt,
     solve_prompt,
     split_steps,

@@ -13,7 +13,7 @@ The loop (algorithm 1)
       PRM = `prm_batch` and `loss`
         d_t = log pi_prm(y_t) - log pi_ref(y_t)
         loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome                 eq. 2
-      POLICY = `credit`; its loss is `CoTrainer.loss` in common/cotrainer.py
+      POLICY = `credit`; its loss is `CoTrainer.loss` in common/core/cotrainer.py
         d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
         minus leave-one-out baselines, added 1:1, then whitened as released             eq. 5, 6
 
@@ -44,10 +44,12 @@ Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.advantage import return_to_go, whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.model import without_checkpointing
+from common.checked import CoTrainer, Player
+from common.core.advantage import return_to_go, whiten
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import mean
+from common.core.model import without_checkpointing
 from common.run.args import (
     Count,
     CountOrZero,
@@ -61,7 +63,7 @@ from common.run.args import (
 )
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tiny.tasks import gold_steps
 
@@ -232,7 +234,7 @@ class Prime(CoTrainer):
         if cfg.prm_update == "before":
             self.update(prm_batch)
         # d_t = log pi_prm(y_t) - log pi_ref(y_t), of the PRM as it is now
-        d = self.log_probs("prm", batch) - prm_batch.extras["reference_logps"]  # (B, T)
+        d = self.log_probs("prm", batch) - prm_batch.token_extras["reference_logps"]  # (B, T)
         self.credit(batch, d, noise)
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
@@ -258,12 +260,10 @@ class Prime(CoTrainer):
     def prm_batch(self, batch) -> Batch:
         """The same rows for the PRM, without advantages, so that all of them are trained on."""
         reference = "policy" if self.cfg.prm_reference == "policy" else None
-        extras = {
-            "reference_logps": self.log_probs(reference, batch),  # (B, T)
-            "rows": sum(self.gather([len(batch)])),  # B of all processes
-        }
+        more = {"token_extras": {"reference_logps": self.log_probs(reference, batch)}}  # (B, T)
+        more["extras"] = {"rows": sum(self.gather([len(batch)]))}  # B of all processes
         nothing = {"advantages": None, "sampled_logps": None, "notes": []}
-        return replace(batch, player="prm", extras=extras, **nothing)
+        return replace(batch, player="prm", **more, **nothing)
 
     def loss(self, batch):
         """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
@@ -272,7 +272,7 @@ class Prime(CoTrainer):
         outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
         logp, entropy = self.score(batch)  # (b, T)
         self.log_mean("prm/entropy", entropy[mask.bool()])
-        d = logp - batch.extras["reference_logps"]  # (b, T)
+        d = logp - batch.token_extras["reference_logps"]  # (b, T)
         self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
         return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]

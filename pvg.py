@@ -34,18 +34,17 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
-    chunk,
     final_answer,
     is_correct,
-    mean,
     solutions_to_teach,
     solve,
     solve_prompt,

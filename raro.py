@@ -35,9 +35,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import mean
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
@@ -45,7 +47,6 @@ from common.tasks.answers import (
     boxed,
     final_answer,
     is_correct,
-    mean,
     prompt,
     solve,
     solve_prompt,

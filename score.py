@@ -37,8 +37,10 @@ Shapes: P questions, K tries of each, B = P * K; b rows of a micro-batch, T toke
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.lists import mean
 from common.run.args import (
     Count,
     CountOrZero,
@@ -54,7 +56,6 @@ from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     boxed,
     is_correct,
-    mean,
     prompt,
     solve_prompt,
     split_steps,

@@ -32,26 +32,26 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.model import copy_adapter
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.core.model import copy_adapter
 from common.run.args import (
-    Bounds,
     Count,
     CountOrZero,
     RunArgs,
     Scale,
     Several,
     Tokens,
+    TwoOrMore,
     Weight,
     per_model,
 )
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_score
 
@@ -77,7 +77,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """scale of the log-ratios (paper: 0.1)"""
     pool: Count = per_model(tiny=192, real=1024)
     """questions that are answered in every round"""
-    samples: Annotated[int, Bounds(2, 10_000)] = 4
+    samples: TwoOrMore = 4
     """N, answers to each question (paper: 4)"""
     readings: Several = 3
     """judgements whose mean is an answer's score (paper: 3)"""

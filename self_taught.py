@@ -37,13 +37,14 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, final_answer, is_correct, mean, prompt, solve_prompt
+from common.tasks.answers import final_answer, is_correct, prompt, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import MODULO, parse_question

@@ -41,14 +41,15 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError, say
-from common.model import copy_adapter
+from common.checked import CoTrainer, Player
+from common.core.batch import as_completions, chosen_and_rejected
+from common.core.errors import UserError, say
+from common.core.lists import mean
+from common.core.model import copy_adapter
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt
+from common.tasks.answers import is_correct, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.references import check_references
 
@@ -100,7 +101,6 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
-AT_ONCE = 128  # prompts that the opponent answers at a time
 
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -220,9 +220,8 @@ class Spin(CoTrainer):
         generated = real  # continued SFT needs no y'
         if self.cfg.opponent != "none":
             prompts = [solve_prompt(row["question"]) for row in rows]
-            parts = [prompts[i : i + AT_ONCE] for i in range(0, len(prompts), AT_ONCE)]
             # as sampled: a completion cut at the length limit has no end token, and gets none
-            generated = [ids for part in parts for ids in self.generate_ids("writer", part)]
+            generated = self.generate_ids("writer", prompts)
         return [
             {"question": row["question"], "real": y, "generated": y_}
             for row, y, y_ in zip(rows, real, generated)

@@ -41,13 +41,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player, stripped
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.checks import stripped
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tiny.tasks import gold_answer, parse_question
 

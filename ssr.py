@@ -39,8 +39,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import (
     Count,
     CountOrZero,
@@ -54,7 +56,7 @@ from common.run.args import (
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import chunk, mean, prompt
+from common.tasks.answers import prompt
 from common.tasks.code import load_tasks, parse_program
 from common.tasks.functions import bare
 from common.tiny.repairs import sample_rows

@@ -29,13 +29,14 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected, padded
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected, padded
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt, step_ends
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt, step_ends
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order
 from common.tasks.references import check_references
@@ -185,15 +186,15 @@ class SweetRL(CoTrainer):
         prompts = [self.prompt_of(player, pair) for pair in mine]
         batch = self.pairs(player, prompts, [*zip(ids[::2], ids[1::2])])
         shape = batch.completion_ids.shape  # (B, 2, T)
-        extras = self.texts(player, both, seen=player).extras
-        batch.extras = {name: value.reshape(shape) for name, value in extras.items()}
+        of_tokens = self.texts(player, both, seen=player).token_extras
+        batch.token_extras = {name: value.reshape(shape) for name, value in of_tokens.items()}
         return batch
 
     def loss(self, batch):
         """A micro-batch's share of the mean over the pairs of the step."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, ...
         logp, _ = self.score(both)  # (2b, T)
-        ref, weight = (batch.extras[name].flatten(0, 1) for name in ("ref", "weight"))  # (2b, T)
+        ref, weight = (batch.token_extras[n].flatten(0, 1) for n in ("ref", "weight"))  # (2b, T)
         share = (logp - ref) * weight  # (2b, T): of sum_t A, or of r
         chosen, rejected = chosen_and_rejected(share.sum(1))  # (b,) each
         losses = preference_loss(chosen, rejected, self.cfg.beta)  # (b,)
@@ -214,7 +215,7 @@ class SweetRL(CoTrainer):
         return solve_prompt(row["question"])
 
     def texts(self, player: str, texts: list[tuple[dict, list[int]]], seen: str) -> Batch:
-        """N texts; in extras the reference's log-probs and the tokens' weights, (N, T) each.
+        """N texts; in token_extras the reference's log-probs and the tokens' weights, (N, T) each.
 
         Args:
             seen: the player whose prompt the reference sees
@@ -228,7 +229,7 @@ class SweetRL(CoTrainer):
         per_turn = player == "critic" and self.cfg.turn_mean
         weight = [token_weights(r["begun"], turns_of(t, tokenizer), per_turn) for r, t in texts]
         weight = torch.cat(padded([torch.tensor([x]) for x in weight], left=False)).to(device)
-        batch.extras = {"ref": self.log_probs(None, compared), "weight": weight}
+        batch.token_extras = {"ref": self.log_probs(None, compared), "weight": weight}
         return batch
 
     def advantages(self, turns: list[tuple[dict, list[int]]]) -> list[float]:
@@ -241,8 +242,8 @@ class SweetRL(CoTrainer):
         seen = "actor" if self.cfg.critic_reference == "released" else "critic"
         batch = self.texts("critic", [*different.values()], seen)
         # A = (1 / L) sum_l log[ pi_critic / pi_ref ]
-        d = self.log_probs("critic", batch) - batch.extras["ref"]  # (N, T)
-        A = dict(zip(different, (d * batch.extras["weight"]).sum(1).tolist()))
+        d = self.log_probs("critic", batch) - batch.token_extras["ref"]  # (N, T)
+        A = dict(zip(different, (d * batch.token_extras["weight"]).sum(1).tolist()))
         return [A[key] for key in keys]
 
     def start_dialogues(self):

@@ -5,7 +5,7 @@ r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its veri
     python tango.py --labels 32           answers of 32 questions only, see docs/tango.md
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
-The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
+The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/core/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
     GENERATOR = `generator_step`
       sample M solutions per question; the verifier judges each solution once, step by step
@@ -31,13 +31,14 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.advantage import group_advantage, return_to_go
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError, say
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage, return_to_go
+from common.core.errors import UserError, say
+from common.core.lists import mean
 from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt, split_steps, step_ends
+from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
@@ -343,6 +344,8 @@ class Tango(CoTrainer):
         self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
+        # with --labels the reward of most solutions, of which no accuracy is known
+        self.log_mean("generator/all_steps_accepted", all_accepted(verdicts, batch.texts))
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         texts = batch.extras["judgement"]
         for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
@@ -362,7 +365,7 @@ class Tango(CoTrainer):
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
-        self.log_mean("generator/accuracy", labels)
+        self.log_mean("verifier/judged_right", labels)  # not the accuracy of a generator's step
         judgements = [parse_judgement(text) for text in batch.texts]
         self.report_verdicts(judgements, labels)
         for note, row, judgement in zip(batch.notes, judged, judgements):
@@ -454,8 +457,9 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 CURVES = {  # panels of report.html; a step prints the first metric of each
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
-    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_reward_zero_std"],
+    "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_advantage_zero"],
 }
+FEW_LABELS = {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
 TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
 
 
@@ -469,6 +473,8 @@ def load(args: Args) -> tuple[list[dict], list[dict]]:
 
 def main(args: Args):
     curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
+    if args.labels and args.verifier != "none":
+        curves = curves | FEW_LABELS
     both = args.generator == args.verifier == "co-trained"
     if both and args.steps <= args.ver_warmup:
         say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")

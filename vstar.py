@@ -35,21 +35,14 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
 from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    beginnings,
-    chunk,
-    is_correct,
-    mean,
-    solutions_to_teach,
-    solve,
-    solve_prompt,
-)
+from common.tasks.answers import beginnings, is_correct, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import ranking_figures
 

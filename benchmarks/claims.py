@@ -51,9 +51,9 @@ def end(run: dict, key: str, steps: str = "") -> float:
 
 
 def having(run: dict, key: str) -> list[dict]:
-    """A run's steps that have a metric. In tango.py a verifier's step has generator/accuracy, too:
-    that of the few solutions that it judges. Only the generator's own steps, which have an alpha,
-    count.
+    """A run's steps that have a metric. In older runs of tango.py a verifier's step has
+    generator/accuracy, too: what is now verifier/judged_right. Only the generator's own steps,
+    which have an alpha, count.
     """
     steps = run["steps"]
     if key.startswith("generator/") and any("co/alpha" in step for step in steps):

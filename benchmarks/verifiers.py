@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from common import fast
-from common.model import tokenize
-from common.tasks.answers import chunk, is_correct, mean, solve_prompt
+from common.core.draws import row_key
+from common.core.lists import chunk, mean
+from common.core.model import tokenize
+from common.tasks.answers import is_correct, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order, ranking_figures
 from common.tasks.verdicts import verify_prompt
 from common.tiny.tasks import gold_steps
 from tango import Judgement, parse_judgement, step_f1
-
-import torch
 
 QUESTIONS, N = 64, 8
 LONGEST = 112  # tokens of a solution
@@ -32,9 +32,9 @@ def solutions_of_the_base(trainer) -> list[dict]:
     _, held_out = load_questions("tiny", 1, QUESTIONS, seed=0)
     rows = [row for row in held_out for _ in range(N)]
     ids = tokenize([solve_prompt(row["question"]) for row in rows], trainer.processing_class)
-    with torch.random.fork_rng(), trainer.playing(None):
-        torch.manual_seed(0)
-        ids, _ = fast.generate(trainer.model, ids, LONGEST, 1.0, trainer.eos_token_ids)
+    keys = [row_key("solutions of the base", i) for i in range(len(ids))]
+    with trainer.playing(None):
+        ids, _ = fast.generate(trainer.model, ids, LONGEST, 1.0, trainer.eos_token_ids, keys)
     texts = [text.strip() for text in trainer.decode(ids)]
     rows = [row | {"solution": text} for row, text in zip(rows, texts)]
     return [row | {"right": is_correct(row["solution"], row["answer"])} for row in rows]

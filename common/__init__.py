@@ -1,4 +1,4 @@
-"""What the scripts share. Read common/cotrainer.py first."""
+"""What the scripts share. Read common/core/cotrainer.py first."""
 
 import logging
 import os

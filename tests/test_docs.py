@@ -13,20 +13,23 @@ import json
 import math
 import operator
 import os
+import random
 import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer
+from common.checked import CoTrainer
+from common.core.batch import Batch
+from common.core.lists import mean
+from common.core.trl import PlayersTrainer
 from common.run.session import Run
-from common.run.trainer import RunTrainer
 from common.tasks import answers, verdicts
-from common.tasks.answers import mean
 from common.tiny import tasks
+from common.tiny.demonstrations import PARTS
 
 import evidence
 import pages
@@ -136,7 +139,7 @@ def test_flags_and_metrics_in_the_text_are_those_of_the_script(name, finished):
 
 def test_every_method_named_exists_and_every_override_is_named():
     """In how-grpotrainer-works.md a code span `Class.name` is a method or setting of that class."""
-    ours = (CoTrainer, RunTrainer)
+    ours = (CoTrainer, PlayersTrainer)
     classes = (*ours, GRPOTrainer, Trainer, TrainerCallback, GRPOConfig, Run)
     known = {cls.__name__: cls for cls in classes}
     page = PAGES["docs/how-grpotrainer-works.md"]
@@ -342,6 +345,27 @@ def test_the_skills_before_training_are_those_of_the_test_bed():
     column = re.findall(r"^\| .* \| (\d[\d; ]*)(?:balanced )?\|$", YOUR_OWN, re.MULTILINE)
     said = re.findall(r"\d+", " ".join(column))
     assert said == [bed[part] for part in re.split(r"\s\|\s", SKILLS)]
+
+
+def test_the_readers_of_the_table_read_what_the_embedded_models_were_taught():
+    """Every demonstration can be read, and every value that the page names occurs: with one fewer
+    what is well formed would be refused.
+    """
+    rows = re.findall(r"^\| .*`([^`|]+)` \| .* \| `((?:read|final)_[^`]+)`", YOUR_OWN, re.MULTILINE)
+    shown = {ending: call for ending, call in rows}
+    rng, values, read = random.Random(0), defaultdict(set), {**vars(verdicts)}
+    for user, text in (part(rng, 1) for part in PARTS for _ in range(100)):
+        ending = re.sub(r"\d+ steps", "3 steps", user.split("\n")[-1])
+        if call := shown.get(ending):
+            S = user.partition("Solution:\n")[2]
+            found = eval(call, read | {"text": text, "S": S})
+            assert found is not None, (call, text)
+            values[ending].add(getattr(found, "score", found))
+            if "Defects" in text and hasattr(found, "defects"):
+                values["defects"].add(len(found.defects) > 1)
+    of = {ending: re.search(r", (\(.*\))\)$", call) for ending, call in shown.items()}
+    wanted = {ending: {*eval(its[1])} if its else {True, False} for ending, its in of.items()}
+    assert len(wanted) == 6 and values == wanted | {"defects": {True, False}}
 
 
 def test_a_batch_has_the_shapes_that_its_class_says(example):

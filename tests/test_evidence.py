@@ -109,6 +109,21 @@ def test_only_the_generators_own_steps_count():
     assert measure(f"whole:steps:{ACCURACY}", run) == 12
 
 
+def test_older_and_newer_runs_of_tango_are_read_alike():
+    """In newer ones the accuracy of what a verifier's step judges has a name of its own."""
+    older = a_run([0.2, 0.4, *[0.6] * 20])
+    own = ["co/alpha" in step for step in older["steps"]]
+    steps = [
+        step if its else {k.replace(ACCURACY, "verifier/judged_right"): x for k, x in step.items()}
+        for its, step in zip(own, older["steps"])
+    ]
+    newer = older | {"steps": steps}
+    assert [ACCURACY in step for step in steps] == own
+    for text in (TO_HALF, f"end:3:{ACCURACY}", f"mean:{ACCURACY}", f"whole:steps:{ACCURACY}"):
+        assert measure(text, older) == measure(text, newer)
+    assert pages.points(older, "gen_step", ACCURACY) == pages.points(newer, "gen_step", ACCURACY)
+
+
 def test_intervals_are_students():
     """By hand: three values, sd 1, half = 4.303 / sqrt(3). Quantiles from a printed table."""
     middle, low, high = interval([1.0, 2.0, 3.0])

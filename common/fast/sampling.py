@@ -1,4 +1,4 @@
-"""Sampling by `sample`, or by common/plain.py where a model has more than plain attention.
+"""Sampling by `sample`, or by common/core/plain.py where a model has more than plain attention.
 
 Most of what transformers' `generate` costs is overhead: a token of 1.5B is 2,300 small kernels,
 started one by one from Python. What `sample` does differently, all of it exact: on a GPU a token's
@@ -13,10 +13,11 @@ import copy
 from contextlib import contextmanager
 from os.path import commonprefix
 
-from common import plain
+from common.core import plain
+from common.core.draws import uniform
+from common.core.plain import read_at_once
 from common.fast.layers import prepared
 from common.fast.logprob import float32_product
-from common.plain import read_at_once
 
 import torch
 import torch.nn.functional as F
@@ -51,21 +52,26 @@ def has_plain_attention(model) -> bool:
     return full and sdpa and "dynamic" not in rope
 
 
-def generate(model, prompt_ids, max_tokens, temperature, eos_ids) -> tuple[list, list]:
+def generate(model, prompt_ids, max_tokens, temperature, eos_ids, keys) -> tuple[list, list]:
     """As `plain.generate`, by `sample` where it supports the model."""
     by = sample if has_plain_attention(model.get_base_model()) else plain.generate
-    return by(model, prompt_ids, max_tokens, temperature, eos_ids)
+    return by(model, prompt_ids, max_tokens, temperature, eos_ids, keys)
 
 
 @torch.no_grad()
 def sample(
-    model, prompt_ids: list[list[int]], max_tokens: int, temperature: float, eos_ids: list[int]
+    model,
+    prompt_ids: list[list[int]],
+    max_tokens: int,
+    temperature: float,
+    eos_ids: list[int],
+    keys: list[int],
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """As `plain.generate`; greedily, token for token the same. Equal prompts are run once."""
+    """As `plain.generate`, and token for token the same. Equal prompts are run once."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     segment = SEGMENT[base.device.type]
     with _merged(model):
-        texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids)
+        texts = _Texts(base, prompt_ids, max_tokens, temperature, eos_ids, keys)
         with prepared(model):
             for written in range(1, max_tokens, segment):
                 ended = texts.rows["ended"]  # (b,)
@@ -89,10 +95,11 @@ class _Texts:
 
     tokens, logps: (B, T); tokens are -1 after the end.
     rows: of the b rows that are still written, each (b, ...): its place in `tokens`, whether it has
-        ended, its last token, that token's position, and what of the cache belongs to it.
+        ended, its last token, that token's position, the key of its draws, and what of the cache
+        belongs to it.
     """
 
-    def __init__(self, base, prompt_ids, max_tokens: int, temperature: float, eos_ids):
+    def __init__(self, base, prompt_ids, max_tokens: int, temperature: float, eos_ids, keys):
         self.backbone, self.head = base.base_model, base.get_output_embeddings()
         self.temperature, device = temperature, base.device
         self.eos = torch.tensor(eos_ids, dtype=torch.long, device=device)
@@ -105,14 +112,17 @@ class _Texts:
         self.rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
         self.rows["ended"] = torch.zeros(B, dtype=torch.bool, device=device)
         self.rows["token"] = torch.zeros_like(position)
+        self.rows["key"] = torch.tensor(keys, device=device)
         self.take(hidden)
 
     def take(self, hidden: torch.Tensor):
         """A token of each row, drawn after its last state, (b, H)."""
-        token, logp = _draw(_logits(self.head, hidden), self.temperature)  # (b,), (b,)
         ended = self.rows["ended"]
         self.column += 1
-        at = self.rows["place"], self.column - self.width
+        nth = self.column - self.width  # (1,): the token's place in the completion
+        u = uniform(self.rows["key"], nth)
+        token, logp = _draw(_logits(self.head, hidden), self.temperature, u)  # (b,), (b,)
+        at = self.rows["place"], nth
         self.tokens[at] = torch.where(ended, -1, token)
         self.logps[at] = torch.where(ended, 0.0, logp)
         ended |= (token[:, None] == self.eos).any(1)
@@ -142,18 +152,19 @@ class _Texts:
             layer.end = _aligned(self.width + tokens, self.column.device)
 
 
-def _draw(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(b, V) -> a token of each row and its log-prob, (b,) each; temperature 0 = the likeliest."""
+def _draw(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple:
+    """(b, V), and (b,) in (0, 1] -> a token of each row and its log-prob, (b,) each; temperature 0
+    = the likeliest.
+    """
     if temperature not in (0, 1):
         logits = logits / temperature
     logp = torch.log_softmax(logits, dim=-1)  # (b, V)
     if temperature > 0:
-        # the first token at which the sum of probabilities reaches u in (0, all of it]: one random
-        # number a row, where `multinomial` draws one for each token of the vocabulary. In float64,
-        # and so that not all of the vocabulary is summed up one by one: first in which block
+        # `plain.draw` in two parts, so that not all of the vocabulary is summed up one by one: in
+        # which block the token lies, and then where in the block
         p = F.pad(logp.exp(), (0, -logp.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = p.sum(-1, dtype=torch.float64).cumsum(-1)  # (b, blocks)
-        u = (1 - torch.rand(len(sums), 1, device=p.device, dtype=sums.dtype)) * sums[:, -1:]
+        u = u[:, None] * sums[:, -1:]  # (b, 1)
         block = torch.searchsorted(sums, u).clamp(max=sums.shape[1] - 1)  # (b, 1); of NaNs too many
         u = u - F.pad(sums, (1, 0)).gather(1, block)
         p = p.take_along_dim(block[:, :, None], 1).squeeze(1)  # (b, BLOCK)

@@ -5,11 +5,12 @@ Nothing here changes what is computed, only how much: tests/common/test_scoring.
 saving with the plain computation.
 """
 
-from common.batch import Batch
+from common.core.batch import Batch
 from common.fast.logprob import linear_logprob
 from common.fast.sampling import has_plain_attention
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -75,7 +76,8 @@ def packed(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention(module, query, key, value, mask, taken_apart=None, **more) -> tuple:
-    """transformers' attention; of the one row that `packed` makes, among the tokens of each row.
+    """transformers' attention; of the one row that `packed` makes, among the tokens of each row; on
+    a CPU, of one new token in each row, without reading shared keys anew for every head.
 
     Args:
         query, key, value: (1, heads, N, D).
@@ -83,7 +85,14 @@ def attention(module, query, key, value, mask, taken_apart=None, **more) -> tupl
             in the U * W, or in the first of the rows that share it.
     """
     if taken_apart is None:
-        return sdpa_attention_forward(module, query, key, value, mask, **more)
+        shared, one_mask = query.shape[1] > key.shape[1], mask is None or mask.shape[1] == 1
+        if query.is_cuda or query.shape[2] > 1 or not shared or not one_mask:
+            return sdpa_attention_forward(module, query, key, value, mask, **more)
+        # a new token of each row: the query heads of a head of keys are its queries, (B, heads of
+        # keys, heads of each, D). transformers does the same, but not under model.SHARED_KEYS
+        query = query[:, :, 0].unflatten(1, (key.shape[1], -1))
+        found = F.scaled_dot_product_attention(query, key, value, mask, scale=more.get("scaling"))
+        return found.flatten(1, 2)[:, None], None  # (B, 1, heads, D)
     of, at = taken_apart
     whole = of.numel() == len(at)  # rows of one length that have nothing in common stand in order
 

@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
+
+from tyro.constructors import PrimitiveConstructorSpec
 
 
 # ------------------------------------------------------------------ types with bounds
@@ -22,14 +24,25 @@ class Bounds(NamedTuple):
     most: float = math.inf
 
 
-Count = Annotated[int, Bounds(1, 1_000_000)]
-Several = Annotated[int, Bounds(1, 10_000)]  # of one question, solution or step
-Tokens = Annotated[int, Bounds(1)]
-CountOrZero = Annotated[int, Bounds(0)]  # 0 switches something off
+def whole_number(words: list[str]) -> int:
+    """What tyro reads as an integer; its own error would quote Python."""
+    try:
+        return int(words[0])
+    except ValueError:
+        raise ValueError(f"{words[0]} is no whole number in digits, such as 1000") from None
+
+
+is_whole, in_words = lambda value: isinstance(value, int), lambda value: [str(value)]
+Whole = Annotated[int, PrimitiveConstructorSpec(1, "INT", whole_number, is_whole, in_words)]
+Count = Annotated[Whole, Bounds(1, 1_000_000)]
+Several = Annotated[Whole, Bounds(1, 10_000)]  # of one question, solution or step
+TwoOrMore = Annotated[Whole, Bounds(2, 10_000)]  # of which two are compared
+Tokens = Annotated[Whole, Bounds(1)]
+CountOrZero = Annotated[Whole, Bounds(0)]  # 0 switches something off
 Share = Annotated[float, Bounds(0, 1)]
 Weight = Annotated[float, Bounds(0)]
 Scale = Annotated[float, Bounds(1e-6)]  # of log-ratios: at 0 a loss has no gradient
-GroupSize = Annotated[int, Bounds(2, 100_000)]  # rewards are compared within a group
+GroupSize = Annotated[Whole, Bounds(2, 100_000)]  # rewards are compared within a group
 Seconds = Annotated[float, Bounds(0.001, 3600)]
 
 
@@ -64,11 +77,11 @@ class RunArgs:
     out: str | None = None
     """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run resumes where it stopped
     """
-    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0  # numpy's
+    seed: Annotated[Whole, Bounds(0, 2**32 - 1)] = 0  # numpy's
     """random seed"""
     micro_batch: Count = per_model(tiny=32, real=8)
     """rows per forward and backward pass"""
-    lora_rank: Annotated[int, Bounds(1, 4096)] = 16
+    lora_rank: Annotated[Whole, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
     four_bit: bool = per_model(tiny=False, real=None)
     """load the base in 4-bit NF4; by default only on a GPU that it would not fit otherwise, and not

@@ -18,9 +18,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
+from common.core.plain import read_at_once
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
-from common.plain import read_at_once
 from common.run.machine import check_machine, on_gpu
 from common.run.models import read_config, sizes
 from common.tiny import MODELS

@@ -1,4 +1,6 @@
-"""Which models a run can use: each of these checks ends in one sentence, before a run begins."""
+"""Loads the base and its adapters; and which models a run can use: each of these checks ends in one
+sentence, before a run begins.
+"""
 
 import inspect
 import json
@@ -7,15 +9,24 @@ import re
 import textwrap
 from pathlib import Path
 
-from common.errors import UserError
-from common.tasks.answers import prompt
+from common import fast
+from common.core.errors import UserError
+from common.core.model import add_players
+from common.run.machine import on_gpu
 from common.tiny import EMBEDDED, ENDINGS, MODELS
 from common.tiny.tasks import misfit, parse_question
 
 import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PretrainedConfig,
+)
 
 UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
 lm_head_multiplier output_multiplier""".split()
@@ -32,6 +43,71 @@ SYSTEM_INTO_USER = """\
 {%- set messages = [{'role': 'user', 'content': both}] + messages[2:] -%}
 {%- endif -%}
 """  # in front of a chat template without a system role, such as Gemma's
+
+
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
+"""A switch that transformers reads at every call of attention."""
+
+
+def load_model(
+    name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int, plain: bool = False
+):
+    """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
+
+    Args:
+        name: "tiny", "tiny-programs", "tiny-repairs" (embedded), a hub id, or a local folder.
+        adapters: names, see `add_players`.
+        four_bit: load the base in NF4 with double quantisation.
+        seed: random seed of the adapters' A matrices.
+        plain: keep the layers of transformers and PEFT.
+
+    Raises:
+        UserError: there is no such model, a part of it is broken or does not fit the others, or
+            this GPU cannot hold or run it.
+    """
+    gpu = on_gpu(name)
+    if gpu:
+        check_gpu(four_bit)
+        # Trap: cuDNN's attention, the default on an H100, gives NaN gradients where a text is
+        # padded and 64 tokens longer than a multiple of 128 (pytorch issue 196678)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    # several query heads share keys and values, which torch's attention takes as they are on a CPU;
+    # else transformers copies them for each head, and the backward pass keeps the copies
+    os.environ[SHARED_KEYS] = "0" if gpu else "1"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **nf4)
+    tokenizer = load_tokenizer(name)
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            EMBEDDED.get(name, name),
+            config=without_dropout(name),
+            dtype=dtype,
+            quantization_config=quantization if four_bit else None,
+            device_map={"": torch.cuda.current_device()} if gpu else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
+    except torch.OutOfMemoryError:
+        smaller = "a smaller model" if four_bit else "--four-bit or a smaller model"
+        raise UserError(
+            f"--model {name}: its weights do not fit into the GPU's memory; take {smaller}."
+        ) from None
+    except Exception as error:  # what a broken file raises depends on its format and on the break
+        raise not_loaded(name, "weights", error, " Is the download whole?") from None
+    check_weights(name, model, loading)
+    keep_backward(model)
+    check_one_prompt(name, model, tokenizer)
+    tokenizer.eos_token = end_of_answer(model, tokenizer)
+    # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
+    # knows nothing of it
+    ends = {name: getattr(model.generation_config, name) for name in ENDS}
+    model.generation_config = GenerationConfig(**ends)
+    model = add_players(model, adapters, lora_rank, seed)
+    if not plain:
+        fast.install(model, gpu)
+    return model, tokenizer
 
 
 # ------------------------------------------------------------------ the tokenizer
@@ -70,7 +146,7 @@ def load_tokenizer(name: str):
 
 
 def example_prompt(tokenizer) -> str:
-    messages = prompt(INSTRUCTIONS, QUESTION)
+    messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": QUESTION}]
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 

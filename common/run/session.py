@@ -33,20 +33,18 @@ import time
 import traceback
 import typing
 import zlib
-from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from common.errors import NOBODY, ScriptError, UserError, say, visible
+from common.core.errors import NOBODY, ScriptError, UserError, say, visible
+from common.core.recording import read_lines
 from common.run.card import write_cards
-from common.run.checks import check_evaluation, keeping_state, never_trained
-from common.run.folder import claim, forget_older, release, write_whole
+from common.run.folder import claim, claimed, forget_older, numbered, release, write_whole
 from common.run.machine import on_gpu
-from common.run.recording import read_lines
 from common.run.report.build import write_report
 from common.run.report.health import highest_of, is_evaluation, main_metrics
-from common.tasks.answers import mean, solve_prompt  # noqa: F401  mean: for scripts
+from common.tasks.answers import solve_prompt
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
@@ -74,17 +72,18 @@ def exit_with_one_sentence():
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
-        yield
+        with _noting_how_to_go_on():
+            yield
     except UserError as error:
-        sentence = str(error)
+        sentence = _with_notes(str(error), error)
     except ScriptError as error:
-        sentence = f"{_line_of_the_script(error)}{error}."
+        sentence = _with_notes(f"{_line_of_the_script(error)}{error}.", error)
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        sentence = f"the system says: {error.strerror}."
+        sentence = _with_notes(f"the system says: {error.strerror}.", error)
     except KeyboardInterrupt:  # before training, or for the second time
-        print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
+        _say_how_to_go_on("interrupted")
         code = 130
     except SystemExit as ended:
         code = ended.code
@@ -120,8 +119,42 @@ def _line_of_the_script(error: ScriptError) -> str:
 
 
 def _terminated(*_):
-    print("terminated; what was saved is safe", file=sys.stderr, flush=True)
+    _say_how_to_go_on("terminated")
     sys.exit(143)
+
+
+# ------------------------------------------------------------------ going on
+def resume(folder: Path) -> str:
+    return f"resume with the same command and --out {folder}"
+
+
+@contextmanager
+def _noting_how_to_go_on():
+    """Adds it to any error of a run that has a checkpoint, unless the error says it itself."""
+    try:
+        yield
+    except Exception as error:
+        folder = claimed()
+        says = any(f"{word} {folder}" in str(error) for word in ("--out", "in"))
+        if folder and numbered(folder) and not says:
+            error.add_note(f"The run's checkpoints are safe: {resume(folder)}.")
+        raise
+
+
+def _with_notes(sentence: str, error: Exception) -> str:
+    return " ".join([sentence, *getattr(error, "__notes__", ())])
+
+
+def _say_how_to_go_on(ended: str):
+    """Of several processes the main one says it, which has claimed the folder."""
+    folder = claimed()
+    if folder and numbered(folder):
+        ended += f"; what was saved is safe: {resume(folder)}"
+    elif folder:
+        ended += f" before the first checkpoint; the same command and --out {folder} start again"
+    elif os.environ.get("RANK", "0") == "0":
+        ended += " before the run began; nothing has changed"
+    print(ended, file=sys.stderr, flush=True)
 
 
 def begin(model: str) -> PartialState:
@@ -149,7 +182,7 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     this = PartialState()
     if this.is_main_process:
         try:
-            found = claim(args.out, name, given)
+            found = (*claim(args.out, name, given), [])
             now = versions(args.model) | {"questions": checksum([train, held_out])}
             if found[1]:
                 found[2].extend(what_differs(found[0], now, args.dataset))
@@ -216,7 +249,7 @@ def in_a_sentence(folder: Path):
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        safe = f"Its checkpoints are safe: resume with the same command and --out {folder}."
+        safe = f"Its checkpoints are safe: {resume(folder)}."
         code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
             sentence = f"the run's folder {folder} is gone; nothing more can be saved."
@@ -346,8 +379,7 @@ class Run(TrainerCallback):
         if self.main:
             write_report(self.folder)
         if self.stop and trainer.state.global_step < self.args.steps:  # else nothing is left to do
-            again = f"resume with the same command and --out {self.folder}"
-            say(f"stopped at step {trainer.state.global_step}; {again}")
+            say(f"stopped at step {trainer.state.global_step}; {resume(self.folder)}")
             sys.exit(128 + self.stop)
         if self.main:
             # PEFT's would go where the user may have written one about this run
@@ -367,17 +399,15 @@ class Run(TrainerCallback):
         untrained = {p.adapter for _, p in players if p.lr > 0} - trained
         for adapter in sorted(untrained):
             say(f"note: the {adapter} was never trained in this run")
+        # co/best_of_4 of fewer samples is co/best_of_2, and no other name
+        numberless = {name.rstrip("0123456789") for name in known if name[-1:].isdigit()}
         named = {*itertools.chain(*self.curves.values())}
+        named = {name for name in named if name.rstrip("0123456789") not in numberless}
         # with a player that was never trained, metrics may have had nothing to measure
         for key in sorted(named - known) if not untrained else ():
             similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)
             hint = f"; is it {similar[0]}?" if similar else ""
             say(f"note: curves name {key}, which was never logged{hint}")
-        # a role of an adapter that others train; of a run that resumed, this process knows a part
-        for name in sorted(never_trained(self.trainer)) if not self.first else ():
-            player = self.trainer.player_named(name)
-            if player.lr > 0 and player.adapter in trained and f"{name}/loss" not in known:
-                say(f"note: nobody was trained on what `rollout` sampled of the {name} in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
@@ -451,22 +481,10 @@ class Run(TrainerCallback):
         )
 
     def _evaluate(self, ignore_keys=None):
-        """With random numbers of its own, so that more evaluations do not change the training, and
-        the same ones each time: a player who has not changed writes the same when asked the same,
-        whatever others have written before.
-
-        ignore_keys: Trainer's, for predictions, which there are none of.
-        """
+        """ignore_keys: Trainer's, for predictions, which there are none of."""
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
         trainer.control.should_evaluate = False  # or Trainer does it again where its data end
-        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(self.args.seed)  # for what the script draws itself
-            trainer.asked_in_evaluation = Counter()  # for what `sample` draws
-            with keeping_state(trainer, "`evaluate`"):
-                found = self.evaluate(trainer, trainer.held_out)
-            trainer.asked_in_evaluation = None
-        check_evaluation(found)
+        found = trainer.run_evaluation(self.evaluate)
         result = {f"eval/{key}": value for key, value in found.items()}
         self.evaluations.append({"step": step, **result})
         # trackers file what begins with eval_ under eval/, all else under train/

@@ -21,14 +21,17 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from common.errors import UserError, say
+from common.core.draws import row_key
+from common.core.errors import UserError, say
+from common.core.lists import chunk, mean
+from common.core.model import tokenize
 from common.fast import generate
-from common.model import load_model, tokenize
-from common.run.args import Count, Tokens, Weight, check_number
-from common.run.folder import claim, read_arguments, seal, write_whole
+from common.run.args import Count, Tokens, Weight, Whole, check_number
+from common.run.folder import claim, read_arguments, write_whole
 from common.run.machine import check_machine, on_gpu
+from common.run.models import load_model
 from common.run.session import begin, exit_with_one_sentence
-from common.tasks.answers import chunk, mean, solve_prompt
+from common.tasks.answers import solve_prompt
 from common.tasks.demonstrations import DRILL, demonstrations, figures, judges
 from common.tasks.math import load_questions
 
@@ -46,7 +49,7 @@ READY = {  # what RL has something to work with: held-out figures
     "judgements read": 0.95,
     "verifier, balanced_accuracy": 0.7,
 }
-QUESTIONS, SAMPLES = 24, 16  # held-out ones, and answers to each, before and after
+QUESTIONS, SAMPLES = 128, 4  # held-out ones, and answers to each, before and after
 ROWS, MICRO = 16, 8  # of an optimiser step, and of a micro-batch
 SAVES = 10  # steps between two checkpoints
 LOOKS = {"read": (10, 1), "ready": (50, 4)}  # steps between two looks, answers to each question
@@ -76,7 +79,7 @@ class Args:
     """length limit of a judgement"""
     held_out: str | None = None
     """the --held-out of the run that follows"""
-    seed: int = 0
+    seed: Whole = 0
     """random seed"""
 
 
@@ -90,17 +93,16 @@ class WarmUp(TrainerCallback):
     def look(self, model, samples: int, again: int = 0) -> dict[str, float]:
         """With the same random numbers every time, or others `again`; training draws none."""
         model.eval()  # Trainer's next step puts it back
-        with torch.random.fork_rng():
-            torch.manual_seed(self.cfg.seed + again)
-            write = functools.partial(self.write, model)
-            return figures(self.script, self.held_out, samples, write)
+        write = functools.partial(self.write, model, again)
+        return figures(self.script, self.held_out, samples, write)
 
-    def write(self, model, prompts: list, judging: bool) -> tuple[list[str], float]:
+    def write(self, model, again: int, prompts: list, judging: bool) -> tuple[list[str], float]:
         limit = self.cfg.judgement_tokens if judging else self.cfg.solution_tokens
         ends = [self.tokenizer.eos_token_id]
         ids, logps = [], []
-        for part in chunk(tokenize(prompts, self.tokenizer), 64):
-            found = generate(model, part, limit, 1.0, ends)
+        keys = [row_key(self.cfg.seed, again, judging, i) for i in range(len(prompts))]
+        for part, its_keys in zip(chunk(tokenize(prompts, self.tokenizer), 64), chunk(keys, 64)):
+            found = generate(model, part, limit, 1.0, ends, its_keys)
             ids, logps = ids + found[0], logps + sum(found[1], [])
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), -mean(logps)
 
@@ -127,9 +129,6 @@ class WarmUp(TrainerCallback):
                 return
         control.should_training_stop = True
 
-    def on_save(self, args, state, control, **_):
-        seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
-
 
 def is_enough(found: dict[str, float], until: str) -> bool:
     if until == "ready":
@@ -143,9 +142,7 @@ def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[s
     say(f"answers to {len(rows)} training questions, 4 each, to be judged")
     prompts = [progress.script.solve_prompt(row["question"]) for row in rows for _ in range(4)]
     model.eval()
-    with torch.random.fork_rng():
-        torch.manual_seed(progress.cfg.seed)
-        texts, _ = progress.write(model, prompts, False)
+    texts, _ = progress.write(model, 0, prompts, False)
     return {row["question"]: four for row, four in zip(rows, chunk(texts, 4))}
 
 
@@ -215,9 +212,7 @@ def main(args: Args):
     train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed, args.held_out)
     demonstrations(script, train, 1, args.seed, {})  # says at once what is missing
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
-    out, checkpoint, said = claim(args.out, "warm_up", given)
-    for line in said:
-        say(line)
+    out, checkpoint = claim(args.out, "warm_up", given)
     # figures are of these arguments, or of others that have left no checkpoint
     noted = (out / FIGURES).exists() and read_arguments(out) == given
     notes = read_arguments(out, FIGURES) if noted else {}

@@ -7,8 +7,9 @@ import random
 import re
 from collections.abc import Callable
 
-from common.errors import UserError
-from common.tasks.answers import boxed, chunk, is_correct, mean, split_steps
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
 from common.tasks.verdicts import final_verdict, mark, read_verdict, verdict_metrics, verify_prompt
 
@@ -28,6 +29,7 @@ COMMENTS = {  # what was changed -> what is said of the step
     "operation": ("The problem asks for {asked}, not {sum}.", "It is {asked}, not {sum}."),
 }
 INVERSE = {"+": "-", "-": "+", "/": "*"}  # a product is worked out again
+COMPLETE = "Nothing is missing."
 DRILL = "Work out:"
 
 
@@ -49,24 +51,36 @@ def reworded(reference: str, rng: random.Random) -> str:
 
 
 def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str] | None:
-    r"""(a solution, the judgement of it, as `VERIFY` asks for it), half of the time with the result
-    or the operation of one step changed. None unless every step is one plain equation that holds,
-    the last of which gives the answer, and every result is told from the problem's numbers.
+    r"""(a solution, the judgement of it, as `VERIFY` asks for it). A third of the solutions in two
+    steps or more lack the first or the last one, and in another third the result or the operation
+    of one step is changed; so it is in half of the solutions in one step. None unless every step is
+    one plain equation that holds, the last of which gives the answer, and every result is told from
+    the problem's numbers.
 
     Steps after the changed one take over its result, and are right if they are computed right: each
-    verdict is about its own step, and the final one about the answer.
+    verdict is about its own step, and the final one about the answer. Where a step is missing, the
+    next one takes a number of the problem for its result. All verdicts on steps are CORRECT then,
+    and the final one is INCORRECT: it is not their AND.
     """
     equations, gold = plain_equations(reference), boxed(reference) or ""
     if not equations or not re.fullmatch(NUMBER, gold) or float(equations[-1][-1]) != float(gold):
         return None
     if not results_stand_out(question, equations):
         return None
-    broken = rng.randrange(len(equations)) if rng.random() < 0.5 else -1
+    several = len(equations) > 1
+    kind = rng.choice(("right", "changed", "short") if several else ("right", "changed"))
+    broken = rng.randrange(len(equations)) if kind == "changed" else -1
+    missing = rng.choice((0, len(equations) - 1)) if kind == "short" else -1
     solution, comments, instead = [], [], {}  # instead: a result -> what stands in its place
+    lacks = COMPLETE
     for place, (step, (a, sign, gap, b, given)) in enumerate(
         zip(split_steps(reference), equations)
     ):
         a, b = instead.get(float(a), a), instead.get(float(b), b)
+        if place == missing:
+            lacks = f"{a} {sign} {b} is missing."
+            instead[float(given)] = rng.choice((a, b))
+            continue
         change = rng.choice(("result", "operation")) if place == broken else "nothing"
         used = rng.choice([s for s in OPERATIONS if s != sign]) if change == "operation" else sign
         off = rng.choice((-10, -2, -1, 1, 2, 10)) if change == "result" else 0
@@ -80,8 +94,11 @@ def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str]
         if float(said) != float(given):
             instead[float(given)] = said
         solution.append(f"<step>{EQUATION.sub(gap.join((a, used, b, '=', said)), step)}</step>")
+    right = float(said) == float(gold)
+    if right and kind == "short":  # what is missing adds 0
+        return None
     solution.append(rf"<answer>\boxed{{{said}}}</answer>")
-    return "\n".join(solution), judgement(comments, float(said) == float(gold))
+    return "\n".join(solution), judgement(comments, right, lacks)
 
 
 def judged_own(reference: str, text: str, rng: random.Random) -> tuple[str, str] | None:
@@ -104,7 +121,7 @@ def judged_own(reference: str, text: str, rng: random.Random) -> tuple[str, str]
         words = comment((a, sign, b), (x, used, y), said, rng)
     except (ValueError, ArithmeticError):
         return None
-    return text, judgement([words], float(said) == float(gold))
+    return text, judgement([words], float(said) == float(gold), COMPLETE)
 
 
 def comment(asked: tuple, used: tuple, said: str, rng: random.Random) -> tuple[str, bool]:
@@ -127,9 +144,13 @@ def comment(asked: tuple, used: tuple, said: str, rng: random.Random) -> tuple[s
     return template.format(asked=" ".join(asked), check=check), right
 
 
-def judgement(comments: list[tuple[str, bool]], right: bool) -> str:
-    """What `VERIFY` asks for, of steps and of the answer."""
-    steps = [f"<step>{said} {mark(holds)}</step>" for said, holds in comments]
+def judgement(comments: list[tuple[str, bool]], right: bool, lacks: str) -> str:
+    """What `VERIFY` asks for, of steps and of the answer. What a solution `lacks` is said at the
+    end, behind the last comment: the final verdict has room for a box alone.
+    """
+    (last, holds), before = comments[-1], comments[:-1]
+    said = [*before, (f"{last} {lacks}", holds)]
+    steps = [f"<step>{words} {mark(holds)}</step>" for words, holds in said]
     end = f"<final_verification>{mark(right)}</final_verification>"
     return "\n".join(["<step_verification>", *steps, "</step_verification>", end])
 

@@ -13,7 +13,7 @@ import random
 import re
 from contextlib import suppress
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
 from common.sandbox import Sandbox, Status
 from common.tasks.answers import prompt
 from common.tasks.math import UNPARSABLE, as_text, read_rows, split
@@ -173,7 +173,7 @@ def fenced(program: str) -> str:
     return f"```python\n{program}\n```"
 
 
-def solve_prompt(task: dict) -> list[dict]:
+def task_prompt(task: dict) -> list[dict]:
     """What the solver sees of a task: never its answer, of an induction task half of the inputs."""
     if task["kind"] == "deduction":
         user = f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"

@@ -10,10 +10,13 @@ time in proportion to the text, whatever it is.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.tasks.answers import mean, prompt, split_steps
+from common.core.errors import say
+from common.core.lists import mean
+from common.tasks.answers import prompt, split_steps
 
 BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
@@ -34,6 +37,10 @@ SCORE_LABEL, DEFECTS_LABEL = (re.compile(LABEL % word, FLAGS) for word in ("scor
 SCORE = re.compile(rf"{OPENING}*+(\d{{1,3}}(?:\.\d)?|\.\d){CLOSING}*+", re.ASCII)
 NUMBERS = r"\d{1,4}(?: ?(?:,|,? ?and) ?\d{1,4}){0,99}+"
 DEFECTS = re.compile(rf"{OPENING}*+(?:none|(?:steps? )?\[?{NUMBERS}\]?){CLOSING}*+", FLAGS)
+
+
+REFUSED = Counter()  # scores that are allowed -> texts that end in another one
+MANY = 10  # of them are told, once; a few are a model's slips
 
 
 class Analysis(NamedTuple):
@@ -106,7 +113,7 @@ def final_verdict(judgement: str) -> bool | None:
 
 def read_score(text: str, allowed: Iterable[float]) -> float | None:
     r"""The score of the line "Score: ..." that the text ends with; None if there is none, or one
-    that is not allowed.
+    that is not allowed. Many of the latter get a warning: they look like rewards of 0.
 
     >>> read_score("A step is wrong.\n**Score:** $\\boxed{0.5}$.", (0, 0.5, 1))
     0.5
@@ -115,8 +122,17 @@ def read_score(text: str, allowed: Iterable[float]) -> float | None:
     found = SCORE.fullmatch(text, label.end()) if label else None
     if not found or not balanced(text[label.start() :]):
         return None
-    score = float(found[1])
-    return score if score in allowed else None
+    score, allowed = float(found[1]), tuple(allowed)
+    if score in allowed:
+        return score
+    REFUSED[allowed] += 1
+    if REFUSED[allowed] == MANY:
+        say(
+            f"warning: {MANY} texts by now end in a score that is none of {allowed}, which "
+            f"read_score or read_analysis is given; they count as unreadable. The last one is "
+            f"{score:g}"
+        )
+    return None
 
 
 def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysis | None:

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import functools
 
-from common.cotrainer import Player
-from common.errors import ScriptError, UserError
-from common.plain import READ_AT_ONCE
-from common.run.checks import WITHOUT_EFFECT, check_config
+from common.checked import WITHOUT_EFFECT, Player, check_config
+from common.core.errors import ScriptError, UserError
+from common.core.plain import READ_AT_ONCE
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run.args import (
     Bounds,
     Count,
@@ -87,9 +87,10 @@ def test_every_number_has_bounds_and_is_finite(script):
         options = [kind, *getattr(kind, "__args__", ())]  # Count | None
         if not {int, float} & {getattr(o, "__origin__", o) for o in options}:
             continue
-        metadata = [b for o in options for b in getattr(o, "__metadata__", ())]
-        (bounds,), flag = metadata, f"--{name.replace('_', '-')}"
-        assert isinstance(bounds, Bounds) and bounds.least >= 0, name
+        metadata = [m for o in options for m in getattr(o, "__metadata__", ())]
+        (bounds,) = [m for m in metadata if isinstance(m, Bounds)]
+        flag = f"--{name.replace('_', '-')}"
+        assert bounds.least >= 0, name
         assert bounds.least > 0 or not name.endswith("_tokens"), name
         for value in (math.nan, math.inf, -math.inf):
             said = refusal(script, **{name: value})

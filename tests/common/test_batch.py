@@ -1,9 +1,9 @@
-"""common/batch.py: batches that are made, cut and joined; and rollouts without a row."""
+"""common/core/batch.py: batches that are made, cut and joined; and rollouts without a row."""
 
 import copy
 import dataclasses
 
-from common.batch import Batch, padded
+from common.core.batch import Batch, padded
 
 import pytest
 import torch
@@ -59,21 +59,23 @@ def test_take_trims_to_the_longest_of_its_rows():
     grid = torch.arange(20.0).reshape(4, 5)  # (B, T)
     batch.advantages, batch.base_logps, batch.rewards = grid, -grid, grid[:, 0]
     batch.components = {"a": grid, "b": grid[:, 1]}
-    batch.extras = {"x": grid, "y": [*"abcd"], "n": 4, "z": torch.tensor(3), "w": torch.ones(4)}
-    batch.extras["k"] = grid[:, :4]  # not of tokens
+    batch.extras = {"y": [*"abcd"], "n": 4, "z": torch.tensor(3), "w": torch.ones(4)}
+    batch.extras["k"] = grid  # not of tokens, although it is as wide
+    batch.token_extras = {"x": grid, "pairs": torch.stack([grid, grid], 1)}
     batch.texts, batch.notes, batch.total_tokens = [*"ABCD"], [{"i": i} for i in range(4)], 14
     part = batch.take(torch.tensor([2, 1]))
     assert part.prompt_ids.tolist() == [[2, 2], [99, 1]] and part.prompt_mask.sum() == 3
     assert part.completion_ids.tolist() == [[20, 20, 20], [10, 10, 99]]
     assert part.completion_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     wanted = [[10, 11, 12], [5, 6, 7]]
-    for value in (part.advantages, -part.base_logps, part.components["a"], part.extras["x"]):
+    for value in (part.advantages, -part.base_logps, part.components["a"], part.token_extras["x"]):
         assert value.tolist() == wanted
     assert part.rewards.tolist() == [10, 5] and part.components["b"].tolist() == [11, 6]
     assert part.row.tolist() == [2, 1] and part.take(torch.tensor([1])).row.tolist() == [1]
     assert part.texts == ["C", "B"] and part.notes == [{"i": 2}, {"i": 1}]
     assert part.extras["y"] == ["c", "b"] and len(part.extras["w"]) == 2
-    assert part.extras["k"].tolist() == [[10, 11, 12, 13], [5, 6, 7, 8]]
+    assert part.extras["k"].tolist() == [[10, 11, 12, 13, 14], [5, 6, 7, 8, 9]]
+    assert part.token_extras["pairs"].tolist() == [[wanted[0]] * 2, [wanted[1]] * 2]
     assert (part.extras["n"], int(part.extras["z"]), part.total_tokens) == (4, 3, 14)
     assert (part.player, part.source) == ("a", None) and batch.completion_ids.shape == (4, 5)
 
@@ -96,6 +98,7 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
         batch.base_logps = -batch.completion_mask.float()
         batch.texts, batch.notes = [batch.player] * len(batch), [{"of": batch.player}] * len(batch)
         batch.extras = {"x": [0] * len(batch), "y": batch.rewards}
+        batch.token_extras = {"k": batch.base_logps}
         batch.total_tokens, batch.rollouts = int(batch.completion_mask.sum()), [batch.player]
         batch.components = {"z": batch.rewards}
     whole = Batch.join("c", [one, two], 99)
@@ -107,6 +110,7 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
     assert whole.advantages.tolist() == [[1, 0, 0], [-2, -2, 0], [3, 4, 5]]
     assert torch.equal(whole.base_logps, -whole.completion_mask.float())
     assert whole.rewards.tolist() == whole.extras["y"].tolist() == [1, 2, 3]
+    assert torch.equal(whole.token_extras["k"], whole.base_logps)
     assert whole.texts == [*"aab"] and [note["of"] for note in whole.notes] == [*"aab"]
     assert whole.extras["x"] == [0, 0, 0] and whole.total_tokens == 6
     assert (whole.row.tolist(), whole.source.tolist()) == ([0, 1, 2], [0, 0, 1])

@@ -5,7 +5,8 @@ import math
 import random
 from dataclasses import replace
 
-from common.cotrainer import Player
+from common.checked import Player
+from common.core.recording import read_lines
 from tango import verify_prompt
 
 import pytest
@@ -102,7 +103,8 @@ def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, se
         assert found == pytest.approx(rewards, nan_ok=True)
     expected = whitened([*zip(rewards, groups)], added=1e-6)
     assert batch.advantages.tolist() == pytest.approx(expected, abs=1e-4)
-    flat = [len({r for r, g in zip(rewards, groups) if g == k and r == r}) < 2 for k in set(groups)]
+    found = [{r for r, g in zip(rewards, groups) if g == k and r == r} for k in {*groups}]
+    flat = [len(values) < 2 for values in found if values]  # where nobody judged nothing is equal
     judged = [reward for reward in rewards if reward == reward]
     metrics = gathered(at_rest)  # what `rollout` has logged of flat groups is replaced
     assert metrics[f"{name}/frac_reward_zero_std"] == pytest.approx(sum(flat) / len(flat))
@@ -113,6 +115,38 @@ def test_flat_groups_of_two_batches_of_one_player_are_pooled(at_rest):
     for rewards in ([1.0] * 8, [0.0, 1.0] * 4):
         at_rest.set_rewards(at_rest.rollout("cat", some_rows(at_rest, 8)), rewards)
     assert gathered(at_rest)["cat/frac_reward_zero_std"] == 0.5
+
+
+def test_of_a_dialogue_the_report_shows_all_turns(tmp_path):
+    """Two dialogues may end in the same words, and were one prompt in rollouts.jsonl."""
+    ask = lambda said: {"role": "user", "content": said}  # noqa: E731
+    trainer, prompts = four_players(tmp_path), []
+    for answer in ("8", "9"):
+        wrong = {"role": "assistant", "content": answer}
+        prompts += [[{"role": "system", "content": "Add."}, ask("3+4"), wrong, ask("Try again.")]]
+    rows = [{"prompt": prompt} for prompt in prompts for _ in range(4)]
+    wanted = [f"user: 3+4\nassistant: {answer}\nuser: Try again." for answer in "89"]
+    batch = trainer.rollout("ann", rows)
+    assert [note["prompt"] for note in batch.notes[::4]] == wanted
+    trainer.record(batch)
+    written, _ = read_lines(tmp_path / "rollouts.jsonl")
+    assert {row["prompt"] for row in written} == {*wanted}
+    given = trainer.completions("ann", prompts, [[5, 6]] * 2)
+    assert [note["prompt"] for note in given.notes] == wanted
+
+
+def test_rows_that_teach_nothing_are_those_without_an_advantage(tmp_path):
+    """In both groups of four all rewards are equal; but the script takes the rewards themselves, of
+    which only those of the first group are 0.
+    """
+    trainer = four_players(tmp_path)
+    trainer.create_optimizer()
+    batch = trainer.rollout("ann", some_rows(trainer, 8))
+    trainer.set_rewards(batch, [0.0] * 4 + [1.0] * 4)
+    batch.advantages = batch.rewards[:, None] * batch.completion_mask  # (B, T)
+    trainer.update(batch)
+    metrics = gathered(trainer)
+    assert metrics["ann/frac_reward_zero_std"] == 1 and metrics["ann/frac_advantage_zero"] == 0.5
 
 
 def test_concat_is_one_update_on_all_rows(at_rest):
@@ -189,7 +223,7 @@ def test_update_trains_the_batchs_player_whoevers_turn_it_is(tmp_path, turn, pla
     assert moved(before[0], lora(trainer, adapter)) > 0
     assert moved(before[1], lora(trainer, other)) == 0
     assert all(p.grad is None for p in trainer.model.parameters())
-    keys = ("entropy", "loss", "grad_norm", "learning_rate")
+    keys = ("entropy", "frac_advantage_zero", "loss", "grad_norm", "learning_rate")
     metrics = gathered(trainer)
     assert metrics.pop("co/sampler_gap") < 1e-5  # what was sampled is what is scored
     assert set(metrics) == {f"{player}/{key}" for key in keys}
@@ -215,3 +249,32 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
     monkeypatch.setattr(trainer, "all_rows", True, raising=False)
     gradient(trainer, batch)
     assert sum(rows) == 8
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_without_an_advantage_nothing_moves_whatever_the_kl_term(tmp_path, kl, capsys):
+    """Adam would make steps of the learning rate out of what rounding leaves of the KL gradient,
+    and out of its momentum."""
+    trainer = four_players(tmp_path, kl=kl)
+    trainer.create_optimizer()
+    trainer.update(a_batch(trainer, "ann"))  # momentum, and a distance from the base
+    before = lora(trainer, "ann")
+    for _ in range(3):
+        batch = a_batch(trainer, "ann")
+        batch.advantages = torch.zeros(8)
+        trainer.update(batch)
+    assert moved(before, lora(trainer, "ann")) == 0
+    assert "3 updates in a row of the ann had no gradient" in capsys.readouterr().out
+    trainer.update(a_batch(trainer, "ann"))
+    assert moved(before, lora(trainer, "ann")) > 0
+
+
+def test_texts_from_elsewhere_are_trained_on_as_a_rollout_is(at_rest):
+    """With advantages that the script gives, prompts that rows share, and a KL term."""
+    trainer, rows = at_rest, some_rows(at_rest)
+    sampled = a_batch(trainer, "ann")
+    ids = [i[m.bool()].tolist() for i, m in zip(sampled.completion_ids, sampled.completion_mask)]
+    batch = trainer.completions("ann", [row["prompt"] for row in rows], ids)
+    batch.advantages, batch.total_tokens = sampled.advantages, sampled.total_tokens
+    found = gradient(trainer, batch)
+    assert relative(found, gradient(trainer, sampled)) < 1e-5

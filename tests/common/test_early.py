@@ -108,7 +108,7 @@ class Mine(RunArgs):
 
     def check(self):
         if self.steps < least():
-            from common.errors import UserError
+            from common.core.errors import UserError
             raise UserError("too few")
 
 if __name__ == "__main__":

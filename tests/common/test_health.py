@@ -19,7 +19,7 @@ coder/parsed 0.7 0.85 Only 70% of what the coder writes can be read.
 judge/unparsable 0.3 0.15 30% of what the judge writes cannot be read.
 judge/unreadable 0.3 0.15 30% of what the judge writes cannot be read.
 gar/silent 0.3 0.15 30% of what the gar writes cannot be read.
-a/frac_reward_zero_std .9 .7 In 90% of the a's groups all rewards are the same; they teach nothing.
+a/frac_advantage_zero .9 .7 90% of the a's completions have advantages of 0; they teach nothing.
 solver/kl 1.5 0.5 The solver is 1.5 nats per token away from the base.
 a/completions/clipped_ratio 0.3 0.1 30% of the a's completions are cut at the length limit.
 """
@@ -49,9 +49,9 @@ def test_only_the_last_third_counts():
     """Of the player's own values, however few: ten of a rare player would be most of the run."""
     steps = [{"solver/kl": 9.0}] * 20 + [{"solver/kl": 0.1}, {}, {"solver/kl": None}] * 10
     assert sentences_of(*steps) == []
-    rare = [{"verifier/frac_reward_zero_std": x} for x in (*[0.2] * 8, 0.88, 0.94, 0.95, 1.0)]
+    rare = [{"verifier/frac_advantage_zero": x} for x in (*[0.2] * 8, 0.88, 0.94, 0.95, 1.0)]
     (said,) = sentences_of(*[row for value in rare for row in (value, {}, {}, {})])
-    assert said.startswith("In 94% of the verifier's groups all rewards are the same")
+    assert said.startswith("94% of the verifier's completions have advantages of 0")
 
 
 def test_held_out_is_the_first_against_the_last():

@@ -7,13 +7,13 @@ import shutil
 import types
 
 import tango
-from common.cotrainer import Player, with_adapters
-from common.errors import UserError
+from common.checked import Player
+from common.core.cotrainer import with_adapters
+from common.core.errors import UserError
 from common.fast.scoring import packed
-from common.model import SHARED_KEYS, load_model
 from common.run import launch, memory
 from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
-from common.run.models import read_config
+from common.run.models import SHARED_KEYS, load_model, read_config
 from common.run.session import Run
 from common.tiny import TINY
 

@@ -3,9 +3,16 @@
 import json
 import shutil
 
-from common.errors import UserError
-from common.model import SHARED_KEYS, load_model
-from common.run.models import INSTRUCTIONS, QUESTION, UNSUPPORTED_HEADS, load_tokenizer, read_config
+from common.core.errors import UserError
+from common.run.models import (
+    INSTRUCTIONS,
+    QUESTION,
+    SHARED_KEYS,
+    UNSUPPORTED_HEADS,
+    load_model,
+    load_tokenizer,
+    read_config,
+)
 from common.tiny import TINY
 from spin import human_ids
 

@@ -1,10 +1,11 @@
-"""Pairs and epochs of common/batch.py: what a step takes, and pairs cut and trimmed in every way
+"""Pairs and epochs: what a step takes, and pairs cut and trimmed in every way
 against one forward pass per completion."""
 
 from collections import Counter
 
-from common.batch import as_completions, chosen_and_rejected, epochs
-from common.model import tokenize
+from common.core.batch import as_completions, chosen_and_rejected
+from common.core.lists import epochs
+from common.core.model import tokenize
 
 import pytest
 import torch

@@ -6,19 +6,32 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 import io
 import json
 import shutil
+import signal
 import socket
 import sys
 from types import SimpleNamespace
 
-from common.errors import say
+from common.checked import Player
+from common.core.cotrainer import with_adapters
+from common.core.errors import ScriptError, UserError, say
+from common.core.lists import mean
 from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
-from common.tasks.answers import mean
 
 import pytest
 import torch
 import yaml
-from conftest import metrics_of, module_of, refused, run_here, same_weights, small, steps_of
+from conftest import (
+    metrics_of,
+    module_of,
+    refused,
+    run_here,
+    run_module,
+    same_weights,
+    small,
+    steps_of,
+    write_rows,
+)
 
 
 # ------------------------------------------------------------------ resumed
@@ -60,6 +73,54 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     assert metrics_of(folder)[-1]["step"] == 6
 
 
+# ------------------------------------------------------------------ how to go on
+def raises(error):
+    def function(*_, **__):
+        raise error
+
+    return function
+
+
+def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatch, no_report):
+    """Of a run whose folder has a name from the clock, which nobody has typed. Behind the first
+    checkpoint: a second Ctrl-C in a step, what a user or a script got wrong, a mistake.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
+    tango, start = module_of("tango.py"), small("tango.py", "run")[:-2]  # without --out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.run.launch.plan_memory", raises(KeyboardInterrupt))
+        _, said, code = run_module(tango, *start)
+    assert (said, code) == ("interrupted before the run began; nothing has changed\n", 130)
+    for load, word, status in (
+        (raises(KeyboardInterrupt), "interrupted", 130),
+        (lambda *_: signal.raise_signal(signal.SIGTERM), "terminated", 143),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("common.run.launch.load_model", load)
+            _, said, code = run_module(tango, *start)
+        folder = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        again = f"the same command and --out runs/{folder.name} start again\n"
+        assert (said, code) == (f"{word} before the first checkpoint; {again}", status)
+    command = [*start, "--out", f"runs/{folder.name}", "--save-every", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tango.Tango.verifier_step", raises(UserError("the server has gone.")))
+        assert refused("tango.py", *command) == "error: the server has gone.\n"
+    monkeypatch.setattr("tango.Tango.generator_step", raises(KeyboardInterrupt))
+    again = f"resume with the same command and --out runs/{folder.name}"
+    safe = f"The run's checkpoints are safe: {again}."
+    _, said, code = run_module(tango, *command)
+    assert (said, code) == (f"interrupted; what was saved is safe: {again}\n", 130)
+    for error in (UserError("the server has gone."), ScriptError("no advantages")):
+        monkeypatch.setattr("tango.Tango.generator_step", raises(error))
+        said = refused("tango.py", *command)
+        assert said.endswith(f"{str(error).rstrip('.')}. {safe}\n")
+    monkeypatch.setattr("tango.Tango.generator_step", raises(KeyError("a mistake")))
+    with pytest.raises(KeyError) as raised:
+        run_module(tango, *command)
+    assert raised.value.__notes__ == [safe]
+
+
 IN_A_GRAPH = RuntimeError("previous error during capture")
 IN_A_GRAPH.__context__ = torch.OutOfMemoryError("CUDA out of memory")
 
@@ -78,7 +139,7 @@ def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error,
     def fails(*_, **__):
         raise error
 
-    where = {"generate": "common.fast.generate", "loss": "common.cotrainer.CoTrainer.loss"}
+    where = {"generate": "common.fast.generate", "loss": "common.core.cotrainer.CoTrainer.loss"}
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     monkeypatch.setattr(where[phase], fails)
     arguments = small("tango.py", tmp_path / "run")
@@ -130,7 +191,7 @@ def test_tensorboard_has_every_steps_metrics_and_the_held_out_figures(tmp_path, 
     events = EventAccumulator(str(folder))
     events.Reload()
     for rows, key, name in (
-        (steps, "generator/accuracy", "train/generator/accuracy"),
+        (steps, "verifier/parsed", "train/verifier/parsed"),
         (evaluations, "eval/generator/greedy", "eval/generator/greedy"),
     ):
         found = {event.step: event.value for event in events.Scalars(name)}
@@ -217,6 +278,22 @@ def test_what_helps_where_nothing_is_rewarded(tmp_path, dataset, helps):
     run.trainer = SimpleNamespace()
     said = run._hopeless(["a/accuracy"])
     assert said.startswith("note: a/accuracy 0 before training") and f"helps is {helps}" in said
+
+
+def test_a_curve_of_another_number_is_no_mistake(tmp_path, capsys):
+    """cure.py names co/best_of_16 and, with --eval-samples 2, logs co/best_of_2."""
+    write_rows(
+        tmp_path / "metrics.jsonl", [{"step": 1, "coder/loss": 1.0, "eval/co/best_of_2": 0.5}]
+    )
+    run = Run(tmp_path, "fork", None, module_of("cure.py").Args())
+    run.curves = {"chosen": ["co/best_of_4", "co/best_of_16"], "wrong": ["coder/los"]}
+    run.trainer, run.first = (
+        SimpleNamespace(players=with_adapters({"coder": Player([], 1.0, 9)})),
+        1,
+    )
+    run._notes()
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["note: curves name coder/los, which was never logged; is it coder/loss?"]
 
 
 def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):

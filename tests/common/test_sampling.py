@@ -6,22 +6,24 @@ import math
 import shutil
 from types import SimpleNamespace
 
-from common import plain
+from common.core import plain
+from common.core.draws import uniform
+from common.core.model import tokenize
 from common.fast import layers as layers_module
-from common.fast import sampling
+from common.fast import sampling, scoring
 from common.fast.layers import FusedLora4bit, prepared
 from common.fast.sampling import generate, sample
-from common.model import SHARED_KEYS, load_model, tokenize
-from common.run.models import load_tokenizer
+from common.run.models import SHARED_KEYS, load_model, load_tokenizer
 from common.tasks.math import load_questions
 from common.tiny import TINY
 from tango import verify_prompt
 
 import pytest
 import torch
-from conftest import perturb
+import torch.nn.functional as F
+from conftest import keys, perturb
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +50,59 @@ def test_greedy_tokens_equal_generate(player, monkeypatch, adapter, limit, worth
     stop = tokenizer.eos_token_id
     model.set_adapter(adapter or "a")
     with contextlib.nullcontext() if adapter else model.disable_adapter():
-        ours = sample(model, prompts, limit, 0.0, [stop])[0]
+        its = keys(len(prompts))
+        ours = sample(model, prompts, limit, 0.0, [stop], its)[0]
         monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
-        assert ours == generate(model, prompts, limit, 0.0, [stop])[0]  # by transformers
+        assert ours == generate(model, prompts, limit, 0.0, [stop], its)[0]  # by transformers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_query_whose_heads_share_keys(dtype):
+    """SmolLM2's nine heads of queries and three of keys, against the formula in float64, head by
+    head; some keys are masked, and rows of one key have no mask.
+    """
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(4, n, t, 64, dtype=dtype) for n, t in ((9, 1), (3, 7), (3, 7)))
+    mask = torch.zeros(4, 1, 1, 7, dtype=dtype)
+    mask[1, ..., :3] = mask[2, ..., 1:6] = -torch.inf
+    module = SimpleNamespace(num_key_value_groups=3, is_causal=True)
+    for added in (mask, None):
+        found, _ = scoring.attention(module, query, key, value, added, scaling=0.2)
+        assert found.shape == (4, 1, 9, 64) and found.dtype == dtype
+        for head in range(9):
+            q, k, v = (x.double() for x in (query[:, head], key[:, head // 3], value[:, head // 3]))
+            scores = 0.2 * q @ k.mT + (0 if added is None else added[:, 0].double())  # (4, 1, 7)
+            expected = scores.softmax(-1) @ v
+            close = {"rtol": 0, "atol": 1e-6 if dtype == torch.float32 else 2e-2}
+            torch.testing.assert_close(found[:, :, head].double(), expected, **close)
+
+
+def test_shared_keys_leave_greedy_tokens_as_they_are(player, monkeypatch):
+    """A random model of nine heads on three of keys, against transformers' eager attention."""
+    _, tokenizer, prompts = player
+    shape = {"hidden_size": 72, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    shape |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape, initializer_range=0.3)).eval()
+    model.get_base_model = lambda: model
+    seen, product = [], F.scaled_dot_product_attention
+
+    def seeing(query, *rest, **more):
+        seen.append(query.shape)
+        return product(query, *rest, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seeing)
+    model.set_attn_implementation("sdpa")
+    ours = sample(model, prompts, 24, 0.0, [], keys(len(prompts)))[0]
+    assert torch.Size([len(prompts), 3, 3, 8]) in seen  # three queries for each head of keys
+    model.set_attn_implementation("eager")
+    expected = plain.generate(model, prompts, 24, 0.0, [], keys(len(prompts)))[0]
+    assert ours == expected and len({*map(tuple, ours)}) > 1
 
 
 def test_log_probs_are_those_of_the_sampled_tokens(player):
     model, tokenizer, prompts = player
-    torch.manual_seed(0)
-    ids, logps = sample(model, prompts, 40, 0.8, [tokenizer.eos_token_id])
+    ids, logps = sample(model, prompts, 40, 0.8, [tokenizer.eos_token_id], keys(len(prompts)))
     assert len({tuple(row) for row in ids}) > 6  # rows of a group differ
     for prompt, completion, logp in zip(prompts, ids, logps):
         with torch.no_grad():
@@ -75,10 +121,9 @@ def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, 
     stop = tokenizer.eos_token_id
 
     def both():
-        torch.manual_seed(0)
-        # without an end token no row is dropped, and so as many random numbers are drawn
-        drawn = sample(model, prompts, 20, 1.0, [])
-        return sample(model, prompts, 64, 0.0, [stop]), drawn
+        its = keys(len(prompts))
+        drawn = sample(model, prompts, 64, 1.0, [stop], its)
+        return sample(model, prompts, 64, 0.0, [stop], its), drawn
 
     expected = both()
     monkeypatch.setitem(sampling.SEGMENT, "cpu", 7)
@@ -102,21 +147,20 @@ def test_segments_and_prompts_read_in_parts_change_nothing(player, monkeypatch, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_graph_writes_what_its_steps_write(player, monkeypatch, dtype):
-    """Greedy in float32 as `generate`, too; sampled, with the same random numbers."""
+    """Greedy in float32 as `generate`, too; sampled, with the same keys."""
     model, tokenizer, prompts = player
     model = copy.deepcopy(model).to("cuda", dtype).eval()
     stop = tokenizer.eos_token_id
-    greedy = sample(model, prompts, 64, 0.0, [stop])[0]
-    torch.manual_seed(0)
-    drawn = sample(model, prompts, 64, 1.0, [])
+    its = keys(len(prompts))
+    greedy = sample(model, prompts, 64, 0.0, [stop], its)[0]
+    drawn = sample(model, prompts, 64, 1.0, [], its)
     monkeypatch.setattr(
         "common.fast.sampling._repeat", lambda step, n, _: [step() for _ in range(n)]
     )
-    torch.manual_seed(0)
-    assert sample(model, prompts, 64, 1.0, []) == drawn
+    assert sample(model, prompts, 64, 1.0, [], its) == drawn
     if dtype == torch.float32:
         monkeypatch.setattr("common.fast.sampling.has_plain_attention", lambda _: False)
-        assert generate(model, prompts, 64, 0.0, [stop])[0] == greedy
+        assert generate(model, prompts, 64, 0.0, [stop], its)[0] == greedy
 
 
 @pytest.mark.parametrize("vocab, scale", [(1024, 0.1), (1000, 3.0), (300, 30.0), (7, 1.0)])
@@ -124,29 +168,32 @@ def test_draws_are_those_of_one_sum_over_the_vocabulary(vocab, scale):
     """On the same random numbers, flat and peaked."""
     torch.manual_seed(0)
     logits = scale * torch.randn(1500, vocab)
-    state = torch.get_rng_state()
-    found, _ = sampling._draw(logits, 0.7)
-    torch.set_rng_state(state)
-    sums = (logits / 0.7).log_softmax(-1).exp().cumsum(-1, dtype=torch.float64)
-    u = (1 - torch.rand(1500, 1, dtype=torch.float64)) * sums[:, -1:]
-    expected = torch.searchsorted(sums, u).squeeze(1)
+    u = uniform(torch.tensor(keys(1500)), 0)
+    found, _ = sampling._draw(logits, 0.7, u)
+    logp = (logits / 0.7).log_softmax(-1)
+    expected = plain.draw(logp, u).squeeze(1)
     assert torch.equal(found, expected) and (len(set(found.tolist())) > 6)
+    for p, one, token in zip(logp[:50].exp().tolist(), u.tolist(), found.tolist()):
+        total, reached = 0.0, None
+        for place, of_token in enumerate(p):
+            total += of_token
+            if reached is None and total >= one * sum(p):
+                reached = place
+        assert reached == token
 
 
-@pytest.mark.parametrize("random, token", [(0.0, 5), (1 - 2**-53, 1), (0.3, 5), (0.7, 4)])
-def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
-    monkeypatch, random, token
-):
-    drawn = lambda *shape, dtype, **_: torch.full(shape, random, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(torch, "rand", drawn)
-    p = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.3, 0.5, 0.0]])
-    assert sampling._draw(p.log(), 1.0)[0].item() == token
+@pytest.mark.parametrize("u, token", [(1.0, 5), (2.0**-53, 1), (0.7, 5), (0.3, 4)])
+def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(u, token):
+    logp = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.3, 0.5, 0.0]]).log()
+    u = torch.tensor([u], dtype=torch.float64)
+    assert sampling._draw(logp, 1.0, u)[0].item() == plain.draw(logp, u).item() == token
 
 
 def test_what_is_no_number_draws_a_token_that_exists():
     """On a GPU one that does not would end the process; `update` names the step instead."""
-    token, logp = sampling._draw(torch.full((2, 5), math.nan), 1.0)
-    assert (token < 5).all() and logp.isnan().all()
+    nothing, u = torch.full((2, 5), math.nan), torch.full((2,), 0.5, dtype=torch.float64)
+    token, logp = sampling._draw(nothing, 1.0, u)
+    assert (token < 5).all() and logp.isnan().all() and (plain.draw(nothing, u) < 5).all()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +243,7 @@ def test_adapters_are_never_merged_into_16_bit_weights(in_bfloat16):
     with sampling._merged(model):
         assert before == {n: p.data_ptr() for n, p in model.named_parameters()}
     with torch.autocast("cpu", torch.bfloat16):
-        ids, logps = sample(model, [prompt], 12, 1.0, [tokenizer.eos_token_id])
+        ids, logps = sample(model, [prompt], 12, 1.0, [tokenizer.eos_token_id], keys(1))
     assert len(ids[0]) == len(logps[0]) > 0
 
 
@@ -270,7 +317,7 @@ def kernels_of_a_token(folder, monkeypatch, layers: int) -> int:
     monkeypatch.setattr(sampling, "_repeat", one_counted)
     monkeypatch.setitem(sampling.SEGMENT, "cpu", 4)
     with torch.autocast("cpu", torch.bfloat16):
-        sample(model.eval(), [[5, 6, 7, 8], [5, 6, 9]] * 4, 4, 1.0, [3])
+        sample(model.eval(), [[5, 6, 7, 8], [5, 6, 9]] * 4, 4, 1.0, [3], keys(8))
     return counts[0]
 
 

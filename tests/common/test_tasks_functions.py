@@ -7,7 +7,7 @@ from common.tasks.functions import (
     make_tasks,
     parse_proposal,
     shown,
-    solve_prompt,
+    task_prompt,
 )
 
 import pytest
@@ -39,11 +39,11 @@ def test_at_least_one_input_is_hidden_and_no_prompt_shows_an_answer(count, seen)
     outputs = [f"'out {letter}'" for letter in "abcdefghij"[:count]]
     task = {"program": PLUS, "inputs": inputs, "outputs": outputs, "message": "add ?"}
     assert shown(task) == seen < count
-    text = solve_prompt({**task, "kind": "induction"})[-1]["content"]
+    text = task_prompt({**task, "kind": "induction"})[-1]["content"]
     assert [x in text for x in outputs] == [True] * seen + [False] * (count - seen)
     assert PLUS not in text
-    assert outputs[0] not in solve_prompt({**task, "kind": "deduction"})[-1]["content"]
-    asked = solve_prompt({**task, "kind": "abduction"})[-1]["content"]
+    assert outputs[0] not in task_prompt({**task, "kind": "deduction"})[-1]["content"]
+    asked = task_prompt({**task, "kind": "abduction"})[-1]["content"]
     assert inputs[0] not in asked and outputs[0] in asked
 
 

@@ -7,16 +7,17 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import lora, make_players, moved, perturb  # isort: skip  it finds the project
 from trainers import gathered, length_reward  # isort: skip
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import ScriptError
-from common.model import load_model
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import ScriptError
+from common.run.models import load_model
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def check_work_is_shared_and_all_get_all(trainer):
         return [2 * x for x in share]
 
     assert trainer.in_parallel(double, items) == [0, 2, 4, 6, 8]
-    assert mine == trainer.shard(items) == items[me::2]
+    assert mine == trainer.shard(items) == [[0, 1], [2, 3, 4]][me]
     assert trainer.in_parallel(double, []) == [] and trainer.in_parallel(double, [7]) == [14]
     prompts = [trainer.train_dataset[i]["prompt"] for i in range(3)]
     alone = trainer.generate("ann", prompts, greedy=True)
@@ -139,7 +140,7 @@ def check_copies_of_a_question_get_different_texts_in_an_evaluation(trainer):
     """Both processes ask the same prompts then."""
     with patch.object(trainer, "asked_in_evaluation", Counter()):
         texts = trainer.generate_all("ann", [trainer.train_dataset[0]["prompt"]] * 32)
-    assert texts[0::2] != texts[1::2]
+    assert texts[:16] != texts[16:]
 
 
 def check_a_function_of_everybodys_rows(trainer):
@@ -223,6 +224,21 @@ def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
         trainer.update(mine)
 
 
+def check_two_processes_write_what_one_would(trainer):
+    """In training, and in an evaluation, in which a question's copies lie on both processes."""
+    prompts = [[{"role": "user", "content": str(i // 3)}] for i in range(5)]
+    for asked in (lambda: None, Counter):
+        trainer.sample_calls, trainer.asked_in_evaluation = 0, asked()
+        both = trainer.gather(trainer.generate_ids("ann", trainer.shard(prompts)))
+        trainer.sample_calls, trainer.asked_in_evaluation = 0, asked()
+        one = SimpleNamespace(process_index=0, num_processes=1)
+        one.autocast = trainer.accelerator.autocast
+        with patch.multiple(trainer, gather=lambda values: values, accelerator=one):
+            assert trainer.generate_ids("ann", prompts) == both
+        assert len({*map(str, both)}) > 3
+    trainer.asked_in_evaluation = None
+
+
 def check_steps_of_more_batches_than_another_processs_are_refused(trainer):
     batches = [whole_batch(trainer, "ann", 0), whole_batch(trainer, "bob", 0)]
     trainer.step = lambda rows: batches[trainer.accelerator.process_index :]
@@ -236,7 +252,7 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
 
     def build(storage):
         stored = partial(BitsAndBytesConfig, bnb_4bit_quant_storage=storage)
-        with patch("common.model.BitsAndBytesConfig", stored):
+        with patch("common.run.models.BitsAndBytesConfig", stored):
             model, _ = load_model("tiny", ["generator", "verifier"], 4, True, seed=0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)

@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import evaluated_once, small  # isort: skip  it finds the project
 
-from common.batch import Batch, padded
-from common.cotrainer import CoTrainer
-from common.errors import say
+from common.checked import CoTrainer
+from common.core.batch import Batch, padded
+from common.core.errors import say
 from common.run import session as run
 from common.run.session import begin, exit_with_one_sentence
 

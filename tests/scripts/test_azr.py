@@ -49,7 +49,7 @@ def test_advantages_are_whitened_within_each_kind_and_role(seed):
 def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():
     """It has been trained on exactly these words."""
     task = {"program": PLUS, "inputs": ["5", "6"], "outputs": ["8", "9"], "message": "add ?"}
-    prompts = [azr.solve_prompt(task | {"kind": kind}) for kind in azr.KINDS]
+    prompts = [azr.task_prompt(task | {"kind": kind}) for kind in azr.KINDS]
     prompts += [azr.propose_prompt("induction", [task], 6), azr.propose_prompt("deduction", [], 6)]
     taught = [demonstrations.deduce, demonstrations.abduce, demonstrations.induce]
     taught += [demonstrations.propose_inputs, demonstrations.propose_program]

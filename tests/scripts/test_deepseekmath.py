@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import deepseekmath as dsm
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.graded import truth_of
 from common.tasks.verdicts import Analysis
 from common.tiny.tasks import format_solution
@@ -233,7 +233,7 @@ def test_the_generator_is_rewarded_by_the_verifier_and_not_by_the_truth():
         "verifier": [PRAISE, DOUBT, "?"],
         "meta": [meta("1"), meta("0")],
     }
-    rows = [{**ROW, "prompt": dsm.solve_prompt(QUESTION)}] * 4
+    rows = [{**ROW, "prompt": dsm.prove_prompt(QUESTION)}] * 4
     trainer = given_texts(texts)
     trainer.generator_step(rows)
     # the verifier is fooled; both are honest; nobody can read the verifier: s = 0, Z disbelieved

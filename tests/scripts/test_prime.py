@@ -174,7 +174,7 @@ def test_the_prms_gradient_is_that_of_its_loss_over_all_rows(tmp_path, micro_bat
     prm_batch = prm_batch.take(torch.arange(count))
     prm_batch.extras["rows"] = count
     with trainer.playing("prm"):
-        d = trainer.score(prm_batch)[0] - prm_batch.extras["reference_logps"]
+        d = trainer.score(prm_batch)[0] - prm_batch.token_extras["reference_logps"]
         loss = prm_loss(d, prm_batch.rewards, prm_batch.completion_mask, 0.05)
         named = {n: p for n, p in trainer.model.named_parameters() if ".prm." in n}
         expected = dict(zip(named, torch.autograd.grad(loss, [*named.values()])))
@@ -274,17 +274,17 @@ def test_groups_beyond_the_batch_give_their_questions_back():
 def test_the_process_with_the_fewest_groups_decides_how_many_are_trained():
     """The others of this one give their questions back, once it has sampled as many rounds."""
     done = fill(lambda q: 0.5, ROWS[:2], others=[1], questions=2, max_refills=2)
-    assert done.tried == ["0", "1", "38", "36"]
-    assert done.trained == ["0"] and done.waiting == ["1", "38", "36"]
+    assert done.tried == ["0", "1", "19", "18"]
+    assert done.trained == ["0"] and done.waiting == ["1", "19", "18"]
 
 
 def test_each_process_draws_its_own_further_questions_and_resumes_where_it_stopped():
     saved = {"filter": [{"waiting": [], "drawn": 7}, {"waiting": ROWS[5:6], "drawn": 2}]}
     done = fill(lambda q: 0.5, ROWS[1:2], saved=saved, rank=1, others=[3])
-    assert done.tried == ["5", "1", "35"] and done.saved["filter"][1]["drawn"] == 3
+    assert done.tried == ["5", "1", "37"] and done.saved["filter"][1]["drawn"] == 3
     done.train_dataset, done.cfg.questions = ROWS[:5], 5  # its end is followed by its beginning
     drawn = done.next_questions({"waiting": [], "drawn": 0})
-    assert [row["question"] for row in drawn] == ["3", "1", "3", "1", "3"]
+    assert [row["question"] for row in drawn] == ["4", "3", "2", "4", "3"]
 
 
 # ------------------------------------------------------------------ evaluation

@@ -11,9 +11,10 @@ import shutil
 from pathlib import Path
 
 from common import fast
+from common.core.model import tokenize
 from common.fast.sampling import generate, sample
-from common.model import load_model, tokenize
 from common.run import launch
+from common.run.models import load_model
 from common.tasks.answers import solve_prompt
 from common.tasks.code import load_tasks
 from common.tasks.functions import load_functions
@@ -26,6 +27,7 @@ from conftest import (
     DATA,
     SCRIPTS,
     adapters_of,
+    keys,
     loaded_by_peft_alone,
     metrics_of,
     module_of,
@@ -292,7 +294,7 @@ def test_sampling_is_that_of_transformers(smollm2, known):
     questions = [question for question in known if question.endswith("?")][:2]
     prompts = tokenize([solve_prompt(question) for question in questions], tokenizer)
     ends = [tokenizer.eos_token_id]
-    greedy = generate(model, prompts, 8, 0.0, ends)[0]
+    greedy = generate(model, prompts, 8, 0.0, ends, keys(len(prompts)))[0]
     for prompt, text in zip(prompts, greedy):
         alone = model.generate(
             input_ids=torch.tensor([prompt]),
@@ -300,7 +302,7 @@ def test_sampling_is_that_of_transformers(smollm2, known):
             generation_config=GenerationConfig(max_new_tokens=8, eos_token_id=ends),
         )
         assert alone[0, len(prompt) :].tolist() == text
-    ids, logps = sample(model, prompts, 8, 1.0, ends)
+    ids, logps = sample(model, prompts, 8, 1.0, ends, keys(len(prompts)))
     with torch.no_grad():
         for prompt, row, drawn in zip(prompts, ids, logps):
             logits = model(torch.tensor([prompt + row])).logits[0, len(prompt) - 1 : -1]

@@ -6,8 +6,8 @@ import random
 from types import SimpleNamespace
 
 import score
-from common.batch import Batch
-from common.tasks.answers import mean
+from common.core.batch import Batch
+from common.core.lists import mean
 from common.tiny.demonstrations import try_again
 from score import Score, again_prompt, content, shaped
 

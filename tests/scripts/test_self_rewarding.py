@@ -7,7 +7,7 @@ import random
 from types import SimpleNamespace
 
 import self_rewarding as sr
-from common.errors import UserError
+from common.core.errors import UserError
 
 import pytest
 from conftest import build, lora, moved, perturb

@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 
 import self_taught as st
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tiny.tasks import parse_question
 
 import pytest

@@ -6,7 +6,7 @@ import math
 import random
 
 import sweet_rl
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import evidence

@@ -347,11 +347,11 @@ def test_all_steps_must_be_accepted_where_no_answer_is_known():
 
 
 def few_labels(verdicts, answers, texts, **change):
-    """The advantages of a generator step in groups of two, and its batch."""
+    """The batch of a generator step in groups of two, and its trainer."""
     said = [judgement(*v, final=C) for v in verdicts]
     args = Args(group_size=2, labels=32, **change)
     trainer = without_model(Tango, args, {"generator": texts, "verifier": said})
-    return trainer.generator_step([ROW | {"answer": answer} for answer in answers])
+    return trainer.generator_step([ROW | {"answer": answer} for answer in answers]), trainer
 
 
 def test_neither_unread_verdicts_nor_more_steps_pay():
@@ -367,8 +367,9 @@ def test_neither_unread_verdicts_nor_more_steps_pay():
     assert not tango.all_accepted(said, texts).any()  # so all advantages are 0
     rejected, padded = [True, False], [True, False, True, True, True]
     assert tango.all_accepted([rejected, padded], [step * 2 + end, step * 5 + end]).sum() == 0
-    batch = few_labels([[X]] * 2, ["", ""], [step + end, step + end])
+    batch, trainer = few_labels([[X]] * 2, ["", ""], [step + end, step + end])
     assert not batch.advantages.any()
+    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
@@ -376,11 +377,34 @@ def test_a_generator_step_with_few_labels(alpha):
     """A group with an answer and one without, whose second solution has a step rejected."""
     texts = [two_steps(10, "right"), two_steps(10, "half")] * 2
     verdicts, answers = [[C, C], [C, C], [C, C], [C, X]], ["15", "15", "", ""]
-    batch = few_labels(verdicts, answers, texts, alpha=alpha, alpha_end=alpha)
+    batch, trainer = few_labels(verdicts, answers, texts, alpha=alpha, alpha_end=alpha)
     known, unknown = batch.components["outcome"][:2], batch.components["outcome"][2:]
     close(unknown[:, 0], torch.tensor([0.7071, -0.7071]), atol=1e-4)  # whatever alpha is
     close(known[:, 0], (1 - alpha) * unknown[:, 0], atol=1e-6)
     assert not batch.components["step"][2:].any()
+    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [1, 1, 1, 0]
+    assert trainer.logged["generator/accuracy"][0].tolist() == [1, 0]  # of those with an answer
+
+
+@pytest.mark.parametrize(
+    "change, shown",
+    [
+        ({}, "generator/accuracy"),
+        ({"labels": 32}, "generator/all_steps_accepted"),
+        ({"labels": 32, "verifier": "none"}, "generator/accuracy"),  # all its answers are known
+    ],
+)
+def test_a_generators_step_always_shows_something(monkeypatch, change, shown):
+    """The first curve of the panel is in the line of the step."""
+    given = {}
+    monkeypatch.setattr(tango, "launch", lambda *_, **more: given.update(more))
+    tango.main(Args(**change))
+    assert given["curves"]["generator"][0] == shown
+    said = {"generator": [two_steps(10, "right")] * 2, "verifier": [judgement(C, C)] * 2}
+    trainer = without_model(Tango, Args(group_size=2, **change), said)
+    answer = "" if "all_steps" in shown else "15"
+    trainer.generator_step([ROW | {"answer": answer}] * 2)
+    assert len(trainer.logged[shown][0]) == 2
 
 
 def test_a_verifier_step_weighs_normalised_rewards_by_class():
@@ -406,6 +430,8 @@ def test_a_verifier_step_weighs_normalised_rewards_by_class():
     asked = [f"Solution:\n{y}\nVerify its 2 steps." for y in solutions for _ in range(3)]
     assert [text.split("61\n")[1] for _, text in trainer.asked[2:]] == asked
     assert [note["solution is right"] for note in batch.notes] == [True] * 3 + [False] * 3
+    assert trainer.logged["verifier/judged_right"] == [True] * 3 + [False] * 3
+    assert "generator/accuracy" not in trainer.logged  # which a generator's step has
     counts = [0.8 * 30 + 0.2 * 3, 0.8 * 2 + 0.2 * 3]  # of wrong and of right ones
     s = torch.tensor([counts[1]] * 3 + [counts[0]] * 3) ** -0.5
     z = whitened([(1.8, 0), (0.8, 0), (0.0, 0), (0.8, 1), (1.8, 1), (0.0, 1)])

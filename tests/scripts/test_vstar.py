@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 
 import vstar
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest

@@ -15,9 +15,9 @@ import shlex
 from collections import defaultdict
 from pathlib import Path
 
-from common.errors import UserError
+from common.core.errors import UserError
+from common.core.recording import read_lines
 from common.run.folder import write_whole
-from common.run.recording import read_lines
 from common.run.report import static
 from common.run.report.health import (
     HEALTH,

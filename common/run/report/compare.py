@@ -29,11 +29,11 @@ def variants(runs: list[dict]) -> dict[str, list[dict]]:
     ]
     keys = dict.fromkeys(key for identity in identities for key in identity)
     differing = [key for key in keys if len({repr(i.get(key)) for i in identities}) > 1]
-    chunk = defaultdict(list)
+    found = defaultdict(list)
     for run, identity in zip(runs, identities):
         label = ", ".join(f"{key} {identity[key]}" for key in differing if key in identity)
-        chunk[label or f"{run['script']}.py"].append(run)
-    return chunk
+        found[label or f"{run['script']}.py"].append(run)
+    return found
 
 
 def band(curves: list[tuple[list[float], list[float]]]) -> dict[str, list[float]]:
@@ -53,12 +53,12 @@ def band(curves: list[tuple[list[float], list[float]]]) -> dict[str, list[float]
     return {name: [rounded(v) for v in line] for name, line in lines.items()}
 
 
-def variant_curves(chunk: dict[str, list[dict]], key: str) -> list[dict]:
+def variant_curves(by_label: dict[str, list[dict]], key: str) -> list[dict]:
     """One series per variant that has this metric: a band by step, by samples, by minutes, and by
     the player's own steps where players take turns.
     """
     series = []
-    for color, (label, runs) in enumerate(chunk.items()):
+    for color, (label, runs) in enumerate(by_label.items()):
         by_x = defaultdict(list)
         for run in runs:
             at, y = values(run, key)
@@ -76,7 +76,7 @@ def variant_curves(chunk: dict[str, list[dict]], key: str) -> list[dict]:
 
 def comparison_data(runs: list[dict]) -> dict:
     """What the page of several runs shows: one panel per metric, one series per variant."""
-    chunk, metrics = variants(runs), metrics_of(runs)
+    by_label, metrics = variants(runs), metrics_of(runs)
     curves = {title: names for run in runs for title, names in run["curves"].items()}
     section_of = {f"eval/{metric}": "held out" for metric in metrics}
     for panel in panels(metrics, curves):
@@ -84,12 +84,12 @@ def comparison_data(runs: list[dict]) -> dict:
             section_of |= dict.fromkeys(panel["keys"], panel["section"])
     drawn = []
     for key, section in section_of.items():
-        if series := variant_curves(chunk, key):
+        if series := variant_curves(by_label, key):
             drawn.append({"section": section, "title": key, "hint": "", "series": series})
     evaluated = [panel["title"] for panel in drawn if panel["section"] == "held out"]
     rollouts = []  # of the first seed of each variant
-    for label, (run, *_) in chunk.items():
-        rows, _ = rollouts_for_page(run["rollouts"], ROLLOUT_BYTES // len(chunk))
+    for label, (run, *_) in by_label.items():
+        rows, _ = rollouts_for_page(run["rollouts"], ROLLOUT_BYTES // len(by_label))
         rollouts += [{"run": label, **row} for row in rows]
     scripts = " and ".join(sorted({f"{run['script']}.py" for run in runs}))
     return {
@@ -98,7 +98,7 @@ def comparison_data(runs: list[dict]) -> dict:
         "remarks": [f"{run['folder']}: {remark}" for run in runs for remark in run["remarks"]],
         "panels": drawn,
         "rollouts": rollouts,
-        "variants": [_variant(label, seeds, evaluated) for label, seeds in chunk.items()],
+        "variants": [_variant(label, seeds, evaluated) for label, seeds in by_label.items()],
         "runs": [{"folder": run["folder"], "command": command(run)} for run in runs],
     }
 

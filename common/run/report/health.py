@@ -48,11 +48,11 @@ HEALTH = {
         lambda now, _: now > 0.2,
         "{now:.0%} of what the {player} writes cannot be read.",
     ),
-    "groups without a difference": Health(
-        ".+/frac_reward_zero_std",
-        "all rewards of the group are the same, so it teaches nothing",
+    "advantages of 0": Health(
+        ".+/frac_advantage_zero",
+        "share of the completions that teach nothing, as where all rewards of a group are the same",
         lambda now, _: now > 0.8,
-        "In {now:.0%} of the {player}'s groups all rewards are the same; they teach nothing.",
+        "{now:.0%} of the {player}'s completions have advantages of 0; they teach nothing.",
     ),
     "gradient norm": Health(
         ".+/grad_norm",

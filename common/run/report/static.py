@@ -7,7 +7,7 @@ import html
 import re
 from statistics import mean
 
-from common.errors import visible
+from common.core.errors import visible
 from common.run.report.health import is_number
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 320, 130, 44, 8, 110  # of a drawing, and of the curves in it

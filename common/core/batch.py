@@ -16,12 +16,15 @@ right.
 """
 
 import dataclasses
-import random
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+PER_TOKEN = {"completion_ids", "completion_mask", "base_logps", "sampled_logps"}
+PER_TOKEN |= {"advantages", "components", "token_extras"}
+"""Fields of Batch that end with an entry per token, (B, ..., T), where they are not (B,)."""
 
 
 @dataclass(slots=True, eq=False)  # slots: to set a field that does not exist raises
@@ -62,8 +65,10 @@ class Batch:
     source: Tensor | None = None
     """(B,) which of the joined batches the row comes from, after `join`"""
     extras: dict = field(default_factory=dict)
-    """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch;
-    (B, ..., T) is per token"""
+    """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch
+    """
+    token_extras: dict[str, Tensor] = field(default_factory=dict)
+    """what a script adds for each token, (B, ..., T)"""
     rollouts: list[int] = field(default_factory=list)
     """numbers of the rollouts that its rows come from, by which checks recognise them"""
 
@@ -100,23 +105,21 @@ class Batch:
         rows = rows.to(self.row.device)
         P = int(self.prompt_mask[rows].sum(1).max()) if len(rows) else 0
         T = int(self.lengths()[rows].max()) if len(rows) else 0
-        width = self.completion_ids.shape[-1]
 
-        def of(value, prompt=False):
+        def of(name: str, value):
             if isinstance(value, dict):
-                return {key: of(each) for key, each in value.items()}
+                return {key: of(name, each) for key, each in value.items()}
             if isinstance(value, list):
                 return [value[i] for i in rows.tolist()] if value else value
             if not isinstance(value, Tensor) or not value.dim():
                 return value
             part = value[rows]
-            if prompt:
+            if name.startswith("prompt"):
                 return part[:, part.shape[1] - P :]
-            per_token = part.dim() > 1 and part.shape[-1] == width
-            return part[..., :T] if per_token else part
+            return part[..., :T] if name in PER_TOKEN and part.dim() > 1 else part
 
         names = {field.name for field in dataclasses.fields(self)} - {"rollouts"}
-        taken = {name: of(getattr(self, name), name.startswith("prompt")) for name in names}
+        taken = {name: of(name, getattr(self, name)) for name in names}
         return Batch(**taken, rollouts=self.rollouts)
 
     @staticmethod
@@ -159,6 +162,10 @@ class Batch:
             advantages=of([per_token(batch) for batch in batches]),
             source=source.to(device),
             extras={name: of([b.extras[name] for b in batches]) for name in batches[0].extras},
+            token_extras={
+                name: of([b.token_extras[name] for b in batches])
+                for name in batches[0].token_extras
+            },
             rollouts=of(each("rollouts")),
         )
 
@@ -216,21 +223,3 @@ def chosen_and_rejected(values: Tensor) -> tuple[Tensor, Tensor]:
     For log-probs: sums over tokens, never means, which would be another method.
     """
     return values.reshape(-1, 2).unbind(1)
-
-
-def epochs(items: list, first: int, count: int, key: str) -> list:
-    """Returns `count` items, from number `first` on, of an endless sequence: epoch after epoch over
-    all of them, each in an order of its own.
-
-    key: decides the orders; equal keys, equal sequences.
-
-    >>> sorted(epochs("abc", first=0, count=3, key="x")), len(epochs("abc", 2, 8, "x"))
-    (['a', 'b', 'c'], 8)
-    """
-    taken = []
-    while len(taken) < count:
-        number, offset = divmod(first + len(taken), len(items))
-        order = list(range(len(items)))
-        random.Random(f"{key} {number}").shuffle(order)
-        taken += [items[i] for i in order[offset : offset + count - len(taken)]]
-    return taken

@@ -9,7 +9,8 @@ Shapes: B rows, P prompt tokens, T completion tokens, H hidden units, V tokens o
 import functools
 from contextlib import contextmanager
 
-from common.batch import Batch
+from common.core.batch import Batch
+from common.core.draws import uniform
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -31,7 +32,12 @@ def read_at_once(kind: str, gpu_bytes: int | None = None) -> int:
 # ------------------------------------------------------------------ sampling
 @torch.no_grad()
 def generate(
-    model, prompt_ids: list[list[int]], max_tokens: int, temperature: float, eos_ids: list[int]
+    model,
+    prompt_ids: list[list[int]],
+    max_tokens: int,
+    temperature: float,
+    eos_ids: list[int],
+    keys: list[int],
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Samples one completion per prompt by transformers' `generate`, from
     softmax(logits / temperature) over the whole vocabulary.
@@ -42,6 +48,7 @@ def generate(
         max_tokens: length limit.
         temperature: 0 = greedy.
         eos_ids: tokens that end a completion, which keeps them.
+        keys: of each row, from `draws.row_key`; a row's key decides its random numbers.
 
     Returns:
         (token ids of each row, the log-prob of each token at this temperature, or at 1 if it is 0).
@@ -51,15 +58,13 @@ def generate(
     mask = [torch.ones_like(prompt) for prompt in ids]
     settings = GenerationConfig(
         max_new_tokens=max_tokens,
-        do_sample=temperature > 0,
-        temperature=temperature or 1.0,
-        top_k=0,  # its default of 50 is another distribution than the one that is scored
+        do_sample=False,  # `Drawn` draws
         eos_token_id=eos_ids,
         pad_token_id=pad_id,
         prefill_chunk_size=read_at_once(base.device.type),
         disable_compile=True,
     )
-    drawn = Drawn(temperature or 1.0)
+    drawn = Drawn(temperature, torch.tensor(keys, device=base.device))
     with float32_logits(base):
         texts = model.generate(
             input_ids=pad_sequence(ids, True, pad_id, padding_side="left").to(base.device),
@@ -67,7 +72,7 @@ def generate(
             generation_config=settings,
             logits_processor=[drawn],
         )
-    logps = drawn.all_of(texts)  # (B, T)
+    logps = torch.cat(drawn.logps, 1)  # (B, T)
     written = texts[:, max(map(len, prompt_ids)) :]  # (B, T)
     ends = torch.isin(written, torch.tensor(eos_ids, device=written.device)).int().cumsum(1)
     lengths = ((ends == 0).sum(1) + 1).tolist()  # with the end token; T where there is none
@@ -75,26 +80,31 @@ def generate(
 
 
 class Drawn(LogitsProcessor):
-    """Changes nothing, and keeps the log-prob of each token that `generate` draws: it is called
-    before each draw, and so sees what the one before has drawn.
+    """Takes each row's next token and its log-prob, and leaves `generate` no other token to take.
+
+    logps: T times (B, 1), the log-probs of the tokens that were taken.
     """
 
-    def __init__(self, temperature: float):
-        self.temperature, self.before, self.logps = temperature, None, []
+    def __init__(self, temperature: float, keys: torch.Tensor):
+        self.temperature, self.keys, self.logps = temperature, keys, []
 
     def __call__(self, ids, logits):
-        self.see(ids)
-        self.before = torch.log_softmax(logits / self.temperature, dim=-1)  # (B, V)
-        return logits
+        logp = torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)  # (B, V)
+        if self.temperature > 0:
+            token = draw(logp, uniform(self.keys, len(self.logps)))  # (B, 1)
+        else:
+            token = logp.argmax(-1, keepdim=True)
+        self.logps.append(logp.gather(1, token))
+        return torch.full_like(logits, -torch.inf).scatter(1, token, 0.0)
 
-    def see(self, ids):
-        if self.before is not None:
-            self.logps.append(self.before.gather(1, ids[:, -1:]))  # (B, 1)
 
-    def all_of(self, ids) -> torch.Tensor:
-        """(B, T), of the completions in `ids`."""
-        self.see(ids)
-        return torch.cat(self.logps, 1)
+def draw(logp: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Returns the first token of each row at which the sum of probabilities reaches u times the sum
+    of all: log-probs (B, V) and u in (0, 1], (B,) -> (B, 1).
+    """
+    sums = logp.exp().cumsum(-1, dtype=torch.float64)  # (B, V)
+    token = torch.searchsorted(sums, u[:, None] * sums[:, -1:])
+    return token.clamp(max=logp.shape[1] - 1)  # of NaNs the search finds a token too many
 
 
 @contextmanager

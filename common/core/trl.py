@@ -1,11 +1,12 @@
-"""What a run with several players adds to GRPOTrainer, around the optimiser step: arguments and
-data, the optimiser, metrics, several processes, TRL's reward calls, checkpoints. The step itself is
-in common/cotrainer.py. Of TRL it overrides
+"""What several players change of GRPOTrainer, around the optimiser step: the optimiser, metrics,
+several processes, TRL's reward calls, data and checkpoints. The step itself is in cotrainer.py. Of
+TRL this overrides
 
     create_optimizer                         a learning rate for each adapter
     log                                      means over all processes; not Trainer's own loss
     _get_train_sampler                       a resumed run continues in a later pass over the data
-    _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
+    _get_output_dir, _save_checkpoint, _load_from_checkpoint
+                                             whole checkpoints only; every adapter by name; `saved`
     create_model_card                        none
 
 requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
@@ -17,11 +18,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from common.batch import Batch, as_completions, epochs, padded
-from common.errors import ScriptError
-from common.run import checks
-from common.run.folder import seal
-from common.run.recording import write_rows
+from common.core.batch import Batch, as_completions, padded
+from common.core.errors import ScriptError
+from common.core.lists import epochs
+from common.core.recording import write_rows
 
 import torch
 from accelerate.utils import gather_object
@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 
 
-class RunTrainer(GRPOTrainer):
+class PlayersTrainer(GRPOTrainer):
     """See the top of this file."""
 
     saved: dict
@@ -49,21 +49,15 @@ class RunTrainer(GRPOTrainer):
     ):
         """
         Args:
-            model: from common/model.py, with an adapter for every player.
+            model: from common/core/model.py, with an adapter for every player.
             players: from `with_adapters`.
             cfg: the script's arguments, a RunArgs.
             config: from `launch.grpo_config`.
             dataset: what the data loader gives `step`: rows with a prompt.
             train_rows, held_out: the data as they were loaded.
         """
-        if "saved" in vars(self):
-            raise ScriptError("set self.saved after super().__init__, which makes it")
-        checks.check_players(players)
         self.players, self.cfg = players, cfg
         self.train_rows, self.held_out = list(train_rows), list(held_out)
-        asked = [row["question"] for row in held_out if "question" in row]
-        # a space more is no other question
-        self.held_out_questions = {*asked, *map(checks.stripped, asked)}
         self.saved = {}
         self._sums = {}  # metric -> (sum, count) of this process and step
         self._resumed_at = 0  # step
@@ -112,7 +106,7 @@ class RunTrainer(GRPOTrainer):
         if not functions or not rows:
             shape = len(texts), len(functions)
             return torch.full(shape, torch.nan, device=self.accelerator.device)
-        self.reward_funcs = [*map(checks.checked, functions)]
+        self.reward_funcs = functions
         self.reward_func_names = [function.__name__ for function in functions]
         self.reward_processing_classes = [None] * len(functions)
         completions = [[{"role": "assistant", "content": text}] for text in texts]
@@ -123,8 +117,6 @@ class RunTrainer(GRPOTrainer):
         each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
         for k, function in enumerate(self.reward_func_names):
             known = each[:, k][~each[:, k].isnan()]
-            if not len(known):
-                checks.warn_once(f"{function} gave none of the {name}'s completions a reward")
             self.log_mean(f"{name}/rewards/{function}/mean", known)
         return each
 
@@ -136,19 +128,28 @@ class RunTrainer(GRPOTrainer):
         values: a number, a list or a tensor; nothing is logged if no process has any.
         """
         values = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().flatten()
-        checks.check_metric(self, name, values)
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
     def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
-        """Logs the mean, and the share of groups whose rewards are all equal and teach nothing."""
+        """Logs the mean, and of the groups in which somebody was judged the share whose rewards are
+        all equal.
+        """
         self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
         if groups is not None and len(set(groups)) < len(groups):
             different = {}
             for group, reward in zip(groups, rewards.tolist()):
                 different.setdefault(group, set()).update({reward} if reward == reward else ())
-            flat = [len(values) < 2 for values in different.values()]
+            flat = [len(values) < 2 for values in different.values() if values]
             self.log_mean(f"{name}/frac_reward_zero_std", flat)
+
+    def log_advantages(self, batch: Batch):
+        """Logs the share of the rows that teach nothing, because all their advantages are 0. Where
+        rewards differ in no group rows may yet have some: a script may compare other rows.
+        """
+        if batch.advantages is not None and len(batch):
+            idle = (batch.advantages.reshape(len(batch), -1) == 0).all(1)  # (B,)
+            self.log_mean(f"{batch.player}/frac_advantage_zero", idle)
 
     def log(self, logs: dict, start_time: float | None = None):
         """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
@@ -226,8 +227,11 @@ class RunTrainer(GRPOTrainer):
         return mine
 
     def shard(self, items: list) -> list:
-        """Returns this process's part of a list that is the same on all processes."""
-        return items[self.accelerator.process_index :: self.accelerator.num_processes]
+        """Returns this process's part of a list that is the same on all processes; the parts of the
+        processes, one after the other, are the list.
+        """
+        mine, world = self.accelerator.process_index, self.accelerator.num_processes
+        return items[len(items) * mine // world : len(items) * (mine + 1) // world]
 
     def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
         """Returns fn(items), of which each process computes its share; items and result are the
@@ -235,9 +239,7 @@ class RunTrainer(GRPOTrainer):
 
         fn: a list -> a list with an entry for each item, in order.
         """
-        shares = self.gather([fn(self.shard(items))])
-        world = self.accelerator.num_processes
-        return [shares[i % world][i // world] for i in range(len(items))]
+        return self.gather(fn(self.shard(items)))
 
     def random_numbers(self) -> random.Random:
         """Returns a generator seeded by run, step and process, so a resumed run draws the same."""
@@ -288,14 +290,17 @@ class RunTrainer(GRPOTrainer):
     def create_model_card(self, *_, **__):
         """None: it could not name the base, nor say what the paper's players are."""
 
+    def _get_output_dir(self, trial) -> str:
+        """Where a checkpoint is written; when it is whole it moves to its place."""
+        return str(Path(self.args.output_dir, ".unfinished"))
+
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # every process writes its own random numbers
         if self.args.should_save:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            checks.check_saved(self.saved)
-            (folder / "saved.json").write_text(json.dumps(self.saved))
-            seal(folder)  # last: one that was cut short is not finished
+            written = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+            (written / "saved.json").write_text(json.dumps(self.saved))
+            written.rename(Path(self.args.output_dir, written.name))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Every adapter by its own name; Trainer would load into the active one."""

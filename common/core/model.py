@@ -1,0 +1,100 @@
+"""LoRA adapters on one base model, one for each player; and what a chat template makes of prompts.
+
+The papers train two or three full models. Here the base is loaded once (on a GPU in 4-bit NF4 where
+it would not fit otherwise) and each trained player is a LoRA adapter on it. Switching players
+switches a pointer, and the base with all adapters off is the reference model.
+"""
+
+import re
+from contextlib import contextmanager
+
+from common.core.errors import ScriptError
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+
+
+def add_players(model, adapters: list[str], lora_rank: int, seed: int):
+    """Returns the base with a LoRA adapter per name, all of them trainable and float32: on all
+    linear layers but the head, alpha = 2 * rank, no dropout, B = 0, so that every player starts as
+    the base itself.
+    """
+    parts = {part for name, _ in model.named_modules() for part in name.split(".")}
+    for adapter in {*adapters} & ({"base_model", "model"} | parts):
+        # PEFT would take the wrong weights for its own when it saves or copies an adapter
+        raise ScriptError(f"an adapter cannot be called {adapter!r}: a part of the model is")
+    torch.manual_seed(seed)
+    lora = LoraConfig(
+        r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    model = get_peft_model(model, lora, adapter_name=adapters[0])
+    for adapter in adapters[1:]:
+        model.add_adapter(adapter, lora)
+    model.set_requires_grad(adapters)  # add_adapter leaves only the active one trainable
+    return model
+
+
+def copy_adapter(model, source: str, target: str):
+    """Copies the weights of the adapter `source` into the adapter `target`."""
+    state = get_peft_model_state_dict(model, adapter_name=source)
+    set_peft_model_state_dict(model, state, adapter_name=target)
+
+
+@contextmanager
+def without_checkpointing(model):
+    """Turns activation checkpointing off inside this block, which needs no gradient; under it no
+    layer fills a cache.
+
+    Trap: TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
+
+
+# ------------------------------------------------------------------ prompts
+def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
+    """Applies the model's chat template to messages -> token ids, up to where the answer begins.
+
+    Every spelling of a special token in a message becomes a space. A player's prompt quotes another
+    player's text, and a `<|im_end|>` in this text would be read as the end of the message: the
+    writer could go on in the judge's place.
+    """
+    if not prompts:  # the template would refuse them
+        return []
+    marks = re.compile("|".join(map(re.escape, special_tokens(tokenizer))))
+    prompts = [[m | {"content": marks.sub(" ", m["content"])} for m in p] for p in prompts]
+    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+
+
+def prompt_text(prompt: list[dict]) -> str:
+    """Returns what the report shows of a prompt: its last message; of a dialogue all messages but
+    the system's, because several dialogues may end in the same words.
+
+    >>> prompt_text([{"role": "system", "content": "Solve."}, {"role": "user", "content": "3+4"}])
+    '3+4'
+    >>> turns = {"user": "3+4", "assistant": "8"}, {"user": "Try again."}
+    >>> print(prompt_text([{"role": r, "content": c} for turn in turns for r, c in turn.items()]))
+    user: 3+4
+    assistant: 8
+    user: Try again.
+    """
+    turns = [message for message in prompt if message.get("role") != "system"]
+    if len(turns) == 1:
+        return turns[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in turns)
+
+
+def special_tokens(tokenizer) -> list[str]:
+    """Returns the spellings of all special tokens, the longest first."""
+    # Llama's <|start_header_id|> is in no list of named special tokens
+    added = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
