@@ -256,6 +256,7 @@ def test_every_claim_is_about_variants_that_exist():
     names = [claim.name for claim in CLAIMS]
     shown = {*SHOWN["readme"], *SHOWN["nulls"]}
     assert len(set(names)) == len(names) <= 15 and shown <= set(names)
+    assert SHOWN["family"] >= len(names)
     headline = SHOWN["headline"]
     for _, _, *variants in headline["rows"]:
         assert set(variants) <= evidence.EXPERIMENTS[headline["experiment"]].variants.keys()
