@@ -186,21 +186,20 @@ class Apo(CoTrainer):
         cfg, both = self.cfg, as_completions(batch)  # 2b rows: y+, y-, y+, ...
         logp, _ = self.score(both)  # (2b, T)
         chosen, rejected = chosen_and_rejected(logp.sum(1))  # (b,) each
+        shown = {"credit": logp}
         if batch.player == "rm":
             margin, human = cfg.rm_beta * (chosen - rejected), batch.extras["human"]  # (b,) each
             losses = rm_losses(margin, human, cfg.anchor, cfg.adversarial / cfg.samples, cfg.diff)
-            self.log_mean("rm/human_in_order", margin[human] > 0)
-            self.log_mean("rm/golden_in_order", margin[~human] > 0)
+            shown |= {"human_in_order": margin[human] > 0, "golden_in_order": margin[~human] > 0}
         elif cfg.improve == "dpo":
             with torch.no_grad(), self.playing(None):
                 ref, _ = self.score(both)  # (2b, T)
             best, worst = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
             losses, margin = dpo_losses(best, worst, cfg.beta), cfg.beta * (best - worst)  # (b,)
         else:
-            self.report_pairs(batch, logp, chosen)
-            return -chosen.sum() / batch.extras["tokens"]  # - log pi(y | x) per token
-        self.report_pairs(batch, logp, margin)
-        return losses.sum() / self.questions_per_step
+            shown["margin"] = chosen
+            return -chosen.sum() / batch.extras["tokens"], shown  # - log pi(y | x) per token
+        return losses.sum() / self.questions_per_step, shown | {"margin": margin}
 
     # --- what the RM learns
     def start_round(self, t: int):
@@ -295,9 +294,10 @@ class Apo(CoTrainer):
         self.log_mean("co/pairs_one_right", len(one_right) / max(1, len(chosen)))
         self.log_mean("co/pairs_right_way", one_right)
 
-    def report_pairs(self, batch, logp, values):
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
         sides = [f"{batch.player}, chosen", f"{batch.player}, rejected"]
-        self.record_part(batch, logp, "margin", values, sides)
+        self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
 
 
 def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:

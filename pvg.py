@@ -238,11 +238,9 @@ class Pvg(CoTrainer):
             base, _ = self.score(both)  # (2b, T)
         V = self.cfg.beta * (logp - base).sum(1)  # (2b,)
         V_right, V_wrong = chosen_and_rejected(V)  # (b,) each
-        self.log_mean("verifier/pair_accuracy", V_right > V_wrong)
-        sides = ["verifier, right", "verifier, wrong"]
-        self.record_part(batch, logp, "margin", V_right - V_wrong, sides)
         losses = verifier_losses(V_right, V_wrong, self.cfg.regulariser)  # (b,)
-        return losses.sum() / self.pairs_per_step
+        shown = {"pair_accuracy": V_right > V_wrong, "margin": V_right - V_wrong, "credit": logp}
+        return losses.sum() / self.pairs_per_step, shown
 
     def V(self, batch: Batch) -> torch.Tensor:
         """(B,) scores of completions by the verifier as it is."""
@@ -289,6 +287,12 @@ class Pvg(CoTrainer):
         return (torch.tensor(whole) & torch.tensor(ended)).to(batch.row.device)
 
     # --- what is logged and shown; no method below affects training
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "verifier":
+            sides = ["verifier, right", "verifier, wrong"]
+            self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
+
     def report_attack(self, turn: int, helpful: Batch, sneaky: Batch):
         """An attack has succeeded when at most half of the pairs of WINDOW steps are in order."""
         for batch in (helpful, sneaky):

@@ -264,8 +264,7 @@ class SelfTaught(CoTrainer):
     def loss(self, batch):
         """A micro-batch's part of - mean of log M(j | x, y, y') over all tokens of the step."""
         logp = self.score(batch)[0]  # (b, T), 0 behind the end of a judgement
-        self.report_lessons(batch, logp)
-        return -logp.sum() / batch.total_tokens
+        return -logp.sum() / batch.total_tokens, {"logp": logp.sum(1), "credit": logp}
 
     # --- what is logged and shown; no method below affects training
     def report_pairs(self, pairs):
@@ -280,9 +279,9 @@ class SelfTaught(CoTrainer):
         comparisons = len(self.saved["comparisons"])
         self.log_mean("judge/lessons", len(lessons) / max(1, comparisons))
 
-    def report_lessons(self, batch, logp):
-        self.log_mean("judge/logp", logp.sum(1))
-        self.record_part(batch, logp, "log-likelihood", logp.sum(1))
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        self.record_part(batch, shown["credit"], "log-likelihood", shown["logp"])
 
 
 # ------------------------------------------------------------------ evaluation

@@ -179,10 +179,10 @@ class PlayersTrainer(GRPOTrainer):
             write_rows(shown, file, self.state.global_step + 1, self.processing_class)
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
-        """From a script's own `loss`: records one micro-batch of the step, with numbers on the
+        """From a script's `show_loss`: records one micro-batch of the step, with numbers on the
         tokens that are not advantages.
 
-        batch: as `loss` has it, b completions or b pairs.
+        batch: b completions or b pairs.
         credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
         name, values: a number for each row or pair, shown as its reward.
         sides: who wrote the two texts of a pair; or, of completions, who wrote them.
