@@ -216,23 +216,13 @@ class Apo(CoTrainer):
             flags = "--anchor, --labelled, --samples and --adversarial"
             raise UserError(f"round {t + 1}: no answers make a pair for the RM; see {flags}.")
         if cfg.restart:
-            self.restart()
+            self.restart("rm")
 
     def human_pairs(self) -> list[dict]:
         """Right above wrong, of the first model's answers to the labelled questions."""
         S = self.cfg.samples
         pairs = right_and_wrong(self.answers_to(self.rm_rows[: self.cfg.labelled], S), S)
         return [a_pair(y, y["ids"], z["ids"], human=True) for y, z in pairs]
-
-    def restart(self):
-        """The RM's adapter is untrained, the same one in every round; AdamW forgets its moments."""
-        rng = torch.Generator().manual_seed(self.args.seed)
-        for name, p in self.model.named_parameters():
-            if ".rm." in name:
-                self.optimizer.state.pop(p, None)
-                # B = 0, A uniform between +- 1 / sqrt(columns), as PEFT draws it
-                A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
-                p.data.copy_(A * ("lora_B" not in name))
 
     def with_golden(self, rows: list[dict]) -> list[dict]:
         """Rows whose golden answer fits with its end token: it is never cut."""

@@ -211,17 +211,6 @@ class Pvg(CoTrainer):
     def written(self, role: str, rows: list[dict]) -> list[dict]:
         return self.in_parallel(lambda rows: solutions_to_teach(self, role, rows), rows)
 
-    def restart(self, name: str):
-        """The adapter is untrained, the same one in every round; AdamW forgets its moments."""
-        rng = torch.Generator().manual_seed(self.args.seed)
-        for key, p in self.model.named_parameters():
-            if f".{name}." in key:
-                self.optimizer.state.pop(p, None)
-                # B = 0, A uniform between +- 1 / sqrt(columns), as PEFT draws it: with the A of an
-                # earlier attacker the next one would not be fresh
-                A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
-                p.data.copy_(A * ("lora_B" not in key))
-
     def verifier_step(self, turn: int) -> Batch:
         """The next pairs, of shuffled epochs over the round's."""
         mine = self.shard(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))

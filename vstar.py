@@ -256,14 +256,6 @@ class VStar(CoTrainer):
             ranked[row["question"]].append(row)
         return [row for group in ranked.values() for row in group[: (len(group) + 1) // 2]]
 
-    def restart(self, name: str):
-        """The adapter is the base again: its B are zero, and AdamW has no moments of it."""
-        for key, p in self.model.named_parameters():
-            if f".{name}." in key:
-                self.optimizer.state.pop(p, None)
-                if "lora_B" in key:
-                    p.data.zero_()
-
     # --- what the verifier learns
     def start_verifier(self, t: int):
         """Make the lessons, from the solutions of ALL iterations: what the last generator writes

@@ -13,6 +13,7 @@ batches to train on, in order. A step is written with these verbs:
     update(batch)                    trains at once, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
     playing(player), score(batch)    log-probs with gradients, inside of a script's own loss
+    restart(player)                  makes its adapter untrained, and AdamW forget it
     log_mean(name, values)           logs a metric, the mean over all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all get the results

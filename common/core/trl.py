@@ -21,6 +21,7 @@ from pathlib import Path
 from common.core.batch import Batch, as_completions, padded
 from common.core.errors import ScriptError
 from common.core.lists import epochs
+from common.core.model import reset_adapter
 from common.core.recording import write_rows
 
 import torch
@@ -96,6 +97,15 @@ class PlayersTrainer(GRPOTrainer):
         # ...q_proj.lora_A.generator.weight
         named = [(n.split("."), p) for n, p in self.model.named_parameters() if "lora_" in n]
         return [p for name, p in named if name[-2] == adapter]
+
+    def restart(self, name: str):
+        """Makes a player's adapter untrained, the same every time, see `reset_adapter`; and AdamW
+        forgets its moments.
+        """
+        adapter = self.player_named(name).adapter
+        reset_adapter(self.model, adapter, self.args.seed)
+        for p in self.parameters_of(adapter):
+            self.optimizer.state.pop(p, None)
 
     # ------------------------------------------------------------------ rewards, called by TRL
     def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
