@@ -195,8 +195,9 @@ class GenRM(CoTrainer):
         """A micro-batch's share of L(D_verify) + lambda L(D_correct)."""
         logp, _ = self.score(batch)  # (b, T)
         likelihood = logp.sum(1)  # (b,)
-        self.report_rows(batch, logp)
-        return -(likelihood * batch.extras["weight"]).sum()
+        tokens, solves = batch.completion_mask.bool(), batch.extras["solves"][:, None]
+        shown = {"verify_loss": -logp[tokens & ~solves], "solve_loss": -logp[tokens & solves]}
+        return -(likelihood * batch.extras["weight"]).sum(), shown | {"credit": logp}
 
     # --- data
     def collect(self):
@@ -282,11 +283,9 @@ class GenRM(CoTrainer):
         return p_yes(logps.reshape(len(prefix), 2, -1)).tolist()
 
     # --- what is logged and shown; no method below affects training
-    def report_rows(self, batch, logp):
-        tokens = batch.completion_mask.bool()  # (b, T)
-        solves = batch.extras["solves"][:, None]  # (b, 1)
-        self.log_mean("verifier/verify_loss", -logp[tokens & ~solves])
-        self.log_mean("verifier/solve_loss", -logp[tokens & solves])
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        logp = shown["credit"]
         self.record_part(batch, logp, "log-likelihood", logp.sum(1))
 
 

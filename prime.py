@@ -157,6 +157,11 @@ def prm_loss(d, outcome, mask, beta: float = 0.05) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(z, outcome.to(z.dtype))  # ln 2 at z = 0
 
 
+def prm_hits(d, outcome, mask) -> torch.Tensor:
+    """(B,), whether the PRM holds a response for correct, sum_t d_t > 0, just where it is."""
+    return ((d * mask).sum(1) > 0) == (outcome > 0.5)
+
+
 def prime_advantages(d, outcome, mask, group_size: int, noise: float = 0.0) -> tuple:
     """The policy's per-token advantages, eq. 5 as the released code computes it.
 
@@ -239,7 +244,8 @@ class Prime(CoTrainer):
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
         if cfg.prm_update == "none":
-            self.report_prm(d, batch.rewards, batch.completion_mask)
+            hits = prm_hits(d, batch.rewards, batch.completion_mask)  # (B,)
+            self.log_mean("prm/accuracy", hits)  # where no loss of the PRM logs it
         return [batch]
 
     def credit(self, batch, d, noise: float):
@@ -271,11 +277,10 @@ class Prime(CoTrainer):
             return super().loss(batch)
         outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
         logp, entropy = self.score(batch)  # (b, T)
-        self.log_mean("prm/entropy", entropy[mask.bool()])
         d = logp - batch.token_extras["reference_logps"]  # (b, T)
-        self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
-        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]
+        loss = prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]
+        return loss, {"entropy": entropy, "accuracy": prm_hits(d, outcome, mask)}
 
     def rounding_noise(self, batch) -> float:
         """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
@@ -357,11 +362,6 @@ class Prime(CoTrainer):
         return tried
 
     # --- what is logged and shown; no method below affects training
-    def report_prm(self, d, outcome, mask):
-        """Called from the loss; once the PRM is frozen, from scoring."""
-        says_correct = (d * mask).sum(1) > 0  # (b,)
-        self.log_mean("prm/accuracy", says_correct == (outcome > 0.5))
-
     def report_filter(self, accuracies: list[float], kept: int, trained: int, tokens: int):
         """Of this process: the groups' accuracies, how many were kept and trained on, and the
         sampled tokens.

@@ -211,17 +211,6 @@ class Pvg(CoTrainer):
     def written(self, role: str, rows: list[dict]) -> list[dict]:
         return self.in_parallel(lambda rows: solutions_to_teach(self, role, rows), rows)
 
-    def restart(self, name: str):
-        """The adapter is untrained, the same one in every round; AdamW forgets its moments."""
-        rng = torch.Generator().manual_seed(self.args.seed)
-        for key, p in self.model.named_parameters():
-            if f".{name}." in key:
-                self.optimizer.state.pop(p, None)
-                # B = 0, A uniform between +- 1 / sqrt(columns), as PEFT draws it: with the A of an
-                # earlier attacker the next one would not be fresh
-                A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
-                p.data.copy_(A * ("lora_B" not in key))
-
     def verifier_step(self, turn: int) -> Batch:
         """The next pairs, of shuffled epochs over the round's."""
         mine = self.shard(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))
@@ -238,11 +227,9 @@ class Pvg(CoTrainer):
             base, _ = self.score(both)  # (2b, T)
         V = self.cfg.beta * (logp - base).sum(1)  # (2b,)
         V_right, V_wrong = chosen_and_rejected(V)  # (b,) each
-        self.log_mean("verifier/pair_accuracy", V_right > V_wrong)
-        sides = ["verifier, right", "verifier, wrong"]
-        self.record_part(batch, logp, "margin", V_right - V_wrong, sides)
         losses = verifier_losses(V_right, V_wrong, self.cfg.regulariser)  # (b,)
-        return losses.sum() / self.pairs_per_step
+        shown = {"pair_accuracy": V_right > V_wrong, "margin": V_right - V_wrong, "credit": logp}
+        return losses.sum() / self.pairs_per_step, shown
 
     def V(self, batch: Batch) -> torch.Tensor:
         """(B,) scores of completions by the verifier as it is."""
@@ -289,6 +276,12 @@ class Pvg(CoTrainer):
         return (torch.tensor(whole) & torch.tensor(ended)).to(batch.row.device)
 
     # --- what is logged and shown; no method below affects training
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "verifier":
+            sides = ["verifier, right", "verifier, wrong"]
+            self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
+
     def report_attack(self, turn: int, helpful: Batch, sneaky: Batch):
         """An attack has succeeded when at most half of the pairs of WINDOW steps are in order."""
         for batch in (helpful, sneaky):

@@ -256,10 +256,9 @@ class RStar(CoTrainer):
         if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
-            self.log_mean("generator/logp", likelihood)
-            self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch.extras["weight"]).sum()
+            loss = -(likelihood * batch.extras["weight"]).sum()
+            return loss, {"logp": likelihood, "credit": logp}
         both = as_completions(batch)  # 2b rows: y+, y-, y+, ...
         logp, _ = self.score(both)  # (2b, T)
         with torch.no_grad(), self.playing(None):
@@ -267,11 +266,18 @@ class RStar(CoTrainer):
         # r(x, y) = beta log(V(y | x) / base(y | x)), a sum over tokens
         r_plus, r_minus = chosen_and_rejected(self.cfg.beta * (logp - ref).sum(1))  # (b,) each
         # loss = - log sigmoid(r(x, y+) - r(x, y-))
-        losses = -F.logsigmoid(r_plus - r_minus)  # (b,)
-        self.log_mean("verifier/pair_loss", losses)
-        self.log_mean("verifier/pair_accuracy", r_plus > r_minus)
-        self.record_part(batch, logp, "r+ - r-", r_plus - r_minus, ["better", "worse"])
-        return (losses * batch.extras["weight"]).sum()
+        margin = r_plus - r_minus  # (b,)
+        losses = -F.logsigmoid(margin)  # (b,)
+        shown = {"pair_loss": losses, "pair_accuracy": margin > 0, "margin": margin}
+        return (losses * batch.extras["weight"]).sum(), shown | {"credit": logp}
+
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "generator":
+            self.record_part(batch, shown["credit"], "log-likelihood", shown["logp"])
+        else:
+            margin, sides = shown["margin"], ["better", "worse"]
+            self.record_part(batch, shown["credit"], "r+ - r-", margin, sides)
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:

@@ -210,12 +210,13 @@ class Score(CoTrainer):
         for note, right1, right2 in zip(second.notes, r1.tolist(), r2.tolist()):
             note["rewards"] |= {"r1": right1, "r2": right2}
 
-    def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
+    def show_loss(self, batch, shown):
         """The KL term and the entropy, (b, T), of each turn by itself."""
         mask = batch.completion_mask.bool()
         turn = batch.row * 0 if batch.source is None else batch.source  # (b,) 0 or 1
-        for i, player in enumerate(self.players):
-            self.log_mean(f"{player}/{name}", values[mask & (turn == i)[:, None]])
+        for name, values in shown.items():
+            for i, player in enumerate(self.players):
+                self.log_mean(f"{player}/{name}", values[mask & (turn == i)[:, None]])
 
 
 # ------------------------------------------------------------------ evaluation

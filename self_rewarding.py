@@ -277,7 +277,6 @@ class SelfRewarding(CoTrainer):
         """A micro-batch's part of the mean over the pairs of the step."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
         logp, entropy = self.score(both)  # (2b, T), under M
-        self.log_mean("solver/entropy", entropy[both.completion_mask.bool()])
         # scored in the same micro-batches as M, so that the loss is ln 2 when a round begins
         with torch.no_grad(), self.playing("previous"):
             ref = self.score(both)[0]  # (2b, T), under M_t
@@ -285,8 +284,8 @@ class SelfRewarding(CoTrainer):
         chosen, rejected = chosen_and_rejected(log_ratio.sum(1))  # (b,) each
         # loss = - log sigmoid(r(x, y+) - r(x, y-))
         losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
-        self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
-        return losses.sum() / self.questions_per_step
+        shown = {"entropy": entropy, "pair_loss": losses, "margin": chosen - rejected}
+        return losses.sum() / self.questions_per_step, shown | {"credit": log_ratio}
 
     # --- what is logged and shown; no method below affects training
     def report_round(self, answers, readings, pairs):
@@ -302,9 +301,8 @@ class SelfRewarding(CoTrainer):
         self.log_mean("co/pairs_one_right", len(one_right) / len(pairs))
         self.log_mean("co/pairs_right_way", [p["chosen"]["right"] for p in one_right])
 
-    def report_pairs(self, batch, both, log_ratio, losses, margin):
-        self.log_mean("solver/pair_loss", losses)
-        self.log_mean("solver/margin", margin)
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
         if 0 not in batch.row:
             return  # one micro-batch of the step is shown
         notes = [
@@ -314,10 +312,10 @@ class SelfRewarding(CoTrainer):
                 "rewards": {"own score": score, "margin": m},
                 "credit": "log-ratio",
             }
-            for note, m in zip(batch.notes, margin.tolist())
+            for note, m in zip(batch.notes, shown["margin"].tolist())
             for which, score, right in zip(("chosen", "rejected"), note["scores"], note["right"])
         ]
-        self.record(both, log_ratio, notes)
+        self.record(as_completions(batch), shown["credit"], notes)
 
 
 # ------------------------------------------------------------------ evaluation

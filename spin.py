@@ -232,17 +232,19 @@ class Spin(CoTrainer):
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
         logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
-        self.log_mean("player/entropy", entropy[both.completion_mask.bool()])
-        self.log_mean("player/logp_human", real)
+        shown = {"entropy": entropy, "logp_human": real}
         if self.cfg.opponent == "none":
-            return -real.sum() / batch.extras["human_tokens"]  # - log p(y) per token
+            return -real.sum() / batch.extras["human_tokens"], shown  # - log p(y) per token
         with torch.no_grad(), self.playing("opponent"):  # the same rows at a time: ln 2 is exact
             ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
         beta = self.scale()
         loss, r_real, r_generated = spin_loss(real, ref_real, generated, ref_generated, beta)
-        self.report_pairs(batch, loss, r_real, r_generated, beta * (logp - ref_logp))
-        return loss * (len(real) / self.questions_per_step)
+        shown |= {"reward_human": r_real, "reward_generated": r_generated}
+        shown["pair_accuracy"] = r_real > r_generated
+        shown["credit"] = beta * (logp - ref_logp)  # (2b, T): each token's share of r(y) or r(y')
+        shown["spin_loss"] = loss.expand(len(real))  # (b,), however pairs are cut
+        return loss * (len(real) / self.questions_per_step), shown
 
     def scale(self) -> float:
         """lambda: larger, and so the step smaller, in the last iteration."""
@@ -268,16 +270,14 @@ class Spin(CoTrainer):
         self.log_mean("opponent/completions/mean_length", [len(row) for row in ids])
         self.log_mean("opponent/completions/clipped_ratio", cut)
 
-    def report_pairs(self, batch, loss, r_real, r_generated, token_rewards):
-        """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
-        self.log_mean("player/spin_loss", loss.expand(len(r_real)))  # however pairs are cut
-        period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
-        if self.state.global_step % period > 0:  # else player and opponent are equal: rewards are 0
-            self.log_mean("player/reward_human", r_real)
-            self.log_mean("player/reward_generated", r_generated)
-            self.log_mean("player/pair_accuracy", r_real > r_generated)
-        sides, of = ["human", "opponent"], "share of the reward"
-        self.record_part(batch, token_rewards, "reward", token_rewards.sum(1), sides, of)
+    def show_loss(self, batch, shown):
+        if "credit" in shown:
+            credit, sides = shown["credit"], ["human", "opponent"]
+            self.record_part(batch, credit, "reward", credit.sum(1), sides, "share of the reward")
+            period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
+            if self.state.global_step % period == 0:  # player and opponent are equal: rewards are 0
+                del shown["reward_human"], shown["reward_generated"], shown["pair_accuracy"]
+        super().show_loss(batch, shown)
 
 
 # ------------------------------------------------------------------ evaluation

@@ -201,11 +201,13 @@ class SweetRL(CoTrainer):
         if batch.player == "actor":  # its weights are 1
             likelihood = (logp * weight).sum(1) / weight.sum(1)  # (2b,), per token
             losses = losses - NLL * chosen_and_rejected(likelihood)[0]
-        self.log_mean(f"{batch.player}/margin", chosen - rejected)
-        self.log_mean(f"{batch.player}/pair_accuracy", chosen > rejected)
-        sides = [batch.player] * 2
+        shown = {"margin": chosen - rejected, "pair_accuracy": chosen > rejected, "credit": share}
+        return losses.sum() / self.questions_per_step, shown
+
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        share, sides = shown["credit"], [batch.player] * 2
         self.record_part(batch, share, "advantage", share.sum(1), sides, "share of the advantage")
-        return losses.sum() / self.questions_per_step
 
     # --- advantages
     def prompt_of(self, player: str, row: dict) -> list[dict]:

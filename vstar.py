@@ -187,10 +187,9 @@ class VStar(CoTrainer):
         if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
-            self.log_mean("generator/logp", likelihood)
-            self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch.extras["weight"]).sum()
+            loss = -(likelihood * batch.extras["weight"]).sum()
+            return loss, {"logp": likelihood, "credit": logp}
         both = as_completions(batch)  # 2b rows: y+ or good, y- or bad, ...
         logp, _ = self.score(both)  # (2b, T)
         first, second = chosen_and_rejected(logp.sum(1))  # (b,) each
@@ -204,12 +203,17 @@ class VStar(CoTrainer):
             # a pair differs in its last token only, so that all else cancels out
             margin = first - second  # (b,): the logit, log p("+") - log p("-")
             losses = verdict_loss(margin, batch.extras["z"])  # (b,)
-        self.log_mean("verifier/pair_loss", losses)
-        self.log_mean("verifier/margin", margin)
-        self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch.extras["z"] > 0.5))
-        sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
-        self.record_part(batch, logp, "margin", margin, sides)
-        return losses.sum() / self.questions_per_step
+        shown = {"pair_loss": losses, "margin": margin, "credit": logp}
+        shown["pair_accuracy"] = (margin > 0) == (batch.extras["z"] > 0.5)
+        return losses.sum() / self.questions_per_step, shown
+
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "generator":
+            self.record_part(batch, shown["credit"], "log-likelihood", shown["logp"])
+        else:
+            sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
+            self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
 
     # --- what the generator learns
     def start_iteration(self, t: int):
@@ -251,14 +255,6 @@ class VStar(CoTrainer):
         for _, row in sorted(zip(scores, right), key=lambda pair: -pair[0]):
             ranked[row["question"]].append(row)
         return [row for group in ranked.values() for row in group[: (len(group) + 1) // 2]]
-
-    def restart(self, name: str):
-        """The adapter is the base again: its B are zero, and AdamW has no moments of it."""
-        for key, p in self.model.named_parameters():
-            if f".{name}." in key:
-                self.optimizer.state.pop(p, None)
-                if "lora_B" in key:
-                    p.data.zero_()
 
     # --- what the verifier learns
     def start_verifier(self, t: int):

@@ -95,7 +95,7 @@ def our_gradient(trainer: CoTrainer, batch: Batch) -> dict:
     trainer.model.zero_grad(set_to_none=True)
     with trainer.playing("player"):
         for rows in trainer.micro_batches(batch):
-            trainer.loss(batch.take(rows)).backward()
+            trainer.loss(batch.take(rows))[0].backward()
     return gradients(trainer)
 
 

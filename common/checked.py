@@ -452,7 +452,7 @@ class CoTrainer(cotrainer.CoTrainer):
             if rows and len(rows[0]) > 1:
                 with torch.no_grad():
                     parts = rows[0], *rows[0].tensor_split(2)
-                    whole, one, other = [self.loss(alike.take(part)) for part in parts]
+                    whole, one, other = [self.loss(alike.take(part))[0] for part in parts]
                 # what is mistaken for a share is no small number
                 if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 0.01):
                     self.warn_once(
@@ -461,7 +461,7 @@ class CoTrainer(cotrainer.CoTrainer):
                         f"batch.total_tokens"
                     )
             if len(idle):
-                loss = self.loss(batch.take(idle[: self.cfg.micro_batch]))
+                loss, _ = self.loss(batch.take(idle[: self.cfg.micro_batch]))
                 its = self.parameters_of(self.player_named(name).adapter)
                 if loss.requires_grad and any(g.any() for g in torch.autograd.grad(loss, its)):
                     self.warn_once(

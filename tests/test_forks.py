@@ -27,8 +27,9 @@ SPACE += "load_for_steps(a)[0]])"
 
 ROLES = EXAMPLE[EXAMPLE.index(PLAYER) : EXAMPLE.index(BACK) + len(BACK)]
 ONE = ROLES.replace(PLAYER, f'{PLAYER[:-1]}, adapter="judge")').replace(BACK, "return [judge]")
-LOSS = "    def loss(self, batch):\n        return {}\n\n    def step("
-MEAN = LOSS.format("super().loss(batch) * batch.total_tokens / batch.completion_mask.sum()")
+LOSS = "    def loss(self, batch):\n        loss, shown = super().loss(batch)\n"
+LOSS += "        return {}, shown\n\n    def step("
+MEAN = LOSS.format("loss * batch.total_tokens / batch.completion_mask.sum()")
 
 REFUSED = [  # old, new, the sentence
     ("tokens, G, reads", "tokens, G, 0.0, reads", "the judge decodes greedily, so the 4"),
@@ -84,7 +85,7 @@ UNSAID = [  # old, new, what shows it: no check can know what was meant
     ("[r + 0.5 * a for", "[r - 0.5 * a for", "the judge's opinion falls as the solver learns"),
     ('judge_prompt(row["question"]', 'judge_prompt(rows[0]["question"]', "the report's prompts"),
     ('("solver/accuracy", right)', '("solver/accuracy", accepted)', "held out and logged differ"),
-    ("    def step(", LOSS.format("2 * super().loss(batch)"), "the learning rate"),
+    ("    def step(", LOSS.format("2 * loss"), "the learning rate"),
 ]
 
 

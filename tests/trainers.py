@@ -230,7 +230,11 @@ def likelihood(trainer, player, text: str, ended=True) -> float:
 
 
 def loss_in_parts(trainer, batch, size: int = 1) -> float:
-    """The loss of a batch, `size` rows at a time."""
+    """The loss of a batch, `size` rows at a time, whose metrics are logged."""
+    total = 0.0
     with trainer.playing(batch.player):
-        parts = torch.arange(len(batch)).split(size)
-        return sum(trainer.loss(batch.take(rows)).item() for rows in parts)
+        for rows in torch.arange(len(batch)).split(size):
+            share, shown = trainer.loss(part := batch.take(rows))
+            trainer.show_loss(part, shown)
+            total += share.item()
+    return total

@@ -9,7 +9,8 @@ log-ratios to the base, say:
     with torch.no_grad(), self.playing(None):
         ref = self.score(both)[0]                                # (2b, T)
     chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
-    return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
+    losses = -F.logsigmoid(beta * (chosen - rejected))           # (b,)
+    return losses.sum() / pairs_of_the_step, {"margin": chosen - rejected}
 
 Shapes: B rows or pairs, P prompt tokens, padded on the left, T completion tokens, padded on the
 right.

@@ -13,6 +13,7 @@ batches to train on, in order. A step is written with these verbs:
     update(batch)                    trains at once, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
     playing(player), score(batch)    log-probs with gradients, inside of a script's own loss
+    restart(player)                  makes its adapter untrained, and AdamW forget it
     log_mean(name, values)           logs a metric, the mean over all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all get the results
@@ -142,9 +143,10 @@ class CoTrainer(PlayersTrainer):
         """`step`; common/checked.py looks at what it leaves behind."""
         return self.step(rows)
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Returns this micro-batch's share of the batch's loss, GRPO's with a token-level mean
-        (DAPO, arXiv:2503.14476, eq. 8):
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Returns this micro-batch's share of the batch's loss, and by name the tensors that
+        `show_loss` logs. The loss is GRPO's with a token-level mean (DAPO, arXiv:2503.14476,
+        eq. 8):
 
             loss     = sum over all tokens t of the batch (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
@@ -164,13 +166,26 @@ class CoTrainer(PlayersTrainer):
         if self.clip_max and batch.sampled_logps is not None:  # truncated importance sampling
             ratio = ratio * (logp.detach() - batch.sampled_logps).exp().clamp(max=self.clip_max)
         loss = -A * ratio  # (b, T)
+        shown = {"entropy": entropy}  # (b, T)
         if self.kl:
             log_q = batch.base_logps - logp
             k3 = log_q.exp() - log_q - 1
             loss = loss + (self.kl if batch.kl_weights is None else batch.kl_weights[:, None]) * k3
-            self.log_tokens("kl", k3, batch)
-        self.log_tokens("entropy", entropy, batch)
-        return (loss * mask).sum() / batch.total_tokens
+            shown["kl"] = k3
+        return (loss * mask).sum() / batch.total_tokens, shown
+
+    def show_loss(self, batch: Batch, shown: dict[str, torch.Tensor]):
+        """Logs the mean of each tensor that `loss` has returned by name, as {player}/{name}. A
+        script that shows more, or something else, overrides this method.
+
+        shown: without gradients; (b, T), of pairs (2b, T), for the mean over all tokens, or numbers
+            of any shape. "credit", (b, T) or (2b, T), is not logged: see `record_part`.
+        """
+        mask = batch.completion_mask.flatten(0, -2).bool()  # (b, T) or (2b, T)
+        for name, values in shown.items():
+            if name != "credit":
+                values = values[mask] if values.shape == mask.shape else values
+                self.log_mean(f"{batch.player}/{name}", values)
 
     def update(self, batch: Batch):
         """Takes one optimiser step of the batch's player: computes loss and gradient for each
@@ -185,7 +200,11 @@ class CoTrainer(PlayersTrainer):
         parameters, total = group["params"], 0.0
         with self.playing(name):
             for rows in self.micro_batches(batch):
-                loss = self.loss(batch.take(rows))
+                part = batch.take(rows)
+                loss, shown = self.loss(part)
+                # detached, or the entropy's graph would stay until the gradient is there
+                shown = {name: values.detach() for name, values in shown.items()}
+                self.show_loss(part, shown)
                 total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g
@@ -228,10 +247,6 @@ class CoTrainer(PlayersTrainer):
             order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
         parts = -(-len(order) // self.cfg.micro_batch)  # rounded up
         return torch.tensor_split(order, parts) if parts else ()
-
-    def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
-        """Logs the mean over the tokens of a micro-batch; values: (b, T)."""
-        self.log_mean(f"{batch.player}/{name}", values[batch.completion_mask.bool()])
 
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager

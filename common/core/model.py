@@ -41,6 +41,18 @@ def copy_adapter(model, source: str, target: str):
     set_peft_model_state_dict(model, state, adapter_name=target)
 
 
+def reset_adapter(model, name: str, seed: int):
+    """Makes an adapter untrained: B = 0, so that its player is the base, and A drawn anew from the
+    seed, the same A every time. Its old A would keep what training has made of it.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    for key, p in model.named_parameters():
+        if f".{name}." in key:
+            # uniform between +- 1 / sqrt(columns), as PEFT draws A
+            A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
+            p.data.copy_(A * ("lora_B" not in key))
+
+
 @contextmanager
 def without_checkpointing(model):
     """Turns activation checkpointing off inside this block, which needs no gradient; under it no

@@ -21,6 +21,7 @@ from pathlib import Path
 from common.core.batch import Batch, as_completions, padded
 from common.core.errors import ScriptError
 from common.core.lists import epochs
+from common.core.model import reset_adapter
 from common.core.recording import write_rows
 
 import torch
@@ -96,6 +97,15 @@ class PlayersTrainer(GRPOTrainer):
         # ...q_proj.lora_A.generator.weight
         named = [(n.split("."), p) for n, p in self.model.named_parameters() if "lora_" in n]
         return [p for name, p in named if name[-2] == adapter]
+
+    def restart(self, name: str):
+        """Makes a player's adapter untrained, the same every time, see `reset_adapter`; and AdamW
+        forgets its moments.
+        """
+        adapter = self.player_named(name).adapter
+        reset_adapter(self.model, adapter, self.args.seed)
+        for p in self.parameters_of(adapter):
+            self.optimizer.state.pop(p, None)
 
     # ------------------------------------------------------------------ rewards, called by TRL
     def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
@@ -179,10 +189,10 @@ class PlayersTrainer(GRPOTrainer):
             write_rows(shown, file, self.state.global_step + 1, self.processing_class)
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
-        """From a script's own `loss`: records one micro-batch of the step, with numbers on the
+        """From a script's `show_loss`: records one micro-batch of the step, with numbers on the
         tokens that are not advantages.
 
-        batch: as `loss` has it, b completions or b pairs.
+        batch: b completions or b pairs.
         credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
         name, values: a number for each row or pair, shown as its reward.
         sides: who wrote the two texts of a pair; or, of completions, who wrote them.

@@ -124,7 +124,8 @@ ENTROPY = lambda self, batch, loss: loss + self.score(batch)[1].sum() / 64  # no
 def test_a_loss_is_looked_at_once(tmp_path, capsys, change, says):
     class Own(CoTrainer):
         def loss(self, batch):
-            return change(self, batch, super().loss(batch))
+            loss, shown = super().loss(batch)
+            return change(self, batch, loss), shown
 
     trainer = four_players(tmp_path, kind=Own)
     trainer.create_optimizer()
@@ -351,7 +352,8 @@ def test_disjoint_rows_are_trained_on_in_turn_by_a_loss_that_has_a_ratio(tmp_pat
         def loss(self, batch):
             ratio = (self.score(batch)[0] - batch.sampled_logps).exp()  # (b, T)
             A, mask = batch.advantages[:, None], batch.completion_mask
-            return -(torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A) * mask).sum() / 64
+            loss = -torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)  # (b, T)
+            return (loss * mask).sum() / 64, {}
 
     halves = torch.arange(8).split(4)
     for kind, says in ((Clipped, None), (None, r"the ratio .*sampled_logps.*batch.take\(rows\)")):

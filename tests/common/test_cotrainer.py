@@ -32,6 +32,32 @@ def at_rest(shared):
     return shared
 
 
+# ------------------------------------------------------------------ an adapter that starts again
+@pytest.mark.parametrize("name", ["bob", "cat"])  # cat plays with bob's
+def test_an_adapter_that_restarts_is_untrained_the_same_every_time(tmp_path, name):
+    trainer = four_players(tmp_path)
+    trainer.create_optimizer()
+    for p in trainer.parameters_of("ann") + trainer.parameters_of("bob"):
+        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
+    perturb(trainer, 0.1)
+    before, trained = lora(trainer, "ann"), lora(trainer, "bob")
+    trainer.restart(name)
+    first = lora(trainer, "bob")
+    for key, p in first.items():  # PEFT draws A uniformly between these bounds
+        bound = p.shape[1] ** -0.5
+        if "lora_A" in key:
+            assert 0.9 * bound < p.abs().max() <= bound and abs(p.mean()) < 0.2 * bound
+        assert p.any() == ("lora_A" in key) and not torch.equal(p, trained[key])
+    assert len({p.flatten()[0].item() for key, p in first.items() if "lora_A" in key}) > 1
+    assert moved(before, lora(trainer, "ann")) == 0
+    assert set(trainer.optimizer.state) == set(trainer.parameters_of("ann"))
+    perturb(trainer, 0.1)
+    torch.rand(3)  # it does not follow the state of the random numbers
+    trainer.state.global_step = 7
+    trainer.restart(name)
+    assert moved(first, lora(trainer, "bob")) == 0
+
+
 # ------------------------------------------------------------------ rollout, set_rewards, concat
 def test_a_rollouts_rewards_are_those_of_the_reward_functions(trainer):
     row = {"solution": "<step>3+4=7</step>", "label": True, "question": "3+4 mod 61"}

@@ -64,7 +64,7 @@ def step(trainer, rows):
     metrics = dict(trainer._sums)
     for batch in batches:  # test_loss.py compares `loss` with TRL's
         with trainer.playing(batch.player):
-            loss = trainer.loss(batch)
+            loss, _ = trainer.loss(batch)
             gradient = torch.autograd.grad(loss, trainer.parameters_of(batch.player))
         trainer.expected.append((loss.item(), dict(enumerate(gradient))))
     trainer._sums = metrics

@@ -69,7 +69,7 @@ def update_both_ways(trainer, batch: Batch):
     if trainer.accelerator.is_main_process:
         parameters = trainer.parameters_of(trainer.player_named(batch.player).adapter)
         with trainer.playing(batch.player):
-            trainer.expected = torch.autograd.grad(trainer.loss(whole), parameters)
+            trainer.expected = torch.autograd.grad(trainer.loss(whole)[0], parameters)
     trainer._sums = metrics
     update(trainer, batch)
 
