@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import functools
 
-from common.checked import WITHOUT_EFFECT, Player, check_config
+from common.checked import Player
 from common.core.errors import ScriptError, UserError
 from common.core.plain import READ_AT_ONCE
+from common.run.launch import WITHOUT_EFFECT, check_config
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_players_that_cannot_be(tmp_path, made, says):
 def test_fields_of_trls_config_that_would_be_ignored(field):
     assert set(WITHOUT_EFFECT.split()) <= {f.name for f in dataclasses.fields(GRPOConfig)}
     with pytest.raises(ScriptError, match=rf"GRPOConfig\({field}=...\) would have no effect"):
-        check_config({field: 1, "adam_beta2": 0.9}, {})
+        check_config({field: 1, "adam_beta2": 0.9})
 
 
 @pytest.mark.parametrize("names", [["pro", "proposer", "prover"], ["odel", "lay", "weight"]])
