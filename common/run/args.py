@@ -171,18 +171,18 @@ def parse(kind: type[RunArgs]) -> RunArgs:
     """What the command line says, as the script's own `Args`. With --help, and where an argument is
     wrong, the process ends here: exit code 2 and one sentence.
     """
+    # a stream that the shell has closed is None
+    sys.stdout, sys.stderr = sys.stdout or NOBODY, sys.stderr or NOBODY
     try:
         try:
             return tyro.cli(kind)
         finally:
-            if sys.stdout:  # None: the shell has closed it
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:  # `--help | head` has seen enough
         sys.stdout = NOBODY
         sys.exit()
     except UserError as error:
-        if sys.stderr:
-            print(f"error: {visible(str(error))}", file=sys.stderr, flush=True)
+        print(f"error: {visible(str(error))}", file=sys.stderr, flush=True)
         sys.exit(2)
 
 

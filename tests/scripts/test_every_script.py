@@ -19,6 +19,7 @@ from common.tiny import TINY
 
 import pytest
 import torch
+import tyro
 import warm
 import yaml
 from conftest import (
@@ -241,7 +242,7 @@ def test_scripts_are_alike_short_and_without_machinery(script):
     known = [place[0] for place in places if place]
     assert known == sorted(known) and {0, 4, 5, 6} <= {*known} and {2, 3} & {*known}, banners
     loop = text[: text.index("\n    def step(")].count("\n") + 2  # its line
-    assert loop <= 250 and text.count("\n") <= 500, (loop, text.count("\n"))
+    assert loop <= 300 and text.count("\n") <= 600, (loop, text.count("\n"))
     members = re.findall(r"^    def (\w+)", text[text.index("(CoTrainer):") :], re.MULTILINE)
     reports = [i for i, name in enumerate(members) if name.startswith("report_")]
     assert "step" in members[: min(reports, default=None)]  # before what only reports
