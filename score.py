@@ -193,7 +193,8 @@ class Score(CoTrainer):
         the second turn, where they follow different first tries.
         """
         K = self.cfg.group_size
-        self.set_rewards(batch, rewards, groups=[i // K for i in range(len(rewards))])
+        mine = self.accelerator.process_index  # a process's questions are its own groups
+        self.set_rewards(batch, rewards, groups=[(mine, i // K) for i in range(len(rewards))])
         # A = r - mean; not / std, which would scale 11 and -10 back to the size of 1 and 0
         batch.advantages = group_advantage(rewards, K, scale=False)  # (B,)
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -47,6 +48,8 @@ DATA = Path(os.environ.get("DUET_DATA", ROOT.parent / "shared" / "data"))
 SMALL = {
     "tango.py": "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1"
     " --solution-tokens 48 --judgement-tokens 72",
+    "few_labels.py": "--dataset tiny --steps 6 --questions 2 --group-size 4 --micro-batch 4"
+    " --ver-warmup 1 --solution-tokens 64 --judgement-tokens 112",
     "prime.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
     "gar.py": "--steps 3 --questions 4 --group-size 4 --micro-batch 8",
     "cure.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
@@ -303,7 +306,8 @@ def players_of(script: str) -> dict:
     from common.core.cotrainer import with_adapters
 
     module = module_of(script)
-    (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
+    kinds = [kind for kind in vars(module).values() if inspect.isclass(kind)]
+    (trainer,) = [k for k in kinds if issubclass(k, CoTrainer) and k.__module__ == module.__name__]
     return with_adapters(trainer.define_players(module.Args()))
 
 

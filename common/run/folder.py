@@ -21,14 +21,8 @@ from pathlib import Path
 from common.core.errors import UserError
 from common.core.recording import read_lines
 
-MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
-MAY_CHANGE |= {
-    "generation_batch_size",
-    "micro_batch",
-    "gradient_checkpointing",
-    "plain",
-    "rollouts",
-}
+MAY_CHANGE = {*"out save_every eval_every show_every report_to generation_batch_size".split()}
+MAY_CHANGE |= {"micro_batch", "gradient_checkpointing", "plain", "rollouts"}
 """Arguments that do not change what is trained, except for the rounding of sums: evaluation has
 random numbers of its own, and those of a token depend on none of these (common/core/draws.py)."""
 
@@ -54,15 +48,12 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None]:
         raise UserError("--out is empty; it must name a folder.")
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
-        os.fspath(folder).encode()
         ours = is_ours(folder, name, given)
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
         if not ours:
             return folder, None
         return folder, checkpoint_to_resume(folder, given)
-    except UnicodeEncodeError:
-        raise UserError(f"--out {out}: is not UTF-8, in which models are saved.") from None
     except OSError as error:
         place = out or "runs"
         raise UserError(f"--out {place}: cannot be written ({error.strerror}).") from None
@@ -89,13 +80,10 @@ def is_ours(folder: Path, name: str, given: dict) -> bool:
     if found <= {".lock", ".args.json.new"}:  # all that a start on a full disk has left
         return False
     if "args.json" not in found:
-        wrong, then = "neither empty nor a run's folder (it has no args.json)", "choose another one"
-        if f"{name}.py" in found and numbered(folder):
-            wrong = "a run without its args.json"
-            then = "the same command with another --out writes one, to be copied here"
-        raise UserError(f"--out {folder}: {wrong}; {then}.")
-    if pipes := sorted(path.name for path in folder.iterdir() if path.is_fifo()):
-        raise UserError(f"--out {folder}: {pipes[0]} is a pipe, which would be waited for.")
+        raise UserError(
+            f"--out {folder}: neither empty nor a run's folder (it has no args.json); choose "
+            f"another one."
+        )
     if f"{name}.py" in found:
         return True
     others = ", ".join(sorted(file for file in found if file.endswith(".py")))
@@ -168,11 +156,9 @@ def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
 
 def read_arguments(folder: Path, file: str = "args.json") -> dict:
     try:
-        arguments = json.loads((folder / file).read_text())
-        arguments.keys()
-    except (ValueError, AttributeError):
+        return {} | json.loads((folder / file).read_text())
+    except (ValueError, TypeError):
         raise UserError(f"--out {folder}: its {file} cannot be read.") from None
-    return arguments
 
 
 def numbered(folder: Path) -> dict[int, Path]:

@@ -31,12 +31,6 @@ def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path, monkeypatch
     assert str(made[0]) == "runs/tango-20260101-120000-0"
 
 
-def test_a_name_that_no_model_can_be_saved_under_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is not UTF-8"):
-        claim(f"{tmp_path}/run\udcff", "tango", GIVEN)
-    assert not [*tmp_path.iterdir()]
-
-
 # ------------------------------------------------------------------ checkpoints
 def test_a_run_resumes_from_the_whole_checkpoint_with_the_highest_number(tmp_path):
     (tmp_path / "args.json").write_text(json.dumps(GIVEN))

@@ -224,6 +224,17 @@ def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
         trainer.update(mine)
 
 
+def check_rows_of_all_processes_with_one_key_are_compared(trainer):
+    me = trainer.accelerator.process_index
+    batch = trainer.rollout("ann", [trainer.train_dataset[0]] * 4)
+    trainer.set_rewards(batch, [[1.0, 2.0, 0.0, 0.0], [4.0, 5.0, 1.0, 3.0]][me], [*"aabb"])
+    everyones = {"a": [1.0, 2.0, 4.0, 5.0], "b": [0.0, 0.0, 1.0, 3.0]}
+    for key, place, reward in (("a", 0, [1.0, 4.0][me]), ("b", 3, [0.0, 3.0][me])):
+        group = torch.tensor(everyones[key])
+        expected = (reward - group.mean()) / (group.std() + 1e-6)
+        assert abs(batch.advantages[place] - expected) < 1e-5
+
+
 def check_two_processes_write_what_one_would(trainer):
     """In training, and in an evaluation, in which a question's copies lie on both processes."""
     prompts = [[{"role": "user", "content": str(i // 3)}] for i in range(5)]

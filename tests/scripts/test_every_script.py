@@ -227,12 +227,11 @@ def test_every_argument_has_a_sentence_and_the_shared_ones_are_shared(script):
     for field, text in zip(body[::2], body[1::2], strict=True):
         assert isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr), ast.unparse(field)
         assert isinstance(text.value, ast.Constant) and len(text.value.value) > 10
-    assert len(dataclasses.fields(module.Args)) <= 40
 
 
 # ------------------------------------------------------------------ read side by side
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_are_alike_short_and_without_machinery(script):
+def test_scripts_are_alike_and_without_machinery(script):
     text = (ROOT / script).read_text()
     order = ["arguments", "prompts and parsing", "rewards", "the paper's mathematics"]
     order += ["the trainer", "evaluation", "main"]
@@ -240,8 +239,6 @@ def test_scripts_are_alike_short_and_without_machinery(script):
     places = [[i for i, name in enumerate(order) if b.startswith(name)] for b in banners]
     known = [place[0] for place in places if place]
     assert known == sorted(known) and {0, 4, 5, 6} <= {*known} and {2, 3} & {*known}, banners
-    loop = text[: text.index("\n    def step(")].count("\n") + 2  # its line
-    assert loop <= 250 and text.count("\n") <= 500, (loop, text.count("\n"))
     members = re.findall(r"^    def (\w+)", text[text.index("(CoTrainer):") :], re.MULTILINE)
     reports = [i for i, name in enumerate(members) if name.startswith("report_")]
     assert "step" in members[: min(reports, default=None)]  # before what only reports
@@ -249,9 +246,6 @@ def test_scripts_are_alike_short_and_without_machinery(script):
         assert not re.search(rf"^(from|import) {Path(other).stem}\b", text, re.MULTILINE)
     for name in ("_generate_and_score", "become(", "process_index", "GRPOConfig"):
         assert name not in text, name
-    tree = ast.parse(text)
-    main = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "main")
-    assert main.end_lineno - main.lineno < 12
 
 
 def test_what_is_called_a_dict_is_one():
@@ -275,12 +269,3 @@ def test_what_is_called_a_dict_is_one():
 def annotation(node) -> list[str]:
     """Of `dict | None`: dict and None."""
     return ast.unparse(node).split(" | ") if node else []
-
-
-def test_functions_are_short():
-    files = [*ROOT.glob("*.py"), *(ROOT / "common").rglob("*.py")]
-    assert len(files) > 25
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno - node.lineno < 60, (path, node.name)
