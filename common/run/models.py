@@ -3,7 +3,6 @@ sentence, before a run begins.
 """
 
 import inspect
-import json
 import os
 import re
 import textwrap
@@ -16,7 +15,6 @@ from common.run.machine import on_gpu
 from common.tiny import EMBEDDED, ENDINGS, MODELS
 from common.tiny.tasks import misfit, parse_question
 
-import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
 from transformers import (
@@ -25,7 +23,6 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
-    PretrainedConfig,
 )
 
 UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
@@ -35,8 +32,6 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 NEEDED = ("attention_mask", "position_ids", "past_key_values")
 """What sampling and scoring give to the layers."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
-MOST_LAYERS = 1000  # the largest dense models have some 130; millions take minutes to build
-MOST_CHARACTERS = 100_000  # of instructions and a question of a few words, in a chat template
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
 {%- set both = messages[0]['content'] ~ '\n\n' ~ messages[1]['content'] -%}
@@ -68,7 +63,7 @@ def load_model(
     """
     gpu = on_gpu(name)
     if gpu:
-        check_gpu(four_bit)
+        check_gpu()
         # Trap: cuDNN's attention, the default on an H100, gives NaN gradients where a text is
         # padded and 64 tokens longer than a multiple of 128 (pytorch issue 196678)
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -137,9 +132,6 @@ def load_tokenizer(name: str):
         except Exception as error:  # a template is a program
             reason = f"{type(error).__name__}: {error}"
             continue
-        if len(text) > MOST_CHARACTERS:  # to read them takes minutes, at every question
-            reason = f"it makes {len(text):,} characters of one short question"
-            break
         if QUESTION in text and (INSTRUCTIONS in text or "system" in given):
             return tokenizer
     raise UserError(f"--model {name}: its chat template cannot be used ({reason}).")
@@ -242,66 +234,50 @@ def read_config(name: str):
     """The model's transformers config, without its weights.
 
     Raises:
-        UserError: there is none, no dense decoder can be made of it, or its logits are not those
-            of a linear head alone.
+        UserError: there is none, or we cannot train such a model.
     """
     check_folder(name)
     try:
-        # before a config lists millions of layers
-        written, _ = PretrainedConfig.get_config_dict(EMBEDDED.get(name, name))
-        layers = written.get("num_hidden_layers")
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers {layers} is more than {MOST_LAYERS}")
         config = AutoConfig.from_pretrained(EMBEDDED.get(name, name), trust_remote_code=False)
         with torch.device("meta"):  # all of the model but its memory
             model = AutoModelForCausalLM.from_config(config)
+        check_architecture(config, model)
     except Exception as error:
         raise not_loaded(name, "config.json", error) from None
-    if config.get_text_config() is not config or config.sub_configs:
-        # "all-linear" would put adapters on what sees, too, and these never have a gradient
-        kind = f"{config.model_type} reads more than text"
-        raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
-    if any(getattr(config, count, None) for count in EXPERTS):
-        # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
-        raise UserError(f"--model {name}: its {config.model_type} has experts; take a dense model.")
-    takes = inspect.signature(model.base_model.forward).parameters
-    if getattr(config, "mamba_d_state", None) or not {*NEEDED} <= {*takes}:
-        # fused kernels take their weights without the adapters; their states are no KV cache
-        kind = f"{config.model_type} is no plain transformer"
-        raise UserError(f"--model {name}: its {kind}; take another model.")
-    try:
-        sizes(config)  # GPT-2 has no intermediate_size, Gemma 4 no head_dim of all its layers
-    except Exception as error:
-        raise not_loaded(name, "config.json", error) from None
-    for setting in UNSUPPORTED_HEADS:
-        if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
-            raise UserError(f"--model {name}: heads with {setting} are not supported.")
-    if model.get_output_embeddings().bias is not None:
-        raise UserError(f"--model {name}: heads with a bias are not supported.")
     return config
 
 
+def check_architecture(config, model):
+    """Raises ValueError, or what `sizes` raises, unless this is a dense decoder of text alone whose
+    logits are those of a linear head.
+    """
+    takes = {*inspect.signature(model.base_model.forward).parameters}
+    heads = [s for s in UNSUPPORTED_HEADS if getattr(config, s, None) not in (None, 1.0)]
+    for kind, found in {
+        # "all-linear" would put adapters on what sees, too, and these never have a gradient
+        "reads more than text": config.get_text_config() is not config or config.sub_configs,
+        # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
+        "has experts": any(getattr(config, count, None) for count in EXPERTS),
+        # fused kernels take their weights without the adapters; their states are no KV cache
+        "is no plain transformer": getattr(config, "mamba_d_state", 0) or not {*NEEDED} <= takes,
+        f"has a head with {' and '.join(heads)}": heads,
+    }.items():
+        if found:
+            raise ValueError(f"{config.model_type} {kind}, and such a model is not supported")
+    if model.get_output_embeddings().bias is not None:
+        raise ValueError(f"{config.model_type} has a head with a bias, which is not supported")
+    sizes(config)  # GPT-2 has no intermediate_size, Gemma 4 no head_dim of all its layers
+
+
 def check_folder(name: str):
-    """Raises UserError for a path to nothing, and for a folder that holds adapters and no model."""
-    if not os.path.isdir(name):
-        if not os.path.exists(name) and re.search("^[/.~]|/$|^[^:]*/.*/", name):  # on no hub
-            raise UserError(f"--model {name}: there is no such folder.")
-        return
-    found = sorted(Path(name).glob("adapter_config.json")) or sorted(
-        Path(name).glob("*/adapter_config.json")  # of a run, or of one of its checkpoints
-    )
-    if not found or os.path.exists(f"{name}/config.json"):
-        return
-    try:
-        base = json.loads(found[0].read_text())["base_model_name_or_path"]
-        base = f" of {base}" if base else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        base = ""
-    adapters = ", ".join(path.parent.name for path in found)
-    raise UserError(
-        f"--model {name}: has no model, only an adapter{base} ({adapters}); PEFT's "
-        f"merge_and_unload merges it into its base, and save_pretrained writes a model."
-    )
+    """Raises UserError for a folder that holds adapters and no model: a run, or a checkpoint."""
+    found = [*Path(name).glob("adapter_config.json"), *Path(name).glob("*/adapter_config.json")]
+    if found and not os.path.exists(f"{name}/config.json"):
+        adapters = ", ".join(sorted(path.parent.name for path in found))
+        raise UserError(
+            f"--model {name}: has no model, only an adapter ({adapters}); PEFT's merge_and_unload "
+            f"merges it into its base, and save_pretrained writes a model."
+        )
 
 
 def sizes(config) -> tuple[int, ...]:
@@ -321,21 +297,14 @@ def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserEr
     return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
 
 
-def check_gpu(four_bit: bool):
-    """Raises UserError if this GPU, or bitsandbytes on it, cannot run the model."""
+def check_gpu():
+    """Raises UserError if this GPU cannot run the model."""
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) < (8, 0):
         raise UserError(
             f"{torch.cuda.get_device_name()} has compute capability {major}.{minor} and no "
             f"bfloat16; 8.0 (Ampere, 2020) or newer is needed. CUDA_VISIBLE_DEVICES= in front of "
             f"the command runs it on the CPU."
-        )
-    missing = bitsandbytes.cextension.ErrorHandlerMockBNBNativeLibrary
-    if four_bit and isinstance(bitsandbytes.cextension.lib, missing):
-        raise UserError(
-            f"--four-bit: bitsandbytes {bitsandbytes.__version__} found no library of its own for "
-            f"CUDA {torch.version.cuda} (python -m bitsandbytes says why). Install a version that "
-            f"has one, or take --no-four-bit."
         )
 
 
