@@ -155,13 +155,13 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
     return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
 
 
-def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tensor:
+def all_accepted(judgements: list[Judgement], solutions: list[str]) -> torch.Tensor:
     """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
     verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
     there is no step or answer. So a further step never raises the reward. (By the paper's step
     rewards alone, four rejected steps, or none at all, can beat one rejected step.)
     """
-    both = zip(verdicts, solutions)
+    both = zip([judgement.verdicts for judgement in judgements], solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
     return torch.tensor(fit).float()
 
@@ -285,7 +285,8 @@ class Tango(CoTrainer):
         outcome, weight = batch.rewards, alpha  # (B,)
         if self.cfg.labels:  # where no answer is known, verdicts give r_out, and alpha is 0
             unknown = outcome.isnan()  # (B,)
-            outcome = torch.where(unknown, all_accepted(verdicts, batch.texts).to(outcome), outcome)
+            accepted = all_accepted(judgements, batch.texts).to(outcome)  # (B,)
+            outcome = torch.where(unknown, accepted, outcome)
             weight = alpha * ~unknown[:, None]  # (B, 1)
         of_outcome, of_steps = tango_advantages(outcome, r_step, tokens, mask, M, weight)
         batch.advantages = of_outcome + of_steps  # (B, T)
@@ -344,7 +345,7 @@ class Tango(CoTrainer):
         verdicts = [judgement.verdicts for judgement in judgements]
         counts = [len(split_steps(text)) for text in batch.texts]
         # with --labels the reward of most solutions; there is no accuracy of these
-        accepted = all_accepted(verdicts, batch.texts)
+        accepted = all_accepted(judgements, batch.texts)
         self.log_mean("generator/all_steps_accepted", accepted)
         self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
         texts = batch.extras["judgement"]
