@@ -193,7 +193,8 @@ def final_verdict_counts(tango):
 
 def several_operations(tango):
     """Evaluations of the generator also say how many solutions are right of those to questions of
-    two or more operations. A frozen verifier is not evaluated.
+    two or more operations. A frozen verifier is not evaluated, and before training plain GRPO alone
+    is: the others have its weights and its draws then.
     """
     of_generator, evaluate = tango.evaluate_generator, tango.evaluate
 
@@ -205,6 +206,8 @@ def several_operations(tango):
         return found, samples, right
 
     def evaluate_what_learns(trainer, held_out):
+        if trainer.cfg.verifier != "none" and not trainer.state.global_step:
+            return {}
         if trainer.cfg.verifier == "frozen":
             return tango.evaluate_generator(trainer, held_out)[0]
         return evaluate(trainer, held_out)
@@ -213,7 +216,9 @@ def several_operations(tango):
 
 
 def in_bfloat16(script):
-    """On a CPU as on a GPU: the base in bfloat16, products by autocast, adapters in float32."""
+    """On a CPU as on a GPU: the base in bfloat16, products by autocast, adapters in float32. The
+    head is widened once, not for every token.
+    """
     load, config = launch.load_model, launch.grpo_config
 
     def load_model(*given):
@@ -221,6 +226,8 @@ def in_bfloat16(script):
         for name, parameter in model.named_parameters():
             if "lora_" not in name:
                 parameter.data = parameter.data.bfloat16()
+        head = model.get_output_embeddings()  # apart from the embeddings, of which it has a copy
+        head.weight = torch.nn.Parameter(head.weight.float(), requires_grad=False)
         return model, tokenizer
 
     launch.load_model = load_model

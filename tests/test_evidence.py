@@ -551,6 +551,7 @@ def test_accuracy_on_questions_of_several_operations():
     step = "<step>1+1=2</step>"
     rows = [{"reference": step}, {"reference": step * 2}]
     trainer = SimpleNamespace(cfg=SimpleNamespace(eval_samples=2, verifier="frozen"))
+    trainer.state = SimpleNamespace(global_step=3)
     of_generator = lambda *_: ({"generator/accuracy": 0.75}, list("abcd"), [1, 1, 1, 0])  # noqa: E731
     script = SimpleNamespace(evaluate_generator=of_generator, evaluate=lambda *_: "both")
     controls.several_operations(script)
@@ -558,6 +559,8 @@ def test_accuracy_on_questions_of_several_operations():
     assert script.evaluate(trainer, rows) == expected
     trainer.cfg.verifier = "co-trained"
     assert script.evaluate(trainer, rows) == "both"
+    trainer.state.global_step = 0
+    assert script.evaluate(trainer, rows) == {}  # as plain GRPO's
     assert script.evaluate_generator(trainer, rows)[1:] == (list("abcd"), [1, 1, 1, 0])
 
 
@@ -569,7 +572,10 @@ def test_a_base_in_bfloat16(monkeypatch):
     controls.in_bfloat16(tango)
     model, _ = controls.launch.load_model("tiny", ["a"], 4, False, 0, False)
     for name, parameter in model.named_parameters():
-        assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16), name
+        wide = "lora_" in name or name.endswith("lm_head.weight")
+        assert parameter.dtype == (torch.float32 if wide else torch.bfloat16), name
+    embedded = model.get_input_embeddings().weight
+    assert torch.equal(model.get_output_embeddings().weight.bfloat16(), embedded)
     assert controls.launch.grpo_config(1, x=2) == ((1,), {"bf16": True, "x": 2})
 
 
