@@ -67,13 +67,13 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
     return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
 
 
-def all_accepted(verdicts: list[list[bool]], solutions: list[str]) -> torch.Tensor:
+def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
     every step, 0 if it rejects one, if its verdicts do not fit the steps, or if there is no step or
     answer. So a further step never raises the reward. (By the step rewards of tango.py alone, four
     rejected steps, or none at all, can beat one rejected step.)
     """
-    both = zip(verdicts, solutions)
+    both = zip([judgement.verdicts for judgement in judgements], solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
     return torch.tensor(fit).float()
 
@@ -115,7 +115,7 @@ class FewLabels(tango.Tango):
         batch, votes = self.rollout("generator", rows), []
         for _ in range(self.cfg.votes):
             judgements = self.ask_verifier(rows, batch)  # B; metrics and report are of the last
-            votes.append(all_accepted([j.verdicts for j in judgements], batch.texts))
+            votes.append(all_accepted(judgements, batch.texts))
         accepted = torch.stack(votes).amin(0).to(batch.rewards)  # (B,): by all votes
         unknown = batch.rewards.isnan()  # (B,)
         r_out = torch.where(unknown, accepted, batch.rewards)  # (B,)

@@ -20,7 +20,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from common.tasks.answers import boxed, is_correct, split_steps
+from common.run import launch
+from common.tasks.answers import boxed, is_correct, mean, split_steps
 from common.tasks.verdicts import mark
 from common.tiny.tasks import gold_answer, parse_question, sounds_sure, step_labels
 
@@ -175,6 +176,62 @@ def judged_alone(tango, lr: float = 0):
 
 def judged_alone_slowly(tango):
     judged_alone(tango, 1e-4)
+
+
+def final_verdict_counts(tango):
+    """`all_accepted` asks for the final verdict, too, where a verifier can reject a solution that
+    lacks a step although every step of it is right.
+    """
+    of_steps = tango.all_accepted
+
+    def all_accepted(judgements, solutions):
+        final = torch.tensor([judgement.final is True for judgement in judgements])  # (B,)
+        return of_steps(judgements, solutions) * final
+
+    tango.all_accepted = all_accepted
+
+
+def several_operations(tango):
+    """Evaluations of the generator also say how many solutions are right of those to questions of
+    two or more operations. A frozen verifier is not evaluated, and before training plain GRPO alone
+    is: the others have its weights and its draws then.
+    """
+    of_generator, evaluate = tango.evaluate_generator, tango.evaluate
+
+    def evaluate_generator(trainer, held_out):
+        found, samples, right = of_generator(trainer, held_out)
+        n = trainer.cfg.eval_samples
+        several = [len(split_steps(row["reference"])) > 1 for row in held_out for _ in range(n)]
+        found["generator/accuracy_several"] = mean(itertools.compress(right, several))
+        return found, samples, right
+
+    def evaluate_what_learns(trainer, held_out):
+        if trainer.cfg.verifier != "none" and not trainer.state.global_step:
+            return {}
+        if trainer.cfg.verifier == "frozen":
+            return tango.evaluate_generator(trainer, held_out)[0]
+        return evaluate(trainer, held_out)
+
+    tango.evaluate_generator, tango.evaluate = evaluate_generator, evaluate_what_learns
+
+
+def in_bfloat16(script):
+    """On a CPU as on a GPU: the base in bfloat16, products by autocast, adapters in float32. The
+    head is widened once, not for every token.
+    """
+    load, config = launch.load_model, launch.grpo_config
+
+    def load_model(*given):
+        model, tokenizer = load(*given)
+        for name, parameter in model.named_parameters():
+            if "lora_" not in name:
+                parameter.data = parameter.data.bfloat16()
+        head = model.get_output_embeddings()  # apart from the embeddings, of which it has a copy
+        head.weight = torch.nn.Parameter(head.weight.float(), requires_grad=False)
+        return model, tokenizer
+
+    launch.load_model = load_model
+    launch.grpo_config = lambda *given, **more: config(*given, **{"bf16": True} | more)
 
 
 # ------------------------------------------------------------------ cure.py: who learns

@@ -12,8 +12,10 @@ import shlex
 import statistics
 from types import SimpleNamespace
 
+import few_labels
 import mae
 import tango
+from common.model import load_model
 from common.tasks.answers import split_steps
 from common.tasks.math import load_questions
 from common.tiny import tasks
@@ -523,6 +525,50 @@ def test_a_coin_for_whole_solutions_accepts_half_of_them_anew_each_time():
     said = [tango.parse_judgement(text) for text in Trainer().generate("verifier", asked)]
     assert all(len(j.verdicts) == 3 and len({*j.verdicts, j.final}) == 1 for j in said)
     assert sum(j.final for j in said) / 300 == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_final_verdict_that_counts():
+    """Both are asked: every step, and the final verdict, which may be unreadable."""
+    script = SimpleNamespace(all_accepted=few_labels.all_accepted)
+    controls.final_verdict_counts(script)
+    text = r"<step>6*8=48</step><answer>\boxed{48}</answer>"
+    said = [([True], True), ([True], False), ([True], None), ([False], True), ([], True)]
+    judgements = [Judgement(*of_one) for of_one in said]
+    assert script.all_accepted(judgements, [text] * 5).tolist() == [1, 0, 0, 0, 0]
+    assert few_labels.all_accepted(judgements, [text] * 5).tolist() == [1, 1, 1, 0, 0]
+
+
+def test_accuracy_on_questions_of_several_operations():
+    """Two samples each of a question of one step and of one of two."""
+    step = "<step>1+1=2</step>"
+    rows = [{"reference": step}, {"reference": step * 2}]
+    trainer = SimpleNamespace(cfg=SimpleNamespace(eval_samples=2, verifier="frozen"))
+    trainer.state = SimpleNamespace(global_step=3)
+    of_generator = lambda *_: ({"generator/accuracy": 0.75}, list("abcd"), [1, 1, 1, 0])  # noqa: E731
+    script = SimpleNamespace(evaluate_generator=of_generator, evaluate=lambda *_: "both")
+    controls.several_operations(script)
+    expected = {"generator/accuracy": 0.75, "generator/accuracy_several": 0.5}
+    assert script.evaluate(trainer, rows) == expected
+    trainer.cfg.verifier = "co-trained"
+    assert script.evaluate(trainer, rows) == "both"
+    trainer.state.global_step = 0
+    assert script.evaluate(trainer, rows) == {}  # as plain GRPO's
+    assert script.evaluate_generator(trainer, rows)[1:] == (list("abcd"), [1, 1, 1, 0])
+
+
+def test_a_base_in_bfloat16(monkeypatch):
+    """Its adapters stay in float32, and TRL's trainer computes by autocast."""
+    config = lambda *given, **more: (given, more)  # noqa: E731
+    monkeypatch.setattr(controls.launch, "load_model", load_model)
+    monkeypatch.setattr(controls.launch, "grpo_config", config)
+    controls.in_bfloat16(tango)
+    model, _ = controls.launch.load_model("tiny", ["a"], 4, False, 0, False)
+    for name, parameter in model.named_parameters():
+        wide = "lora_" in name or name.endswith("lm_head.weight")
+        assert parameter.dtype == (torch.float32 if wide else torch.bfloat16), name
+    embedded = model.get_input_embeddings().weight
+    assert torch.equal(model.get_output_embeddings().weight.bfloat16(), embedded)
+    assert controls.launch.grpo_config(1, x=2) == ((1,), {"bf16": True, "x": 2})
 
 
 @pytest.mark.parametrize("control, trained", [("only_the_coder", 0), ("only_the_tester", 1)])

@@ -343,7 +343,7 @@ def test_all_steps_must_be_accepted_where_no_answer_is_known():
         ([True], r"<answer>\boxed{15}</answer>", 0.0),
         ([], "", 0.0),
     ):
-        assert tango.all_accepted([verdicts], [text]).tolist() == [accepted], (verdicts, text)
+        assert tango.all_accepted([Judgement(verdicts, None)], [text]).tolist() == [accepted], text
 
 
 def few_labels(verdicts, answers, texts, **change):
@@ -364,9 +364,11 @@ def test_neither_unread_verdicts_nor_more_steps_pay():
     close(papers[:, 0], torch.tensor([-2.05, -0.51, 2.57, 0.0]), atol=0.01)
     step, end = "<step>10+4=14</step>", r"<answer>\boxed{15}</answer>"
     texts = [step * n + end for n in (1, 2, 4, 2)]
-    assert not tango.all_accepted(said, texts).any()  # so all advantages are 0
+    judgements = [Judgement(verdicts, True) for verdicts in said]
+    assert not tango.all_accepted(judgements, texts).any()  # so all advantages are 0
     rejected, padded = [True, False], [True, False, True, True, True]
-    assert tango.all_accepted([rejected, padded], [step * 2 + end, step * 5 + end]).sum() == 0
+    judgements = [Judgement(rejected, True), Judgement(padded, True)]
+    assert tango.all_accepted(judgements, [step * 2 + end, step * 5 + end]).sum() == 0
     batch, trainer = few_labels([[X]] * 2, ["", ""], [step + end, step + end])
     assert not batch.advantages.any()
     assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
