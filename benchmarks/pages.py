@@ -130,7 +130,7 @@ def over_labels(name: str, variant: str, key: str) -> list[list[tuple[int, float
     chosen = EXPERIMENTS[name].variants[variant]
     without = lambda one: (re.sub(r"--labels \d+", "", one.arguments), one.controls)  # noqa: E731
     for other, its in EXPERIMENTS[name].variants.items():
-        labels = re.search(r"--labels (\d+)", its.arguments)
+        labels = re.search(r"--labels ([1-9]\d*)", its.arguments)  # 0: all of them
         if labels and without(its) == without(chosen):
             for seed, run in runs_of(name, other).items():
                 curves[seed].append((int(labels[1]), points(run, "step", key)[-1][1]))

@@ -584,7 +584,7 @@ def test_a_likelihood_is_the_only_reward_and_what_cannot_be_read_earns_the_least
         def log_mean(self, name, value):
             logged[name] = value
 
-    script = SimpleNamespace(Tango=Trainer, has_countable_steps=tango.has_countable_steps)
+    script = SimpleNamespace(FewLabels=Trainer, has_countable_steps=tango.has_countable_steps)
     rows = [{"question": QUESTION, "answer": str(tasks.gold_answer(QUESTION))}] * 3
     both = (controls.scored_alone, [-3, -4, -4]), (controls.scored_above_base, [0, -1, -1])
     for control, rewards in both:
