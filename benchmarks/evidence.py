@@ -161,7 +161,9 @@ def code_of(name: str, variant: str) -> str:
     its controls, its arguments. The prerequisites of a run are not in it.
     """
     experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
-    files = [ROOT / (chosen.script or experiment.script), *sorted((ROOT / "common").rglob("*.py"))]
+    script = ROOT / (chosen.script or experiment.script)
+    forked = [ROOT / f"{name}.py" for name in re.findall(r"(?m)^import (\w+)$", script.read_text())]
+    files = [script, *filter(Path.exists, forked), *sorted((ROOT / "common").rglob("*.py"))]
     parts = [bare(path) for path in files if not NO_PART.search(path.as_posix())]
     parts += [file_hash(path) for path in sorted((ROOT / "common/tiny").glob("*/*.safetensors"))]
     controls = code_of_controls([*chosen.controls, *["judge_from"] * bool(chosen.judge)])

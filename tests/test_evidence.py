@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import few_labels
 import mae
 import tango
-from common.model import load_model
+from common.run.models import load_model
 from common.tasks.answers import split_steps
 from common.tasks.math import load_questions
 from common.tiny import tasks
@@ -621,7 +621,7 @@ def test_a_likelihood_is_the_only_reward_and_what_cannot_be_read_earns_the_least
         def log_mean(self, name, value):
             logged[name] = value
 
-    script = SimpleNamespace(Tango=Trainer, has_countable_steps=tango.has_countable_steps)
+    script = SimpleNamespace(FewLabels=Trainer, has_countable_steps=tango.has_countable_steps)
     rows = [{"question": QUESTION, "answer": str(tasks.gold_answer(QUESTION))}] * 3
     both = (controls.scored_alone, [-3, -4, -4]), (controls.scored_above_base, [0, -1, -1])
     for control, rewards in both:

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 import tyro
 
 MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
+MORE["few_labels.py"] = "--steps 4 --seed 1"
 MORE["apo.py"] = "--steps 2 --rm-steps 1 --iterations 1"
 MORE["pvg.py"] = "--rounds 1 --steps 2"
 MORE["azr.py"] = "--steps 1"
