@@ -21,8 +21,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from common.core.lists import mean
 from common.run import launch
-from common.tasks.answers import boxed, is_correct, mean, split_steps
+from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.verdicts import mark
 from common.tiny.tasks import gold_answer, parse_question, sounds_sure, step_labels
 
