@@ -31,21 +31,18 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch, as_completions, chosen_and_rejected
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, TwoOrMore, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import best_first
-from common.tasks.references import check_references
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.run.args import (
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Tokens,
+    TwoOrMore,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -98,6 +95,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.steps % self.iterations or self.steps // self.iterations <= self.rm_steps:
             rounds = f"--steps {self.steps} / --iterations {self.iterations}"
             raise UserError(f"{rounds} must be whole and more than --rm-steps {self.rm_steps}.")
+
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import best_first
+from common.tasks.references import check_references
+
+import torch
+import torch.nn.functional as F
 
 
 # ------------------------------------------------------------------ the paper's mathematics
@@ -352,4 +366,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -39,11 +39,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.advantage import whiten
-from common.core.cotrainer import Batch
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
 from common.run.args import (
     Count,
     CountOrZero,
@@ -53,25 +49,9 @@ from common.run.args import (
     Share,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox
-from common.tasks import functions
-from common.tasks.answers import prompt
-from common.tasks.functions import (
-    bare,
-    call_each,
-    is_program,
-    read_arguments,
-    read_value,
-    same_value,
-)
-
-import torch
-import tyro
-from accelerate.utils import broadcast_object_list
 
 
 # ------------------------------------------------------------------ arguments
@@ -125,6 +105,30 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
             seeds = f"--seed-tasks {self.seed_tasks}"
             raise UserError(f"{seeds} must be at most --pool-size {self.pool_size}.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import whiten
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.sandbox import Sandbox
+from common.tasks import functions
+from common.tasks.answers import prompt
+from common.tasks.functions import (
+    bare,
+    call_each,
+    is_program,
+    read_arguments,
+    read_value,
+    same_value,
+)
+
+import torch
+from accelerate.utils import broadcast_object_list
 
 KINDS = ("deduction", "abduction", "induction")
 """A task is {kind, program, inputs, outputs, message}."""
@@ -605,4 +609,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

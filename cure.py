@@ -41,18 +41,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
 
-from common.checked import CoTrainer, Player
-from common.core.cotrainer import Batch
-from common.core.lists import chunk, mean
-from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import prompt
-from common.tasks.code import load_tasks, parse_program
-
-import torch
-import tyro
+from common.run.args import (
+    Count,
+    GroupSize,
+    RunArgs,
+    Seconds,
+    Several,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -92,6 +91,20 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     unsafe_sandbox: bool = False
     """run model-written code even where a layer of the sandbox is missing on this machine"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.sandbox import Sandbox, Status, same_output
+from common.tasks.answers import prompt
+from common.tasks.code import load_tasks, parse_program
+
+import torch
 
 OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held at once
 
@@ -444,4 +457,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

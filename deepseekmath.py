@@ -33,19 +33,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.cotrainer import Batch
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import final_answer, prompt, split_steps
-from common.tasks.graded import analysis_metrics, meta_truth, truth_of
-from common.tasks.math import load_questions
-from common.tasks.verdicts import Analysis, read_analysis, read_score
-
-import tyro
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -97,6 +86,19 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             most = f"must be at most --analyses {self.analyses}"
             raise UserError(f"--least-valid {self.least_valid} {most}: no label could be below 1.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import final_answer, prompt, split_steps
+from common.tasks.graded import analysis_metrics, meta_truth, truth_of
+from common.tasks.math import load_questions
+from common.tasks.verdicts import Analysis, read_analysis, read_score
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
 SCORES = (0.0, 0.5, 1.0)
@@ -469,4 +471,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -23,7 +23,7 @@ from typing import Literal
 
 import tango
 from common.core.errors import say
-from common.run.args import Count, CountOrZero, Several, Weight, per_model
+from common.run.args import Count, CountOrZero, Several, Weight, parse, per_model
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, solve_prompt, split_steps
@@ -32,7 +32,6 @@ from common.tiny.diagnostics import panels
 from tango import evaluate, has_countable_steps
 
 import torch
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -150,4 +149,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(parse(Args))

@@ -36,21 +36,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch
-from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.core.model import special_tokens
-from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import prompt, solutions_to_teach, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import ranking_figures
-from common.tasks.verdicts import read_verdict, verify_prompt
-
-import torch
-import tyro
+from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -86,6 +72,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     judgement_tokens: Tokens = per_model(tiny=112, real=512)
     """length limit of a rationale"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.core.model import special_tokens
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import prompt, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import ranking_figures
+from common.tasks.verdicts import read_verdict, verify_prompt
+
+import torch
 
 YES, NO = ("Yes", " Yes", "yes"), ("No", " No", "no")  # the first form is taught, all are read
 VERDICTS = (r"\boxed{CORRECT}", r"\boxed{INCORRECT}")
@@ -325,4 +328,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -44,12 +44,7 @@ Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.advantage import return_to_go, whiten
-from common.core.cotrainer import Batch
 from common.core.errors import UserError
-from common.core.lists import mean
-from common.core.model import without_checkpointing
 from common.run.args import (
     Count,
     CountOrZero,
@@ -59,17 +54,9 @@ from common.run.args import (
     Share,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tiny.tasks import gold_steps
-
-import torch
-import torch.nn.functional as F
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -127,6 +114,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 "process reward, which is --no-process-reward."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import return_to_go, whiten
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.core.model import without_checkpointing
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
 
 PRM_MAX_GRAD_NORM = 10.0  # the released script's
 
@@ -403,4 +407,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

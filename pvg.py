@@ -34,29 +34,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.advantage import group_advantage
-from common.core.batch import Batch, as_completions, chosen_and_rejected
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    final_answer,
-    is_correct,
-    solutions_to_teach,
-    solve,
-    solve_prompt,
-    split_steps,
-)
-from common.tasks.math import load_questions
-from common.tasks.ranking import pairs_in_order
-from common.tiny.tasks import sounds_sure
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, parse, per_model
 
 ROLES = {"helpful": 1, "sneaky": 0}  # -> h
 
@@ -105,6 +84,30 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             whole = f"--steps {self.steps} / --rounds {self.rounds}"
             raise UserError(f"{whole} must be whole and more than --ver-steps {self.ver_steps}.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    final_answer,
+    is_correct,
+    solutions_to_teach,
+    solve,
+    solve_prompt,
+    split_steps,
+)
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order
+from common.tiny.tasks import sounds_sure
+
+import torch
+import torch.nn.functional as F
 
 BASE_SHARE = 0.5  # of the verifier's data after round 0; earlier rounds share the rest equally
 WINDOW = 3  # prover steps over whose mean an attack is said to have succeeded
@@ -353,4 +356,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -29,21 +29,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch, as_completions, chosen_and_rejected
 from common.core.errors import UserError
-from common.core.lists import mean
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import beginnings, solutions_to_teach, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import pairs_in_order, ranking_figures
-from common.tiny.tasks import gold_steps
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.run.args import (
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Several,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -84,6 +81,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     def check(self):
         if self.ver_steps > self.steps:
             raise UserError(f"--ver-steps {self.ver_steps} is more than --steps {self.steps}.")
+
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import beginnings, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order, ranking_figures
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
 
 
 # ------------------------------------------------------------------ the paper's mathematics
@@ -344,4 +358,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -37,10 +37,6 @@ Shapes: P questions, K tries of each, B = P * K; b rows of a micro-batch, T toke
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.advantage import group_advantage
-from common.core.cotrainer import Batch
-from common.core.lists import mean
 from common.run.args import (
     Count,
     CountOrZero,
@@ -49,22 +45,9 @@ from common.run.args import (
     Several,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    boxed,
-    is_correct,
-    prompt,
-    solve_prompt,
-    split_steps,
-    without_thoughts,
-)
-from common.tasks.math import load_for_steps
-
-import torch
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -95,6 +78,27 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     eval_samples: Several = 2
     """first tries per held-out question, with one second try each"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    boxed,
+    is_correct,
+    prompt,
+    solve_prompt,
+    split_steps,
+    without_thoughts,
+)
+from common.tasks.math import load_for_steps
+
+import torch
 
 # ------------------------------------------------------------------ prompts and parsing
 AGAIN = r"""You are given a problem and your own first solution of it. There may be an error in it.
@@ -255,4 +259,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -33,11 +33,7 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 
 from dataclasses import dataclass
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch, as_completions, chosen_and_rejected
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.core.model import copy_adapter
 from common.run.args import (
     Count,
     CountOrZero,
@@ -47,17 +43,9 @@ from common.run.args import (
     Tokens,
     TwoOrMore,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_score
-
-import torch
-import torch.nn.functional as F
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -96,6 +84,22 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"--steps {self.steps} must be a multiple of --iterations {self.iterations}."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.core.model import copy_adapter
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_score
+
+import torch
+import torch.nn.functional as F
 
 # ------------------------------------------------------------------ prompts and parsing
 SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
@@ -399,4 +403,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

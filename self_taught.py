@@ -36,19 +36,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import final_answer, is_correct, prompt, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_verdict
-from common.tiny.tasks import MODULO, parse_question
-
-import tyro
+from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -83,6 +72,19 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"--steps {self.steps} must be a multiple of --iterations {self.iterations}."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import final_answer, is_correct, prompt, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
+from common.tiny.tasks import MODULO, parse_question
 
 # ------------------------------------------------------------------ prompts and parsing
 COMPARE = r"""You are given a problem and two solutions, one of which is better. Check the steps of
@@ -353,4 +355,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -36,18 +36,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.run.args import Count, GroupSize, RunArgs, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
-
-import tyro
+from common.run.args import Count, GroupSize, RunArgs, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -85,6 +75,18 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 "first would have none to judge; it must be at least 2."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
 
 MOST = 0.5  # of the pass rate, in the verifier's reward
 
@@ -279,4 +281,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

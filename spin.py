@@ -41,21 +41,8 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.batch import as_completions, chosen_and_rejected
-from common.core.errors import UserError, say
-from common.core.lists import mean
-from common.core.model import copy_adapter
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.references import check_references
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -98,6 +85,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"--steps {self.steps} is not a multiple of --iterations {self.iterations}."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import as_completions, chosen_and_rejected
+from common.core.errors import say
+from common.core.lists import mean
+from common.core.model import copy_adapter
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.references import check_references
+
+import torch
+import torch.nn.functional as F
 
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
@@ -323,4 +327,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -30,21 +30,18 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.checked import CoTrainer, Player
-from common.core.advantage import group_advantage, return_to_go
-from common.core.errors import UserError, say
-from common.core.lists import mean
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
-from common.tiny.diagnostics import panels, report_steps
-from common.tiny.tasks import gold_steps
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Share,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -87,6 +84,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.alpha_end == 0 < self.alpha:
             raise UserError("--alpha-end 0: alpha decays by a factor, so the end must be above 0.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage, return_to_go
+from common.core.errors import say
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
+from common.tiny.diagnostics import panels, report_steps
+from common.tiny.tasks import gold_steps
+
+import torch
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
 CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)
@@ -422,4 +436,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

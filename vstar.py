@@ -35,20 +35,18 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.checked import CoTrainer, Player
-from common.core.batch import Batch, as_completions, chosen_and_rejected
 from common.core.errors import UserError
-from common.core.lists import chunk, mean
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import beginnings, is_correct, solutions_to_teach, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import ranking_figures
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.run.args import (
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Several,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -106,6 +104,21 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"{self.iterations} above 0, as --verifier-in-loop needs it."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import beginnings, is_correct, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import ranking_figures
+
+import torch
+import torch.nn.functional as F
 
 GOOD, BAD = "+", "-"  # the tokens whose difference is the logit of orm and prm
 
@@ -394,4 +407,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -19,6 +19,7 @@ from common.tiny import TINY
 
 import pytest
 import torch
+import tyro
 import warm
 import yaml
 from conftest import (
@@ -202,7 +203,7 @@ def test_two_processes_part_in_order(together):
 def test_help_is_one_flat_list_with_the_defaults_of_both_kinds_of_model(script, capsys):
     module = module_of(script)
     with pytest.raises(SystemExit) as ended:
-        module.tyro.cli(module.Args, args=["--help"])
+        tyro.cli(module.Args, args=["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     listed = re.findall(r"^\W (--[a-z][\w-]*)", text, re.MULTILINE)  # explanations are indented
