@@ -211,7 +211,7 @@ class Apo(CoTrainer):
             best, worst = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
             losses, margin = dpo_losses(best, worst, cfg.beta), cfg.beta * (best - worst)  # (b,)
         else:
-            shown["margin"] = chosen
+            shown["logp"] = chosen
             return -chosen.sum() / batch.extras["tokens"], shown  # - log pi(y | x) per token
         return losses.sum() / self.questions_per_step, shown | {"margin": margin}
 
@@ -301,7 +301,8 @@ class Apo(CoTrainer):
     def show_loss(self, batch, shown):
         super().show_loss(batch, shown)
         sides = [f"{batch.player}, chosen", f"{batch.player}, rejected"]
-        self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
+        name = "margin" if "margin" in shown else "logp"
+        self.record_part(batch, shown["credit"], name, shown[name], sides)
 
 
 def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:
