@@ -146,7 +146,9 @@ def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
             f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
             f"longer."
         )
-    if checkpoint is None and steps >= min(before["save_every"], before["steps"]):
+    # else it may have ended while it wrote its first checkpoint
+    saved = steps > before["save_every"] or any(folder.glob("*/adapter_model.safetensors"))
+    if checkpoint is None and saved:
         raise UserError(
             f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it "
             f"is left as it is. Choose another folder."

@@ -12,7 +12,7 @@ from common.run.folder import checkpoint_to_resume, claim, release
 from common.run.session import Run, in_a_sentence
 
 import pytest
-from conftest import refused, small
+from conftest import refused, small, write_rows
 
 GIVEN = {"seed": 0, "steps": 6, "save_every": 2, "lr": 0.1}
 
@@ -32,6 +32,16 @@ def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path, monkeypatch
 
 
 # ------------------------------------------------------------------ checkpoints
+def test_a_run_that_ended_in_its_first_checkpoint_starts_again_a_finished_run_does_not(tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps(GIVEN))
+    write_rows(tmp_path / "metrics.jsonl", [{"step": 2}])
+    assert checkpoint_to_resume(tmp_path, GIVEN) is None
+    (tmp_path / "generator").mkdir()
+    (tmp_path / "generator" / "adapter_model.safetensors").touch()
+    with pytest.raises(UserError, match="no checkpoint to resume from"):
+        checkpoint_to_resume(tmp_path, GIVEN)
+
+
 def test_a_run_resumes_from_the_whole_checkpoint_with_the_highest_number(tmp_path):
     (tmp_path / "args.json").write_text(json.dumps(GIVEN))
     assert checkpoint_to_resume(tmp_path, GIVEN) is None
