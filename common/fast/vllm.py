@@ -10,47 +10,36 @@ earlier run; and `load_inplace` reads the folder again at every token.
 """
 
 import atexit
-import io
 import math
 import re
 import shutil
-import threading
-import time
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from common.core.batch import Batch
-from common.core.errors import UserError, say
+from common.core.errors import UserError
 from common.core.model import tokenize
 
 import requests
 import torch
-import urllib3
 from filelock import FileLock
 from peft.tuners.lora import LoraLayer
 
-RESTART = 600
-"""Seconds for which a server that has gone is waited for."""
-PATIENCE, SLOWEST = 300, 10
-"""A request may take so many seconds, and one more for every SLOWEST tokens that are asked for."""
+TIMEOUT = 10, 3600
+"""Seconds to connect, and for an answer, which waits for those that were asked for before it."""
 LARGEST_GAP = 0.2
 """Nats a token. Between bfloat16 here and there it is about a tenth of that."""
 FEWEST = 32
 """Tokens of which that is the mean."""
 AT_ONCE = 256
-"""Requests under way, one for each different prompt."""
-LARGEST, OF_A_TOKEN = 1 << 24, 1 << 10
-"""Bytes of an answer, at most, and as many more for every token that it may name: vLLM needs a
-tenth of that."""
+"""Requests under way, one for each row."""
 WHOLE_VOCABULARY = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
 """Without these the model's generation_config would count, and scoring knows nothing of it."""
-UNREAD = {"stream": True, "allow_redirects": False, "headers": {"Accept-Encoding": "identity"}}
-"""For `read_body`: `requests` would read a body of any size, as long as each read brings a byte."""
-NO_VLLM = OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError
-"""What reading an answer raises where it breaks off, is no JSON, or has another form."""
+MALFORMED = LookupError, ValueError, TypeError, AttributeError, RecursionError
+"""What reading an answer raises where it is no JSON, or has another form."""
 
 
 def find_base(url: str) -> tuple[str, int]:
@@ -60,17 +49,13 @@ def find_base(url: str) -> tuple[str, int]:
         UserError: there is no vLLM server at this address.
     """
     try:
-        until = time.monotonic() + 10
-        answer = requests.get(f"{url}/v1/models", timeout=10, **UNREAD)
-        models = read_body(answer, until, LARGEST).json()["data"]
+        models = requests.get(f"{url}/v1/models", timeout=10).json()["data"]
         (name, longest), *_ = [(m["id"], m["max_model_len"]) for m in models if not m.get("parent")]
-        if isinstance(name, str) and type(longest) is int:
-            return name, longest
+        return name, int(longest)
     except requests.ConnectionError:
         raise UserError(f"--rollouts {url}: nobody listens there; start it first.") from None
-    except NO_VLLM:
-        pass
-    raise UserError(f"--rollouts {url}: this is not a vLLM server.")
+    except (requests.RequestException, *MALFORMED):
+        raise UserError(f"--rollouts {url}: this is not a vLLM server.") from None
 
 
 class Server:
@@ -82,12 +67,10 @@ class Server:
             folder: the run's, in which adapters are published; the server must see the same path.
             word: the same on all processes of a run, and another one in every run.
         """
-        self.url, self.word, self.waiting = url, word, threading.Lock()
+        self.url, self.word = url, word
         self.base, self.longest = find_base(url)
         self.folder = Path(folder).resolve() / ".rollouts"
         self.gaps = []  # of tokens that `watch` has not judged yet
-        self.session = requests.Session()
-        self.session.mount("http", requests.adapters.HTTPAdapter(pool_maxsize=AT_ONCE))
         atexit.register(self.forget)
 
     def error(self, sentence: str) -> UserError:
@@ -151,79 +134,63 @@ class Server:
     def generate(self, model, prompt_ids, max_tokens: int, temperature: float, eos_ids, keys):
         """Returns the token ids of each row, and the log-prob of each token; see `plain.generate`.
 
-        Rows that share a prompt are one request, whose seed is the key of the first of these rows;
-        vLLM adds a row's number to the seed. The server draws with random numbers of its own and
+        Each row is a request of its own, whose seed is the row's key; the server's cache of prompts
+        reads a prompt once that rows share. The server draws with random numbers of its own and
         with logits that depend on what else it computes, so the same seed need not give the same
         texts once more.
         """
         self.check_length(max(map(len, prompt_ids)) + max_tokens)
-        folder, rows = self.publish(model), defaultdict(list)
-        for place, ids in enumerate(prompt_ids):
-            rows[tuple(ids)].append(place)
-        seeds = [keys[places[0]] & (1 << 48) - 1 for places in rows.values()]
-        tokens = len(prompt_ids) * max_tokens
+        folder = self.publish(model)
         body = {"model": folder.name if folder else self.base, "max_tokens": max_tokens}
         body |= {"temperature": temperature, "stop_token_ids": list(eos_ids), "ignore_eos": True}
         body |= {"logprobs": 0, "return_token_ids": True, **WHOLE_VOCABULARY}
         vocabulary = model.get_base_model().config.get_text_config().vocab_size
-        limits = max_tokens, vocabulary, {*eos_ids}
 
-        def ask(prompt: tuple, places: list, seed: int) -> list[dict]:
-            count = len(places) if temperature else 1  # greedy ones are equal
-            asked = body | {"prompt": list(prompt), "n": count, "seed": seed}
-            answer = self.post("/v1/completions", asked, tokens)
-            if answer.status_code == 404 and folder:  # the server has been restarted
-                self.load(folder)
-                answer = self.post("/v1/completions", asked, tokens)
+        def ask(prompt: list[int], key: int) -> tuple[list[int], list[float]]:
+            asked = body | {"prompt": prompt, "seed": key & (1 << 48) - 1}
+            answer = self.post("/v1/completions", asked)
             if not answer.ok:
                 raise self.error(f"it refuses a request: {message(answer)}")
-            wrong = "it leaves out tokens or log-probs; take a newer vLLM"
-            with suppress(*NO_VLLM):
-                choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
-                wrong = whats_wrong(choices, count, *limits)
-            if wrong:
-                raise self.error(wrong)
-            return choices
+            with suppress(*MALFORMED):
+                ids, logps = read_completion(answer.json(), max_tokens, {*eos_ids})
+                if all(type(i) is int and 0 <= i < vocabulary for i in ids):
+                    return ids, logps
+            raise self.error(
+                f"this is no completion of up to {max_tokens} tokens of --model, each with its "
+                f"log-prob: {message(answer)}; take a newer vLLM, and start it as docs/scale.md "
+                f"says"
+            )
 
-        found = [None] * len(prompt_ids)
-        with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
-            answers = pool.map(ask, rows, rows.values(), seeds)
-            for places, choices in zip(rows.values(), answers):
-                for place, choice in zip(places, choices * len(places)):
-                    found[place] = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        with ThreadPoolExecutor(min(AT_ONCE, len(keys))) as pool:
+            found = [*pool.map(ask, prompt_ids, keys)]
+        if temperature:
+            self.check_seeds(prompt_ids, found)
         return [ids for ids, _ in found], [logps for _, logps in found]
 
-    def post(self, path: str, body: dict, tokens: int = 0) -> requests.Response:
-        """Returns the answer, whatever its status. A server that has gone is waited for."""
-        seconds = PATIENCE + tokens / SLOWEST
-        named = body.get("n", 0) * (body.get("max_tokens", 0) + len(body.get("prompt", ())))
-        for _ in range(3):
-            until, limits = time.monotonic() + seconds, (10, seconds)
-            try:
-                answer = self.session.post(self.url + path, json=body, timeout=limits, **UNREAD)
-                return read_body(answer, until, LARGEST + OF_A_TOKEN * named)
-            except requests.ReadTimeout:
-                sentence = f"no whole answer to {path} within {seconds:.0f} seconds"
-                raise self.error(sentence) from None
-            except requests.ConnectionError:
-                self.wait()
-            except (requests.RequestException, ValueError) as error:
-                raise self.error(f"its answer to {path} cannot be used: {error}") from None
-        raise self.error(f"it breaks off {path} again and again")
+    def check_seeds(self, prompt_ids: list[list[int]], found: list[tuple[list, list]]):
+        """A server that takes no notice of seeds may write one text for all rows of a prompt."""
+        prompts = [tuple(ids) for ids in prompt_ids]
+        texts = [(prompt, tuple(ids)) for prompt, (ids, _) in zip(prompts, found)]
+        of_prompt, of_text = Counter(prompts), Counter(texts)
+        for prompt, text, (_, logps) in zip(prompts, texts, found):
+            count, same = of_prompt[prompt], of_text[text] - 1
+            # P(`same` others of the n - 1 are this one, too) <= C(n - 1, same) p^same
+            if math.log(math.comb(count - 1, same)) + same * sum(logps) < -30:  # one in 10^13
+                raise self.error(
+                    f"{same + 1} of {count} completions of a prompt are the same text, which "
+                    f"nobody draws so often by chance: it takes no notice of seeds; take a newer "
+                    f"vLLM"
+                )
 
-    def wait(self):
-        """Returns when the server is back. One thread asks for all."""
-        with self.waiting:
-            until, told = time.monotonic() + RESTART, False
-            while time.monotonic() < until:
-                with suppress(UserError):
-                    self.base, self.longest = find_base(self.url)
-                    return
-                if not told:
-                    say(f"--rollouts {self.url}: the server has gone; waiting until it is back")
-                told = True
-                time.sleep(1)
-        raise self.error(f"the server has been gone for {RESTART} seconds")
+    def post(self, path: str, body: dict) -> requests.Response:
+        """Returns the answer, whatever its status. Every request has a connection of its own,
+        because vLLM closes the idle ones after a few seconds.
+        """
+        try:
+            return requests.post(self.url + path, json=body, timeout=TIMEOUT)
+        except requests.RequestException as error:
+            kind = type(error).__name__
+            raise self.error(f"no answer to {path} ({kind}); start the server again") from None
 
     # ------------------------------------------------------------------ publishing
     def publish(self, model) -> Path | None:
@@ -265,64 +232,27 @@ class Server:
         for folder in self.folder.glob("*/*"):
             with suppress(requests.RequestException):
                 body = {"lora_name": folder.name}
-                url = f"{self.url}/v1/unload_lora_adapter"
-                requests.post(url, json=body, timeout=10, **UNREAD)
+                requests.post(f"{self.url}/v1/unload_lora_adapter", json=body, timeout=10)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def read_body(answer: requests.Response, until: float, most: int) -> requests.Response:
-    """Returns an answer that was opened UNREAD, now with its body.
+def read_completion(answer: dict, limit: int, ends: set) -> tuple[list[int], list[float]]:
+    """Returns the token ids of the one completion in vLLM's answer, and the log-prob of each.
 
     Raises:
-        requests.RequestException: it breaks off, or is not whole in time.
-        ValueError: it has more than `most` bytes, or is none.
+        MALFORMED: it is not whole, or has log-probs that nothing can be trained on.
     """
-    body = io.BytesIO()
-    if answer.is_redirect:
-        raise ValueError("it leads to another address")
-    try:
-        while part := answer.raw.read1(1 << 16, decode_content=False):
-            body.write(part)
-            if body.tell() > most:
-                raise ValueError(f"it has more than {most >> 20} MB")
-            if time.monotonic() > until:
-                raise requests.ReadTimeout
-    except urllib3.exceptions.ReadTimeoutError:
-        raise requests.ReadTimeout from None
-    except urllib3.exceptions.HTTPError as error:
-        raise requests.ConnectionError(error) from None
-    body.seek(0)
-    answer.raw, answer.encoding = body, "utf-8"
-    return answer
-
-
-def whats_wrong(choices: list[dict], count: int, limit: int, vocabulary: int, ends: set) -> str:
-    """'' if these are `count` completions, with tokens and log-probs that can be trained on."""
-    if [choice["index"] for choice in choices] != [*range(count)]:
-        return f"of {count} completions it returns {len(choices)}"
-    texts = Counter(tuple(choice["token_ids"]) for choice in choices)
-    for choice in choices:
-        ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        reason = choice["finish_reason"]
-        if not ids or len(ids) != len(logps):
-            return f"of {len(ids)} tokens it returns {len(logps)} log-probs"
-        for token, logp in zip(ids, logps):
-            if type(token) is not int or not 0 <= token < vocabulary:
-                known = f"those of --model are 0 to {vocabulary - 1}"
-                return f"it writes the token {token!r:.40}, and {known}: it has another base"
-            if type(logp) not in (int, float) or not -1e4 < logp < 1e-3:
-                return f"it writes a token with the log-prob {logp!r:.40}"
-        whole = ids[-1] in ends if reason == "stop" else reason == "length" and len(ids) == limit
-        if not whole or len(ids) > limit or not ends.isdisjoint(ids[:-1]):
-            return f"a completion ends after {len(ids)} of {limit} tokens with {reason!r:.40}"
-        # P(`same` others of the n - 1 are this one, too) <= C(n - 1, same) p^same
-        same = texts[tuple(ids)] - 1
-        if math.log(math.comb(count - 1, same)) + same * sum(logps) < -30:  # one in 10^13
-            return (
-                f"{same + 1} of {count} completions of a prompt are the same text, which nobody "
-                f"draws so often by chance: it takes no notice of seeds; take a newer vLLM"
-            )
-    return ""
+    [choice] = answer["choices"]
+    ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    if choice["finish_reason"] == "stop":
+        whole = ids[-1] in ends and len(ids) <= limit
+    else:
+        whole = choice["finish_reason"] == "length" and len(ids) == limit
+    if not whole or not ends.isdisjoint(ids[:-1]) or len(logps) != len(ids):
+        raise ValueError
+    if not all(-1e4 < logp < 1e-3 for logp in logps):  # not a number, either
+        raise ValueError
+    return ids, logps
 
 
 def message(answer: requests.Response) -> str:
