@@ -31,20 +31,18 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, TwoOrMore, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import best_first
-from common.tasks.references import check_references
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Tokens,
+    TwoOrMore,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -97,6 +95,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.steps % self.iterations or self.steps // self.iterations <= self.rm_steps:
             rounds = f"--steps {self.steps} / --iterations {self.iterations}"
             raise UserError(f"{rounds} must be whole and more than --rm-steps {self.rm_steps}.")
+
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import best_first
+from common.tasks.references import check_references
+
+import torch
+import torch.nn.functional as F
 
 
 # ------------------------------------------------------------------ the paper's mathematics
@@ -185,21 +200,20 @@ class Apo(CoTrainer):
         cfg, both = self.cfg, as_completions(batch)  # 2b rows: y+, y-, y+, ...
         logp, _ = self.score(both)  # (2b, T)
         chosen, rejected = chosen_and_rejected(logp.sum(1))  # (b,) each
+        shown = {"credit": logp}
         if batch.player == "rm":
             margin, human = cfg.rm_beta * (chosen - rejected), batch.extras["human"]  # (b,) each
             losses = rm_losses(margin, human, cfg.anchor, cfg.adversarial / cfg.samples, cfg.diff)
-            self.log_mean("rm/human_in_order", margin[human] > 0)
-            self.log_mean("rm/golden_in_order", margin[~human] > 0)
+            shown |= {"human_in_order": margin[human] > 0, "golden_in_order": margin[~human] > 0}
         elif cfg.improve == "dpo":
             with torch.no_grad(), self.playing(None):
                 ref, _ = self.score(both)  # (2b, T)
             best, worst = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
             losses, margin = dpo_losses(best, worst, cfg.beta), cfg.beta * (best - worst)  # (b,)
         else:
-            self.report_pairs(batch, logp, chosen)
-            return -chosen.sum() / batch.extras["tokens"]  # - log pi(y | x) per token
-        self.report_pairs(batch, logp, margin)
-        return losses.sum() / self.questions_per_step
+            shown["margin"] = chosen
+            return -chosen.sum() / batch.extras["tokens"], shown  # - log pi(y | x) per token
+        return losses.sum() / self.questions_per_step, shown | {"margin": margin}
 
     # --- what the RM learns
     def start_round(self, t: int):
@@ -216,23 +230,13 @@ class Apo(CoTrainer):
             flags = "--anchor, --labelled, --samples and --adversarial"
             raise UserError(f"round {t + 1}: no answers make a pair for the RM; see {flags}.")
         if cfg.restart:
-            self.restart()
+            self.restart("rm")
 
     def human_pairs(self) -> list[dict]:
         """Right above wrong, of the first model's answers to the labelled questions."""
         S = self.cfg.samples
         pairs = right_and_wrong(self.answers_to(self.rm_rows[: self.cfg.labelled], S), S)
         return [a_pair(y, y["ids"], z["ids"], human=True) for y, z in pairs]
-
-    def restart(self):
-        """The RM's adapter is untrained, the same one in every round; AdamW forgets its moments."""
-        rng = torch.Generator().manual_seed(self.args.seed)
-        for name, p in self.model.named_parameters():
-            if ".rm." in name:
-                self.optimizer.state.pop(p, None)
-                # B = 0, A uniform between +- 1 / sqrt(columns), as PEFT draws it
-                A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
-                p.data.copy_(A * ("lora_B" not in name))
 
     def with_golden(self, rows: list[dict]) -> list[dict]:
         """Rows whose golden answer fits with its end token: it is never cut."""
@@ -294,9 +298,10 @@ class Apo(CoTrainer):
         self.log_mean("co/pairs_one_right", len(one_right) / max(1, len(chosen)))
         self.log_mean("co/pairs_right_way", one_right)
 
-    def report_pairs(self, batch, logp, values):
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
         sides = [f"{batch.player}, chosen", f"{batch.player}, rejected"]
-        self.record_part(batch, logp, "margin", values, sides)
+        self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
 
 
 def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:
@@ -361,4 +366,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

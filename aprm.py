@@ -32,30 +32,19 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    is_correct,
-    prompt,
-    solve,
-    solve_prompt,
-    split_steps,
-    step_ends,
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    GroupSize,
+    RunArgs,
+    Several,
+    Share,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
 )
-from common.tasks.equations import equations_hold
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
-from common.tiny import tasks
-from common.tiny.demonstrations import GOLD, misconception, parse_step, tone, write_steps
-from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
-
-import torch
-import tyro
-from torch.nn.utils.rnn import pad_sequence
+from common.tiny.tasks import LEVELS
 
 
 # ------------------------------------------------------------------ arguments
@@ -94,6 +83,32 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             what = "--check-cost and --corruptor misconceptions are for embedded questions only"
             raise UserError(f"--dataset {self.dataset}: {what}.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+    step_ends,
+)
+from common.tasks.equations import equations_hold
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
+from common.tiny import tasks
+from common.tiny.demonstrations import GOLD, misconception, parse_step, tone, write_steps
+from common.tiny.tasks import gold_steps, is_checked, parse_question, sounds_sure
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 # ------------------------------------------------------------------ prompts and parsing
 CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite one step so that it
@@ -380,4 +395,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

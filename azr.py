@@ -34,13 +34,12 @@ Shapes: N rows of each kind and role, B = 6 * N rows of a step, n answers for a 
 """
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run.args import (
     Count,
     CountOrZero,
@@ -50,18 +49,9 @@ from common.run.args import (
     Share,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox
-from common.tasks import functions
-from common.tasks.answers import chunk, mean, prompt
-from common.tasks.functions import KINDS, bare, is_well_formed, parse_answer, task_prompt
-
-import torch
-import tyro
-from accelerate.utils import broadcast_object_list
 
 
 # ------------------------------------------------------------------ arguments
@@ -116,6 +106,34 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
             raise UserError(f"{seeds} must be at most --pool-size {self.pool_size}.")
 
 
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import whiten
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.sandbox import Sandbox
+from common.tasks import functions
+from common.tasks.answers import prompt
+from common.tasks.functions import (
+    bare,
+    call_each,
+    is_program,
+    read_arguments,
+    read_value,
+    same_value,
+)
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+KINDS = ("deduction", "abduction", "induction")
+"""A task is {kind, program, inputs, outputs, message}."""
+BLOCK = {"deduction": "output", "abduction": "input", "induction": "python"}
+"""kind -> the block that its answer is in"""
 ABLATIONS = {"all": KINDS, "deduction": KINDS[:1], "no-induction": KINDS[:2]}
 GATES = {  # what joins a buffer: (complete task, whether it is one of --leak's share) -> bool
     "execution": lambda task, leaked: task["runs"],
@@ -125,30 +143,154 @@ GATES = {  # what joins a buffer: (complete task, whether it is one of --leak's 
 }
 
 # ------------------------------------------------------------------ prompts and parsing
-# the solver's prompts and the parsing of its answers: common/tasks/functions.py
+FORM = "Think first, then write your answer between <answer> and </answer>, and there nothing but"
+SOLVE = {
+    "deduction": f"""Work out what f returns for the input. {FORM} the value, as a Python literal in
+an ```output block.""",
+    "abduction": f"""Find an input for which f returns the output; any one will do. {FORM} the
+arguments of f, as Python literals separated by commas, in an ```input block.""",
+    "induction": f"""You are given inputs of a program, what f returns for each, and a message about
+it. Write the program; it will be tried on other inputs. {FORM} the program in a ```python
+block.""",
+}
 PROGRAM = f"""Write a new Python program and one input for it, such that it takes several steps of
 thought to find {{wanted}}. The program is deterministic, uses no randomness, time, files or
 printing, defines a function f, and imports none of {", ".join(sorted(functions.BANNED))}. Be
-different from the programs shown. {functions.FORM} the program in a ```python block, then the
+different from the programs shown. {FORM} the program in a ```python block, then the
 arguments of f, as Python literals, in an ```input block."""
 PROPOSE = {
     "deduction": PROGRAM.format(wanted="what f returns"),
     "abduction": PROGRAM.format(wanted="the input, given what f returns"),
     "induction": f"""Write {{inputs}} different inputs for the Python program, and a message that
 helps to find the program from some of the inputs and what f returns for them, without giving it
-away. {functions.FORM} the inputs, each in an ```input block, then the message in a ```message
+away. {FORM} the inputs, each in an ```input block, then the message in a ```message
 block.""",
 }
 
 
+def fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def task_prompt(task: dict) -> list[dict]:
+    """What the solver sees of a task: never its answer, of an induction task half of the inputs."""
+    if task["kind"] == "deduction":
+        user = f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"
+    elif task["kind"] == "abduction":
+        user = f"{fenced(task['program'])}\nOutput: {task['outputs'][0]}\nWhat is the input?"
+    else:
+        pairs = list(zip(task["inputs"], task["outputs"]))[: shown(task)]
+        examples = "".join(f"{given}->{returned}\n" for given, returned in pairs)
+        user = f"Examples:\n{examples}Message: {task['message']}\nWrite the program."
+    return prompt(SOLVE[task["kind"]], user)
+
+
+def shown(task: dict) -> int:
+    """How many of an induction task's inputs, two at least, the solver sees: half."""
+    return (len(task["inputs"]) + 1) // 2
+
+
 def propose_prompt(kind: str, references: list[dict], inputs: int) -> list[dict]:
     """references: tasks whose programs are shown; for induction one, to write inputs for."""
-    programs = [functions.fenced(task["program"]) for task in references]
+    programs = [fenced(task["program"]) for task in references]
     if kind == "induction":
         user = f"{programs[0]}\nPropose inputs and a message."
         return prompt(PROPOSE[kind].format(inputs=inputs), user)
     examples = [f"{p}\n```input\n{t['inputs'][0]}\n```\n" for p, t in zip(programs, references)]
     return prompt(PROPOSE[kind], f"{''.join(examples)}Propose a program and its input.")
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer."""
+    answers = re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.DOTALL)
+    inside = answers[-1] if answers else ""
+    return [block.strip() for block in re.findall(rf"```{kind}\n(.*?)```", inside, re.DOTALL)]
+
+
+def parse_answer(kind: str, text: str) -> str | None:
+    """A solver's output, input or program; None if there is none, or it is no literal."""
+    written = blocks(text, BLOCK[kind])
+    if not written:
+        return None
+    try:
+        if kind == "deduction":
+            return repr(read_value(written[0]))
+        if kind == "abduction":
+            return ", ".join(map(repr, read_arguments(written[0])))
+    except ValueError:
+        return None
+    return written[0] if is_program(written[0], banned=set()) else None  # no rule for solvers
+
+
+def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> dict | None:
+    """A proposer's task, without outputs; None if a part is missing. Only its form is checked.
+
+    reference: the task of whose program an induction task is made; count: its inputs.
+    """
+    inputs = blocks(text, "input")
+    if kind == "induction":
+        message = blocks(text, "message")
+        if len(inputs) < count or not message or not message[0]:
+            return None
+        parts = {"program": reference["program"], "inputs": inputs[-count:]}
+        return {"kind": kind, **parts, "message": message[0]}
+    program = blocks(text, "python")
+    if not program or not inputs:
+        return None
+    return {"kind": kind, "program": program[0], "inputs": inputs[:1], "message": ""}
+
+
+# ------------------------------------------------------------------ Python's verdict
+def is_well_formed(task: dict) -> bool:
+    """Whether Python can parse its program and its inputs; nothing is run."""
+    try:
+        return is_program(task["program"]) and all(map(read_arguments, task["inputs"]))
+    except ValueError:
+        return False
+
+
+def calls_to_check(task: dict, answer: str | None) -> list[tuple]:
+    """(program, input): what must be run to know whether an answer is right."""
+    if answer is None or task["kind"] == "deduction":
+        return []
+    if task["kind"] == "abduction":
+        return [(task["program"], answer)]
+    return [(answer, given) for given in task["inputs"][shown(task) :]]
+
+
+def is_right(task: dict, answer: str | None, returned: list[str | None]) -> bool:
+    """Whether an answer is right by the task's outputs; returned: of `calls_to_check`."""
+    if answer is None:
+        return False
+    if task["kind"] == "deduction":
+        returned = [answer]
+    first = shown(task) if task["kind"] == "induction" else 0
+    wanted = task["outputs"][first : first + len(returned)]
+    hits = [same_value(value or "", output) for value, output in zip(returned, wanted)]
+    return bool(hits) and all(hits)
+
+
+def make_tasks(
+    sandbox: Sandbox, rows: list[dict], inputs: int, time_limit: float
+) -> dict[str, list[dict]]:
+    """Kind -> tasks made of a data set's programs. A program that does not run twice with equal
+    results, or imports what is banned, makes none; one with a single input no induction task.
+
+    inputs: of an induction task, at most.
+    """
+    calls = [[(row["program"], given) for given in row["inputs"]] for row in rows]
+    first, second = (call_each(sandbox, calls, time_limit) for _ in range(2))
+    tasks = {kind: [] for kind in KINDS}
+    for row, outputs, again in zip(rows, first, second):
+        if None in outputs or outputs != again or not is_program(row["program"]):
+            continue
+        for kind in KINDS:
+            count = inputs if kind == "induction" else 1
+            if len(outputs) >= min(2, count):
+                values = {"inputs": row["inputs"][:count], "outputs": outputs[:count]}
+                task = {"kind": kind, "program": row["program"], "message": row["message"]}
+                tasks[kind].append(task | {"runs": True} | values)
+    return tasks
 
 
 # ------------------------------------------------------------------ rewards
@@ -261,7 +403,7 @@ class Azr(CoTrainer):
         prompts = [propose_prompt(kind, tasks, self.cfg.inputs) for kind, tasks in references]
         batch = self.rollout("proposer", [{"prompt": prompt} for prompt in prompts])
         proposals = [
-            functions.parse_proposal(kind, text, tasks[0] if tasks else None, self.cfg.inputs)
+            parse_proposal(kind, text, tasks[0] if tasks else None, self.cfg.inputs)
             for (kind, tasks), text in zip(references, batch.texts)
         ]
         joined = self.admitted(proposals)  # row -> task with outputs
@@ -357,12 +499,12 @@ class Azr(CoTrainer):
         """For (task, answer). Deduction: equal values. Abduction: f returns the output for the
         answer. Induction: the answer returns all hidden outputs.
         """
-        returned = self.run([functions.calls_to_check(*one) for one in answered])
-        return [functions.is_right(*one, values) for one, values in zip(answered, returned)]
+        returned = self.run([calls_to_check(*one) for one in answered])
+        return [is_right(*one, values) for one, values in zip(answered, returned)]
 
     def run(self, calls: list[list[tuple]]) -> list[list[str | None]]:
         """What f returns for each task's calls (program, input)."""
-        return functions.call_each(self.sandbox, calls, self.cfg.time_limit)
+        return call_each(self.sandbox, calls, self.cfg.time_limit)
 
     # --- what is logged and shown; no method below affects training
     def report_proposals(self, batch, references, joined, rates):
@@ -419,7 +561,7 @@ def evaluate_proposer(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
     references = [rng.choice(held_out) for _ in kinds]
     prompts = [propose_prompt(kind, [shown], count) for kind, shown in zip(kinds, references)]
     texts = trainer.generate_all("proposer", prompts)
-    proposals = [functions.parse_proposal(*row, count) for row in zip(kinds, texts, references)]
+    proposals = [parse_proposal(*row, count) for row in zip(kinds, texts, references)]
     tasks = trainer.in_parallel(trainer.executed, proposals)
     valid = [task is not None and task["runs"] for task in tasks]
     buffers = trainer.saved["buffers"].values()
@@ -441,7 +583,7 @@ def first_tasks(trainer: Azr) -> tuple[dict[str, list], list[dict], set[str]]:
     """(kind -> the first tasks of its buffer, held-out tasks, bare forms of held-out programs)."""
     parts = (trainer.train_rows, trainer.held_out)
     cfg, sandbox = trainer.cfg, trainer.sandbox
-    both = [functions.make_tasks(sandbox, rows, cfg.inputs, cfg.time_limit) for rows in parts]
+    both = [make_tasks(sandbox, rows, cfg.inputs, cfg.time_limit) for rows in parts]
     # a program near the time limit may run in one process and not in another
     buffers, held_out = broadcast_object_list(both)
     never = {bare(task["program"]) for tasks in held_out.values() for task in tasks}
@@ -467,4 +609,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -38,27 +38,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import named_group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    final_answer,
-    in_one_form,
-    is_correct,
-    mean,
-    prompt,
-    solve,
-    solve_prompt,
-    split_steps,
-)
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -100,6 +81,29 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.questions == 1 and self.filter == "coin":
             raise UserError("--filter coin: --questions must be at least 2, or it has no choice.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import named_group_advantage
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    final_answer,
+    in_one_form,
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+)
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
+
+import torch
 
 # ------------------------------------------------------------------ prompts and parsing
 CORRECT = r"""You are given a problem, a solution, and the numbers of its steps that were found
@@ -355,4 +359,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -14,7 +14,7 @@ The loop (algorithm 1) is `Cure.step`
             R = - share of wrong programs that pass the test, if not                          eq. 4
 
     A = (R - mean) / std within a task; one update on the programs, then one on the tests, with the
-    loss in common/cotrainer.py, `CoTrainer.loss`.
+    loss in common/core/cotrainer.py, `CoTrainer.loss`.
 
 A program is correct if it passes all of the task's own tests, which are the only oracle. A test's
 reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favours correct programs
@@ -41,16 +41,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.run.args import Count, GroupSize, RunArgs, Seconds, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import chunk, mean, prompt
-from common.tasks.code import load_tasks, parse_program
-
-import torch
-import tyro
+from common.run.args import (
+    Count,
+    GroupSize,
+    RunArgs,
+    Seconds,
+    Several,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -90,6 +91,20 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     unsafe_sandbox: bool = False
     """run model-written code even where a layer of the sandbox is missing on this machine"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.sandbox import Sandbox, Status, same_output
+from common.tasks.answers import prompt
+from common.tasks.code import load_tasks, parse_program
+
+import torch
 
 OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held at once
 
@@ -302,13 +317,8 @@ class Cure(CoTrainer):
         """In training a task's correct programs are the only oracle for its tests."""
         correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks
         good = {i: ran.unit[i][right].all(0) for i, right in enumerate(correct) if right.any()}
-        rates = reward_precision(ran, tests, good)
-        self.log_mean("coder/accuracy", torch.cat(correct))
-        self.log_mean("coder/parsed", are_read(ran.programs))
-        self.log_mean("tester/accuracy", [g for right in good.values() for g in right.tolist()])
-        self.log_mean("tester/parsed", are_read(tests))
-        self.log_mean("tester/p01", rates["p01"])
-        self.log_mean("tester/p00", rates["p00"])
+        for name, values in figures(ran, tests, good).items():
+            self.log_mean(name, values)
         self.log_mean("co/tasks_with_a_right_program", len(good) / len(correct))
         for batch in (coder, tester):  # a task's table goes with the first row of its group
             for note, own, unit in zip(batch.notes[:: self.cfg.group_size], ran.own, ran.unit):
@@ -356,6 +366,19 @@ def reward_precision(ran: Ran, tests: list[list], good: dict[int, torch.Tensor])
     return found
 
 
+def figures(ran: Ran, tests: list[list], good: dict[int, torch.Tensor]) -> dict[str, list]:
+    """Of both players, in training as held out; good: see `reward_precision`."""
+    rates = reward_precision(ran, tests, good)
+    return {
+        "coder/accuracy": [r for own in ran.own for r in own.all(1).tolist()],
+        "coder/parsed": are_read(ran.programs),
+        "tester/accuracy": [g for right in good.values() for g in right.tolist()],
+        "tester/parsed": are_read(tests),
+        "tester/p01": rates["p01"],
+        "tester/p00": rates["p00"],
+    }
+
+
 def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     """The coder by the tasks' own tests; the tester by right programs, and by the wrong ones that
     its tests let pass: the coder's, as in the released code, and those that the base wrote once,
@@ -380,8 +403,19 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
         for written in (programs, base_programs, references)
     )
     good = oracle(reference, base)
-    values = evaluate_coder(now) | evaluate_tester(tests, good, now, base)
-    values |= evaluate_both(tests, good, now, base)
+    of_base = reward_precision(base, tests, good)
+    values = figures(now, tests, good) | {f"tester/{p}_base": of_base[p] for p in ("p01", "p00")}
+    values["co/tasks_with_an_oracle"] = [i in good for i in range(len(tests))]
+    for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
+        best = [int(unit[:size, :size].sum(1).argmax()) for unit in now.unit]
+        values[f"co/best_of_{size}"] = [bool(own[i].all()) for own, i in zip(now.own, best)]
+    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
+    values["co/mu"], values["co/precision"] = of_base["mu"], []
+    values["co/precision_bound"] = [1 - math.exp(-(max(0, x) ** 2) * n / 8) for x in of_base["mu"]]
+    for passes_own, passes_unit in zip(base.own, base.unit):
+        correct, score = passes_own.all(1), passes_unit.sum(1)  # (N,) each
+        wins = score[correct][:, None] > score[~correct][None]
+        values["co/precision"] += wins.flatten().tolist()
     return {name: mean(v) for name, v in values.items() if v}  # what is undefined is not shown
 
 
@@ -398,40 +432,6 @@ def oracle(reference: Ran, base: Ran) -> dict[int, torch.Tensor]:
         if len(judges):
             good[i] = judges.all(0)
     return good
-
-
-def evaluate_coder(now: Ran) -> dict[str, list]:
-    accuracy = torch.cat([table.all(1) for table in now.own]).tolist()
-    return {"coder/accuracy": accuracy, "coder/parsed": are_read(now.programs)}
-
-
-def evaluate_tester(tests: list[list], good: dict, now: Ran, base: Ran) -> dict[str, list]:
-    values = {
-        "tester/accuracy": [g for right in good.values() for g in right.tolist()],
-        "tester/parsed": are_read(tests),
-    }
-    of_now, of_base = reward_precision(now, tests, good), reward_precision(base, tests, good)
-    for name in ("p01", "p00"):
-        values |= {f"tester/{name}": of_now[name], f"tester/{name}_base": of_base[name]}
-    return values
-
-
-def evaluate_both(tests: list[list], good: dict, now: Ran, base: Ran) -> dict[str, list]:
-    """How well tests choose among the coder's programs; theorem 3.1 on those of the base."""
-    n = len(tests[0])
-    values = {"co/tasks_with_an_oracle": [i in good for i in range(len(tests))]}
-    for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
-        best = [int(unit[:size, :size].sum(1).argmax()) for unit in now.unit]
-        values[f"co/best_of_{size}"] = [bool(own[i].all()) for own, i in zip(now.own, best)]
-    margins = values["co/mu"] = reward_precision(base, tests, good)["mu"]
-    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
-    values["co/precision_bound"] = [1 - math.exp(-(max(0, mu) ** 2) * n / 8) for mu in margins]
-    values["co/precision"] = []
-    for own, unit in zip(base.own, base.unit):
-        correct, score = own.all(1), unit.sum(1)  # (N,) each
-        wins = score[correct][:, None] > score[~correct][None]
-        values["co/precision"] += wins.flatten().tolist()
-    return values
 
 
 # ------------------------------------------------------------------ main
@@ -457,4 +457,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

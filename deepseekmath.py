@@ -5,7 +5,7 @@ al. 2025, arXiv:2511.22570).
     python deepseekmath.py --no-meta-reward               a verifier that may invent defects
     python deepseekmath.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k   one GPU
 
-The loop (section 2; all updates by `CoTrainer.loss`, in common/cotrainer.py)
+The loop (section 2; all updates by `CoTrainer.loss`, in common/core/cotrainer.py)
     scores s in {0, 0.5, 1}: the answer is wrong; it is right, but a step is not; all is right
     VERIFIER with R_meta = 1, META; then rounds of LABELS, VERIFIER mixed with META, GENERATOR
 
@@ -33,17 +33,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, final_answer, mean, prompt, split_steps
-from common.tasks.graded import analysis_metrics, meta_truth, truth_of
-from common.tasks.math import load_questions
-from common.tasks.verdicts import Analysis, read_analysis, read_score
-
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -95,6 +86,19 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             most = f"must be at most --analyses {self.analyses}"
             raise UserError(f"--least-valid {self.least_valid} {most}: no label could be below 1.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import final_answer, prompt, split_steps
+from common.tasks.graded import analysis_metrics, meta_truth, truth_of
+from common.tasks.math import load_questions
+from common.tasks.verdicts import Analysis, read_analysis, read_score
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
 SCORES = (0.0, 0.5, 1.0)
@@ -467,4 +471,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -19,7 +19,7 @@ The loop (section 3, stage 2) is `Gar.step`
 
 A whole solution is too long to judge and a single step too short, hence slices. On a slice of a
 correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that has to stay
-a judge. Both are updated with the loss in common/cotrainer.py, `CoTrainer.loss`.
+a judge. Both are updated with the loss in common/core/cotrainer.py, `CoTrainer.loss`.
 
 Our changes that matter (more in docs/gar.md)
     1. Both players are LoRA adapters on one base; the paper's are models of 7B and 1.5B.
@@ -42,20 +42,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
-from common.tasks.math import load_for_steps, read_jsonl
-from common.tasks.references import check_references
-from common.tasks.verdicts import read_first_verdict
-from common.tiny.tasks import LEVELS, gold_steps
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -101,6 +89,24 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
         if self.sft_labels and self.discriminator == "none":
             raise UserError("--sft-labels: --discriminator none has nobody to teach.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_for_steps, read_jsonl
+from common.tasks.references import check_references
+from common.tasks.verdicts import read_first_verdict
+from common.tiny.tasks import LEVELS, gold_steps
+
+import torch
 
 LAMBDA_MATCH, LAMBDA_SLICES, LAMBDA_REAL, LAMBDA_AGREE = 1.0, 1.0, 1.0, 0.5  # l1 to l4, sec. 4.1
 
@@ -466,4 +472,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

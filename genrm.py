@@ -36,20 +36,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.model import special_tokens
-from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, mean, prompt, solutions_to_teach, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import ranking_figures
-from common.tasks.verdicts import read_verdict, verify_prompt
-
-import torch
-import tyro
+from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -85,6 +72,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     judgement_tokens: Tokens = per_model(tiny=112, real=512)
     """length limit of a rationale"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.core.model import special_tokens
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import prompt, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import ranking_figures
+from common.tasks.verdicts import read_verdict, verify_prompt
+
+import torch
 
 YES, NO = ("Yes", " Yes", "yes"), ("No", " No", "no")  # the first form is taught, all are read
 VERDICTS = (r"\boxed{CORRECT}", r"\boxed{INCORRECT}")
@@ -194,8 +198,9 @@ class GenRM(CoTrainer):
         """A micro-batch's share of L(D_verify) + lambda L(D_correct)."""
         logp, _ = self.score(batch)  # (b, T)
         likelihood = logp.sum(1)  # (b,)
-        self.report_rows(batch, logp)
-        return -(likelihood * batch.extras["weight"]).sum()
+        tokens, solves = batch.completion_mask.bool(), batch.extras["solves"][:, None]
+        shown = {"verify_loss": -logp[tokens & ~solves], "solve_loss": -logp[tokens & solves]}
+        return -(likelihood * batch.extras["weight"]).sum(), shown | {"credit": logp}
 
     # --- data
     def collect(self):
@@ -281,11 +286,9 @@ class GenRM(CoTrainer):
         return p_yes(logps.reshape(len(prefix), 2, -1)).tolist()
 
     # --- what is logged and shown; no method below affects training
-    def report_rows(self, batch, logp):
-        tokens = batch.completion_mask.bool()  # (b, T)
-        solves = batch.extras["solves"][:, None]  # (b, 1)
-        self.log_mean("verifier/verify_loss", -logp[tokens & ~solves])
-        self.log_mean("verifier/solve_loss", -logp[tokens & solves])
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        logp = shown["credit"]
         self.record_part(batch, logp, "log-likelihood", logp.sum(1))
 
 
@@ -325,4 +328,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

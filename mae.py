@@ -15,7 +15,7 @@ The loop (algorithm 1) is `Mae.step`.  D: pool of questions, at first the seeds.
 
     V = (score - 1) / 9, with a score of the judge from 1 to 10
     A = (r - mean) / std within each role; ONE update on all three batches, with the loss in
-    common/cotrainer.py, `CoTrainer.loss`.
+    common/core/cotrainer.py, `CoTrainer.loss`.
 
 What is sampled only to make rewards, the judge's V and the 5 answers, is never trained on. No gold
 answer is used, and nothing rewards the judge for being right. Whether the model flatters itself is
@@ -38,20 +38,18 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.advantage import whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Several, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import boxed, chunk, is_correct, mean, prompt, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import pairs_in_order
-from common.tasks.verdicts import verdict_metrics
-from common.tiny.tasks import parse_question
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    GroupSize,
+    RunArgs,
+    Several,
+    Share,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -96,6 +94,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             seeds = f"--seed-questions {self.seed_questions}"
             raise UserError(f"{seeds} must be less than --pool-size {self.pool_size}.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import whiten
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order
+from common.tasks.verdicts import verdict_metrics
+from common.tiny.tasks import parse_question
+
+import torch
 
 QUALITY_GATE = 0.7  # a score of 8 or more (paper sec. 4.1)
 NEUTRAL = 0.5  # V of a judgement without a score, which exceeds that of an explicit "wrong"
@@ -466,4 +481,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

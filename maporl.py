@@ -42,27 +42,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    boxed,
-    final_answer,
-    is_correct,
-    mean,
-    prompt,
-    solve_prompt,
-    split_steps,
-    without_thoughts,
-)
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, verify_prompt
-from common.tiny.tasks import LEVELS, sounds_sure
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, parse, per_model
 
 AGENTS = ("alice", "bob")
 
@@ -118,6 +99,29 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.placebo and self.turns == 1:
             raise UserError("--placebo, --turns 1: nobody sees another one's solution.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    boxed,
+    final_answer,
+    is_correct,
+    prompt,
+    solve_prompt,
+    split_steps,
+    without_thoughts,
+)
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, verify_prompt
+from common.tiny.tasks import LEVELS, sounds_sure
+
+import torch
 
 # ------------------------------------------------------------------ prompts and parsing
 DEBATE = r"""You are given a problem, your own solution of it, and another solver's. Either may be
@@ -385,4 +389,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -13,7 +13,7 @@ The loop (algorithm 1)
       PRM = `prm_batch` and `loss`
         d_t = log pi_prm(y_t) - log pi_ref(y_t)
         loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome                 eq. 2
-      POLICY = `credit`; its loss is `CoTrainer.loss` in common/cotrainer.py
+      POLICY = `credit`; its loss is `CoTrainer.loss` in common/core/cotrainer.py
         d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
         minus leave-one-out baselines, added 1:1, then whitened as released             eq. 5, 6
 
@@ -44,10 +44,7 @@ Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.advantage import return_to_go, whiten
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.model import without_checkpointing
+from common.core.errors import UserError
 from common.run.args import (
     Count,
     CountOrZero,
@@ -57,17 +54,9 @@ from common.run.args import (
     Share,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tiny.tasks import gold_steps
-
-import torch
-import torch.nn.functional as F
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -126,6 +115,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             )
 
 
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import return_to_go, whiten
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.core.model import without_checkpointing
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
+
 PRM_MAX_GRAD_NORM = 10.0  # the released script's
 
 
@@ -153,6 +159,11 @@ def prm_loss(d, outcome, mask, beta: float = 0.05) -> torch.Tensor:
     # z = beta * sum_t d_t, a SUM and no mean;  -o log sigmoid(z) - (1 - o) log sigmoid(-z)
     z = beta * (d * mask).sum(1)  # (B,)
     return F.binary_cross_entropy_with_logits(z, outcome.to(z.dtype))  # ln 2 at z = 0
+
+
+def prm_hits(d, outcome, mask) -> torch.Tensor:
+    """(B,), whether the PRM holds a response for correct, sum_t d_t > 0, just where it is."""
+    return ((d * mask).sum(1) > 0) == (outcome > 0.5)
 
 
 def prime_advantages(d, outcome, mask, group_size: int, noise: float = 0.0) -> tuple:
@@ -237,7 +248,8 @@ class Prime(CoTrainer):
         if cfg.prm_update == "after":
             return [prm_batch, batch]  # the PRM has scored, now it learns
         if cfg.prm_update == "none":
-            self.report_prm(d, batch.rewards, batch.completion_mask)
+            hits = prm_hits(d, batch.rewards, batch.completion_mask)  # (B,)
+            self.log_mean("prm/accuracy", hits)  # where no loss of the PRM logs it
         return [batch]
 
     def credit(self, batch, d, noise: float):
@@ -269,11 +281,10 @@ class Prime(CoTrainer):
             return super().loss(batch)
         outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
         logp, entropy = self.score(batch)  # (b, T)
-        self.log_mean("prm/entropy", entropy[mask.bool()])
         d = logp - batch.token_extras["reference_logps"]  # (b, T)
-        self.report_prm(d, outcome, mask)
         # the means of the micro-batches, times b / B each, add up to the mean of the step
-        return prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]
+        loss = prm_loss(d, outcome, mask, self.cfg.beta) * len(outcome) / batch.extras["rows"]
+        return loss, {"entropy": entropy, "accuracy": prm_hits(d, outcome, mask)}
 
     def rounding_noise(self, batch) -> float:
         """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
@@ -355,11 +366,6 @@ class Prime(CoTrainer):
         return tried
 
     # --- what is logged and shown; no method below affects training
-    def report_prm(self, d, outcome, mask):
-        """Called from the loss; once the PRM is frozen, from scoring."""
-        says_correct = (d * mask).sum(1) > 0  # (b,)
-        self.log_mean("prm/accuracy", says_correct == (outcome > 0.5))
-
     def report_filter(self, accuracies: list[float], kept: int, trained: int, tokens: int):
         """Of this process: the groups' accuracies, how many were kept and trained on, and the
         sampled tokens.
@@ -401,4 +407,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

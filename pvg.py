@@ -34,30 +34,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    chunk,
-    final_answer,
-    is_correct,
-    mean,
-    solutions_to_teach,
-    solve,
-    solve_prompt,
-    split_steps,
-)
-from common.tasks.math import load_questions
-from common.tasks.ranking import pairs_in_order
-from common.tiny.tasks import sounds_sure
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Weight, parse, per_model
 
 ROLES = {"helpful": 1, "sneaky": 0}  # -> h
 
@@ -106,6 +84,30 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             whole = f"--steps {self.steps} / --rounds {self.rounds}"
             raise UserError(f"{whole} must be whole and more than --ver-steps {self.ver_steps}.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    final_answer,
+    is_correct,
+    solutions_to_teach,
+    solve,
+    solve_prompt,
+    split_steps,
+)
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order
+from common.tiny.tasks import sounds_sure
+
+import torch
+import torch.nn.functional as F
 
 BASE_SHARE = 0.5  # of the verifier's data after round 0; earlier rounds share the rest equally
 WINDOW = 3  # prover steps over whose mean an attack is said to have succeeded
@@ -212,17 +214,6 @@ class Pvg(CoTrainer):
     def written(self, role: str, rows: list[dict]) -> list[dict]:
         return self.in_parallel(lambda rows: solutions_to_teach(self, role, rows), rows)
 
-    def restart(self, name: str):
-        """The adapter is untrained, the same one in every round; AdamW forgets its moments."""
-        rng = torch.Generator().manual_seed(self.args.seed)
-        for key, p in self.model.named_parameters():
-            if f".{name}." in key:
-                self.optimizer.state.pop(p, None)
-                # B = 0, A uniform between +- 1 / sqrt(columns), as PEFT draws it: with the A of an
-                # earlier attacker the next one would not be fresh
-                A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
-                p.data.copy_(A * ("lora_B" not in key))
-
     def verifier_step(self, turn: int) -> Batch:
         """The next pairs, of shuffled epochs over the round's."""
         mine = self.shard(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))
@@ -239,11 +230,9 @@ class Pvg(CoTrainer):
             base, _ = self.score(both)  # (2b, T)
         V = self.cfg.beta * (logp - base).sum(1)  # (2b,)
         V_right, V_wrong = chosen_and_rejected(V)  # (b,) each
-        self.log_mean("verifier/pair_accuracy", V_right > V_wrong)
-        sides = ["verifier, right", "verifier, wrong"]
-        self.record_part(batch, logp, "margin", V_right - V_wrong, sides)
         losses = verifier_losses(V_right, V_wrong, self.cfg.regulariser)  # (b,)
-        return losses.sum() / self.pairs_per_step
+        shown = {"pair_accuracy": V_right > V_wrong, "margin": V_right - V_wrong, "credit": logp}
+        return losses.sum() / self.pairs_per_step, shown
 
     def V(self, batch: Batch) -> torch.Tensor:
         """(B,) scores of completions by the verifier as it is."""
@@ -290,6 +279,12 @@ class Pvg(CoTrainer):
         return (torch.tensor(whole) & torch.tensor(ended)).to(batch.row.device)
 
     # --- what is logged and shown; no method below affects training
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "verifier":
+            sides = ["verifier, right", "verifier, wrong"]
+            self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
+
     def report_attack(self, turn: int, helpful: Batch, sneaky: Batch):
         """An attack has succeeded when at most half of the pairs of WINDOW steps are in order."""
         for batch in (helpful, sneaky):
@@ -361,4 +356,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -35,28 +35,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    boxed,
-    final_answer,
-    is_correct,
-    mean,
-    prompt,
-    solve,
-    solve_prompt,
-    split_steps,
-)
-from common.tasks.math import load_for_steps
-from common.tasks.references import check_references
-from common.tasks.verdicts import read_verdict
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -105,6 +85,31 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
                 f"{self.group_size} new ones, each of which is drawn once at most."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    boxed,
+    final_answer,
+    is_correct,
+    prompt,
+    solve,
+    solve_prompt,
+    split_steps,
+)
+from common.tasks.math import load_for_steps
+from common.tasks.references import check_references
+from common.tasks.verdicts import read_verdict
+
+import torch
 
 # ------------------------------------------------------------------ prompts and parsing
 COMPARE = r"""You are given a problem and two solutions. One of them was written by an expert. Check
@@ -316,4 +321,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -29,20 +29,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import beginnings, mean, solutions_to_teach, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.ranking import pairs_in_order, ranking_figures
-from common.tiny.tasks import gold_steps
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Several,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -83,6 +81,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     def check(self):
         if self.ver_steps > self.steps:
             raise UserError(f"--ver-steps {self.ver_steps} is more than --steps {self.steps}.")
+
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import beginnings, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order, ranking_figures
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
 
 
 # ------------------------------------------------------------------ the paper's mathematics
@@ -255,10 +270,9 @@ class RStar(CoTrainer):
         if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
-            self.log_mean("generator/logp", likelihood)
-            self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch.extras["weight"]).sum()
+            loss = -(likelihood * batch.extras["weight"]).sum()
+            return loss, {"logp": likelihood, "credit": logp}
         both = as_completions(batch)  # 2b rows: y+, y-, y+, ...
         logp, _ = self.score(both)  # (2b, T)
         with torch.no_grad(), self.playing(None):
@@ -266,11 +280,18 @@ class RStar(CoTrainer):
         # r(x, y) = beta log(V(y | x) / base(y | x)), a sum over tokens
         r_plus, r_minus = chosen_and_rejected(self.cfg.beta * (logp - ref).sum(1))  # (b,) each
         # loss = - log sigmoid(r(x, y+) - r(x, y-))
-        losses = -F.logsigmoid(r_plus - r_minus)  # (b,)
-        self.log_mean("verifier/pair_loss", losses)
-        self.log_mean("verifier/pair_accuracy", r_plus > r_minus)
-        self.record_part(batch, logp, "r+ - r-", r_plus - r_minus, ["better", "worse"])
-        return (losses * batch.extras["weight"]).sum()
+        margin = r_plus - r_minus  # (b,)
+        losses = -F.logsigmoid(margin)  # (b,)
+        shown = {"pair_loss": losses, "pair_accuracy": margin > 0, "margin": margin}
+        return (losses * batch.extras["weight"]).sum(), shown | {"credit": logp}
+
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "generator":
+            self.record_part(batch, shown["credit"], "log-likelihood", shown["logp"])
+        else:
+            margin, sides = shown["margin"], ["better", "worse"]
+            self.record_part(batch, shown["credit"], "r+ - r-", margin, sides)
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
@@ -337,4 +358,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

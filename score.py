@@ -37,8 +37,6 @@ Shapes: P questions, K tries of each, B = P * K; b rows of a micro-batch, T toke
 from dataclasses import dataclass
 from typing import Literal
 
-from common.advantage import group_advantage
-from common.cotrainer import Batch, CoTrainer, Player
 from common.run.args import (
     Count,
     CountOrZero,
@@ -47,23 +45,9 @@ from common.run.args import (
     Several,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    boxed,
-    is_correct,
-    mean,
-    prompt,
-    solve_prompt,
-    split_steps,
-    without_thoughts,
-)
-from common.tasks.math import load_for_steps
-
-import torch
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -94,6 +78,27 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     eval_samples: Several = 2
     """first tries per held-out question, with one second try each"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage
+from common.core.cotrainer import Batch
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import (
+    boxed,
+    is_correct,
+    prompt,
+    solve_prompt,
+    split_steps,
+    without_thoughts,
+)
+from common.tasks.math import load_for_steps
+
+import torch
 
 # ------------------------------------------------------------------ prompts and parsing
 AGAIN = r"""You are given a problem and your own first solution of it. There may be an error in it.
@@ -192,7 +197,8 @@ class Score(CoTrainer):
         the second turn, where they follow different first tries.
         """
         K = self.cfg.group_size
-        self.set_rewards(batch, rewards, groups=[i // K for i in range(len(rewards))])
+        mine = self.accelerator.process_index  # a process's questions are its own groups
+        self.set_rewards(batch, rewards, groups=[(mine, i // K) for i in range(len(rewards))])
         # A = r - mean; not / std, which would scale 11 and -10 back to the size of 1 and 0
         batch.advantages = group_advantage(rewards, K, scale=False)  # (B,)
 
@@ -208,12 +214,13 @@ class Score(CoTrainer):
         for note, right1, right2 in zip(second.notes, r1.tolist(), r2.tolist()):
             note["rewards"] |= {"r1": right1, "r2": right2}
 
-    def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
+    def show_loss(self, batch, shown):
         """The KL term and the entropy, (b, T), of each turn by itself."""
         mask = batch.completion_mask.bool()
         turn = batch.row * 0 if batch.source is None else batch.source  # (b,) 0 or 1
-        for i, player in enumerate(self.players):
-            self.log_mean(f"{player}/{name}", values[mask & (turn == i)[:, None]])
+        for name, values in shown.items():
+            for i, player in enumerate(self.players):
+                self.log_mean(f"{player}/{name}", values[mask & (turn == i)[:, None]])
 
 
 # ------------------------------------------------------------------ evaluation
@@ -252,4 +259,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -33,10 +33,7 @@ Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a
 
 from dataclasses import dataclass
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.model import copy_adapter
+from common.core.errors import UserError
 from common.run.args import (
     Count,
     CountOrZero,
@@ -46,17 +43,9 @@ from common.run.args import (
     Tokens,
     TwoOrMore,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_score
-
-import torch
-import torch.nn.functional as F
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -95,6 +84,22 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"--steps {self.steps} must be a multiple of --iterations {self.iterations}."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.core.model import copy_adapter
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_score
+
+import torch
+import torch.nn.functional as F
 
 # ------------------------------------------------------------------ prompts and parsing
 SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
@@ -276,7 +281,6 @@ class SelfRewarding(CoTrainer):
         """A micro-batch's part of the mean over the pairs of the step."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
         logp, entropy = self.score(both)  # (2b, T), under M
-        self.log_mean("solver/entropy", entropy[both.completion_mask.bool()])
         # scored in the same micro-batches as M, so that the loss is ln 2 when a round begins
         with torch.no_grad(), self.playing("previous"):
             ref = self.score(both)[0]  # (2b, T), under M_t
@@ -284,8 +288,8 @@ class SelfRewarding(CoTrainer):
         chosen, rejected = chosen_and_rejected(log_ratio.sum(1))  # (b,) each
         # loss = - log sigmoid(r(x, y+) - r(x, y-))
         losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
-        self.report_pairs(batch, both, log_ratio, losses, chosen - rejected)
-        return losses.sum() / self.questions_per_step
+        shown = {"entropy": entropy, "pair_loss": losses, "margin": chosen - rejected}
+        return losses.sum() / self.questions_per_step, shown | {"credit": log_ratio}
 
     # --- what is logged and shown; no method below affects training
     def report_round(self, answers, readings, pairs):
@@ -301,9 +305,8 @@ class SelfRewarding(CoTrainer):
         self.log_mean("co/pairs_one_right", len(one_right) / len(pairs))
         self.log_mean("co/pairs_right_way", [p["chosen"]["right"] for p in one_right])
 
-    def report_pairs(self, batch, both, log_ratio, losses, margin):
-        self.log_mean("solver/pair_loss", losses)
-        self.log_mean("solver/margin", margin)
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
         if 0 not in batch.row:
             return  # one micro-batch of the step is shown
         notes = [
@@ -313,10 +316,10 @@ class SelfRewarding(CoTrainer):
                 "rewards": {"own score": score, "margin": m},
                 "credit": "log-ratio",
             }
-            for note, m in zip(batch.notes, margin.tolist())
+            for note, m in zip(batch.notes, shown["margin"].tolist())
             for which, score, right in zip(("chosen", "rejected"), note["scores"], note["right"])
         ]
-        self.record(both, log_ratio, notes)
+        self.record(as_completions(batch), shown["credit"], notes)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -400,4 +403,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

@@ -22,8 +22,7 @@ comparisons rightly, harder ones among them, and M_{t+1} learns from these. A ju
 by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
 
 Our changes that matter (more in docs/self_taught.md)
-    1. The judge is one LoRA adapter on the base, M_0. To restart is to set it to what it was before
-       training, A and B.
+    1. The judge is one LoRA adapter on the base, M_0. To restart is to make it untrained, A and B.
     2. The script changes one number of the question; the paper's model rewrites the instruction.
        The embedded model, which compares solutions by their calculations, hardly notices.
     3. Pairs without two different final answers are left out: they cannot be told apart.
@@ -37,18 +36,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, final_answer, is_correct, mean, prompt, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.verdicts import read_verdict
-from common.tiny.tasks import MODULO, parse_question
-
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, CountOrZero, RunArgs, Several, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -83,6 +72,19 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"--steps {self.steps} must be a multiple of --iterations {self.iterations}."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import final_answer, is_correct, prompt, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.verdicts import read_verdict
+from common.tiny.tasks import MODULO, parse_question
 
 # ------------------------------------------------------------------ prompts and parsing
 COMPARE = r"""You are given a problem and two solutions, one of which is better. Check the steps of
@@ -167,8 +169,6 @@ class SelfTaught(CoTrainer):
     def __init__(self, *inputs):
         super().__init__(*inputs)
         self.saved = {"comparisons": [], "round": -1, "lessons": []}
-        # from the seed, so a resumed run has the same, too
-        self.untrained = [p.detach().clone() for p in self.parameters_of("judge")]
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
@@ -212,14 +212,8 @@ class SelfTaught(CoTrainer):
                 f"and nothing else; {unread} name no solution within --judgement-tokens "
                 f"{self.cfg.judgement_tokens}; --pool {self.cfg.pool} may be too small."
             )
-        self.restart()
+        self.restart("judge")
         self.saved |= {"round": t, "lessons": lessons}
-
-    def restart(self):
-        """The judge is M_0 again. Adam forgets its moments: they are of the judge that is gone."""
-        for parameter, value in zip(self.parameters_of("judge"), self.untrained):
-            parameter.data.copy_(value)
-        self.optimizer.state.clear()
 
     def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
         """y and y' for every question that can be changed, where their final answers differ."""
@@ -263,8 +257,7 @@ class SelfTaught(CoTrainer):
     def loss(self, batch):
         """A micro-batch's part of - mean of log M(j | x, y, y') over all tokens of the step."""
         logp = self.score(batch)[0]  # (b, T), 0 behind the end of a judgement
-        self.report_lessons(batch, logp)
-        return -logp.sum() / batch.total_tokens
+        return -logp.sum() / batch.total_tokens, {"logp": logp.sum(1), "credit": logp}
 
     # --- what is logged and shown; no method below affects training
     def report_pairs(self, pairs):
@@ -279,9 +272,9 @@ class SelfTaught(CoTrainer):
         comparisons = len(self.saved["comparisons"])
         self.log_mean("judge/lessons", len(lessons) / max(1, comparisons))
 
-    def report_lessons(self, batch, logp):
-        self.log_mean("judge/logp", logp.sum(1))
-        self.record_part(batch, logp, "log-likelihood", logp.sum(1))
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        self.record_part(batch, shown["credit"], "log-likelihood", shown["logp"])
 
 
 # ------------------------------------------------------------------ evaluation
@@ -362,4 +355,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

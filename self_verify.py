@@ -10,7 +10,7 @@ The loop is `SelfVerify.step`. One adapter, two tasks:
     VERIFY     judgements of solutions that the model has written, about half of them right;
                G judgements per solution;
                r = [verdict == answer is right] * min(pass rate of the question, .5)
-    A = (r - mean) / std over the G of a group; the loss is `CoTrainer.loss` in common/cotrainer.py.
+    A = (r - mean) / std over the G of a group; the loss is `CoTrainer.loss` in common/core/.
 
     --schedule generate    plain GRPO
                verify      solutions are only there to be judged, and never trained on
@@ -36,17 +36,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import boxed, chunk, is_correct, mean, prompt, solve, solve_prompt
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
-
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -84,6 +75,18 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 "first would have none to judge; it must be at least 2."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
 
 MOST = 0.5  # of the pass rate, in the verifier's reward
 
@@ -278,4 +281,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

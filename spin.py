@@ -41,20 +41,8 @@ Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion token
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError, say
-from common.model import copy_adapter
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt
-from common.tasks.math import load_questions
-from common.tasks.references import check_references
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -97,6 +85,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"--steps {self.steps} is not a multiple of --iterations {self.iterations}."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import as_completions, chosen_and_rejected
+from common.core.errors import say
+from common.core.lists import mean
+from common.core.model import copy_adapter
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.references import check_references
+
+import torch
+import torch.nn.functional as F
 
 LATE_LR = 0.2  # lr of the third and later iterations, relative to the first (paper: 1e-7 / 5e-7)
 WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
@@ -231,17 +236,19 @@ class Spin(CoTrainer):
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
         logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
-        self.log_mean("player/entropy", entropy[both.completion_mask.bool()])
-        self.log_mean("player/logp_human", real)
+        shown = {"entropy": entropy, "logp_human": real}
         if self.cfg.opponent == "none":
-            return -real.sum() / batch.extras["human_tokens"]  # - log p(y) per token
+            return -real.sum() / batch.extras["human_tokens"], shown  # - log p(y) per token
         with torch.no_grad(), self.playing("opponent"):  # the same rows at a time: ln 2 is exact
             ref_logp = self.score(both)[0]  # (2b, T)
         ref_real, ref_generated = chosen_and_rejected(ref_logp.sum(1))  # (b,) each
         beta = self.scale()
         loss, r_real, r_generated = spin_loss(real, ref_real, generated, ref_generated, beta)
-        self.report_pairs(batch, loss, r_real, r_generated, beta * (logp - ref_logp))
-        return loss * (len(real) / self.questions_per_step)
+        shown |= {"reward_human": r_real, "reward_generated": r_generated}
+        shown["pair_accuracy"] = r_real > r_generated
+        shown["credit"] = beta * (logp - ref_logp)  # (2b, T): each token's share of r(y) or r(y')
+        shown["spin_loss"] = loss.expand(len(real))  # (b,), however pairs are cut
+        return loss * (len(real) / self.questions_per_step), shown
 
     def scale(self) -> float:
         """lambda: larger, and so the step smaller, in the last iteration."""
@@ -267,16 +274,14 @@ class Spin(CoTrainer):
         self.log_mean("opponent/completions/mean_length", [len(row) for row in ids])
         self.log_mean("opponent/completions/clipped_ratio", cut)
 
-    def report_pairs(self, batch, loss, r_real, r_generated, token_rewards):
-        """token_rewards: (2b, T), each token's share of r(y) or r(y')."""
-        self.log_mean("player/spin_loss", loss.expand(len(r_real)))  # however pairs are cut
-        period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
-        if self.state.global_step % period > 0:  # else player and opponent are equal: rewards are 0
-            self.log_mean("player/reward_human", r_real)
-            self.log_mean("player/reward_generated", r_generated)
-            self.log_mean("player/pair_accuracy", r_real > r_generated)
-        sides, of = ["human", "opponent"], "share of the reward"
-        self.record_part(batch, token_rewards, "reward", token_rewards.sum(1), sides, of)
+    def show_loss(self, batch, shown):
+        if "credit" in shown:
+            credit, sides = shown["credit"], ["human", "opponent"]
+            self.record_part(batch, credit, "reward", credit.sum(1), sides, "share of the reward")
+            period = self.length if self.cfg.opponent == "previous" else self.cfg.steps
+            if self.state.global_step % period == 0:  # player and opponent are equal: rewards are 0
+                del shown["reward_human"], shown["reward_generated"], shown["pair_accuracy"]
+        super().show_loss(batch, shown)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -322,4 +327,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

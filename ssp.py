@@ -41,18 +41,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.checks import stripped
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt
-from common.tasks.math import load_for_steps
-from common.tiny.tasks import gold_answer, parse_question
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, parse, per_model
 
 
 # ------------------------------------------------------------------ arguments
@@ -93,6 +83,21 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.proposer != "co-trained" and not self.train_solver:
             raise UserError(f"--proposer {self.proposer}, --no-train-solver: nobody is trained.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+
+from common.checked import CoTrainer, Player, stripped
+from common.core.cotrainer import Batch
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.math import load_for_steps
+from common.tiny.tasks import gold_answer, parse_question
+
+import torch
 
 LONGEST = 1000  # characters of a question (released code)
 
@@ -326,4 +331,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

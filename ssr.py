@@ -39,8 +39,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cotrainer import Batch, CoTrainer, Player
-from common.errors import UserError
 from common.run.args import (
     Count,
     CountOrZero,
@@ -49,18 +47,9 @@ from common.run.args import (
     Seconds,
     Tokens,
     Weight,
+    parse,
     per_model,
 )
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox, Status, same_output
-from common.tasks.answers import chunk, mean, prompt
-from common.tasks.code import load_tasks, parse_program
-from common.tasks.functions import bare
-from common.tiny.repairs import sample_rows
-
-import torch
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -100,6 +89,23 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     unsafe_sandbox: bool = False
     """run model-written code even where a layer of the sandbox is missing on this machine"""
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.cotrainer import Batch
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.sandbox import Sandbox, Status, same_output
+from common.tasks.answers import prompt
+from common.tasks.code import load_tasks, parse_program
+from common.tasks.functions import bare
+from common.tiny.repairs import sample_rows
+
+import torch
 
 # ------------------------------------------------------------------ prompts and parsing
 INJECT = r"""You are given a Python program and its numbered tests, input->output. Put a bug into
@@ -411,4 +417,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

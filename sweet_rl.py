@@ -29,21 +29,18 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected, padded
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Scale, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import chunk, is_correct, mean, prompt, solve, solve_prompt, step_ends
-from common.tasks.math import load_questions
-from common.tasks.ranking import pairs_in_order
-from common.tasks.references import check_references
-from common.tiny.tasks import gold_steps
-
-import torch
-import torch.nn.functional as F
-import tyro
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Scale,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -91,6 +88,23 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
         if self.critic_steps > self.steps:
             raise UserError(f"--critic-steps {self.critic_steps} is over --steps {self.steps}.")
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected, padded
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, prompt, solve, solve_prompt, step_ends
+from common.tasks.math import load_questions
+from common.tasks.ranking import pairs_in_order
+from common.tasks.references import check_references
+from common.tiny.tasks import gold_steps
+
+import torch
+import torch.nn.functional as F
 
 NLL = 0.01  # weight of the chosen turn's likelihood in the actor's loss (paper: 0.01)
 PAIRS_PER_TURN = 4  # drawn of the candidates (paper: 4)
@@ -200,11 +214,13 @@ class SweetRL(CoTrainer):
         if batch.player == "actor":  # its weights are 1
             likelihood = (logp * weight).sum(1) / weight.sum(1)  # (2b,), per token
             losses = losses - NLL * chosen_and_rejected(likelihood)[0]
-        self.log_mean(f"{batch.player}/margin", chosen - rejected)
-        self.log_mean(f"{batch.player}/pair_accuracy", chosen > rejected)
-        sides = [batch.player] * 2
+        shown = {"margin": chosen - rejected, "pair_accuracy": chosen > rejected, "credit": share}
+        return losses.sum() / self.questions_per_step, shown
+
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        share, sides = shown["credit"], [batch.player] * 2
         self.record_part(batch, share, "advantage", share.sum(1), sides, "share of the advantage")
-        return losses.sum() / self.questions_per_step
 
     # --- advantages
     def prompt_of(self, player: str, row: dict) -> list[dict]:
@@ -375,4 +391,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

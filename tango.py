@@ -2,10 +2,9 @@ r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its veri
 
     python tango.py                                       the embedded model on a CPU, 2 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
-    python tango.py --labels 32           answers of 32 questions only, see docs/tango.md
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
-The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/cotrainer.py)
+The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/core/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
     GENERATOR = `generator_step`
       sample M solutions per question; the verifier judges each solution once, step by step
@@ -31,19 +30,18 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.advantage import group_advantage, return_to_go
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError, say
-from common.run.args import Count, CountOrZero, GroupSize, RunArgs, Share, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, mean, solve, solve_prompt, split_steps, step_ends
-from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
-from common.tiny.tasks import LEVELS, gold_steps, is_checked, parse_question, sounds_sure
-
-import torch
-import tyro
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Share,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
@@ -73,9 +71,6 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     """ablation: frozen = untrained, none = plain GRPO; then all --steps are the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
-    labels: CountOrZero = 0
-    """not the paper's: number of training questions whose answers are used (0: all).
-    On the others r_out = [all steps are accepted], and --alpha has no effect"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -88,11 +83,24 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
             raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
         if self.alpha_end == 0 < self.alpha:
             raise UserError("--alpha-end 0: alpha decays by a factor, so the end must be above 0.")
-        if self.labels and self.verifier != "none" and self.alpha == 0:
-            raise UserError(
-                "--labels, --alpha 0: without judgements most solutions have no reward."
-            )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.advantage import group_advantage, return_to_go
+from common.core.errors import say
+from common.core.lists import mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve, solve_prompt, split_steps, step_ends
+from common.tasks.math import load_for_steps
+from common.tasks.verdicts import final_verdict, read_verdict, verdict_metrics, verify_prompt
+from common.tiny.diagnostics import panels, report_steps
+from common.tiny.tasks import gold_steps
+
+import torch
 
 GAMMA = 0.8  # weight of the verifier's format reward (paper sec. 4)
 CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)
@@ -147,23 +155,9 @@ def judgement_format(text: str, solution: str) -> float:
 
 
 # ------------------------------------------------------------------ rewards, called by TRL
-def outcome_reward(completions, answer, **_) -> list[float | None]:
-    """Generator: r_out = [answer == gold], None where no answer is known. Nothing that the verifier
-    writes is in it.
-    """
-    texts = [completion[0]["content"] for completion in completions]
-    return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
-
-
-def all_accepted(judgements: list[Judgement], solutions: list[str]) -> torch.Tensor:
-    """--labels, not the paper's: r_out of solutions without a known answer, (B,). It is 1 if the
-    verifier accepts every step, 0 if it rejects one, if its verdicts do not fit the steps, or if
-    there is no step or answer. So a further step never raises the reward. (By the paper's step
-    rewards alone, four rejected steps, or none at all, can beat one rejected step.)
-    """
-    both = zip([judgement.verdicts for judgement in judgements], solutions)
-    fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
-    return torch.tensor(fit).float()
+def outcome_reward(completions, answer, **_) -> list[float]:
+    """Generator: r_out = [answer == gold]. Nothing that the verifier writes is in it."""
+    return [float(is_correct(c[0]["content"], gold)) for c, gold in zip(completions, answer)]
 
 
 def verdict_reward(completions, label, **_) -> list[float]:
@@ -231,23 +225,9 @@ class Tango(CoTrainer):
 
     def step(self, rows):
         """rows: B, every question M times in a row."""
-        M = self.cfg.group_size
-        known = self.with_answers(rows[::M])  # P
-        if self.cfg.verifier == "none":
-            return [self.generator_step([row for row in known for _ in range(M)])]
         if self.player_at(self.state.global_step) == "generator":
             return [self.generator_step(rows)]
-        return [self.verifier_step(known)]
-
-    def with_answers(self, questions):
-        """Returns the questions or, with --labels, as many from those with a known answer."""
-        if not self.cfg.labels:
-            return questions
-        known = [row for row in self.train_rows if row["answer"]]
-        draw = self.random_numbers()
-        rows = draw.sample(known, min(len(questions), len(known)))
-        rows += draw.choices(known, k=len(questions) - len(rows))
-        return [{"prompt": solve_prompt(row["question"]), **row} for row in rows]
+        return [self.verifier_step(rows[:: self.cfg.group_size])]
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
@@ -261,7 +241,7 @@ class Tango(CoTrainer):
     def player_at(self, step: int) -> str:
         """Warm-up, then cycles of N_g generator and N_v verifier steps, generator first."""
         cfg = self.cfg
-        if cfg.verifier != "co-trained":
+        if cfg.verifier in ("frozen", "none"):
             return "generator"
         if cfg.generator == "frozen" or step < cfg.ver_warmup:
             return "verifier"
@@ -269,30 +249,32 @@ class Tango(CoTrainer):
         return "generator" if turn < cfg.gen_steps else "verifier"
 
     def generator_step(self, rows):
-        """Eq. 4-7: B rows -> a solution of each, A = (1 - alpha) A_out + alpha A_step, (B, T)."""
+        """B rows -> a solution of each, and its advantages by the answer and the verdicts."""
         batch = self.rollout("generator", rows)  # texts, rewards (B,)
-        ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
-        M, alpha = self.cfg.group_size, self.alpha()
-        judgements = [Judgement([], None)] * len(rows)
+        alpha, judgements = self.alpha(), [Judgement([], None)] * len(rows)
         if alpha > 0:
-            # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
-            prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch.texts)]
-            batch.extras["judgement"] = self.generate("verifier", prompts)
-            judgements = [parse_judgement(text) for text in batch.extras["judgement"]]
-        verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
-        ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
-        r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
-        outcome, weight = batch.rewards, alpha  # (B,)
-        if self.cfg.labels:  # where no answer is known, verdicts give r_out, and alpha is 0
-            unknown = outcome.isnan()  # (B,)
-            accepted = all_accepted(judgements, batch.texts).to(outcome)  # (B,)
-            outcome = torch.where(unknown, accepted, outcome)
-            weight = alpha * ~unknown[:, None]  # (B, 1)
-        of_outcome, of_steps = tango_advantages(outcome, r_step, tokens, mask, M, weight)
-        batch.advantages = of_outcome + of_steps  # (B, T)
-        batch.components = {"outcome": of_outcome, "step": of_steps}
+            judgements = self.ask_verifier(rows, batch)
+        self.set_advantages(batch, batch.rewards, judgements, alpha)
         self.report_generator(rows, batch, judgements, alpha)
         return batch
+
+    def ask_verifier(self, rows, batch) -> list[Judgement]:
+        """A judgement of each of B solutions."""
+        # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
+        prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch.texts)]
+        batch.extras["judgement"] = self.generate("verifier", prompts)
+        return [parse_judgement(text) for text in batch.extras["judgement"]]
+
+    def set_advantages(self, batch, outcome, judgements, alpha):
+        """Eq. 3-7: A = (1 - alpha) A_out + alpha A_step, (B, T). alpha: a number or (B, 1)."""
+        ids, mask = batch.completion_ids, batch.completion_mask  # (B, T)
+        ends = [step_ends(i[m.bool()].tolist(), self.processing_class) for i, m in zip(ids, mask)]
+        verdicts = [judgement.verdicts for judgement in judgements]  # of the steps only
+        r_step, tokens = step_rewards(verdicts, ends, mask.device)  # (B, K)
+        M = self.cfg.group_size
+        of_outcome, of_steps = tango_advantages(outcome, r_step, tokens, mask, M, alpha)
+        batch.advantages = of_outcome + of_steps  # (B, T)
+        batch.components = {"outcome": of_outcome, "step": of_steps}
 
     def verifier_step(self, questions):
         """Eq. 8-9: P questions -> M judgements of ONE solution each, A = s (r - mean) / std."""
@@ -333,36 +315,18 @@ class Tango(CoTrainer):
     # --- what is logged and shown; nothing below affects training; all processes call it
     def report_generator(self, rows, batch, judgements, alpha):
         # batch.rewards is correctness here; with a further reward function, log is_correct instead.
-        known = ~batch.rewards.isnan()
+        known = ~batch.rewards.isnan()  # (B,): all, unless a fork knows only some answers
         self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)
-        gold = [gold_steps(row["question"], text) for row, text in zip(rows, batch.texts)]
-        self.log_mean("generator/step_accuracy", [g for labels in gold for g in labels or []])
-        if "judgement" not in batch.extras:
-            return
-        of_known = [judgement for judgement, k in zip(judgements, known) if k]
-        self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
         verdicts = [judgement.verdicts for judgement in judgements]
-        counts = [len(split_steps(text)) for text in batch.texts]
-        # with --labels the reward of most solutions; there is no accuracy of these
-        accepted = all_accepted(judgements, batch.texts)
-        self.log_mean("generator/all_steps_accepted", accepted)
-        self.log_mean("co/step_rewards_dropped", [len(v) != n for v, n in zip(verdicts, counts)])
-        texts = batch.extras["judgement"]
-        for note, text, verdict, truth in zip(batch.notes, texts, verdicts, gold):
-            note |= {"judgement": text, "verdicts": verdict, "gold": truth}
-        # wrong steps that are accepted are what a generator exploits when it games its verifier
-        pairs = [zip(v, g) for v, g in zip(verdicts, gold) if g and len(v) == len(g)]
-        self.log_mean("co/wrong_steps_accepted", [v for pair in pairs for v, g in pair if not g])
-        if None in gold:
-            return
-        # on embedded questions this shows how it is gamed: `!` sounds sure, `:28*5=18` is a check
-        steps = [step for text in batch.texts for step in split_steps(text)]
-        judged = [step for text in texts for step in split_steps(text)]
-        self.log_mean("co/sounds_sure", [sounds_sure(step) for step in steps])
-        self.log_mean("verifier/checked", [is_checked(step) for step in judged])
-        asked = [len(parse_question(row["question"])[1]) for row in rows]
-        self.log_mean("co/steps_left_out", 1 - sum(counts) / sum(asked))
+        if "judgement" in batch.extras:
+            of_known = [judgement for judgement, k in zip(judgements, known) if k]
+            self.report_verdicts(of_known, batch.rewards[known].bool().tolist())
+            dropped = [len(v) != len(split_steps(y)) for v, y in zip(verdicts, batch.texts)]
+            self.log_mean("co/step_rewards_dropped", dropped)
+            for note, text, verdict in zip(batch.notes, batch.extras["judgement"], verdicts):
+                note |= {"judgement": text, "verdicts": verdict}
+        report_steps(self, rows, batch, verdicts)  # on the embedded questions
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
@@ -460,28 +424,16 @@ CURVES = {  # panels of report.html; a step prints the first metric of each
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_advantage_zero"],
 }
-FEW_LABELS = {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
-TRUST = {"who is fooled": ["co/wrong_steps_accepted", "co/sounds_sure", "verifier/checked"]}
-
-
-def load(args: Args) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows); training answers after the first --labels are ""."""
-    train, held_out = load_for_steps(args)
-    for row in train[args.labels :] if args.labels else []:
-        row |= {"answer": "", "reference": ""}
-    return train, held_out
 
 
 def main(args: Args):
-    curves = CURVES | TRUST if args.dataset in LEVELS else CURVES
-    if args.labels and args.verifier != "none":
-        curves = curves | FEW_LABELS
+    curves = CURVES | panels(args.dataset)
     both = args.generator == args.verifier == "co-trained"
     if both and args.steps <= args.ver_warmup:
         say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
-    launch(Tango, args, load=load, evaluate=evaluate, curves=curves, prompt=solve_prompt)
+    launch(Tango, args, load=load_for_steps, evaluate=evaluate, curves=curves, prompt=solve_prompt)
 
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

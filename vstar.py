@@ -35,27 +35,18 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from common.batch import Batch, as_completions, chosen_and_rejected
-from common.cotrainer import CoTrainer, Player
-from common.errors import UserError
-from common.run.args import Count, CountOrZero, RunArgs, Scale, Several, Tokens, Weight, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import (
-    beginnings,
-    chunk,
-    is_correct,
-    mean,
-    solutions_to_teach,
-    solve,
-    solve_prompt,
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    RunArgs,
+    Scale,
+    Several,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
 )
-from common.tasks.math import load_questions
-from common.tasks.ranking import ranking_figures
-
-import torch
-import torch.nn.functional as F
-import tyro
 
 
 # ------------------------------------------------------------------ arguments
@@ -113,6 +104,21 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
                 f"{self.iterations} above 0, as --verifier-in-loop needs it."
             )
 
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch, as_completions, chosen_and_rejected
+from common.core.lists import chunk, mean
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import beginnings, is_correct, solutions_to_teach, solve, solve_prompt
+from common.tasks.math import load_questions
+from common.tasks.ranking import ranking_figures
+
+import torch
+import torch.nn.functional as F
 
 GOOD, BAD = "+", "-"  # the tokens whose difference is the logit of orm and prm
 
@@ -194,10 +200,9 @@ class VStar(CoTrainer):
         if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
-            self.log_mean("generator/logp", likelihood)
-            self.record_part(batch, logp, "log-likelihood", likelihood)
             # loss = - SUM over rows of log G(y | x) / number of tokens
-            return -(likelihood * batch.extras["weight"]).sum()
+            loss = -(likelihood * batch.extras["weight"]).sum()
+            return loss, {"logp": likelihood, "credit": logp}
         both = as_completions(batch)  # 2b rows: y+ or good, y- or bad, ...
         logp, _ = self.score(both)  # (2b, T)
         first, second = chosen_and_rejected(logp.sum(1))  # (b,) each
@@ -211,12 +216,17 @@ class VStar(CoTrainer):
             # a pair differs in its last token only, so that all else cancels out
             margin = first - second  # (b,): the logit, log p("+") - log p("-")
             losses = verdict_loss(margin, batch.extras["z"])  # (b,)
-        self.log_mean("verifier/pair_loss", losses)
-        self.log_mean("verifier/margin", margin)
-        self.log_mean("verifier/pair_accuracy", (margin > 0) == (batch.extras["z"] > 0.5))
-        sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
-        self.record_part(batch, logp, "margin", margin, sides)
-        return losses.sum() / self.questions_per_step
+        shown = {"pair_loss": losses, "margin": margin, "credit": logp}
+        shown["pair_accuracy"] = (margin > 0) == (batch.extras["z"] > 0.5)
+        return losses.sum() / self.questions_per_step, shown
+
+    def show_loss(self, batch, shown):
+        super().show_loss(batch, shown)
+        if batch.player == "generator":
+            self.record_part(batch, shown["credit"], "log-likelihood", shown["logp"])
+        else:
+            sides = ["right", "wrong"] if self.cfg.verifier == "dpo" else [GOOD, BAD]
+            self.record_part(batch, shown["credit"], "margin", shown["margin"], sides)
 
     # --- what the generator learns
     def start_iteration(self, t: int):
@@ -258,14 +268,6 @@ class VStar(CoTrainer):
         for _, row in sorted(zip(scores, right), key=lambda pair: -pair[0]):
             ranked[row["question"]].append(row)
         return [row for group in ranked.values() for row in group[: (len(group) + 1) // 2]]
-
-    def restart(self, name: str):
-        """The adapter is the base again: its B are zero, and AdamW has no moments of it."""
-        for key, p in self.model.named_parameters():
-            if f".{name}." in key:
-                self.optimizer.state.pop(p, None)
-                if "lora_B" in key:
-                    p.data.zero_()
 
     # --- what the verifier learns
     def start_verifier(self, t: int):
@@ -405,4 +407,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(tyro.cli(Args))
+        main(args)

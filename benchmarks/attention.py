@@ -2,7 +2,7 @@
 
 SmolLM2's nine heads of queries and three of keys, 64 rows of 320 tokens in a cache of 400, every
 second one padded. Ours takes the query heads that share keys as queries of one head; transformers'
-is what it does under the switch SHARED_KEYS of common/model.py, which updates need. See
+is what it does under the switch SHARED_KEYS of common/run/models.py, which updates need. See
 side_by_side.py for what is written.
 """
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.fast.scoring import attention
-from common.model import SHARED_KEYS
+from common.run.models import SHARED_KEYS
 
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -15,8 +15,9 @@ from unittest.mock import patch
 from side_by_side import ROOT  # isort: skip
 import mae
 import tango
-from common.model import load_model
-from common.tasks.answers import chunk, is_correct, mean, solve_prompt, split_steps
+from common.core.lists import chunk, mean
+from common.run.models import load_model
+from common.tasks.answers import is_correct, solve_prompt, split_steps
 from common.tasks.graded import meta_truth, truth_of
 from common.tiny import demonstrations, tasks
 

@@ -1,6 +1,7 @@
 """Controls: functions that change one thing in a script before it runs. For tango.py a verifier
-that knows the truth, one that knows nothing, and another script's; for mae.py and self_rewarding.py
-scores that know the truth or nothing; for apo.py an opponent that stays; and so on.
+that knows the truth, one that knows nothing, and another script's; for few_labels.py other rewards
+where no answer is known; for mae.py and self_rewarding.py scores that know the truth or nothing;
+for apo.py an opponent that stays; and so on.
 
 A gain from step credit that random verdicts bring, too, is none; and no verifier can be worth more
 than the one that is always right. Each control takes the script's module; experiments.toml names
@@ -83,32 +84,34 @@ def judge_from(tango, folder: str):
     """The verifier is that of another script's run: an adapter on the same embedded model, asked in
     the same form, in this folder.
     """
-    begun = tango.Tango.__init__
+    Tango = getattr(tango, "tango", tango).Tango  # few_labels.py is a fork of it
+    begun = Tango.__init__
 
     def __init__(self, *inputs):
         begun(self, *inputs)
         state = load_file(Path(folder, "adapter_model.safetensors"))
         set_peft_model_state_dict(self.model, state, adapter_name="verifier")
 
-    tango.Tango.__init__ = __init__
+    Tango.__init__ = __init__
 
 
-def scored_alone(tango):
+# ------------------------------------------------------------------ few_labels.py: rewards
+def scored_alone(few_labels):
     """A likelihood is the generator's only reward: log V(y | x), where V is the verifier."""
-    rewarded_by(tango, lambda self, batch: self.log_probs("verifier", batch).sum(1))
+    rewarded_by(few_labels, lambda self, batch: self.log_probs("verifier", batch).sum(1))
 
 
-def scored_above_base(tango):
+def scored_above_base(few_labels):
     """The generator's only reward is log V(y | x) - log base(y | x)."""
 
     def scores(self, batch):
         V, base = (self.log_probs(player, batch).sum(1) for player in ("verifier", None))  # (B,)
         return V - base
 
-    rewarded_by(tango, scores)
+    rewarded_by(few_labels, scores)
 
 
-def rewarded_by(tango, scores):
+def rewarded_by(few_labels, scores):
     """`scores(trainer, batch)`, (B,), is the generator's only reward. A solution that cannot be
     read earns the least of its batch.
     """
@@ -116,7 +119,7 @@ def rewarded_by(tango, scores):
     def generator_step(self, rows):
         batch = self.rollout("generator", [row | {"answer": ""} for row in rows])  # B
         found = scores(self, batch)  # (B,)
-        readable = torch.tensor([tango.has_countable_steps(text) for text in batch.texts])  # (B,)
+        readable = torch.tensor([*map(few_labels.has_countable_steps, batch.texts)])  # (B,)
         self.set_rewards(batch, torch.where(readable.to(found.device), found, found.min()))
         right = [is_correct(text, row["answer"]) for text, row in zip(batch.texts, rows)]
         self.log_mean("generator/accuracy", right)
@@ -126,14 +129,14 @@ def rewarded_by(tango, scores):
         self.log_mean("co/steps_left_out", 1 - len(steps) / asked)
         return batch
 
-    tango.Tango.generator_step = generator_step
+    few_labels.FewLabels.generator_step = generator_step
 
 
-def voted(tango):
+def voted(few_labels):
     """Plain GRPO trains on all questions: where no answer is known, a solution is right if it
     agrees with most of the question's solutions. Takes the place of the outcome reward.
     """
-    known = tango.outcome_reward
+    known = few_labels.outcome_reward
 
     def outcome_reward(completions, answer, question, **more):
         answers = [boxed(completion[0]["content"]) for completion in completions]
@@ -147,16 +150,16 @@ def voted(tango):
             for reward, given, q in zip(rewards, answers, question)
         ]
 
-    tango.outcome_reward = outcome_reward
-    tango.Tango.with_answers = lambda self, questions: questions
+    few_labels.outcome_reward = outcome_reward
+    few_labels.FewLabels.with_answers = lambda self, questions: questions
 
 
-def judged_alone(tango, lr: float = 0):
+def judged_alone(few_labels, lr: float = 0):
     """`all_accepted` is the generator's only reward, under --labels that names more questions than
     there are: every answer trains the verifier, at this rate, and none the generator.
     """
-    Tango = tango.Tango
-    begun, step, report = Tango.define_players, Tango.generator_step, Tango.report_generator
+    Few = few_labels.FewLabels
+    begun, step, report = Few.define_players, Few.generator_step, Few.report_generator
 
     def define_players(args):
         players = begun(args)
@@ -170,12 +173,12 @@ def judged_alone(tango, lr: float = 0):
         shown = replace(batch, rewards=batch.rewards.new_tensor(right))  # (B,)
         report(self, rows, shown, judgements, alpha)
 
-    Tango.define_players = staticmethod(define_players)
-    Tango.generator_step, Tango.report_generator = generator_step, report_generator
+    Few.define_players = staticmethod(define_players)
+    Few.generator_step, Few.report_generator = generator_step, report_generator
 
 
-def judged_alone_slowly(tango):
-    judged_alone(tango, 1e-4)
+def judged_alone_slowly(few_labels):
+    judged_alone(few_labels, 1e-4)
 
 
 def final_verdict_counts(tango):

@@ -8,9 +8,8 @@ A run is one process with one thread, but for timed ones. What it needs runs bef
 run's verifier, or the model on which spin.py starts. The first form keeps nothing. The others keep
 runs in docs/evidence/NAME.json: held-out evaluations, of every step the metrics that the experiment
 compares, the commit, and a hash of the code. Finished runs are not repeated, an interrupted one
-resumes unless the code has changed since. A variant that has several learning rates is run with
-each on seeds 11 to 13 first, in NAME_rates.json, and then at the best one. At the end pages.py
-makes tables and figures, of these files alone.
+resumes unless the code has changed since. At the end pages.py makes tables and figures, of these
+files alone.
 """
 
 import ast
@@ -22,7 +21,6 @@ import platform
 import re
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -40,7 +38,6 @@ from claims import CLAIMS, OF_STEPS, measure
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 RUNS = ROOT / "runs" / "evidence"
-SWEEP_SEEDS = (11, 12, 13)
 MAKING = Lock()  # one thread makes what several runs need
 QUIET = "--eval-every 0 --show-every 0 --save-every 1000"  # of every run that is not timed
 
@@ -51,7 +48,6 @@ class Variant:
 
     script: str = ""
     arguments: str = ""
-    rates: list[float] = field(default_factory=list)
     controls: list[str] = field(default_factory=list)
     judge: list[str] = field(default_factory=list)
     seeds: int = 5
@@ -64,8 +60,6 @@ class Experiment:
     script: str
     page: str
     arguments: str = ""
-    yardstick: str = ""
-    rate: str = "--lr"
     timed: bool = False
     columns: list[list[str]] = field(default_factory=list)
     panels: list[list] = field(default_factory=list)
@@ -91,7 +85,7 @@ EXPERIMENTS = _read_experiments()
 def kept_metrics(name: str) -> set[str]:
     """Of every step: what columns, panels and claims name, and what `claims.having` asks for."""
     experiment = EXPERIMENTS[name]
-    texts = [experiment.yardstick, *[text for _, text, *_ in experiment.columns]]
+    texts = [text for _, text, *_ in experiment.columns]
     texts += [claim.measure for claim in CLAIMS if claim.experiment == name]
     parts = [text.split(":") for text in texts if text.startswith(OF_STEPS)]
     parts += [[x, key] for _, x, key, *_ in experiment.panels if not key.startswith("eval/")]
@@ -119,20 +113,6 @@ def with_runs(name: str) -> list[str]:
     """The variants of the experiment that have a run, in its order."""
     ran = {r["variant"] for r in read(name)["runs"]}
     return [variant for variant in EXPERIMENTS[name].variants if variant in ran]
-
-
-def rate_of(name: str, variant: str) -> float | None:
-    """The learning rate at which a variant did best in the sweep."""
-    rates, experiment = EXPERIMENTS[name].variants[variant].rates, EXPERIMENTS[name]
-    if len(rates) < 2:
-        return rates[0] if rates else None
-    scores = {rate: [] for rate in rates}
-    for r in read(f"{name}_rates")["runs"]:
-        if r["variant"] == variant and r["rate"] in scores:
-            scores[r["rate"]].append(measure(experiment.yardstick, r))
-    if any(len(found) < len(SWEEP_SEEDS) for found in scores.values()):
-        raise RuntimeError(f"{name}, {variant}: its rates are not swept yet")
-    return max(rates, key=lambda rate: statistics.mean(scores[rate]))
 
 
 # ------------------------------------------------------------------ which code a run is of
@@ -181,7 +161,9 @@ def code_of(name: str, variant: str) -> str:
     its controls, its arguments. The prerequisites of a run are not in it.
     """
     experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
-    files = [ROOT / (chosen.script or experiment.script), *sorted((ROOT / "common").rglob("*.py"))]
+    script = ROOT / (chosen.script or experiment.script)
+    forked = [ROOT / f"{name}.py" for name in re.findall(r"(?m)^import (\w+)$", script.read_text())]
+    files = [script, *filter(Path.exists, forked), *sorted((ROOT / "common").rglob("*.py"))]
     parts = [bare(path) for path in files if not NO_PART.search(path.as_posix())]
     parts += [file_hash(path) for path in sorted((ROOT / "common/tiny").glob("*/*.safetensors"))]
     controls = code_of_controls([*chosen.controls, *["judge_from"] * bool(chosen.judge)])
@@ -206,9 +188,8 @@ def commit() -> str:
 
 
 # ------------------------------------------------------------------ running
-def folder_of(name: str, variant: str, seed: int, rate: float | None) -> Path:
-    place = re.sub(r"\W+", "_", variant) + (f"-{rate}" if rate else "")
-    return RUNS / name / place / str(seed)
+def folder_of(name: str, variant: str, seed: int) -> Path:
+    return RUNS / name / re.sub(r"\W+", "_", variant) / str(seed)
 
 
 def judge_of(name: str, variant: str, seed: int) -> list[str]:
@@ -218,16 +199,16 @@ def judge_of(name: str, variant: str, seed: int) -> list[str]:
     if not EXPERIMENTS[name].variants[variant].judge:
         return []
     where, whose, player = EXPERIMENTS[name].variants[variant].judge
-    adapter = folder_of(where, whose, seed, rate_of(where, whose)) / player
+    adapter = folder_of(where, whose, seed) / player
     mark = adapter.parent.with_suffix(".code")
     ended = (adapter / "adapter_model.safetensors").exists() and mark.exists()
     if not ended or mark.read_text() != code_of(where, whose):
         print(f"{name}, {variant}, seed {seed} needs the run {where}, {whose}: it runs", flush=True)
-        run(where, whose, seed, rate_of(where, whose))
+        run(where, whose, seed)
     return [f"judge_from={adapter}"]
 
 
-def command(name: str, variant: str, seed: int, rate: float | None) -> list[str]:
+def command(name: str, variant: str, seed: int) -> list[str]:
     """What starts a run, after its prerequisites; its output folder is not in it."""
     experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
     if "spin_base" in experiment.arguments:
@@ -238,17 +219,16 @@ def command(name: str, variant: str, seed: int, rate: float | None) -> list[str]
     words += [chosen.script or experiment.script, *controls]
     quiet = "" if experiment.timed else QUIET
     options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed}"
-    options += f" {experiment.rate} {rate}" if rate else ""
     for file in re.findall(r"--(?:model|dataset) (\S*[/.]\S*)", options):
         if not (ROOT / file).exists():
             raise SystemExit(f"{name} needs {file}; docs/real-model.md says where it comes from.")
     return words + options.split()
 
 
-def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
+def run(name: str, variant: str, seed: int) -> dict:
     """One run of a variant, in a process of its own -> what is kept of it."""
     experiment, code = EXPERIMENTS[name], code_of(name, variant)
-    words, folder = command(name, variant, seed, rate), folder_of(name, variant, seed, rate)
+    words, folder = command(name, variant, seed), folder_of(name, variant, seed)
     mark = folder.with_suffix(".code")
     # a resumed run's time would not be that of one run, and its code not that of one
     if experiment.timed or not mark.exists() or mark.read_text() != code:
@@ -273,7 +253,6 @@ def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     return {
         "variant": variant,
         "seed": seed,
-        "rate": rate,
         "seconds": rows[-1]["seconds"],
         "wall_seconds": round(wall, 1),
         "code": code,
@@ -284,26 +263,26 @@ def run(name: str, variant: str, seed: int, rate: float | None) -> dict:
     }
 
 
-def run_missing(file: str, name: str, jobs: list[tuple], at_once: int):
-    """The jobs (variant, seed, rate) that docs/evidence/FILE.json does not hold yet; each run is
-    kept as soon as it ends.
+def run_missing(name: str, jobs: list[tuple[str, int]], at_once: int):
+    """The jobs (variant, seed) that docs/evidence/NAME.json does not hold yet; each run is kept as
+    soon as it ends.
     """
     timed = EXPERIMENTS[name].timed
-    done = {(r["variant"], r["seed"], r["rate"]) for r in read(file, timed)["runs"]}
+    done = {(r["variant"], r["seed"]) for r in read(name, timed)["runs"]}
     with ThreadPoolExecutor(at_once) as pool:
         for result in pool.map(lambda job: run(name, *job), [j for j in jobs if j not in done]):
-            kept = read(file, timed)  # as it is now: another process may have added a run
+            kept = read(name, timed)  # as it is now: another process may have added a run
             kept["runs"].append(result)
-            (FOLDER / f"{file}.json").write_text(json.dumps(kept) + "\n")
-            took = f"rate {result['rate']}, seed {result['seed']}, {result['wall_seconds']:.0f} s"
-            print(f"{file}: {result['variant']}, {took}", flush=True)
+            (FOLDER / f"{name}.json").write_text(json.dumps(kept) + "\n")
+            took = f"seed {result['seed']}, {result['wall_seconds']:.0f} s"
+            print(f"{name}: {result['variant']}, {took}", flush=True)
 
 
 def repeat(name: str, variant: str, seed: int):
     """Runs it, and prints its figures beside the committed run's. Keeps nothing."""
-    rate = rate_of(name, variant)
-    print(shlex.join(command(name, variant, seed, rate)), flush=True)
-    here, committed = run(name, variant, seed, rate), runs_of(name, variant).get(seed)
+    print(shlex.join(command(name, variant, seed)), flush=True)
+    tried = runs_of(name, variant, f"{name}_settings")
+    here, committed = run(name, variant, seed), (tried | runs_of(name, variant)).get(seed)
     both = [here] if committed is None else [here, committed]
     print(f"{'':36}{'here':>12}{'committed' if committed else 'none is committed':>12}")
     for title, text, *count in EXPERIMENTS[name].columns:
@@ -348,12 +327,9 @@ def run_experiment(name: str, only: str | None, at_once: int):
     experiment, variants = EXPERIMENTS[name], EXPERIMENTS[name].variants
     chosen = {only: variants[only]} if only else variants
     at_once = 1 if experiment.timed else at_once
-    swept = {v: its.rates for v, its in chosen.items() if len(its.rates) > 1}
-    sweep = [(v, seed, rate) for seed in SWEEP_SEEDS for v in swept for rate in swept[v]]
-    run_missing(f"{name}_rates", name, sweep, at_once)
-    jobs = [(v, s, rate_of(name, v)) for v in chosen for s in range(chosen[v].seeds)]
+    jobs = [(variant, seed) for variant in chosen for seed in range(chosen[variant].seeds)]
     jobs.sort(key=lambda job: job[1])  # of all variants the first seed, the second, ...
-    run_missing(name, name, jobs, at_once)
+    run_missing(name, jobs, at_once)
 
 
 def main():

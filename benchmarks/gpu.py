@@ -41,14 +41,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import GPU, ROOT, libraries, machine, now  # isort: skip
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player, with_adapters
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.cotrainer import with_adapters
+from common.core.model import copy_adapter, tokenize, without_checkpointing
+from common.core.plain import float32_logits
 from common.fast.layers import FusedNorm
 from common.fast.sampling import generate, sample
-from common.model import copy_adapter, load_model, tokenize, without_checkpointing
-from common.plain import float32_logits
 from common.run.launch import grpo_config
 from common.run.memory import GIB
+from common.run.models import load_model
 from common.tasks.math import load_questions
 from tango import Args, solve_prompt, verify_prompt
 

@@ -27,13 +27,12 @@ from claims import (
     measure,
     result,
 )
-from evidence import EXPERIMENTS, FOLDER, ROOT, SWEEP_SEEDS, rate_of, read, runs_of
+from evidence import EXPERIMENTS, FOLDER, ROOT, read, runs_of
 
 XLABELS = {
     "step": "optimiser step",
     "gen_step": "the generator's steps",
     "co/samples": "samples drawn, filtered ones included",
-    "labels": "training questions with an answer",
 }
 OF_ANOTHER_KIND = 20
 """Points from the median: a mean of such a run and of others is that of no run."""
@@ -61,21 +60,14 @@ def draw(name: str, panels: list[list], path):
     for axis, (title, x, key, variants) in zip(axes[0], panels):
         for variant in variants:
             color = f"C{names.index(variant)}"
-            if x == "labels":
-                curves = over_labels(name, variant, key)
-                axis.set_xscale("log", base=2)
-                axis.xaxis.set_major_formatter("{x:.0f}")
-            else:
-                curves = [points(run, x, key) for run in runs_of(name, variant).values()]
+            curves = [points(run, x, key) for run in runs_of(name, variant).values()]
             for curve in curves:
                 axis.plot(*zip(*curve), color=color, alpha=0.3, linewidth=0.8)
             if x != "co/samples":  # of which every run draws as many as it needs
                 # evaluations: once a run has stopped itself, a mean would be the survivors'
                 enough = len(curves) if key.startswith("eval/") else len(curves) // 2 + 1
-                enough = 1 if x == "labels" else enough  # not every number has every seed
-                marker = "o" if x == "labels" else None
                 mean = mean_curve(curves, enough)
-                axis.plot(*zip(*mean), marker=marker, color=color, linewidth=1.8)
+                axis.plot(*zip(*mean), color=color, linewidth=1.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(XLABELS[x])
         axis.grid(alpha=0.25)
@@ -120,21 +112,6 @@ def points(run: dict, x: str, key: str) -> list[tuple[float, float]]:
         rows = rows if key.startswith("eval/") else own
         rows = [{**row, x: sum(one["step"] <= row["step"] for one in own)} for row in rows]
     return [(row[x], row[key]) for row in rows if key in row]
-
-
-def over_labels(name: str, variant: str, key: str) -> list[list[tuple[int, float]]]:
-    """(N, the last evaluation) of every seed, over the variants that differ from this one by
-    --labels N alone.
-    """
-    curves = defaultdict(list)
-    chosen = EXPERIMENTS[name].variants[variant]
-    without = lambda one: (re.sub(r"--labels \d+", "", one.arguments), one.controls)  # noqa: E731
-    for other, its in EXPERIMENTS[name].variants.items():
-        labels = re.search(r"--labels (\d+)", its.arguments)
-        if labels and without(its) == without(chosen):
-            for seed, run in runs_of(name, other).items():
-                curves[seed].append((int(labels[1]), points(run, "step", key)[-1][1]))
-    return [sorted(curve) for curve in curves.values()]
 
 
 def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, float]]:
@@ -261,8 +238,8 @@ def libraries(run: dict) -> str:
 
 
 @cache
-def usual_libraries() -> str:
-    """Those of most runs."""
+def usual_libraries(folder) -> str:
+    """Those of most runs of docs/evidence/, the folder."""
     runs = [run for name in EXPERIMENTS for run in read(name)["runs"]]
     return Counter(map(libraries, runs)).most_common(1)[0][0]
 
@@ -277,16 +254,15 @@ def provenance(name: str) -> str:
     named = {1: f"commit {commits[0]}", 2: f"commits {' and '.join(commits[:2])}"}
     several = f"{len(commits)} commits, {commits[0]} to {commits[-1]}"
     older = sum(run.get("code") != evidence.code_of(name, run["variant"]) for run in runs)
-    since = (
-        "the code has changed since" if older == len(runs) else f"for {older} of {len(runs)} the"
-    )
-    since += " code has changed since" * (older < len(runs))
+    since = f"since {older} of the {len(runs)} the code has changed"
+    since = "the code has changed since" if older == len(runs) else since
     text = f"These runs are of {named.get(len(commits), several)}"
     text += f"; {since}." if older else ", with today's code."
     found = Counter(map(libraries, runs))
-    if list(found) != [usual_libraries()]:
+    usual = usual_libraries(evidence.FOLDER)
+    if list(found) != [usual]:
         text += f" They ran on {', '.join(f'{what} ({n})' for what, n in found.items())}; "
-        text += f"most others on {usual_libraries()}."
+        text += f"most others on {usual}."
     return text
 
 
@@ -334,28 +310,6 @@ def table(name: str) -> str:
     return markdown(["variant, seeds", *[title for title, *_ in columns]], rows)
 
 
-def rates_table(name: str) -> str:
-    """What the sweep found: the yardstick at every rate, and the rate that was taken."""
-    experiment = EXPERIMENTS[name]
-    swept = {v: experiment.variants[v].rates for v in evidence.with_runs(name)}
-    swept = {v: some for v, some in swept.items() if len(some) > 1}
-    if not swept:
-        return ""
-    rates = sorted({rate for some in swept.values() for rate in some})
-    runs, rows = read(f"{name}_rates")["runs"], []
-    for variant in swept:
-        cells = dict.fromkeys(rates, "-")
-        for rate in swept[variant]:
-            own = [r for r in runs if (r["variant"], r["rate"]) == (variant, rate)]
-            text = f"{100 * statistics.mean(measure(experiment.yardstick, r) for r in own):.1f}"
-            cells[rate] = f"**{text}**" if rate == rate_of(name, variant) else text
-        rows.append([variant, *cells.values()])
-    kind, key = experiment.yardstick.split(":")
-    what = f"the last `eval/{key}`" if kind == "last" else f"mean `{key}` of a run"
-    title = f"Learning rates, on seeds {', '.join(map(str, SWEEP_SEEDS))}: {what}, in %"
-    return f"\n{title}\n\n{markdown(['variant', *[f'{rate:g}' for rate in rates]], rows)}"
-
-
 def block(name: str, rows: list[dict] = ()) -> str:
     """What is known of an experiment: how it was run, the claims, the figure and the tables.
 
@@ -376,7 +330,7 @@ def block(name: str, rows: list[dict] = ()) -> str:
         text += f"[Claims](measured.md#claims): {claims}.\n\n"
     if experiment.panels:
         text += f"![{name}: curves](evidence/{name}.png)\n\n"
-    return text + table(name) + rates_table(name)
+    return text + table(name)
 
 
 # ------------------------------------------------------------------ the other blocks
@@ -388,7 +342,7 @@ def minutes() -> str:
         f"{r['wall_seconds'] / 60:.1f} (`{r['variant']}.py`)" for r in runs[:: len(runs) - 1]
     )
     takes = f"Without arguments a script takes {least} to {most} minutes, evaluations included"
-    return f"{takes} ({measured['machine']}).\n"
+    return f"{takes} ({measured['machine']}). {provenance('defaults')}\n"
 
 
 def speed() -> str:

@@ -89,7 +89,6 @@ def known(level: str) -> dict[str, dict[str, dict]]:
             programs = 'model: str = "tiny-' in (ROOT / script).read_text()
             if programs or (its_level[1] if its_level else "tiny") != level:
                 continue
-            given += f" {experiment.rate} {run['rate']:g}" if run["rate"] else ""
             label = " ".join([script, *re.sub(OF_MEASURING, "", given + " ").split()])
             module = importlib.import_module(script.removesuffix(".py"))
             rows = [*run["evaluations"], *run["steps"]]

@@ -20,13 +20,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import arguments, keep, with_memory  # isort: skip
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player, with_adapters
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.cotrainer import with_adapters
 from common.fast.layers import FrozenLinear, FusedLora
 from common.fast.sampling import sample
-from common.model import SHARED_KEYS, load_model
 from common.run.args import RunArgs
 from common.run.launch import grpo_config
+from common.run.models import SHARED_KEYS, load_model
 from common.tasks.math import load_questions
 from common.tiny import TINY
 from tango import solve_prompt
@@ -94,7 +95,7 @@ def our_gradient(trainer: CoTrainer, batch: Batch) -> dict:
     trainer.model.zero_grad(set_to_none=True)
     with trainer.playing("player"):
         for rows in trainer.micro_batches(batch):
-            trainer.loss(batch.take(rows)).backward()
+            trainer.loss(batch.take(rows))[0].backward()
     return gradients(trainer)
 
 

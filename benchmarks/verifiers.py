@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from common import fast
-from common.draws import row_key
-from common.model import tokenize
-from common.tasks.answers import chunk, is_correct, mean, solve_prompt
+from common.core.draws import row_key
+from common.core.lists import chunk, mean
+from common.core.model import tokenize
+from common.tasks.answers import is_correct, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order, ranking_figures
 from common.tasks.verdicts import verify_prompt

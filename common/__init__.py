@@ -1,11 +1,9 @@
-"""What the scripts share. Read common/cotrainer.py first."""
+"""What the scripts share. Read common/core/cotrainer.py first."""
 
 import logging
 import os
 import sys
 import warnings
-
-from common.run.early import answer
 
 # Notices of libraries that a user can do nothing about would bury the run's own lines. Some come at
 # import, so they are silenced here, and scripts import `common` before the libraries.
@@ -26,5 +24,3 @@ _usual = sys.excepthook
 sys.excepthook = lambda kind, *rest: (
     print("interrupted", file=sys.stderr) if kind is KeyboardInterrupt else _usual(kind, *rest)
 )
-
-answer(sys.modules["__main__"])

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -47,6 +48,8 @@ DATA = Path(os.environ.get("DUET_DATA", ROOT.parent / "shared" / "data"))
 SMALL = {
     "tango.py": "--steps 6 --questions 2 --group-size 4 --micro-batch 4 --ver-warmup 1"
     " --solution-tokens 48 --judgement-tokens 72",
+    "few_labels.py": "--dataset tiny --steps 6 --questions 2 --group-size 4 --micro-batch 4"
+    " --ver-warmup 1 --solution-tokens 64 --judgement-tokens 112",
     "prime.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
     "gar.py": "--steps 3 --questions 4 --group-size 4 --micro-batch 8",
     "cure.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
@@ -219,14 +222,6 @@ def evaluated_once(module, most_tokens: int | None = None):
     module.evaluate = evaluate
 
 
-@pytest.fixture(autouse=True)
-def not_warned():
-    """A warning comes once in a process, which is many runs here."""
-    from common.run.checks import WARNED
-
-    WARNED.clear()
-
-
 @pytest.fixture(scope="module")
 def sandbox():
     from common.sandbox import Sandbox
@@ -307,10 +302,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def players_of(script: str) -> dict:
     """The script's players, as `launch` derives them."""
-    from common.cotrainer import CoTrainer, with_adapters
+    from common.checked import CoTrainer
+    from common.core.cotrainer import with_adapters
 
     module = module_of(script)
-    (trainer,) = [c for c in CoTrainer.__subclasses__() if c.__module__ == module.__name__]
+    kinds = [kind for kind in vars(module).values() if inspect.isclass(kind)]
+    (trainer,) = [k for k in kinds if issubclass(k, CoTrainer) and k.__module__ == module.__name__]
     return with_adapters(trainer.define_players(module.Args()))
 
 
@@ -380,9 +377,12 @@ def copied(finished, tmp_path):
 
 def build(kind, folder, args, players, prompt, rows=8, **config):
     """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
-    from common.cotrainer import with_adapters
-    from common.model import load_model
+    from common import fast
+    from common.core import plain
+    from common.core.cotrainer import with_adapters
+    from common.fast import vllm
     from common.run.launch import grpo_config
+    from common.run.models import load_model
     from common.tasks.math import load_questions
 
     from datasets import Dataset
@@ -394,7 +394,12 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
     train, _ = load_questions("tiny", 64, 8, seed=0)
     data = Dataset.from_list([{"prompt": prompt(row["question"]), **row} for row in train])
     config = grpo_config(args, folder, rows, 4, **{"save_strategy": "no"} | config)
-    return kind(model, players, args, config, data, tokenizer, train)
+    trainer = kind(model, players, args, config, data, tokenizer, train)
+    trainer.engine = trainer.sampler = plain if args.plain else fast
+    if args.rollouts:
+        trainer.sampler = vllm.Server(args.rollouts, folder, "word")
+        trainer.generation_batch_size = 1 << 30
+    return trainer
 
 
 def make_trainer(folder, micro_batch=8, kl=0.0, **change):
@@ -420,7 +425,7 @@ def make_players(
     players: name -> Player. kind: a subclass of CoTrainer, for a script with more than a `step`.
     more: see `build`.
     """
-    from common.cotrainer import CoTrainer
+    from common.checked import CoTrainer
     from common.run.args import RunArgs
 
     class Script(kind or CoTrainer):
@@ -478,6 +483,6 @@ def perturb(trainer, size: float = 0.02):
 
 def keys(count: int, word="keys") -> list[int]:
     """Keys of so many rows, for an engine's `generate`."""
-    from common.draws import row_key
+    from common.core.draws import row_key
 
     return [row_key(word, i) for i in range(count)]

@@ -3,6 +3,7 @@ known; and the verifiers that controls.py puts in place of the trained one."""
 
 import ast
 import graphlib
+import importlib
 import json
 import math
 import random
@@ -11,9 +12,10 @@ import shlex
 import statistics
 from types import SimpleNamespace
 
+import few_labels
 import mae
 import tango
-from common.model import load_model
+from common.run.models import load_model
 from common.tasks.answers import split_steps
 from common.tasks.math import load_questions
 from common.tiny import tasks
@@ -25,6 +27,7 @@ import pages
 import pytest
 import standing
 import torch
+import tyro
 import verifiers
 from claims import (
     CLAIMS,
@@ -56,7 +59,7 @@ def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
         own = {ACCURACY: accuracy, "co/alpha": 0.1}
         steps += [{"step": 2 * i + 1, "co/sampled_tokens": 5, **own}]
     evaluations = [{"eval/x": 0.1, "eval/y": 0.1}, {"eval/x": end}]
-    about = {"variant": variant, "seed": seed, "rate": None}
+    about = {"variant": variant, "seed": seed}
     about |= {"versions": {"commit": "1234567890", "python": "3.11.7", "torch": "2.13.0+cpu"}}
     return about | {"steps": steps, "evaluations": evaluations}
 
@@ -121,18 +124,6 @@ def test_older_and_newer_runs_of_tango_are_read_alike():
     for text in (TO_HALF, f"end:3:{ACCURACY}", f"mean:{ACCURACY}", f"whole:steps:{ACCURACY}"):
         assert measure(text, older) == measure(text, newer)
     assert pages.points(older, "gen_step", ACCURACY) == pages.points(newer, "gen_step", ACCURACY)
-
-
-def test_a_curve_over_labels_joins_what_differs_by_labels_alone(monkeypatch):
-    few = {"a": "--labels 32 --x 1", "b": "--labels 8 --x 1", "c": "--labels 8 --x 2", "d": "--x 1"}
-    variants = {name: evidence.Variant(arguments=text) for name, text in few.items()}
-    variants["e"] = evidence.Variant(arguments=few["a"], controls=["coin_verdicts"])
-    monkeypatch.setitem(pages.EXPERIMENTS, "few", evidence.Experiment(variants, "", ""))
-    ends = {"a": {0: 0.3, 1: 0.4}, "b": {1: 0.2}, "c": {0: 0.9}, "d": {0: 0.9}, "e": {0: 0.9}}
-    rows = lambda end: {"evaluations": [{"step": 0, "eval/x": 0.9}, {"step": 9, "eval/x": end}]}  # noqa: E731
-    runs = {name: {seed: rows(end) for seed, end in found.items()} for name, found in ends.items()}
-    monkeypatch.setattr(pages, "runs_of", lambda _, variant: runs[variant])
-    assert pages.over_labels("few", "a", "eval/x") == [[(32, 0.3)], [(8, 0.2), (32, 0.4)]]
 
 
 def test_intervals_are_students():
@@ -267,9 +258,18 @@ def test_every_claim_is_about_variants_that_exist():
     names = [claim.name for claim in CLAIMS]
     shown = {*SHOWN["readme"], *SHOWN["nulls"]}
     assert len(set(names)) == len(names) <= 15 and shown <= set(names)
+    assert SHOWN["family"] >= len(names)
     headline = SHOWN["headline"]
     for _, _, *variants in headline["rows"]:
         assert set(variants) <= evidence.EXPERIMENTS[headline["experiment"]].variants.keys()
+
+
+def test_every_variants_arguments_are_understood():
+    for experiment in evidence.EXPERIMENTS.values():
+        for variant in experiment.variants.values():
+            script = importlib.import_module((variant.script or experiment.script)[:-3])
+            words = f"{evidence.QUIET} {experiment.arguments} {variant.arguments}".split()
+            tyro.cli(script.Args, args=words)
 
 
 def test_every_control_and_every_judge_exists():
@@ -298,11 +298,9 @@ def test_the_summary_is_that_of_the_runs():
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
     """An experiment of two variants, and a folder for its runs."""
-    variants = {"a": evidence.Variant(rates=[1e-3, 2e-3]), "b": evidence.Variant()}
+    variants = {"a": evidence.Variant("", "--lr 0.001"), "b": evidence.Variant()}
     columns = [["x", "last:x"], ["steps", TO_HALF, "count"]]
-    experiment = evidence.Experiment(
-        variants, "tango.py", "x.md", yardstick=f"mean:{ACCURACY}", columns=columns
-    )
+    experiment = evidence.Experiment(variants, "tango.py", "x.md", columns=columns)
     monkeypatch.setitem(evidence.EXPERIMENTS, "made_up", experiment)
     monkeypatch.setattr(evidence, "FOLDER", tmp_path)
 
@@ -312,36 +310,13 @@ def made_up(tmp_path, monkeypatch):
     return write
 
 
-def swept() -> list[dict]:
-    """Better at 2e-3 but for one seed at 1e-3, which decides."""
-    found = [
-        a_run([rate * 100], "a", seed) | {"rate": rate}
-        for rate in (1e-3, 2e-3)
-        for seed in evidence.SWEEP_SEEDS
-    ]
-    found[0]["steps"][1][ACCURACY] = 0.9
-    return found
-
-
-def test_the_best_rate_is_that_of_the_sweep_and_of_nothing_else(made_up):
-    made_up("made_up_rates", swept()[:-1])
-    with pytest.raises(RuntimeError, match="not swept"):
-        evidence.rate_of("made_up", "a")
-    made_up("made_up_rates", swept())
-    assert evidence.rate_of("made_up", "a") == 1e-3
-    assert evidence.rate_of("made_up", "b") is None
-
-
 def test_the_table_of_some_variants_says_which_have_not_run(made_up):
-    """A row of what was there before training and one for each variant that has runs; the rates."""
+    """A row of what was there before training and one for each variant that has runs."""
     assert pages.block("made_up").startswith("Not measured yet")
-    made_up("made_up_rates", swept())
-    made_up("made_up", [run | {"rate": 1e-3} for run in A.values()])
+    made_up("made_up", [*A.values()])
     text = pages.block("made_up")
     assert text.startswith("`python benchmarks/evidence.py made_up a --seed 0` runs seed 0 of row")
     assert "Not run yet: b. These runs are of commit 1234567; the code has changed since." in text
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert lines[-3] + lines[-1] == "| variant | 0.001 | 0.002 || a | **36.7** | 20.0 |"
     before, after = pages.table("made_up").splitlines()[2:]
     assert before == "| before training | 10.0, 10.0 |  |"
     assert after == "| a, 2 | 30.0, 32.0 | 8.0, 1 never |"
@@ -364,6 +339,22 @@ def test_all_variants_but_controls_start_from_the_same_figures(name):
                 found = measure(text.replace("last", "first"), run)
                 measured.setdefault(seed, set()).update({found} if found == found else {})
         assert all(max(found) - min(found) <= 0.04 for found in measured.values() if found), text
+
+
+def test_a_table_says_of_which_commits_and_of_which_versions_its_runs_are(made_up):
+    def of(seed, commit, python="3.11.7", **more):
+        versions = {"commit": commit * 10, "python": python, "torch": "2.13.0"}
+        return a_run([], "b", seed) | {"versions": versions} | more
+
+    code = evidence.code_of("made_up", "b")
+    made_up("made_up", [of(0, "a"), of(1, "b-dirty", code=code)])
+    text = "These runs are of commits aaaaaaa and b-dirty; since 1 of the 2 the code has changed."
+    assert pages.provenance("made_up") == text
+    made_up("made_up", [of(0, "a"), of(1, "b", "3.12.3"), of(2, "c")])
+    pages.usual_libraries.cache_clear()
+    text = pages.provenance("made_up")
+    assert text.startswith("These runs are of 3 commits, aaaaaaa to ccccccc; the code has changed")
+    assert "Python 3.11.7, torch 2.13.0 (2), Python 3.12.3, torch 2.13.0 (1); most others" in text
 
 
 @pytest.fixture
@@ -393,7 +384,7 @@ def test_a_run_is_kept_and_not_repeated(script):
     metrics that the table is made of, its code and commit; an error says what the script said.
     """
     for _ in range(2):
-        evidence.run_missing("made_up", "made_up", [("b", 3, None)], at_once=1)
+        evidence.run_missing("made_up", [("b", 3)], at_once=1)
     ((words, threads),) = script
     assert words[1:9] == ["tango.py", *evidence.QUIET.split(), "--seed"]
     assert threads == "1" and "--lr" not in words
@@ -404,8 +395,9 @@ def test_a_run_is_kept_and_not_repeated(script):
     assert kept["versions"]["commit"] == "1234567" and kept["versions"]["python"] == "3"
     assert ", with today's code." in pages.provenance("made_up")
     with pytest.raises(RuntimeError, match="made_up, a, seed 0:\n\nit broke"):
-        evidence.run_missing("made_up", "made_up", [("a", 0, 1e-3)], at_once=1)
-    assert [*script[-1][0][-4:-2]] == ["--lr", "0.001"]
+        evidence.run_missing("made_up", [("a", 0)], at_once=1)
+    words = script[-1][0]
+    assert words[words.index("--lr") + 1] == "0.001"
 
 
 def test_one_run_is_printed_beside_the_committed_one_and_not_kept(script, made_up, capsys):
@@ -421,23 +413,23 @@ def test_a_judge_is_made_before_the_run_that_asks_it(script, monkeypatch):
     """And again where its code has changed, but not else."""
     experiment = evidence.EXPERIMENTS["made_up"]
     experiment.variants["c"] = evidence.Variant(judge=["made_up", "b", "verifier"])
-    folder = evidence.folder_of("made_up", "b", 1, None) / "verifier"
-    words = evidence.command("made_up", "c", 1, None)
+    folder = evidence.folder_of("made_up", "b", 1) / "verifier"
+    words = evidence.command("made_up", "c", 1)
     assert script[0][0][1] == "tango.py" and len(script) == 1
     assert words[1:4] == ["benchmarks/controls.py", "tango.py", f"judge_from={folder}"]
     folder.mkdir()
     write_rows(folder / "adapter_model.safetensors", [])
-    evidence.command("made_up", "c", 1, None)
+    evidence.command("made_up", "c", 1)
     assert len(script) == 1
     monkeypatch.setattr(experiment.variants["b"], "arguments", "--steps 3")
     with pytest.raises(RuntimeError, match="it broke"):  # it is run
-        evidence.command("made_up", "c", 1, None)
+        evidence.command("made_up", "c", 1)
 
 
 def test_what_a_reader_must_make_first_is_said(made_up):
     evidence.EXPERIMENTS["made_up"].arguments = "--model runs/no-such-model"
     with pytest.raises(SystemExit, match="made_up needs runs/no-such-model; docs/real-model.md"):
-        evidence.command("made_up", "b", 0, None)
+        evidence.command("made_up", "b", 0)
 
 
 # ------------------------------------------------------------------ which code a run is of
@@ -460,11 +452,11 @@ def test_comments_and_docstrings_are_no_code(tmp_path):
 
 def test_a_runs_code_is_its_script_its_controls_and_its_arguments(made_up, monkeypatch):
     hashes = {evidence.code_of("made_up", v) for v in ("a", "b")}
-    assert len(hashes) == 1  # rates are kept with the run
+    assert len(hashes) == 2  # their rates differ
     for change in ({"arguments": "--kl 0"}, {"controls": ["coin_verdicts"]}, {"script": "gar.py"}):
         evidence.EXPERIMENTS["made_up"].variants["b"] = evidence.Variant(**change)
         hashes.add(evidence.code_of("made_up", "b"))
-    assert len(hashes) == 4
+    assert len(hashes) == 5
     parts = evidence.code_of_controls(["coin_verdicts"])
     assert {"coin_verdicts", "judged_by", "coin", "judgement", "ASKED"} <= parts.keys()
     assert not {"gold", "voted", "main"} & parts.keys()
@@ -537,13 +529,13 @@ def test_a_coin_for_whole_solutions_accepts_half_of_them_anew_each_time():
 
 def test_a_final_verdict_that_counts():
     """Both are asked: every step, and the final verdict, which may be unreadable."""
-    script = SimpleNamespace(all_accepted=tango.all_accepted)
+    script = SimpleNamespace(all_accepted=few_labels.all_accepted)
     controls.final_verdict_counts(script)
     text = r"<step>6*8=48</step><answer>\boxed{48}</answer>"
     said = [([True], True), ([True], False), ([True], None), ([False], True), ([], True)]
     judgements = [Judgement(*of_one) for of_one in said]
     assert script.all_accepted(judgements, [text] * 5).tolist() == [1, 0, 0, 0, 0]
-    assert tango.all_accepted(judgements, [text] * 5).tolist() == [1, 1, 1, 0, 0]
+    assert few_labels.all_accepted(judgements, [text] * 5).tolist() == [1, 1, 1, 0, 0]
 
 
 def test_accuracy_on_questions_of_several_operations():
@@ -629,7 +621,7 @@ def test_a_likelihood_is_the_only_reward_and_what_cannot_be_read_earns_the_least
         def log_mean(self, name, value):
             logged[name] = value
 
-    script = SimpleNamespace(Tango=Trainer, has_countable_steps=tango.has_countable_steps)
+    script = SimpleNamespace(FewLabels=Trainer, has_countable_steps=tango.has_countable_steps)
     rows = [{"question": QUESTION, "answer": str(tasks.gold_answer(QUESTION))}] * 3
     both = (controls.scored_alone, [-3, -4, -4]), (controls.scored_above_base, [0, -1, -1])
     for control, rewards in both:

@@ -2,13 +2,10 @@
 nothing of theirs is changed or lost. The mistakes themselves are in tests/data/mistakes.txt.
 """
 
-import contextlib
-import ctypes
 import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -22,10 +19,8 @@ from conftest import (
     ROOT,
     SMALL,
     metrics_of,
-    module_of,
     refused,
     run_here,
-    run_module,
     same_weights,
     small,
     table,
@@ -36,8 +31,6 @@ cut() { for f; do truncate -s $(($(stat -c%s "$f") / 2)) "$f"; done; }
 empty() { for f; do true > "$f"; done; }
 many() { head -c "$2" /dev/zero | tr '\0' "$1"; }  # a character, so many times
 garbage() { for f; do many '\377' 9999 > "$f"; done; }
-lfs() { printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 32\n' > "$1"; }
-web() { echo '<!DOCTYPE html><html><body>Sign in to go on</body></html>' > "$1"; }
 nan() {  # every number in a file of safetensors
     head=$((8 + $(od -An -N8 -tu8 "$1"))); size=$(stat -c%s "$1")
     { head -c $head "$1"; many '\377' $((size - head)); } > nan; mv nan "$1"
@@ -85,7 +78,7 @@ def cases(section: str) -> list[tuple[str, list[str], str, str]]:
     written, found = ["\t".join(row) for row in table("mistakes.txt")[title]], []
     for number, row in enumerate(row for rows in written for row in alternatives(rows)):
         words, says, commands = [*row.split("\t"), "", ""][:3]
-        script, *given = words.replace("LONG", "x" * 300).split() or [""]
+        script, *given = words.split() or [""]
         if not script.endswith(".py"):
             script, given = [*SMALL][number % len(SMALL)], [script, *given]
         given = [word for word in [*always.split(), *given] if word.strip("-")]
@@ -119,22 +112,8 @@ def files(folder: Path) -> dict[Path, bytes | str]:
     return {path: content for path, content in found.items() if path not in made_anew}
 
 
-@contextlib.contextmanager
-def without_privileges():
-    """Root's would open every file; this thread does without them for a while."""
-    libc, header = ctypes.CDLL(None), struct.pack("Ii", 0x20080522, 0)
-    kept = ctypes.create_string_buffer(24)
-    libc.capget(header, kept)
-    _, permitted, _, _, more, _ = struct.unpack("6I", kept.raw)
-    libc.capset(header, struct.pack("6I", 0, permitted, 0, 0, more, 0))
-    try:
-        yield
-    finally:
-        libc.capset(header, kept.raw)
-
-
 # ------------------------------------------------------------------ one sentence
-@mistakes("arguments", "models", "data sets", "rows of a data set", "run folders", "permissions",
+@mistakes("arguments", "models", "data sets", "rows of a data set", "run folders",
           "runs that cannot be resumed")  # fmt: skip
 def test_a_mistake_ends_in_one_sentence(
     script, given, says, commands, tmp_path, monkeypatch, finished
@@ -143,23 +122,13 @@ def test_a_mistake_ends_in_one_sentence(
     assert bash(commands, tmp_path, RUN=str(run)).wait() == 0
     monkeypatch.chdir(tmp_path)
     before, there = files(tmp_path), (tmp_path / "run").exists()
-    try:
-        with without_privileges() if "chmod" in commands else contextlib.nullcontext():
-            said = refused(script, *small(script, "run", *given))
-    finally:
-        bash("chmod -R u+rwX .", tmp_path).wait()
-    assert says in said and len(said.replace("x" * 300, "")) <= 500, said
+    said = refused(script, *small(script, "run", *given))
+    assert says in said, said
     assert "row 2" in said or "\nrow " not in commands
     after = files(tmp_path)
     assert {path: after.get(path) for path in before} == before
     made = {path.relative_to(tmp_path).parts[0] for path in after.keys() - before.keys()}
     assert made <= ({"run"} if not there else set())
-
-
-@mistakes("arguments of no kind")
-def test_what_the_parser_refuses_it_says_itself(script, given, says, commands):
-    printed, said, code = run_module(module_of(script), *given)
-    assert code == 2 and says.strip("-") in printed + said
 
 
 # ------------------------------------------------------------------ nothing is lost
@@ -170,9 +139,8 @@ def test_what_is_harmless_in_a_run_stays_and_the_run_resumes(finished, tmp_path)
     harmless = cases("harmless in an interrupted run")
     for *_, commands in harmless:
         assert bash(commands, folder).wait() == 0, commands
-    with without_privileges():
-        more = "--save-every 5 --eval-every 0 --show-every 0".split()
-        shown = run_here("tango.py", *small("tango.py", "run", "--out", folder, *more))
+    more = "--save-every 5 --eval-every 0 --show-every 0".split()
+    shown = run_here("tango.py", *small("tango.py", "run", "--out", folder, *more))
     assert "from checkpoint-4" in shown and all(says in shown for _, _, says, _ in harmless)
     assert "--- the verifier" not in shown
     assert (folder / "tango.py").read_text() == "# as it was\n"

@@ -5,9 +5,9 @@ import math
 import statistics
 from types import SimpleNamespace
 
-from common.batch import Batch
-from common.cotrainer import Player, with_adapters
-from common.run import checks
+from common.checked import Player
+from common.core.batch import Batch
+from common.core.cotrainer import with_adapters
 from common.tasks.answers import solve_prompt
 from common.tiny.tasks import gold_solution
 
@@ -76,8 +76,9 @@ def without_model(kind, cfg, texts=(), **attributes):
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
             self.eos_token_ids = [Characters.eos_token_id]
             self.asked_in_evaluation = None
+            self.held_out = []
             vars(self).update(attributes)
-            checks.begin(self)
+            self.begin_checks()
 
         def generate(self, name, prompts, greedy=False):
             self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]
@@ -100,7 +101,7 @@ def without_model(kind, cfg, texts=(), **attributes):
                 found = function(completions, **columns)
                 rewards += torch.tensor([math.nan if r is None else r for r in found])
             batch.texts, batch.rewards = texts, rewards
-            checks.remember(self, batch)
+            self.remember_rollout(batch)
             batch.notes = [{"player": name, "rewards": {}} for _ in rows]
             return batch
 
@@ -229,7 +230,11 @@ def likelihood(trainer, player, text: str, ended=True) -> float:
 
 
 def loss_in_parts(trainer, batch, size: int = 1) -> float:
-    """The loss of a batch, `size` rows at a time."""
+    """The loss of a batch, `size` rows at a time, whose metrics are logged."""
+    total = 0.0
     with trainer.playing(batch.player):
-        parts = torch.arange(len(batch)).split(size)
-        return sum(trainer.loss(batch.take(rows)).item() for rows in parts)
+        for rows in torch.arange(len(batch)).split(size):
+            share, shown = trainer.loss(part := batch.take(rows))
+            trainer.show_loss(part, shown)
+            total += share.item()
+    return total

@@ -1,4 +1,4 @@
-"""The same numbers as common/plain.py, sooner; not needed to follow a step.
+"""The same numbers as common/core/plain.py, sooner; not needed to follow a step.
 
 `--plain` calls nothing of this folder, and tests/common/test_plain.py compares the two. vllm.py is
 used with `--rollouts` only.

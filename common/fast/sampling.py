@@ -1,4 +1,4 @@
-"""Sampling by `sample`, or by common/plain.py where a model has more than plain attention.
+"""Sampling by `sample`, or by common/core/plain.py where a model has more than plain attention.
 
 Most of what transformers' `generate` costs is overhead: a token of 1.5B is 2,300 small kernels,
 started one by one from Python. What `sample` does differently, all of it exact: on a GPU a token's
@@ -13,11 +13,11 @@ import copy
 from contextlib import contextmanager
 from os.path import commonprefix
 
-from common import plain
-from common.draws import uniform
+from common.core import plain
+from common.core.draws import uniform
+from common.core.plain import read_at_once
 from common.fast.layers import prepared
 from common.fast.logprob import float32_product
-from common.plain import read_at_once
 
 import torch
 import torch.nn.functional as F

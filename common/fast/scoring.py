@@ -5,7 +5,7 @@ Nothing here changes what is computed, only how much: tests/common/test_scoring.
 saving with the plain computation.
 """
 
-from common.batch import Batch
+from common.core.batch import Batch
 from common.fast.logprob import linear_logprob
 from common.fast.sampling import has_plain_attention
 

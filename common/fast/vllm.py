@@ -11,19 +11,20 @@ earlier run; and `load_inplace` reads the folder again at every token.
 
 import atexit
 import io
+import math
 import re
 import shutil
 import threading
 import time
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from common.batch import Batch
-from common.errors import UserError, say
-from common.model import tokenize
+from common.core.batch import Batch
+from common.core.errors import UserError, say
+from common.core.model import tokenize
 
 import requests
 import torch
@@ -37,6 +38,8 @@ PATIENCE, SLOWEST = 300, 10
 """A request may take so many seconds, and one more for every SLOWEST tokens that are asked for."""
 LARGEST_GAP = 0.2
 """Nats a token. Between bfloat16 here and there it is about a tenth of that."""
+FEWEST = 32
+"""Tokens of which that is the mean."""
 AT_ONCE = 256
 """Requests under way, one for each different prompt."""
 LARGEST, OF_A_TOKEN = 1 << 24, 1 << 10
@@ -71,7 +74,7 @@ def find_base(url: str) -> tuple[str, int]:
 
 
 class Server:
-    """Its `generate` is that of common/plain.py."""
+    """Its `generate` is that of common/core/plain.py."""
 
     def __init__(self, url: str, folder: str, word: str):
         """
@@ -82,6 +85,7 @@ class Server:
         self.url, self.word, self.waiting = url, word, threading.Lock()
         self.base, self.longest = find_base(url)
         self.folder = Path(folder).resolve() / ".rollouts"
+        self.gaps = []  # of tokens that `watch` has not judged yet
         self.session = requests.Session()
         self.session.mount("http", requests.adapters.HTTPAdapter(pool_maxsize=AT_ONCE))
         atexit.register(self.forget)
@@ -102,7 +106,7 @@ class Server:
         for name, player in trainer.players.items():
             self.check_length(player.reads + player.max_tokens + 1)
             with trainer.playing(name):
-                asked = (trainer.model, prompts, 32, player.temperature, trainer.eos_token_ids)
+                asked = (trainer.model, prompts, FEWEST, player.temperature, trainer.eos_token_ids)
                 ids, logps = self.generate(*asked, keys=[0])
             batch = Batch.of(name, prompts, ids, tokenizer.pad_token_id, base.device)
             found = trainer.log_probs(name, batch).cpu()  # (1, T)
@@ -114,6 +118,27 @@ class Server:
                     f"or, at a temperature of {player.temperature:g}, was started without "
                     f"--logprobs-mode processed_logprobs"
                 )
+
+    def watch(self, name: str, gaps: torch.Tensor):
+        """`check` while the run lasts: the server may be restarted with another base, or answer
+        from an adapter that is not the one it was given.
+
+        name: the player that wrote. gaps: (N,) nats between the log-probs of N tokens here and
+        there, of one micro-batch that is trained on.
+
+        Raises:
+            UserError: they are too far from each other.
+        """
+        self.gaps += gaps.tolist()
+        if len(self.gaps) < FEWEST:
+            return
+        gap, self.gaps = sum(self.gaps) / len(self.gaps), []
+        if not gap <= LARGEST_GAP:  # not a number, either
+            raise self.error(
+                f"its log-probs of what the {name} writes are now {gap:.2f} nats a token from "
+                f"ours, and were not when the run began: it answers from another base or another "
+                f"adapter than it should; stop it, and start it again as docs/scale.md says"
+            )
 
     def check_length(self, tokens: int):
         if tokens > self.longest:
@@ -275,6 +300,7 @@ def whats_wrong(choices: list[dict], count: int, limit: int, vocabulary: int, en
     """'' if these are `count` completions, with tokens and log-probs that can be trained on."""
     if [choice["index"] for choice in choices] != [*range(count)]:
         return f"of {count} completions it returns {len(choices)}"
+    texts = Counter(tuple(choice["token_ids"]) for choice in choices)
     for choice in choices:
         ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         reason = choice["finish_reason"]
@@ -289,6 +315,13 @@ def whats_wrong(choices: list[dict], count: int, limit: int, vocabulary: int, en
         whole = ids[-1] in ends if reason == "stop" else reason == "length" and len(ids) == limit
         if not whole or len(ids) > limit or not ends.isdisjoint(ids[:-1]):
             return f"a completion ends after {len(ids)} of {limit} tokens with {reason!r:.40}"
+        # P(`same` others of the n - 1 are this one, too) <= C(n - 1, same) p^same
+        same = texts[tuple(ids)] - 1
+        if math.log(math.comb(count - 1, same)) + same * sum(logps) < -30:  # one in 10^13
+            return (
+                f"{same + 1} of {count} completions of a prompt are the same text, which nobody "
+                f"draws so often by chance: it takes no notice of seeds; take a newer vLLM"
+            )
     return ""
 
 

@@ -1,4 +1,6 @@
-"""The arguments that all scripts share. Nothing here imports torch: see common/run/early.py.
+"""The arguments that all scripts share. Nothing here imports torch or TRL, which takes ten seconds:
+a script calls `parse(Args)` above its imports of them, so `--help` and a typo are answered
+immediately.
 
 A script's `Args` inherits `RunArgs` and adds the paper's own; its `check` refuses what cannot go
 together. Where another default fits a paper better, a script declares a field of `RunArgs` again.
@@ -6,13 +8,15 @@ The type of a field says its bounds: `steps: Count`, `alpha: Share`. `--help` sh
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
-from common.errors import UserError
+from common.core.errors import NOBODY, UserError, visible
 from common.tiny import MODELS
 from common.tiny.tasks import LEVELS
 
+import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 
@@ -161,6 +165,25 @@ class RunArgs:
 
     def check(self):
         """A SCRIPT MAY WRITE THIS: raises UserError for arguments that do not go together."""
+
+
+def parse(kind: type[RunArgs]) -> RunArgs:
+    """What the command line says, as the script's own `Args`. With --help, and where an argument is
+    wrong, the process ends here: exit code 2 and one sentence.
+    """
+    # a stream that the shell has closed is None
+    sys.stdout, sys.stderr = sys.stdout or NOBODY, sys.stderr or NOBODY
+    try:
+        try:
+            return tyro.cli(kind)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `--help | head` has seen enough
+        sys.stdout = NOBODY
+        sys.exit()
+    except UserError as error:
+        print(f"error: {visible(str(error))}", file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 def check_number(name: str, value, kind):

@@ -1,10 +1,10 @@
 """A run's folder: whose it is, who writes in it, and from which checkpoint a run resumes.
 
-    folder, checkpoint, said = claim(args.out, "tango", arguments)
+    folder, checkpoint = claim(args.out, "tango", arguments)
 
 Nothing of somebody else's is touched: a folder is ours if it is new, empty, or holds a run of the
 same script. A lock keeps a second run out, and the system lifts it when the first one ends, however
-that happens. A checkpoint counts if every file that was written into it is still there as it was.
+that happens.
 """
 
 import errno
@@ -15,29 +15,21 @@ import os
 import platform
 import shutil
 import time
-import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import UserError
-from common.run.recording import read_lines
+from common.core.errors import UserError
+from common.core.recording import read_lines
 
-MAY_CHANGE = {"out", "save_every", "eval_every", "show_every", "report_to"}
-MAY_CHANGE |= {
-    "generation_batch_size",
-    "micro_batch",
-    "gradient_checkpointing",
-    "plain",
-    "rollouts",
-}
+MAY_CHANGE = {*"out save_every eval_every show_every report_to generation_batch_size".split()}
+MAY_CHANGE |= {"micro_batch", "gradient_checkpointing", "plain", "rollouts"}
 """Arguments that do not change what is trained, except for the rounding of sums: evaluation has
-random numbers of its own, and those of a token depend on none of these (common/draws.py)."""
+random numbers of its own, and those of a token depend on none of these (common/core/draws.py)."""
 
-CUT_SHORT = "it was cut short while being written"
 LOCKS = []  # open files; `release` closes them
 
 
-def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, list[str]]:
+def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None]:
     """Make the run's folder, or find it again, and lock it. Writes nothing else.
 
     Args:
@@ -46,7 +38,7 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         given: its arguments.
 
     Returns:
-        (the folder, the checkpoint to resume from if there is one, what the user should know).
+        (the folder, the checkpoint to resume from if there is one).
 
     Raises:
         UserError: the folder cannot be written, is somebody else's or in use, holds a run with
@@ -56,15 +48,12 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None, l
         raise UserError("--out is empty; it must name a folder.")
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
-        os.fspath(folder).encode()
         ours = is_ours(folder, name, given)
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
         if not ours:
-            return folder, None, []
-        return folder, *checkpoint_to_resume(folder, given)
-    except UnicodeEncodeError:
-        raise UserError(f"--out {out}: is not UTF-8, in which models are saved.") from None
+            return folder, None
+        return folder, checkpoint_to_resume(folder, given)
     except OSError as error:
         place = out or "runs"
         raise UserError(f"--out {place}: cannot be written ({error.strerror}).") from None
@@ -91,13 +80,10 @@ def is_ours(folder: Path, name: str, given: dict) -> bool:
     if found <= {".lock", ".args.json.new"}:  # all that a start on a full disk has left
         return False
     if "args.json" not in found:
-        wrong, then = "neither empty nor a run's folder (it has no args.json)", "choose another one"
-        if f"{name}.py" in found and numbered(folder):
-            wrong = "a run without its args.json"
-            then = "the same command with another --out writes one, to be copied here"
-        raise UserError(f"--out {folder}: {wrong}; {then}.")
-    if pipes := sorted(path.name for path in folder.iterdir() if path.is_fifo()):
-        raise UserError(f"--out {folder}: {pipes[0]} is a pipe, which would be waited for.")
+        raise UserError(
+            f"--out {folder}: neither empty nor a run's folder (it has no args.json); choose "
+            f"another one."
+        )
     if f"{name}.py" in found:
         return True
     others = ", ".join(sorted(file for file in found if file.endswith(".py")))
@@ -119,14 +105,18 @@ def lock(folder: Path):
     except OSError as error:
         file.seek(0)
         holder = file.read()
-        file.close()
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            return  # a file system without locks
-        raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # else a file system without locks
+            file.close()
+            raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
     file.flush()
     LOCKS.append(file)
+
+
+def claimed() -> Path | None:
+    """Returns the folder that this process has locked, until `release`."""
+    return Path(LOCKS[-1].name).parent if LOCKS else None
 
 
 def release():
@@ -135,14 +125,16 @@ def release():
 
 
 # ------------------------------------------------------------------ going on
-def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[str]]:
-    """(None, []) where a run failed before its first step: its arguments may be put right."""
+def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
+    """The newest checkpoint; None where a run has none yet. One that failed before its first step
+    may have its arguments put right.
+    """
     before = read_arguments(folder)
     rows, _ = read_lines(folder / "metrics.jsonl")
     steps = max([row["step"] for row in rows], default=0)
-    checkpoint, said = last_checkpoint(folder)
+    checkpoint = [None, *numbered(folder).values()][-1]
     if not steps and not checkpoint:
-        return None, []
+        return None
     other = [
         f"--{key.replace('_', '-')} {before.get(key)}"
         for key in sorted(given.keys() | before.keys())
@@ -154,51 +146,28 @@ def checkpoint_to_resume(folder: Path, given: dict) -> tuple[Path | None, list[s
             f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
             f"longer."
         )
-    if checkpoint is None and not said and steps >= min(before["save_every"], before["steps"]):
+    if checkpoint is None and steps >= min(before["save_every"], before["steps"]):
         raise UserError(
             f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it "
             f"is left as it is. Choose another folder."
         )
-    return checkpoint, said
+    return checkpoint
 
 
 def read_arguments(folder: Path, file: str = "args.json") -> dict:
     try:
-        arguments = json.loads((folder / file).read_text())
-        arguments.keys()
-    except (ValueError, AttributeError):
+        return {} | json.loads((folder / file).read_text())
+    except (ValueError, TypeError):
         raise UserError(f"--out {folder}: its {file} cannot be read.") from None
-    return arguments
-
-
-def last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """(the newest whole checkpoint, if there is one, and what is wrong with newer ones). A run that
-    was killed while it wrote its first one starts again.
-
-    Raises:
-        UserError: there are checkpoints, and none is whole.
-    """
-    found, said = numbered(folder), []
-    for path in reversed(found.values()):
-        wrong = whats_wrong(path)
-        if not wrong:
-            return path, said
-        said.append(f"{path.name} is passed over: {wrong}")
-    if len(found) == 1 and wrong == CUT_SHORT:  # the first: with a second one there would be two
-        return None, said
-    if found:
-        raise UserError(
-            f"--out {folder}: no checkpoint is whole ({said[0].replace('passed over', 'broken')}); "
-            f"delete them to start again."
-        )
-    return None, []
 
 
 def numbered(folder: Path) -> dict[int, Path]:
-    """A run's own checkpoints by their steps, the oldest first. checkpoint-best, say, is somebody
-    else's.
+    """A run's own whole checkpoints by their steps, the oldest first. checkpoint-best, say, is
+    somebody else's. Trainer writes its state last; a script's run gives a checkpoint its name only
+    when all of it is written.
     """
-    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
+    files = folder.glob("checkpoint-*/trainer_state.json")
+    found = [file.parent for file in files if file.parent.name[11:].isdecimal()]
     return dict(sorted((int(path.name[11:]), path) for path in found))
 
 
@@ -209,39 +178,6 @@ def forget_older(folder: Path, step: int):
     earlier = [path for its, path in numbered(folder).items() if its < step]
     for path in earlier[:-1]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def seal(checkpoint: Path):
-    """Note size and CRC-32 of every file, after all of them have been written."""
-    (checkpoint / "files.json").unlink(missing_ok=True)  # of a broken one of the same step
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    noted = {str(path.relative_to(checkpoint)): signature(path) for path in files}
-    write_whole(checkpoint / "files.json", json.dumps(noted, indent=1) + "\n")
-
-
-def whats_wrong(checkpoint: Path) -> str:
-    """'' if every file is as `seal` found it."""
-    try:
-        noted = json.loads((checkpoint / "files.json").read_text()).items()
-        step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return CUT_SHORT
-    if checkpoint.name != f"checkpoint-{step}":
-        return f"it is of step {step}"
-    for name, expected in noted:
-        path = checkpoint / name
-        if not path.is_file() or signature(path) != expected:
-            return f"{name} is not as it was written"
-    return ""
-
-
-def signature(path: Path) -> list[int]:
-    """[size, CRC-32]"""
-    size = crc = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            size, crc = size + len(block), zlib.crc32(block, crc)
-    return [size, crc]
 
 
 def write_whole(path: Path, text: str):

@@ -1,21 +1,34 @@
 """From arguments to a trained run: what every script's `main` has in common, in order."""
 
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from common.cotrainer import Player, with_adapters
-from common.errors import ScriptError
-from common.fast.vllm import find_base
-from common.model import load_model
+from common import fast
+from common.checked import check_players
+from common.core import plain
+from common.core.cotrainer import Player, with_adapters
+from common.core.errors import ScriptError
+from common.fast import vllm
 from common.run.args import RunArgs
-from common.run.checks import check_config, check_loaded, check_players
 from common.run.machine import on_gpu
 from common.run.memory import plan_memory
+from common.run.models import load_model
 from common.run.session import begin, start_run
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 from trl import GRPOConfig
+
+WITHOUT_EFFECT = """learning_rate max_grad_norm temperature max_completion_length beta loss_type
+epsilon epsilon_high delta importance_sampling_level entropy_coef top_entropy_quantile
+use_bias_correction_kl scale_rewards reward_weights weight_decay top_p top_k min_p
+repetition_penalty generation_kwargs chat_template_kwargs use_vllm mask_truncated_completions
+num_iterations gradient_accumulation_steps steps_per_generation max_steps num_train_epochs seed
+data_seed output_dir run_name report_to save_steps save_strategy save_total_limit eval_steps
+eval_strategy logging_steps num_generations per_device_train_batch_size"""
+"""Fields of GRPOConfig which GRPOTrainer would heed, and which stand elsewhere here."""
 
 
 def launch(
@@ -44,16 +57,14 @@ def launch(
         config: fields of GRPOConfig in which the paper differs.
         more: what the Trainer takes besides.
     """
-    check_config(config or {}, curves)
+    check_config(config or {})
     script = sys.modules[Trainer.__module__].__file__
     begin(args.model)
     players = players_of(Trainer, args)
     args = plan_memory(args, players)  # with --dry-run the end
     if args.rollouts:
-        find_base(args.rollouts)  # before anything is loaded
-    loaded = load(args)
-    check_loaded(loaded)
-    train, held_out = loaded
+        vllm.find_base(args.rollouts)  # before anything is loaded
+    train, held_out = load(args)
     run = start_run(args, script, train, held_out)
     adapters = [*dict.fromkeys(player.adapter for player in players.values())]
     model, tokenizer = load_model(
@@ -69,10 +80,23 @@ def launch(
     config = grpo_config(args, run.folder, rows, group_size, **config or {})
     data = Dataset.from_list(data)
     trainer = Trainer(model, players, args, config, data, tokenizer, train, held_out, **more)
+    trainer.engine = trainer.sampler = plain if args.plain else fast
     if args.rollouts:
+        word = gather_object([secrets.token_hex(4)])[0]  # the same on all processes
+        trainer.sampler = vllm.Server(args.rollouts, run.folder, word)
+        trainer.generation_batch_size = 1 << 30  # the server makes its own batches
         trainer.sampler.check(trainer)
     run.train(trainer, evaluate, curves)
     return trainer
+
+
+def check_config(fields: dict):
+    if useless := fields.keys() & {*WITHOUT_EFFECT.split()}:
+        raise ScriptError(
+            f"GRPOConfig({min(useless)}=...) would have no effect, or lead the run astray: rates, "
+            f"lengths and temperatures belong to each Player, loss and advantages to the script, "
+            f"and kl, steps, seed, out, save_every and their like are arguments"
+        )
 
 
 def players_of(Trainer: type, args) -> dict[str, Player]:
@@ -91,7 +115,7 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
     """What TRL's trainer is told.
 
     The loss, the learning rates, lengths and temperatures are not in it: they belong to the
-    players, and the loss stands in common/cotrainer.py.
+    players, and the loss stands in common/core/cotrainer.py.
 
     Args:
         rows: rows that the data loader gives each process for one optimiser step.

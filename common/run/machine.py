@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tiny import MODELS
 
 import torch

@@ -16,11 +16,10 @@ import copy
 import math
 import os
 import sys
-from collections.abc import Callable
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
+from common.core.plain import read_at_once
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
-from common.plain import read_at_once
 from common.run.machine import check_machine, on_gpu
 from common.run.models import read_config, sizes
 from common.tiny import MODELS
@@ -81,7 +80,11 @@ def plan_memory(args, players: dict):
 
     if args.four_bit is None and gpu and not args.rollouts:  # a server's base has 16 bits
         few = min(FEW_ROWS, args.generation_batch_size or FEW_ROWS)
-        four_bit = not fits_whole(args.model, need(few, args.micro_batch)["peak"], free)
+        whole = need(few, args.micro_batch)["peak"]
+        four_bit = whole > free
+        so = "so it is loaded in 4-bit; --no-four-bit forbids that" if four_bit else "which it gets"
+        have = f"{whole / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
+        say(f"{args.model}: a run with the base in 16 bits needs about {have}, {so}")
     rows, checkpointing = args.generation_batch_size, args.gradient_checkpointing
     if rows is None:
         rows = next((n for n in halves(MOST_ROWS) if need(n, 1)["sampling"] <= free), 1)
@@ -93,9 +96,12 @@ def plan_memory(args, players: dict):
         say_estimate(args.model, four_bit, len(trained), now, where, free)
     check_length(args.model, config, max(map(sum, turns)))
     if now["peak"] > free:
-        short = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB."
-        fitting = advice(need, free, rows, args.micro_batch, four_bit)
-        sentence = f"--model {args.model}: {short} {fitting}"
+        short = f"about {now['peak'] / GIB:.1f} GiB are needed, and there are {free / GIB:.1f} GiB"
+        smaller = f"{'' if four_bit else '--four-bit, '}a smaller model or shorter completions"
+        sentence = (
+            f"--model {args.model}: {short}; take a lower --generation-batch-size {rows} or "
+            f"--micro-batch {args.micro_batch}, {smaller}."
+        )
         if args.dry_run or now["certain"] > free:
             raise UserError(sentence)
         say(f"warning: {sentence}")
@@ -115,15 +121,6 @@ def say_estimate(name: str, four_bit: bool, adapters: int, need: dict, where: st
     say(f"{where:<58}{_size(free)}")
 
 
-def fits_whole(name: str, needed: int, free: int) -> bool:
-    """Whether a run with its base in 16 bits fits; says what follows."""
-    fits = needed <= free
-    so = "which it gets" if fits else "so it is loaded in 4-bit; --no-four-bit forbids that"
-    have = f"{needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
-    say(f"{name}: a run with the base in 16 bits needs about {have}, {so}")
-    return fits
-
-
 def check_length(name: str, config, longest: int):
     """Warns of texts longer than those that the model has seen. Raises UserError where its rope
     changes with a text's length: what was sampled before would be scored as if it came after.
@@ -137,18 +134,6 @@ def check_length(name: str, config, longest: int):
         raise UserError(f"--model {name}: {changed}; take shorter completions.")
     if longest > positions and name not in MODELS:
         say(f"warning: --model {name} has seen at most {positions:,} tokens, and {here}")
-
-
-def advice(need: Callable, free: int, rows: int, micro_batch: int, four_bit: bool) -> str:
-    """Which --generation-batch-size and --micro-batch fit."""
-    fitting = next((n for n in halves(rows) if need(n, 1)["sampling"] <= free), 0)
-    fitting_size = next((n for n in halves(micro_batch) if need(1, n)["training"] <= free), 0)
-    if not fitting or not fitting_size:
-        smaller = f"{'' if four_bit else '--four-bit, '}a smaller model or shorter completions"
-        return f"Not even one row at a time fits: take {smaller}."
-    lower = [f"--generation-batch-size {fitting}"] if fitting < rows else []
-    lower += [f"--micro-batch {fitting_size}"] if fitting_size < micro_batch else []
-    return f"{' and '.join(lower)} would fit."
 
 
 def halves(n: int) -> list[int]:

@@ -1,21 +1,29 @@
-"""Which models a run can use: each of these checks ends in one sentence, before a run begins."""
+"""Loads the base and its adapters; and which models a run can use: each of these checks ends in one
+sentence, before a run begins.
+"""
 
 import inspect
-import json
 import os
 import re
 import textwrap
 from pathlib import Path
 
-from common.errors import UserError
-from common.tasks.answers import prompt
+from common import fast
+from common.core.errors import UserError
+from common.core.model import add_players
+from common.run.machine import on_gpu
 from common.tiny import EMBEDDED, ENDINGS, MODELS
 from common.tiny.tasks import misfit, parse_question
 
-import bitsandbytes.cextension
 import torch
 from bitsandbytes.nn import Linear4bit
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
 
 UNSUPPORTED_HEADS = """final_logit_softcapping logits_soft_cap logit_scale logits_scaling
 lm_head_multiplier output_multiplier""".split()
@@ -24,14 +32,77 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 NEEDED = ("attention_mask", "position_ids", "past_key_values")
 """What sampling and scoring give to the layers."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
-MOST_LAYERS = 1000  # the largest dense models have some 130; millions take minutes to build
-MOST_CHARACTERS = 100_000  # of instructions and a question of a few words, in a chat template
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
 {%- set both = messages[0]['content'] ~ '\n\n' ~ messages[1]['content'] -%}
 {%- set messages = [{'role': 'user', 'content': both}] + messages[2:] -%}
 {%- endif -%}
 """  # in front of a chat template without a system role, such as Gemma's
+
+
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
+"""A switch that transformers reads at every call of attention."""
+
+
+def load_model(
+    name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int, plain: bool = False
+):
+    """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
+
+    Args:
+        name: "tiny", "tiny-programs", "tiny-repairs" (embedded), a hub id, or a local folder.
+        adapters: names, see `add_players`.
+        four_bit: load the base in NF4 with double quantisation.
+        seed: random seed of the adapters' A matrices.
+        plain: keep the layers of transformers and PEFT.
+
+    Raises:
+        UserError: there is no such model, a part of it is broken or does not fit the others, or
+            this GPU cannot hold or run it.
+    """
+    gpu = on_gpu(name)
+    if gpu:
+        check_gpu()
+        # Trap: cuDNN's attention, the default on an H100, gives NaN gradients where a text is
+        # padded and 64 tokens longer than a multiple of 128 (pytorch issue 196678)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    # several query heads share keys and values, which torch's attention takes as they are on a CPU;
+    # else transformers copies them for each head, and the backward pass keeps the copies
+    os.environ[SHARED_KEYS] = "0" if gpu else "1"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **nf4)
+    tokenizer = load_tokenizer(name)
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            EMBEDDED.get(name, name),
+            config=without_dropout(name),
+            dtype=dtype,
+            quantization_config=quantization if four_bit else None,
+            device_map={"": torch.cuda.current_device()} if gpu else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
+    except torch.OutOfMemoryError:
+        smaller = "a smaller model" if four_bit else "--four-bit or a smaller model"
+        raise UserError(
+            f"--model {name}: its weights do not fit into the GPU's memory; take {smaller}."
+        ) from None
+    except Exception as error:  # what a broken file raises depends on its format and on the break
+        raise not_loaded(name, "weights", error, " Is the download whole?") from None
+    check_weights(name, model, loading)
+    keep_backward(model)
+    check_one_prompt(name, model, tokenizer)
+    tokenizer.eos_token = end_of_answer(model, tokenizer)
+    # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
+    # knows nothing of it
+    ends = {name: getattr(model.generation_config, name) for name in ENDS}
+    model.generation_config = GenerationConfig(**ends)
+    model = add_players(model, adapters, lora_rank, seed)
+    if not plain:
+        fast.install(model, gpu)
+    return model, tokenizer
 
 
 # ------------------------------------------------------------------ the tokenizer
@@ -61,16 +132,13 @@ def load_tokenizer(name: str):
         except Exception as error:  # a template is a program
             reason = f"{type(error).__name__}: {error}"
             continue
-        if len(text) > MOST_CHARACTERS:  # to read them takes minutes, at every question
-            reason = f"it makes {len(text):,} characters of one short question"
-            break
         if QUESTION in text and (INSTRUCTIONS in text or "system" in given):
             return tokenizer
     raise UserError(f"--model {name}: its chat template cannot be used ({reason}).")
 
 
 def example_prompt(tokenizer) -> str:
-    messages = prompt(INSTRUCTIONS, QUESTION)
+    messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": QUESTION}]
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
@@ -166,66 +234,50 @@ def read_config(name: str):
     """The model's transformers config, without its weights.
 
     Raises:
-        UserError: there is none, no dense decoder can be made of it, or its logits are not those
-            of a linear head alone.
+        UserError: there is none, or we cannot train such a model.
     """
     check_folder(name)
     try:
-        # before a config lists millions of layers
-        written, _ = PretrainedConfig.get_config_dict(EMBEDDED.get(name, name))
-        layers = written.get("num_hidden_layers")
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers {layers} is more than {MOST_LAYERS}")
         config = AutoConfig.from_pretrained(EMBEDDED.get(name, name), trust_remote_code=False)
         with torch.device("meta"):  # all of the model but its memory
             model = AutoModelForCausalLM.from_config(config)
+        check_architecture(config, model)
     except Exception as error:
         raise not_loaded(name, "config.json", error) from None
-    if config.get_text_config() is not config or config.sub_configs:
-        # "all-linear" would put adapters on what sees, too, and these never have a gradient
-        kind = f"{config.model_type} reads more than text"
-        raise UserError(f"--model {name}: its {kind}; take a model of text alone.")
-    if any(getattr(config, count, None) for count in EXPERTS):
-        # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
-        raise UserError(f"--model {name}: its {config.model_type} has experts; take a dense model.")
-    takes = inspect.signature(model.base_model.forward).parameters
-    if getattr(config, "mamba_d_state", None) or not {*NEEDED} <= {*takes}:
-        # fused kernels take their weights without the adapters; their states are no KV cache
-        kind = f"{config.model_type} is no plain transformer"
-        raise UserError(f"--model {name}: its {kind}; take another model.")
-    try:
-        sizes(config)  # GPT-2 has no intermediate_size, Gemma 4 no head_dim of all its layers
-    except Exception as error:
-        raise not_loaded(name, "config.json", error) from None
-    for setting in UNSUPPORTED_HEADS:
-        if getattr(config, setting, None) not in (None, 1.0):  # else it is switched off
-            raise UserError(f"--model {name}: heads with {setting} are not supported.")
-    if model.get_output_embeddings().bias is not None:
-        raise UserError(f"--model {name}: heads with a bias are not supported.")
     return config
 
 
+def check_architecture(config, model):
+    """Raises ValueError, or what `sizes` raises, unless this is a dense decoder of text alone whose
+    logits are those of a linear head.
+    """
+    takes = {*inspect.signature(model.base_model.forward).parameters}
+    heads = [s for s in UNSUPPORTED_HEADS if getattr(config, s, None) not in (None, 1.0)]
+    for kind, found in {
+        # "all-linear" would put adapters on what sees, too, and these never have a gradient
+        "reads more than text": config.get_text_config() is not config or config.sub_configs,
+        # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
+        "has experts": any(getattr(config, count, None) for count in EXPERTS),
+        # fused kernels take their weights without the adapters; their states are no KV cache
+        "is no plain transformer": getattr(config, "mamba_d_state", 0) or not {*NEEDED} <= takes,
+        f"has a head with {' and '.join(heads)}": heads,
+    }.items():
+        if found:
+            raise ValueError(f"{config.model_type} {kind}, and such a model is not supported")
+    if model.get_output_embeddings().bias is not None:
+        raise ValueError(f"{config.model_type} has a head with a bias, which is not supported")
+    sizes(config)  # GPT-2 has no intermediate_size, Gemma 4 no head_dim of all its layers
+
+
 def check_folder(name: str):
-    """Raises UserError for a path to nothing, and for a folder that holds adapters and no model."""
-    if not os.path.isdir(name):
-        if not os.path.exists(name) and re.search("^[/.~]|/$|^[^:]*/.*/", name):  # on no hub
-            raise UserError(f"--model {name}: there is no such folder.")
-        return
-    found = sorted(Path(name).glob("adapter_config.json")) or sorted(
-        Path(name).glob("*/adapter_config.json")  # of a run, or of one of its checkpoints
-    )
-    if not found or os.path.exists(f"{name}/config.json"):
-        return
-    try:
-        base = json.loads(found[0].read_text())["base_model_name_or_path"]
-        base = f" of {base}" if base else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        base = ""
-    adapters = ", ".join(path.parent.name for path in found)
-    raise UserError(
-        f"--model {name}: has no model, only an adapter{base} ({adapters}); PEFT's "
-        f"merge_and_unload merges it into its base, and save_pretrained writes a model."
-    )
+    """Raises UserError for a folder that holds adapters and no model: a run, or a checkpoint."""
+    found = [*Path(name).glob("adapter_config.json"), *Path(name).glob("*/adapter_config.json")]
+    if found and not os.path.exists(f"{name}/config.json"):
+        adapters = ", ".join(sorted(path.parent.name for path in found))
+        raise UserError(
+            f"--model {name}: has no model, only an adapter ({adapters}); PEFT's merge_and_unload "
+            f"merges it into its base, and save_pretrained writes a model."
+        )
 
 
 def sizes(config) -> tuple[int, ...]:
@@ -245,21 +297,14 @@ def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserEr
     return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
 
 
-def check_gpu(four_bit: bool):
-    """Raises UserError if this GPU, or bitsandbytes on it, cannot run the model."""
+def check_gpu():
+    """Raises UserError if this GPU cannot run the model."""
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) < (8, 0):
         raise UserError(
             f"{torch.cuda.get_device_name()} has compute capability {major}.{minor} and no "
             f"bfloat16; 8.0 (Ampere, 2020) or newer is needed. CUDA_VISIBLE_DEVICES= in front of "
             f"the command runs it on the CPU."
-        )
-    missing = bitsandbytes.cextension.ErrorHandlerMockBNBNativeLibrary
-    if four_bit and isinstance(bitsandbytes.cextension.lib, missing):
-        raise UserError(
-            f"--four-bit: bitsandbytes {bitsandbytes.__version__} found no library of its own for "
-            f"CUDA {torch.version.cuda} (python -m bitsandbytes says why). Install a version that "
-            f"has one, or take --no-four-bit."
         )
 
 

@@ -16,39 +16,30 @@ With its folder and the same arguments (`--out FOLDER`), a run resumes where it 
 
 import atexit
 import dataclasses
-import difflib
 import errno
 import importlib.metadata
 import inspect
-import itertools
 import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
-import typing
 import zlib
-from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from common.errors import NOBODY, ScriptError, UserError, say, visible
+from common.core.errors import NOBODY, ScriptError, UserError, say, visible
+from common.core.recording import read_lines
 from common.run.card import write_cards
-from common.run.checks import check_evaluation, keeping_state, never_trained
-from common.run.folder import claim, forget_older, release, write_whole
+from common.run.folder import claim, claimed, forget_older, numbered, release, write_whole
 from common.run.machine import on_gpu
-from common.run.recording import read_lines
 from common.run.report.build import write_report
-from common.run.report.health import highest_of, is_evaluation, main_metrics
-from common.tasks.answers import solve_prompt
-from common.tiny import MODELS
-from common.tiny.tasks import LEVELS
+from common.run.report.health import is_evaluation, main_metrics
 
 import torch
 import transformers
@@ -74,17 +65,18 @@ def exit_with_one_sentence():
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
-        yield
+        with _noting_how_to_go_on():
+            yield
     except UserError as error:
-        sentence = str(error)
+        sentence = _with_notes(str(error), error)
     except ScriptError as error:
-        sentence = f"{_line_of_the_script(error)}{error}."
+        sentence = _with_notes(f"{_line_of_the_script(error)}{error}.", error)
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        sentence = f"the system says: {error.strerror}."
+        sentence = _with_notes(f"the system says: {error.strerror}.", error)
     except KeyboardInterrupt:  # before training, or for the second time
-        print("interrupted; what was saved is safe", file=sys.stderr, flush=True)
+        _say_how_to_go_on("interrupted")
         code = 130
     except SystemExit as ended:
         code = ended.code
@@ -120,8 +112,42 @@ def _line_of_the_script(error: ScriptError) -> str:
 
 
 def _terminated(*_):
-    print("terminated; what was saved is safe", file=sys.stderr, flush=True)
+    _say_how_to_go_on("terminated")
     sys.exit(143)
+
+
+# ------------------------------------------------------------------ going on
+def resume(folder: Path) -> str:
+    return f"resume with the same command and --out {folder}"
+
+
+@contextmanager
+def _noting_how_to_go_on():
+    """Adds it to any error of a run that has a checkpoint, unless the error says it itself."""
+    try:
+        yield
+    except Exception as error:
+        folder = claimed()
+        says = any(f"{word} {folder}" in str(error) for word in ("--out", "in"))
+        if folder and numbered(folder) and not says:
+            error.add_note(f"The run's checkpoints are safe: {resume(folder)}.")
+        raise
+
+
+def _with_notes(sentence: str, error: Exception) -> str:
+    return " ".join([sentence, *getattr(error, "__notes__", ())])
+
+
+def _say_how_to_go_on(ended: str):
+    """Of several processes the main one says it, which has claimed the folder."""
+    folder = claimed()
+    if folder and numbered(folder):
+        ended += f"; what was saved is safe: {resume(folder)}"
+    elif folder:
+        ended += f" before the first checkpoint; the same command and --out {folder} start again"
+    elif os.environ.get("RANK", "0") == "0":
+        ended += " before the run began; nothing has changed"
+    print(ended, file=sys.stderr, flush=True)
 
 
 def begin(model: str) -> PartialState:
@@ -149,7 +175,7 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     this = PartialState()
     if this.is_main_process:
         try:
-            found = claim(args.out, name, given)
+            found = (*claim(args.out, name, given), [])
             now = versions(args.model) | {"questions": checksum([train, held_out])}
             if found[1]:
                 found[2].extend(what_differs(found[0], now, args.dataset))
@@ -214,25 +240,16 @@ def in_a_sentence(folder: Path):
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        safe = f"Its checkpoints are safe: resume with the same command and --out {folder}."
-        code, name = getattr(error, "errno", None), getattr(error, "filename", None)
         if not folder.exists():
-            sentence = f"the run's folder {folder} is gone; nothing more can be saved."
+            raise UserError(
+                f"the run's folder {folder} is gone; nothing more can be saved."
+            ) from None
+        its = Path(getattr(error, "filename", None) or "/").is_relative_to(folder)
         # torch and safetensors say in words of their own that a file could not be written
-        elif (
-            code in LIMITS
-            or shutil.disk_usage(folder).free < 1 << 20
-            or re.search(r"\(os error |inline_container\.cc", str(error))
-        ):
-            reason = getattr(error, "strerror", None) or str(error).removeprefix("I/O error: ")
-            sentence = f"{folder}: something could not be written ({reason}). {safe}"
-        elif name and Path(name).is_relative_to(folder):
-            sentence = f"{name}: {error.strerror}. {safe}"
-        else:
+        in_words = re.search(r"\(os error |inline_container\.cc", str(error))
+        if not (its or in_words or getattr(error, "errno", None) in LIMITS):
             raise
-        raise UserError(sentence) from None
+        raise UserError(f"{folder}: something could not be written ({error}).") from None
 
 
 def versions(model: str) -> dict:
@@ -252,23 +269,6 @@ def versions(model: str) -> dict:
 
 
 # ------------------------------------------------------------------ what a run shows
-NEEDED = re.compile("/(accuracy|parsed)$")  # shares; at 0 hardly anything is rewarded
-ENOUGH = 32  # samples: if one in ten is right, none of so many is in one case of 29
-
-
-def control(args) -> str:
-    """The argument that makes a run for comparison: of a player that is co-trained the next choice,
-    else the next seed.
-    """
-    for name, kind in typing.get_type_hints(type(args)).items():
-        choices = typing.get_args(kind)
-        if "co-trained" in choices:
-            others = [choice for choice in choices if choice != "co-trained"]
-            other = others[0] if getattr(args, name) == "co-trained" else "co-trained"
-            return f"--{name.replace('_', '-')} {other}"
-    return f"--seed {args.seed + 1}"
-
-
 class Run(TrainerCallback):
     """What all scripts have around the loop: lines, evaluation, samples, Ctrl-C."""
 
@@ -308,24 +308,24 @@ class Run(TrainerCallback):
             if not self.evaluations:  # metrics.jsonl is gone
                 self._evaluate()
         else:
-            try:
-                with in_a_sentence(self.folder):
-                    trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
-            except RuntimeError as error:
-                # cuBLAS and NCCL have words of their own for a GPU's memory that is full
-                said = f"{error} {error.__context__}"  # within a CUDA graph the first is about it
-                if not re.search("ALLOC_FAILED|out of memory|can't allocate memory", said):
-                    raise
-                whose = "machine" if "CPU" in str(error) else "GPU"
-                args, step = self.args, trainer.state.global_step
-                raise UserError(
-                    f"the {whose}'s memory is full at step {step}. The run keeps its checkpoints: "
-                    f"resume with the same command, --out {self.folder} and "
-                    f"--gradient-checkpointing on, or a lower --generation-batch-size "
-                    f"{args.generation_batch_size} or --micro-batch {args.micro_batch}."
-                ) from None
+            self._train_to_the_end()
         with in_a_sentence(self.folder):
             self._finish()
+
+    def _train_to_the_end(self):
+        try:
+            with in_a_sentence(self.folder):
+                self.trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+        except RuntimeError as error:
+            # torch raises another error in a CUDA graph, while it handles this one
+            if not any(isinstance(e, torch.OutOfMemoryError) for e in (error, error.__context__)):
+                raise
+            args, step = self.args, self.trainer.state.global_step
+            raise UserError(
+                f"the GPU's memory is full at step {step}: {resume(self.folder)}, and with "
+                f"--gradient-checkpointing on, or a lower --generation-batch-size "
+                f"{args.generation_batch_size} or --micro-batch {args.micro_batch}."
+            ) from None
 
     def _check_questions(self, rows: int):
         """rows: of one pass over the data, as `step` gets them."""
@@ -346,8 +346,7 @@ class Run(TrainerCallback):
         if self.main:
             write_report(self.folder)
         if self.stop and trainer.state.global_step < self.args.steps:  # else nothing is left to do
-            again = f"resume with the same command and --out {self.folder}"
-            say(f"stopped at step {trainer.state.global_step}; {again}")
+            say(f"stopped at step {trainer.state.global_step}; {resume(self.folder)}")
             sys.exit(128 + self.stop)
         if self.main:
             # PEFT's would go where the user may have written one about this run
@@ -356,31 +355,15 @@ class Run(TrainerCallback):
             adapters = sorted({player.adapter for player in trainer.players.values()})
             write_cards(self.folder, self.name, adapters, self.evaluations)
             self.table()
-            self._notes()
+            self._note_untrained()
 
-    def _notes(self):
-        """Metrics of `curves` that nothing has logged, and players that nothing has trained."""
+    def _note_untrained(self):
+        """Players that no step has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
-        known = {key.removeprefix("eval/") for row in rows for key in row}
-        players = self.trainer.players.items()
+        known, players = {key for row in rows for key in row}, self.trainer.players.items()
         trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
-        untrained = {p.adapter for _, p in players if p.lr > 0} - trained
-        for adapter in sorted(untrained):
+        for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
             say(f"note: the {adapter} was never trained in this run")
-        # co/best_of_4 of fewer samples is co/best_of_2, and no other name
-        numberless = {name.rstrip("0123456789") for name in known if name[-1:].isdigit()}
-        named = {*itertools.chain(*self.curves.values())}
-        named = {name for name in named if name.rstrip("0123456789") not in numberless}
-        # with a player that was never trained, metrics may have had nothing to measure
-        for key in sorted(named - known) if not untrained else ():
-            similar = difflib.get_close_matches(key, known - named, 1, cutoff=0.8)
-            hint = f"; is it {similar[0]}?" if similar else ""
-            say(f"note: curves name {key}, which was never logged{hint}")
-        # a role of an adapter that others train; of a run that resumed, this process knows a part
-        for name in sorted(never_trained(self.trainer)) if not self.first else ():
-            player = self.trainer.player_named(name)
-            if player.lr > 0 and player.adapter in trained and f"{name}/loss" not in known:
-                say(f"note: nobody was trained on what `rollout` sampled of the {name} in this run")
 
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
@@ -434,42 +417,25 @@ class Run(TrainerCallback):
             say(f"--- judgement\n{row['judgement']}" if "judgement" in row else f"--- {rewards}")
 
     def table(self):
-        """First and last evaluation, and a higher one between them; then what to do next."""
+        """First and last evaluation."""
         first, last = self.evaluations[0], self.evaluations[-1]
         step = f"step {last['step']}"
-        say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}{'highest':>12}")
+        say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}")
         for key in [k for k in last if k.startswith("eval/")]:
             if key in first:
                 values = f"{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}"
             else:  # a share of something that there was none of
-                values = f"{'-':>10}{last[key]:>12.3f}{'':>10}"
-            highest, at = highest_of(self.evaluations, key)
-            between = highest > max(first.get(key, highest), last[key])
-            say(f"{key[5:]:<34}{values}" + f"{highest:>12.3f} at step {at}" * between)
+                values = f"{'-':>10}{last[key]:>12.3f}"
+            say(f"{key[5:]:<34}{values}")
         seconds = f"{time.time() - self.started:.0f} s"
         say(f"\n{seconds}; everything is in {self.folder}, to look at: report.html")
-        say(
-            f"next: the same command with {control(self.args)} and another --out OTHER; then "
-            f"python -m common.run.report {self.folder} OTHER compares the two"
-        )
+        say(f"python -m common.run.report {self.folder} OTHER compares it with another run")
 
     def _evaluate(self, ignore_keys=None):
-        """With random numbers of its own, so that more evaluations do not change the training, and
-        the same ones each time: a player who has not changed writes the same when asked the same,
-        whatever others have written before.
-
-        ignore_keys: Trainer's, for predictions, which there are none of.
-        """
+        """ignore_keys: Trainer's, for predictions, which there are none of."""
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
         trainer.control.should_evaluate = False  # or Trainer does it again where its data end
-        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(self.args.seed)  # for what the script draws itself
-            trainer.asked_in_evaluation = Counter()  # for what `sample` draws
-            with keeping_state(trainer, "`evaluate`"):
-                found = self.evaluate(trainer, trainer.held_out)
-            trainer.asked_in_evaluation = None
-        check_evaluation(found)
+        found = trainer.run_evaluation(self.evaluate)
         result = {f"eval/{key}": value for key, value in found.items()}
         self.evaluations.append({"step": step, **result})
         # trackers file what begins with eval_ under eval/, all else under train/
@@ -482,26 +448,8 @@ class Run(TrainerCallback):
             main = main_metrics(self.curves, found)  # the table at the end has all
             shown = "  ".join(f"{key} {found[key]:.3f}" for key in main)
             say(f"step {step}  held out:  {shown}  ({time.time() - start:.0f} s)")
-            none = [key for key, value in found.items() if value == 0 and NEEDED.search(key)]
-            samples = len(trainer.held_out) * self.args.eval_samples
-            if step == 0 and none and samples >= ENOUGH:
-                say(self._hopeless(none))
             write_report(self.folder)
         return logs
-
-    def _hopeless(self, none: list[str]) -> str:
-        """What helps where these metrics are 0 before training."""
-        script, args = inspect.getmodule(type(self.trainer)), self.args
-        if args.model in MODELS and args.dataset not in LEVELS:
-            helps = "another --model: the embedded one only knows embedded questions"
-        elif getattr(script, "solve_prompt", None) is solve_prompt:
-            helps = f"a warm-up (python -m common.run.warm_up {self.name}.py --help)"
-        else:
-            helps = "a model that follows the instructions"
-        return (
-            f"note: {', '.join(none)} 0 before training, so hardly anything is rewarded; what "
-            f"helps is {helps}"
-        )
 
     def _check_folder(self):
         if not os.path.samestat(self.folder.stat(), self.begun_in):

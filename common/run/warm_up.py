@@ -21,15 +21,17 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from common.draws import row_key
-from common.errors import UserError, say
+from common.core.draws import row_key
+from common.core.errors import UserError, say
+from common.core.lists import chunk, mean
+from common.core.model import tokenize
 from common.fast import generate
-from common.model import load_model, tokenize
 from common.run.args import Count, Tokens, Weight, Whole, check_number
-from common.run.folder import claim, read_arguments, seal, write_whole
+from common.run.folder import claim, read_arguments, write_whole
 from common.run.machine import check_machine, on_gpu
+from common.run.models import load_model
 from common.run.session import begin, exit_with_one_sentence
-from common.tasks.answers import chunk, mean, solve_prompt
+from common.tasks.answers import solve_prompt
 from common.tasks.demonstrations import DRILL, demonstrations, figures, judges
 from common.tasks.math import load_questions
 
@@ -127,9 +129,6 @@ class WarmUp(TrainerCallback):
                 return
         control.should_training_stop = True
 
-    def on_save(self, args, state, control, **_):
-        seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
-
 
 def is_enough(found: dict[str, float], until: str) -> bool:
     if until == "ready":
@@ -213,9 +212,7 @@ def main(args: Args):
     train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed, args.held_out)
     demonstrations(script, train, 1, args.seed, {})  # says at once what is missing
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
-    out, checkpoint, said = claim(args.out, "warm_up", given)
-    for line in said:
-        say(line)
+    out, checkpoint = claim(args.out, "warm_up", given)
     # figures are of these arguments, or of others that have left no checkpoint
     noted = (out / FIGURES).exists() and read_arguments(out) == given
     notes = read_arguments(out, FIGURES) if noted else {}

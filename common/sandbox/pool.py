@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import wait
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.sandbox import worker
 
 LAYERS = {

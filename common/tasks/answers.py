@@ -10,7 +10,6 @@ import functools
 import itertools
 import re
 import threading
-from collections.abc import Iterable
 
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
@@ -55,17 +54,6 @@ def solve_prompt(question: str) -> list[dict]:
     return prompt(SOLVE, question)
 
 
-def mean(values: Iterable) -> float:
-    """0.0 of nothing; where that would say something wrong, a metric is left out."""
-    values = list(values)
-    return sum(values) / max(1, len(values))
-
-
-def chunk(values: list, size: int) -> list[list]:
-    """B values of adjacent groups -> a list per group."""
-    return [values[i : i + size] for i in range(0, len(values), size)]
-
-
 def solve(
     trainer, player: str, rows: list[dict], samples: int = 1, greedy: bool = False
 ) -> tuple[list[str], list[bool]]:
@@ -87,7 +75,7 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
     well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
     spells out no special token, which would become one.
     """
-    from common.model import special_tokens  # and torch, which the loaders do without
+    from common.core.model import special_tokens  # and torch, which the loaders do without
 
     prompts, parts = [solve_prompt(row["question"]) for row in rows], []
     if any("prefix" in row for row in rows):

@@ -10,7 +10,7 @@ import ast
 import random
 import re
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
 from common.tasks.math import QUESTION_COLUMNS, UNPARSABLE, as_text, read_rows, split
 from common.tiny import programs
 

@@ -7,8 +7,9 @@ import random
 import re
 from collections.abc import Callable
 
-from common.errors import UserError
-from common.tasks.answers import boxed, chunk, is_correct, mean, split_steps
+from common.core.errors import UserError
+from common.core.lists import chunk, mean
+from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.references import OPERATIONS, as_number
 from common.tasks.verdicts import final_verdict, mark, read_verdict, verdict_metrics, verify_prompt
 

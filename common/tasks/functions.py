@@ -1,5 +1,6 @@
-"""Python functions with inputs, for azr.py: rows {question, program, inputs, message}. The question
-is the program's `bare` form, by which training and held-out rows are kept apart.
+"""Python functions with inputs, for azr.py: rows {question, program, inputs, message}; how they are
+read, and run. The question is the program's `bare` form, by which training and held-out rows are
+kept apart.
 
 A program defines `f`. Inputs and results travel as literals (`3, [1, 'a']`) and are compared by
 value; nothing that a model wrote is ever evaluated in this process. The released code of Absolute
@@ -13,9 +14,8 @@ import random
 import re
 from contextlib import suppress
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
 from common.sandbox import Sandbox, Status
-from common.tasks.answers import prompt
 from common.tasks.math import UNPARSABLE, as_text, read_rows, split
 from common.tiny import programs
 
@@ -110,14 +110,6 @@ def is_program(text: str, banned: set = BANNED) -> bool:
     return "f" in names and not imported & banned
 
 
-def is_well_formed(task: dict) -> bool:
-    """Whether Python can parse its program and its inputs; nothing is run."""
-    try:
-        return is_program(task["program"]) and all(map(read_arguments, task["inputs"]))
-    except ValueError:
-        return False
-
-
 def bare(program: str) -> str:
     """The program without comments, layout and the names that it chose: two programs with the same
     bare form are the same program. What Python cannot parse stays as it is.
@@ -153,105 +145,6 @@ def _renamed(tree: ast.Module) -> ast.Module:
     return tree
 
 
-# ------------------------------------------------------------------ tasks: asking and reading
-FORM = "Think first, then write your answer between <answer> and </answer>, and there nothing but"
-SOLVE = {
-    "deduction": f"""Work out what f returns for the input. {FORM} the value, as a Python literal in
-an ```output block.""",
-    "abduction": f"""Find an input for which f returns the output; any one will do. {FORM} the
-arguments of f, as Python literals separated by commas, in an ```input block.""",
-    "induction": f"""You are given inputs of a program, what f returns for each, and a message about
-it. Write the program; it will be tried on other inputs. {FORM} the program in a ```python
-block.""",
-}
-KINDS = ("deduction", "abduction", "induction")
-BLOCK = {"deduction": "output", "abduction": "input", "induction": "python"}
-"""A task is {kind, program, inputs, outputs, message}; kind -> the block that its answer is in."""
-
-
-def fenced(program: str) -> str:
-    return f"```python\n{program}\n```"
-
-
-def task_prompt(task: dict) -> list[dict]:
-    """What the solver sees of a task: never its answer, of an induction task half of the inputs."""
-    if task["kind"] == "deduction":
-        user = f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"
-    elif task["kind"] == "abduction":
-        user = f"{fenced(task['program'])}\nOutput: {task['outputs'][0]}\nWhat is the input?"
-    else:
-        pairs = list(zip(task["inputs"], task["outputs"]))[: shown(task)]
-        examples = "".join(f"{given}->{returned}\n" for given, returned in pairs)
-        user = f"Examples:\n{examples}Message: {task['message']}\nWrite the program."
-    return prompt(SOLVE[task["kind"]], user)
-
-
-def shown(task: dict) -> int:
-    """How many of an induction task's inputs, two at least, the solver sees: half."""
-    return (len(task["inputs"]) + 1) // 2
-
-
-def blocks(text: str, kind: str) -> list[str]:
-    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer."""
-    answers = re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.DOTALL)
-    inside = answers[-1] if answers else ""
-    return [block.strip() for block in re.findall(rf"```{kind}\n(.*?)```", inside, re.DOTALL)]
-
-
-def parse_answer(kind: str, text: str) -> str | None:
-    """A solver's output, input or program; None if there is none, or it is no literal."""
-    written = blocks(text, BLOCK[kind])
-    if not written:
-        return None
-    try:
-        if kind == "deduction":
-            return repr(read_value(written[0]))
-        if kind == "abduction":
-            return ", ".join(map(repr, read_arguments(written[0])))
-    except ValueError:
-        return None
-    return written[0] if is_program(written[0], banned=set()) else None  # no rule for solvers
-
-
-def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> dict | None:
-    """A proposer's task, without outputs; None if a part is missing. Only its form is checked.
-
-    reference: the task of whose program an induction task is made; count: its inputs.
-    """
-    inputs = blocks(text, "input")
-    if kind == "induction":
-        message = blocks(text, "message")
-        if len(inputs) < count or not message or not message[0]:
-            return None
-        parts = {"program": reference["program"], "inputs": inputs[-count:]}
-        return {"kind": kind, **parts, "message": message[0]}
-    program = blocks(text, "python")
-    if not program or not inputs:
-        return None
-    return {"kind": kind, "program": program[0], "inputs": inputs[:1], "message": ""}
-
-
-def calls_to_check(task: dict, answer: str | None) -> list[tuple]:
-    """(program, input): what must be run to know whether an answer is right."""
-    if answer is None or task["kind"] == "deduction":
-        return []
-    if task["kind"] == "abduction":
-        return [(task["program"], answer)]
-    return [(answer, given) for given in task["inputs"][shown(task) :]]
-
-
-def is_right(task: dict, answer: str | None, returned: list[str | None]) -> bool:
-    """Whether an answer is right by the task's outputs; returned: of `calls_to_check`."""
-    if answer is None:
-        return False
-    if task["kind"] == "deduction":
-        returned = [answer]
-    first = shown(task) if task["kind"] == "induction" else 0
-    wanted = task["outputs"][first : first + len(returned)]
-    hits = [same_value(value or "", output) for value, output in zip(returned, wanted)]
-    return bool(hits) and all(hits)
-
-
 # ------------------------------------------------------------------ running them
 def call_each(
     sandbox: Sandbox, calls: list[list[tuple]], time_limit: float
@@ -275,29 +168,6 @@ def call_each(
                 read_value(text)
                 found[call] = text
     return [[found[call] for call in of_one] for of_one in calls]
-
-
-def make_tasks(
-    sandbox: Sandbox, rows: list[dict], inputs: int, time_limit: float
-) -> dict[str, list[dict]]:
-    """Kind -> tasks made of a data set's programs. A program that does not run twice with equal
-    results, or imports what is banned, makes none; one with a single input no induction task.
-
-    inputs: of an induction task, at most.
-    """
-    calls = [[(row["program"], given) for given in row["inputs"]] for row in rows]
-    first, second = (call_each(sandbox, calls, time_limit) for _ in range(2))
-    tasks = {kind: [] for kind in KINDS}
-    for row, outputs, again in zip(rows, first, second):
-        if None in outputs or outputs != again or not is_program(row["program"]):
-            continue
-        for kind in KINDS:
-            count = inputs if kind == "induction" else 1
-            if len(outputs) >= min(2, count):
-                values = {"inputs": row["inputs"][:count], "outputs": outputs[:count]}
-                task = {"kind": kind, "program": row["program"], "message": row["message"]}
-                tasks[kind].append(task | {"runs": True} | values)
-    return tasks
 
 
 # ------------------------------------------------------------------ where they come from

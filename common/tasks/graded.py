@@ -4,7 +4,8 @@ steps are faulty.
 
 from collections.abc import Callable
 
-from common.tasks.answers import is_correct, mean, split_steps
+from common.core.lists import mean
+from common.tasks.answers import is_correct, split_steps
 from common.tasks.equations import equations_hold
 from common.tasks.verdicts import Analysis
 from common.tiny.tasks import faulty_steps

@@ -15,7 +15,7 @@ import re
 import reprlib
 from pathlib import Path
 
-from common.errors import UserError, say
+from common.core.errors import UserError, say
 from common.tasks.answers import boxed, is_correct
 from common.tasks.references import render, solve_equation
 from common.tiny import tasks

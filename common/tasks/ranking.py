@@ -5,7 +5,8 @@ the majority's answer, a pick at random, and an oracle.
 import math
 from collections import Counter
 
-from common.tasks.answers import chunk, final_answer, in_one_form, mean
+from common.core.lists import chunk, mean
+from common.tasks.answers import final_answer, in_one_form
 
 
 def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[str, float]:

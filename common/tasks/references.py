@@ -9,7 +9,7 @@ tags (gar.py), and a model trained on it would unlearn the form in which its ans
 import operator
 import re
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import boxed, is_correct, split_steps
 
 OPERATIONS = {

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.errors import say
-from common.tasks.answers import mean, prompt, split_steps
+from common.core.errors import say
+from common.core.lists import mean
+from common.tasks.answers import prompt, split_steps
 
 BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"

@@ -4,16 +4,16 @@ import contextlib
 import dataclasses
 import functools
 
-from common.cotrainer import Player
-from common.errors import ScriptError, UserError
-from common.plain import READ_AT_ONCE
-from common.run.checks import WITHOUT_EFFECT, check_config
+from common.checked import Player
+from common.core.errors import ScriptError, UserError
+from common.core.plain import READ_AT_ONCE
+from common.run.launch import WITHOUT_EFFECT, check_config
 
 import pytest
 import torch
 from conftest import lora, make_players, moved
 from peft.tuners.lora import Linear
-from trainers import a_batch, four_players, length_reward
+from trainers import a_batch, four_players
 from trl import GRPOConfig
 
 
@@ -60,10 +60,6 @@ def two(**fields) -> dict:
     return {"ann": ann, "bob": dataclasses.replace(ann, max_tokens=12, **fields)}
 
 
-FUNCTIONS = "rewards of 'ann' must be a list of functions with names"
-SIZES = "'ann': group_size .* must be whole numbers from 1, lr .* least 0"
-
-
 @pytest.mark.parametrize(
     "made, says",
     [
@@ -72,15 +68,8 @@ SIZES = "'ann': group_size .* must be whole numbers from 1, lr .* least 0"
         (names(**{"ann/bob": "ann"}), "a player cannot be called 'ann/bob'"),
         # a batch of several players is called by their adapter: its metrics would be bob's
         (names(ann="bob", bob="it"), "'ann' plays with the adapter 'bob', the name of the player"),
-        (players(rewards=length_reward), FUNCTIONS),
-        (players(rewards=[functools.partial(length_reward)]), FUNCTIONS),
-        (players(rewards=[length_reward, length_reward]), FUNCTIONS),
         (two(lr=2e-3), "'ann' and 'bob' play with one adapter.*one lr"),
         (two(max_grad_norm=0.5), "'ann' and 'bob' play with one adapter.*one max_grad_norm"),
-        (players(max_tokens=0), SIZES),
-        (players(lr=-1e-3), SIZES),
-        (players(group_size=4.0), SIZES),
-        (players(max_tokens=8.0), SIZES),
     ],
 )
 def test_players_that_cannot_be(tmp_path, made, says):
@@ -92,7 +81,7 @@ def test_players_that_cannot_be(tmp_path, made, says):
 def test_fields_of_trls_config_that_would_be_ignored(field):
     assert set(WITHOUT_EFFECT.split()) <= {f.name for f in dataclasses.fields(GRPOConfig)}
     with pytest.raises(ScriptError, match=rf"GRPOConfig\({field}=...\) would have no effect"):
-        check_config({field: 1, "adam_beta2": 0.9}, {})
+        check_config({field: 1, "adam_beta2": 0.9})
 
 
 @pytest.mark.parametrize("names", [["pro", "proposer", "prover"], ["odel", "lay", "weight"]])
@@ -108,7 +97,7 @@ def test_names_that_are_parts_of_others_are_no_trouble(tmp_path, names):
 @pytest.mark.parametrize("kl, four_bit", [(0.0, True), (0.1, False)])
 def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path, kl, four_bit):
     """Also when Adam has momentum for all of them; on a base in NF4 as well. A flat batch, whose
-    advantages are all zero, moves its player only by a KL term."""
+    advantages are all zero, moves nobody, also where there is a KL term."""
     order = [["ann"], ["bob"], ["ann", "bob"], ["bob"], ["bob", "ann"], ["ann"], ["bob", "cat"]]
     order += [["ann", "flat bob"], ["bob", "flat ann"]]
     seen = []
@@ -140,7 +129,7 @@ def test_each_step_moves_who_is_trained_and_the_others_by_exactly_zero(tmp_path,
     logs = [row for row in trainer.state.log_history if "step_time" in row]
     assert (logs[-2]["bob/grad_norm"] == logs[-1]["ann/grad_norm"] == 0) == (kl == 0)
     for turn, before, after in zip(order, seen, seen[1:]):
-        trained = {name.split()[-1] for name in turn if kl or not name.startswith("flat ")}
+        trained = {name for name in turn if not name.startswith("flat ")}
         assert (moved(before["ann"], after["ann"]) > 0) == ("ann" in trained)
         assert (moved(before["bob"], after["bob"]) > 0) == ("bob" in trained or "cat" in trained)
 

@@ -2,7 +2,7 @@
 
 import math
 
-from common.advantage import group_advantage, named_group_advantage, return_to_go, whiten
+from common.core.advantage import group_advantage, named_group_advantage, return_to_go, whiten
 
 import pytest
 import torch

@@ -1,12 +1,16 @@
-"""common/run/args.py: defaults that depend on the model, bounds, and what TRL is told."""
+"""common/run/args.py: defaults that depend on the model, bounds, what TRL is told, and
+what is answered before torch is imported."""
 
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run.args import (
     Bounds,
     Count,
@@ -20,7 +24,7 @@ from common.run.launch import grpo_config
 
 import pytest
 import tyro
-from conftest import SCRIPTS, module_of
+from conftest import ROOT, SCRIPTS, module_of
 
 
 @dataclass
@@ -119,3 +123,49 @@ def test_a_step_is_one_strictly_on_policy_update(tmp_path):
         parsed("--gradient-checkpointing", "on"), tmp_path, 32, 8, optim="adamw_torch"
     )
     assert config.optim == "adamw_torch" and config.gradient_checkpointing
+
+
+# ------------------------------------------------------------------ above torch and TRL
+# each list of arguments is given to a script as a user gives it -> [exit code, what it said]
+ASK = """
+import contextlib, io, json, runpy, sys
+found = []
+for words in json.load(sys.stdin):
+    sys.argv, said, code = words, io.StringIO(), None
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    found.append([code, said.getvalue()])
+    assert not {"torch", "transformers", "trl", "datasets"} & {*sys.modules}, words
+print(json.dumps(found))
+"""
+
+
+def test_help_and_a_wrong_argument_need_no_torch():
+    alone = [script for script in SCRIPTS if script != "few_labels.py"]  # which imports tango.py
+    cases = [[s, *words.split()] for s in alone for words in ("--help", "--steps 0", "--stepz 5")]
+    process = subprocess.run(
+        [sys.executable, "-c", ASK],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.returncode == 0, process.stderr
+    for (script, *words), (code, said) in zip(cases, json.loads(process.stdout), strict=True):
+        if words == ["--help"]:
+            assert code == 0 and "--steps INT" in said, script
+        elif words[0] == "--steps":
+            assert [code, said] == [2, "error: --steps 0 must be at least 1.\n"], script
+        else:
+            assert code == 2 and "Unrecognized options: --stepz" in said, script
+
+
+def test_a_closed_pipe_and_a_closed_stream_end_quietly():
+    for shell in ("--help | true", "--help >&-", "--steps 0 2>&-"):
+        command = ["bash", "-c", f"{sys.executable} tango.py {shell}"]
+        process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert process.stderr == "" and process.returncode == 2 * ("--steps" in shell), shell

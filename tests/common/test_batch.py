@@ -1,9 +1,9 @@
-"""common/batch.py: batches that are made, cut and joined; and rollouts without a row."""
+"""common/core/batch.py: batches that are made, cut and joined; and rollouts without a row."""
 
 import copy
 import dataclasses
 
-from common.batch import Batch, padded
+from common.core.batch import Batch, padded
 
 import pytest
 import torch

@@ -5,14 +5,14 @@ import math
 import random
 from dataclasses import replace
 
-from common.cotrainer import Player
-from common.run.recording import read_lines
+from common.checked import Player
+from common.core.recording import read_lines
 from tango import verify_prompt
 
 import pytest
 import torch
 from conftest import gradient, lora, make_players, moved, perturb, relative
-from trainers import a_batch, four_players, gathered, length_reward, some_rows, whitened
+from trainers import a_batch, close, four_players, gathered, length_reward, some_rows, whitened
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,32 @@ def at_rest(shared):
     """`shared` at the beginning of a step."""
     shared._sums.clear()
     return shared
+
+
+# ------------------------------------------------------------------ an adapter that starts again
+@pytest.mark.parametrize("name", ["bob", "cat"])  # cat plays with bob's
+def test_an_adapter_that_restarts_is_untrained_the_same_every_time(tmp_path, name):
+    trainer = four_players(tmp_path)
+    trainer.create_optimizer()
+    for p in trainer.parameters_of("ann") + trainer.parameters_of("bob"):
+        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
+    perturb(trainer, 0.1)
+    before, trained = lora(trainer, "ann"), lora(trainer, "bob")
+    trainer.restart(name)
+    first = lora(trainer, "bob")
+    for key, p in first.items():  # PEFT draws A uniformly between these bounds
+        bound = p.shape[1] ** -0.5
+        if "lora_A" in key:
+            assert 0.9 * bound < p.abs().max() <= bound and abs(p.mean()) < 0.2 * bound
+        assert p.any() == ("lora_A" in key) and not torch.equal(p, trained[key])
+    assert len({p.flatten()[0].item() for key, p in first.items() if "lora_A" in key}) > 1
+    assert moved(before, lora(trainer, "ann")) == 0
+    assert set(trainer.optimizer.state) == set(trainer.parameters_of("ann"))
+    perturb(trainer, 0.1)
+    torch.rand(3)  # it does not follow the state of the random numbers
+    trainer.state.global_step = 7
+    trainer.restart(name)
+    assert moved(first, lora(trainer, "bob")) == 0
 
 
 # ------------------------------------------------------------------ rollout, set_rewards, concat
@@ -109,6 +135,20 @@ def test_set_rewards_of_groups_of_any_order_and_size_equals_the_loop(at_rest, se
     metrics = gathered(at_rest)  # what `rollout` has logged of flat groups is replaced
     assert metrics[f"{name}/frac_reward_zero_std"] == pytest.approx(sum(flat) / len(flat))
     assert metrics[f"{name}/total_reward"] == pytest.approx(sum(judged) / len(judged))
+
+
+def test_rewards_of_two_rollouts_are_compared_with_each_other(at_rest):
+    """As the turns of a dialogue: rows of both that share a key, in each batch's own order."""
+    first, second = (at_rest.rollout(name, some_rows(at_rest)) for name in ("bob", "cat"))
+    rewards = torch.tensor([0.0, 1, 3, 2, 5, 5, math.nan, 4, 1, 1, 2, 8, 0, 5, 6, 7])
+    groups = [*"aabbccdd", *"dcbaabcd"]
+    at_rest.set_rewards([first, second], rewards, groups)
+    expected = torch.tensor(whitened([*zip(rewards.tolist(), groups)], added=1e-6))
+    for batch, rows in ((first, slice(8)), (second, slice(8, 16))):
+        close(batch.advantages, expected[rows], 1e-5)
+        assert torch.equal(batch.rewards.nan_to_num(-1), rewards[rows].nan_to_num(-1))
+        totals = [note["rewards"]["total"] for note in batch.notes]
+        assert torch.equal(torch.tensor(totals).nan_to_num(-1), rewards[rows].nan_to_num(-1))
 
 
 def test_flat_groups_of_two_batches_of_one_player_are_pooled(at_rest):

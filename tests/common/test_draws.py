@@ -1,4 +1,4 @@
-"""common/draws.py: the numbers are SplitMix64's, uniform and independent; and a seed means the same
+"""core/draws.py: the numbers are SplitMix64's, uniform and independent; and a seed means the same
 texts, in parts, by either engine, of two processes as of one, and whatever was sampled before."""
 
 import itertools
@@ -8,10 +8,12 @@ import shutil
 from collections import Counter
 from types import SimpleNamespace
 
-from common import fast, plain
-from common.cotrainer import CoTrainer
-from common.draws import row_key, uniform
-from common.model import load_model, tokenize
+from common import fast
+from common.checked import CoTrainer
+from common.core import plain
+from common.core.draws import row_key, uniform
+from common.core.model import tokenize
+from common.run.models import load_model
 from common.tasks.math import load_questions
 from tango import solve_prompt
 

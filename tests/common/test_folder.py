@@ -6,9 +6,9 @@ import shutil
 import signal
 import time
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run import folder as folders
-from common.run.folder import checkpoint_to_resume, claim, last_checkpoint, release, seal
+from common.run.folder import checkpoint_to_resume, claim, release
 from common.run.session import Run, in_a_sentence
 
 import pytest
@@ -31,25 +31,16 @@ def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path, monkeypatch
     assert str(made[0]) == "runs/tango-20260101-120000-0"
 
 
-def test_a_name_that_no_model_can_be_saved_under_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is not UTF-8"):
-        claim(f"{tmp_path}/run\udcff", "tango", GIVEN)
-    assert not [*tmp_path.iterdir()]
-
-
 # ------------------------------------------------------------------ checkpoints
-def test_the_last_checkpoint_is_the_one_with_the_highest_number(tmp_path):
-    """The first one, without a seal, was cut short: the run starts again."""
-    assert last_checkpoint(tmp_path) == (None, [])
+def test_a_run_resumes_from_the_whole_checkpoint_with_the_highest_number(tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps(GIVEN))
+    assert checkpoint_to_resume(tmp_path, GIVEN) is None
     for step in (2, 10, 9):
-        path = tmp_path / f"checkpoint-{step}"
-        path.mkdir()
-        (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-        said = [f"{path.name} is passed over: it was cut short while being written"]
-        assert step != 2 or last_checkpoint(tmp_path) == (None, said)
-        seal(path)
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-11").mkdir()  # cut short
     (tmp_path / "checkpoint-²").mkdir()
-    assert last_checkpoint(tmp_path) == (tmp_path / "checkpoint-10", [])
+    assert checkpoint_to_resume(tmp_path, GIVEN) == tmp_path / "checkpoint-10"
 
 
 def test_nothing_is_cut_before_the_checkpoint_has_been_loaded(copied, monkeypatch):
@@ -76,8 +67,7 @@ def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished)
     for key in given:
         other = given | {key: "another"}
         if key in may.split():
-            checkpoint, said = checkpoint_to_resume(folder, other)
-            assert checkpoint.name == "checkpoint-6" and not said
+            assert checkpoint_to_resume(folder, other).name == "checkpoint-6"
         else:
             before = f"--{key.replace('_', '-')} {given[key]}"
             with pytest.raises(UserError, match=re.escape(f"other arguments ({before});")):

@@ -11,37 +11,37 @@ def sentences_of(*metrics):
 
 
 STAND_OUT = """
-verifier/tpr 0.05 0.11 verifier/tpr is only 5%: the verifier has one opinion on nearly everything.
-verifier/tnr 0.05 0.11 verifier/tnr is only 5%: the verifier has one opinion on nearly everything.
-verifier/says_correct 0.97 0.94 The verifier says yes to 97% of everything.
-discriminator/says_yes 0.01 0.06 The discriminator says yes to 1% of everything.
-coder/parsed 0.7 0.85 Only 70% of what the coder writes can be read.
-judge/unparsable 0.3 0.15 30% of what the judge writes cannot be read.
-judge/unreadable 0.3 0.15 30% of what the judge writes cannot be read.
-gar/silent 0.3 0.15 30% of what the gar writes cannot be read.
-a/frac_advantage_zero .9 .7 90% of the a's completions have advantages of 0; they teach nothing.
-solver/kl 1.5 0.5 The solver is 1.5 nats per token away from the base.
-a/completions/clipped_ratio 0.3 0.1 30% of the a's completions are cut at the length limit.
+verifier/tpr 0.05 0.11
+verifier/tnr 0.05 0.11
+verifier/says_correct 0.97 0.94
+discriminator/says_yes 0.01 0.06
+coder/parsed 0.7 0.85
+judge/unparsable 0.3 0.15
+judge/unreadable 0.3 0.15
+gar/silent 0.3 0.15
+a/frac_advantage_zero .9 .7
+solver/kl 1.5 0.5
+a/completions/clipped_ratio 0.3 0.1
+co/verdict_minus_gold 0.4 0.2
+co/flattery 0.4 0.2
+co/rewarded_minus_true 0.4 0.2
 """
-TRUTH = "Verdicts or rewards are 0.40 above the truth on average"
-for name in ("verdict_minus_gold", "flattery", "rewarded_minus_true"):
-    STAND_OUT += f"co/{name} 0.4 0.2 {TRUTH} (co/{name}).\n"
 
 
 @pytest.mark.parametrize("line", STAND_OUT.strip().splitlines())
 def test_a_metric_that_stands_out(line):
-    """Its name, a value that is out of bounds, one that is not, and the sentence."""
-    metric, out, within, sentence = line.split(maxsplit=3)
-    assert sentences_of(*[{metric: float(out)}] * 3) == [sentence]
+    """A metric, a value that is out of bounds, and one that is not."""
+    metric, out, within = line.split()
+    (sentence,) = sentences_of(*[{metric: float(out)}] * 3)
+    assert metric.split("/")[0] in sentence
     assert sentences_of(*[{metric: float(out)}] * 2) == []  # too early to tell
     assert sentences_of(*[{metric: float(within)}] * 3) == []
 
 
 def test_entropy_is_compared_with_its_own_beginning():
     first, last = ([{"solver/entropy": value}] * 10 for value in (1.0, 0.05))
-    assert sentences_of(*first, *last) == [
-        "The solver's entropy fell from 1 to 0.05 nats per token; it tries hardly anything new."
-    ]
+    (said,) = sentences_of(*first, *last)
+    assert "from 1 to 0.05 nats per token" in said
     assert sentences_of(*first, *[{"solver/entropy": 0.2}] * 10) == []
 
 
@@ -64,21 +64,18 @@ def test_held_out_is_the_first_against_the_last():
         assert sentences(rows) == []
 
 
-def test_sentences_are_in_the_order_of_the_panels():
-    metrics = {"solver/completions/clipped_ratio": 1.0, "judge/parsed": 0.0, "verifier/tnr": 0.0}
-    last_words = [sentence.split()[-1] for sentence in sentences_of(*[metrics] * 3)]
-    assert last_words == ["everything.", "read.", "limit."]
-    odd = {"solver/kl": float("nan"), "judge/parsed": "text", "solver/grad_norm": False}
-    assert sentences([]) == sentences_of(*[odd] * 3) == []
-
-
 def test_a_gradient_that_is_always_zero():
     zero, some = {"solver/grad_norm": 0.0, "judge/grad_norm": 0.1}, {"solver/grad_norm": 0.1}
-    sentence = "The solver's gradient was zero in its last {} updates; it learns nothing."
-    assert sentences_of(*[zero] * 3) == [sentence.format(3)]
-    assert sentences_of(*[some] * 8, *[zero] * 4) == [sentence.format(4)]
+    for steps, count in (([zero] * 3, 3), ([some] * 8 + [zero] * 4, 4)):
+        (said,) = sentences_of(*steps)
+        assert f"was zero in its last {count} updates" in said
     for steps in ([zero] * 2, [zero] * 5 + [some], [zero, {}, zero]):
         assert sentences_of(*steps) == []
+
+
+def test_what_is_no_number_says_nothing():
+    odd = {"solver/kl": float("nan"), "judge/parsed": "text", "solver/grad_norm": False}
+    assert sentences([]) == sentences_of(*[odd] * 3) == []
 
 
 def test_the_result_is_one_sentence_on_the_first_metric_of_each_panel():

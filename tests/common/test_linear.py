@@ -3,7 +3,7 @@
 import copy
 
 from common.fast.layers import FrozenLinear, FusedLora, FusedNorm
-from common.model import load_model
+from common.run.models import load_model
 
 import pytest
 import torch

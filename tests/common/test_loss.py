@@ -3,7 +3,7 @@ weight for each row: tests/scripts/test_score.py."""
 
 from dataclasses import replace
 
-from common.batch import Batch
+from common.core.batch import Batch
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """Machines that cannot run what was asked for end in a sentence, before anything is loaded."""
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run import machine
 
 import pytest

@@ -3,9 +3,16 @@
 import json
 import shutil
 
-from common.errors import UserError
-from common.model import SHARED_KEYS, load_model
-from common.run.models import INSTRUCTIONS, QUESTION, UNSUPPORTED_HEADS, load_tokenizer, read_config
+from common.core.errors import UserError
+from common.run.models import (
+    INSTRUCTIONS,
+    QUESTION,
+    SHARED_KEYS,
+    UNSUPPORTED_HEADS,
+    load_model,
+    load_tokenizer,
+    read_config,
+)
 from common.tiny import TINY
 from spin import human_ids
 
@@ -50,17 +57,17 @@ SEES = {"model_type": "gemma3", "text_config": GEMMA_TEXT, "vision_config": SIZE
     "values, says",
     [
         # adapters on its vision tower would never have a gradient
-        (SEES, "its gemma3 reads more than text; take a model of"),
-        (SIZES | {"model_type": "phi"}, "heads with a bias are not supported"),
-        (SIZES | {"model_type": "olmoe"}, "its olmoe has experts; take a dense model"),
-        (SIZES | {"model_type": "mixtral"}, "its mixtral has experts; take a dense model"),
-        (SIZES | {"model_type": "aria_text"}, "its aria_text has experts; take a dense model"),
-        ({"model_type": "phi4_multimodal"}, "its phi4_multimodal reads more than text"),
+        (SEES, "gemma3 reads more than text"),
+        (SIZES | {"model_type": "phi"}, "phi has a head with a bias"),
+        (SIZES | {"model_type": "olmoe"}, "olmoe has experts"),
+        (SIZES | {"model_type": "mixtral"}, "mixtral has experts"),
+        (SIZES | {"model_type": "aria_text"}, "aria_text has experts"),
+        ({"model_type": "phi4_multimodal"}, "phi4_multimodal reads more than text"),
         ({"model_type": "gemma4_text"}, "its config.json cannot be used .*'head_dim'"),
         ({"model_type": "gpt_neo"}, "its config.json cannot be used .*'NoneType'"),
-        ({"model_type": "falcon_h1"}, "its falcon_h1 is no plain transformer"),
-        ({"model_type": "rwkv"}, "its rwkv is no plain transformer"),
-        *[(QWEN | {name: 30.0}, f"heads with {name} are not supp") for name in UNSUPPORTED_HEADS],
+        ({"model_type": "falcon_h1"}, "falcon_h1 is no plain transformer"),
+        ({"model_type": "rwkv"}, "rwkv is no plain transformer"),
+        *[(QWEN | {name: 30.0}, f"qwen2 has a head with {name}") for name in UNSUPPORTED_HEADS],
     ],
 )
 def test_a_model_that_we_do_not_train_is_refused(tmp_path, values, says):

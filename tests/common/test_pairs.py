@@ -1,15 +1,17 @@
-"""Pairs and epochs of common/batch.py: what a step takes, and pairs cut and trimmed in every way
+"""Pairs and epochs: what a step takes, and pairs cut and trimmed in every way
 against one forward pass per completion."""
 
 from collections import Counter
 
-from common.batch import as_completions, chosen_and_rejected, epochs
-from common.model import tokenize
+from common.checked import CoTrainer, Player
+from common.core.batch import as_completions, chosen_and_rejected
+from common.core.lists import epochs
+from common.core.model import tokenize
 
 import pytest
 import torch
-from conftest import make_trainer
-from trainers import log_probs_by_hand
+from conftest import make_players, make_trainer
+from trainers import log_probs_by_hand, logged
 
 QUESTIONS = ["3+4 mod 61", "(1+2)*3 mod 61", "9*9 mod 61", "2+2 mod 61", "((7+8)*2)+1 mod 61"]
 COMPLETIONS = [  # chosen, rejected; the longest is rejected, the shortest is cut, one is empty
@@ -118,3 +120,42 @@ def test_parts_of_a_batch_of_pairs_hold_every_pair_once(trainer):
     assert sorted(sum((part.row.tolist() for part in parts), [])) == list(range(5))
     widths = [part.completion_mask.shape[2] for part in parts]
     assert widths == sorted(widths) and widths[0] < widths[-1]
+
+
+# ------------------------------------------------------------------ what a loss shows
+def test_what_a_loss_returns_by_name_is_logged_as_means_however_it_is_cut(tmp_path):
+    """Per token, per pair, and of some pairs only; "credit" is not logged. The loss is also asked
+    by the guards, and what it shows then is shown to nobody."""
+    seen = []
+
+    class Shows(CoTrainer):
+        def loss(self, batch):
+            both = as_completions(batch)
+            logp, _ = self.score(both)  # (2b, T)
+            chosen, rejected = chosen_and_rejected(logp.sum(1))  # (b,) each
+            shown = {"logp": logp, "chosen": chosen, "even": chosen[batch.row % 2 == 0]}
+            return (rejected - chosen).sum() / 5, shown | {"credit": logp}
+
+        def show_loss(self, batch, shown):
+            super().show_loss(batch, shown)
+            seen.append(len(batch))
+            assert not any(values.requires_grad for values in shown.values())
+
+    players = {"generator": Player([], 1e-3, 8, rows=2)}
+    trainer = make_players(tmp_path, players, kind=Shows, micro_batch=2)
+    trainer.create_optimizer()
+    rows = [0, 1, 2, 4]  # not the one with an empty completion
+    batch = make_batch(trainer).take(torch.tensor(rows))
+    logps = []
+    for i, row in enumerate(rows):
+        for ids, mask in zip(batch.completion_ids[i], batch.completion_mask[i]):
+            asked, ids = messages(QUESTIONS[row]), ids[mask.bool()].tolist()
+            logps.append(log_probs_by_hand(trainer, "generator", asked, ids))
+    trainer.update(batch)
+    tokens, chosen = sum(logps, []), [sum(row) for row in logps[::2]]
+    found = logged(trainer)
+    assert found["generator/logp"] == pytest.approx(sum(tokens) / len(tokens), rel=1e-4)
+    assert found["generator/chosen"] == pytest.approx(sum(chosen) / 4, rel=1e-4)
+    even = chosen[0] + chosen[2] + chosen[3]
+    assert found["generator/even"] == pytest.approx(even / 3, rel=1e-4)
+    assert "generator/credit" not in found and sorted(seen) == [2, 2]

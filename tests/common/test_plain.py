@@ -1,9 +1,9 @@
-"""common/fast/ against common/plain.py, and the boundary between what one reads and what need not
+"""common/fast/ against core/plain.py, and the boundary between what one reads and what need not
 be read."""
 
 import ast
 import json
-from collections import Counter
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,32 +11,30 @@ import torch
 import warm
 from conftest import ROOT, gradient, make_trainer, perturb, relative
 
-SEAMS = {
-    "__init__.py": {"common.run.early"},
-    "cotrainer.py": {"common.fast", "common.fast.vllm", "common.run.checks", "common.run.trainer"},
-    "model.py": {"common.fast", "common.run.machine", "common.run.models"},
-}
-"""What the files that one reads import of common/fast/ and common/run/."""
+LIBRARIES = {"accelerate", "peft", "safetensors", "torch", "transformers", "trl"}
 
 
 def imported(path) -> set[str]:
-    """The modules of common/ that a file imports, anywhere in it."""
+    """The modules that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    inside = {f"common.{p}" for p in ("fast", "run")}
-    files = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / "common").rglob("*.py")]
-    modules = {".".join(p.parts).removesuffix(".__init__") for p in files}
-    return {name for name in found & modules if name not in inside or name == "common.fast"}
+    return found
 
 
-def test_the_core_touches_fast_and_run_at_its_seams_only():
-    for path in (ROOT / "common").glob("*.py"):
-        beyond = {n for n in imported(path) if n.startswith(("common.fast", "common.run"))}
-        assert beyond == SEAMS.get(path.name, set()), path.name
+def test_the_core_imports_nothing_above_it():
+    """Of ours its own files, and else torch and what stands on it."""
+    files = [*(ROOT / "common" / "core").glob("*.py")]
+    assert len(files) > 8
+    for path in files:
+        names = imported(path)
+        ours = {n for n in names if n == "common" or n.startswith("common.")}
+        assert all(n.startswith("common.core") for n in ours), (path.name, ours)
+        others = {n.split(".")[0] for n in names - ours}
+        assert others <= LIBRARIES | sys.stdlib_module_names, (path.name, others)
 
 
 def test_what_is_fast_does_not_know_the_run():
@@ -50,39 +48,15 @@ def test_the_embedded_tasks_do_not_know_those_from_anywhere():
 
 
 # ------------------------------------------------------------------ a plain step, traced
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory) -> list[tuple[str, str, bool]]:
-    """(file, function, whether it acts) of one step of tango.py's generator, see one_step.py."""
-    folder = tmp_path_factory.mktemp("step")
-    out, err = folder / "out", folder / "err"
-    process = warm.start(Path(__file__).parent / "one_step.py", [folder / "run"], out, err)
+def test_a_plain_step_runs_no_line_that_is_fast(tmp_path):
+    """Of a generator's step of tango.py, see one_step.py."""
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = warm.start(Path(__file__).parent / "one_step.py", [tmp_path / "run"], out, err)
     process.join(timeout=600)
     assert process.exitcode == 0, err.read_text()
-    return [tuple(call) for call in json.loads(out.read_text().splitlines()[-1])]
-
-
-def test_a_plain_step_runs_no_line_that_is_fast(calls):
-    assert not [file for file, *_ in calls if file.startswith("common/fast/")]
-
-
-READ = {
-    "tango.py": 10,
-    "common/advantage.py": 2,
-    "common/batch.py": 6,
-    "common/cotrainer.py": 15,
-    "common/draws.py": 3,
-    "common/model.py": 3,
-    "common/plain.py": 9,
-    "common/run/trainer.py": 5,
-    "common/tasks/answers.py": 9,
-    "common/tasks/verdicts.py": 5,
-}
-"""How many functions one reads to follow a plain generator step, by file."""
-
-
-def test_how_much_one_reads_to_follow_a_plain_step(calls):
-    """Without what only watches."""
-    assert Counter(file for file, _, acts in calls if acts) == READ
+    called = [tuple(call) for call in json.loads(out.read_text().splitlines()[-1])]
+    assert ("common/core/plain.py", "token_logps") in called
+    assert not [file for file, _ in called if file.startswith("common/fast/")]
 
 
 # ------------------------------------------------------------------ the same numbers

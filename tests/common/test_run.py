@@ -6,15 +6,15 @@ Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_scr
 import io
 import json
 import shutil
+import signal
 import socket
 import sys
 from types import SimpleNamespace
 
-from common.cotrainer import Player, with_adapters
-from common.errors import say
+from common.core.errors import ScriptError, UserError, say
+from common.core.lists import mean
 from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
-from common.tasks.answers import mean
 
 import pytest
 import torch
@@ -24,10 +24,10 @@ from conftest import (
     module_of,
     refused,
     run_here,
+    run_module,
     same_weights,
     small,
     steps_of,
-    write_rows,
 )
 
 
@@ -70,36 +70,73 @@ def test_the_same_work_may_be_cut_into_other_parts(copied, brief):
     assert metrics_of(folder)[-1]["step"] == 6
 
 
+# ------------------------------------------------------------------ how to go on
+def raises(error):
+    def function(*_, **__):
+        raise error
+
+    return function
+
+
+def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatch, no_report):
+    """Of a run whose folder has a name from the clock, which nobody has typed. Behind the first
+    checkpoint: a second Ctrl-C in a step, what a user or a script got wrong, a mistake.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
+    tango, start = module_of("tango.py"), small("tango.py", "run")[:-2]  # without --out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.run.launch.plan_memory", raises(KeyboardInterrupt))
+        _, said, code = run_module(tango, *start)
+    assert (said, code) == ("interrupted before the run began; nothing has changed\n", 130)
+    for load, word, status in (
+        (raises(KeyboardInterrupt), "interrupted", 130),
+        (lambda *_: signal.raise_signal(signal.SIGTERM), "terminated", 143),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("common.run.launch.load_model", load)
+            _, said, code = run_module(tango, *start)
+        folder = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        again = f"the same command and --out runs/{folder.name} start again\n"
+        assert (said, code) == (f"{word} before the first checkpoint; {again}", status)
+    command = [*start, "--out", f"runs/{folder.name}", "--save-every", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tango.Tango.verifier_step", raises(UserError("the server has gone.")))
+        assert refused("tango.py", *command) == "error: the server has gone.\n"
+    monkeypatch.setattr("tango.Tango.generator_step", raises(KeyboardInterrupt))
+    again = f"resume with the same command and --out runs/{folder.name}"
+    safe = f"The run's checkpoints are safe: {again}."
+    _, said, code = run_module(tango, *command)
+    assert (said, code) == (f"interrupted; what was saved is safe: {again}\n", 130)
+    for error in (UserError("the server has gone."), ScriptError("no advantages")):
+        monkeypatch.setattr("tango.Tango.generator_step", raises(error))
+        said = refused("tango.py", *command)
+        assert said.endswith(f"{str(error).rstrip('.')}. {safe}\n")
+    monkeypatch.setattr("tango.Tango.generator_step", raises(KeyError("a mistake")))
+    with pytest.raises(KeyError) as raised:
+        run_module(tango, *command)
+    assert raised.value.__notes__ == [safe]
+
+
 IN_A_GRAPH = RuntimeError("previous error during capture")
 IN_A_GRAPH.__context__ = torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.parametrize(
-    "error, phase",
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), "generate"),
-        (IN_A_GRAPH, "generate"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "loss"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "generate"),
-        (RuntimeError("a mistake"), "loss"),
-    ],
+    "error, is_full",
+    [(torch.OutOfMemoryError(), True), (IN_A_GRAPH, True), (RuntimeError("a mistake"), False)],
 )
-def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, phase):
-    def fails(*_, **__):
-        raise error
-
-    where = {"generate": "common.fast.generate", "loss": "common.cotrainer.CoTrainer.loss"}
+def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error, is_full):
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
-    monkeypatch.setattr(where[phase], fails)
+    monkeypatch.setattr("common.fast.generate", raises(error))
     arguments = small("tango.py", tmp_path / "run")
-    if "mistake" in str(error):
+    if is_full:
+        message = refused("tango.py", *arguments)
+        assert "the GPU's memory is full" in message and "--micro-batch 4" in message
+        assert f"--out {tmp_path / 'run'}" in message
+    else:
         with pytest.raises(RuntimeError, match="a mistake"):
             run_here("tango.py", *arguments)
-        return
-    message = refused("tango.py", *arguments)
-    whose = "machine" if "CPU" in str(error) else "GPU"
-    assert f"the {whose}'s memory is full" in message and "--micro-batch 4" in message
-    assert f"--out {tmp_path / 'run'}" in message
 
 
 def test_an_embedded_model_leaves_the_gpus_alone(tmp_path, monkeypatch, brief):
@@ -140,7 +177,7 @@ def test_tensorboard_has_every_steps_metrics_and_the_held_out_figures(tmp_path, 
     events = EventAccumulator(str(folder))
     events.Reload()
     for rows, key, name in (
-        (steps, "generator/accuracy", "train/generator/accuracy"),
+        (steps, "verifier/parsed", "train/verifier/parsed"),
         (evaluations, "eval/generator/greedy", "eval/generator/greedy"),
     ):
         found = {event.step: event.value for event in events.Scalars(name)}
@@ -160,31 +197,6 @@ def test_a_start_that_failed_may_be_put_right(tmp_path, brief):
     assert "--model" in refused("tango.py", *arguments, "--model", tmp_path / "none")
     brief("tango.py", *arguments, "--steps", "1", "--eval-every", "0", "--ver-warmup", "0")
     assert (folder / "checkpoint-1").exists()
-
-
-@pytest.mark.parametrize(
-    "script, change, other",
-    [
-        ("tango.py", {}, "--verifier frozen"),
-        ("tango.py", {"verifier": "none"}, "--verifier co-trained"),
-        ("coverrl.py", {}, "--verifier untrained"),
-        ("cure.py", {"seed": 4}, "--seed 5"),
-    ],
-)
-def test_the_end_shows_the_best_evaluation_and_the_next_command(
-    tmp_path, capsys, script, change, other
-):
-    """And what was not there at first: P(YES | generated, right), say, while nothing was right."""
-    run = Run(tmp_path, "tango", None, module_of(script).Args(**change))
-    run.started = 0.0
-    values = [{"eval/a": 0.5}, {"eval/a": 0.9, "eval/b": 0.5}, {"eval/a": 0.75, "eval/b": 1.0}]
-    run.evaluations = [{"step": 4 * i, **row} for i, row in enumerate(values)]
-    run.table()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["a", "0.500", "0.750", "+0.250", "0.900", "at", "step", "4"]
-    assert lines[3].split() == ["b", "-", "1.000"]
-    assert f"next: the same command with {other} " in lines[-1]
-    assert f"python -m common.run.report {tmp_path} OTHER" in lines[-1]
 
 
 def test_a_figure_that_nobody_has_is_not_on_the_line(tmp_path, capsys):
@@ -218,41 +230,22 @@ def test_a_mean_is_one_of_anything_that_can_be_gone_through():
     assert mean([]) == mean(iter(())) == 0.0
 
 
-@pytest.mark.parametrize(
-    "dataset, helps", [("x.jsonl", "another --model"), ("tiny", "a model that follows")]
-)
-def test_what_helps_where_nothing_is_rewarded(tmp_path, dataset, helps):
-    """Of a script that asks in words of its own, which the warm-up does not teach."""
-    run = Run(tmp_path, "fork", None, module_of("tango.py").Args(dataset=dataset))
-    run.trainer = SimpleNamespace()
-    said = run._hopeless(["a/accuracy"])
-    assert said.startswith("note: a/accuracy 0 before training") and f"helps is {helps}" in said
-
-
-def test_a_curve_of_another_number_is_no_mistake(tmp_path, capsys):
-    """cure.py names co/best_of_16 and, with --eval-samples 2, logs co/best_of_2."""
-    write_rows(
-        tmp_path / "metrics.jsonl", [{"step": 1, "coder/loss": 1.0, "eval/co/best_of_2": 0.5}]
-    )
-    run = Run(tmp_path, "fork", None, module_of("cure.py").Args())
-    run.curves = {"chosen": ["co/best_of_4", "co/best_of_16"], "wrong": ["coder/los"]}
-    run.trainer, run.first = (
-        SimpleNamespace(players=with_adapters({"coder": Player([], 1.0, 9)})),
-        1,
-    )
-    run._notes()
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["note: curves name coder/los, which was never logged; is it coder/loss?"]
-
-
 def test_what_is_known_at_the_start_is_said_there(tmp_path, brief):
-    """Nothing to reward, for the evaluation is cut, and a player who will not be trained."""
+    """A player who will not be trained; and of the held-out figures only the main ones."""
     shown = brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 1))
     before, _, _ = shown.partition("step 1/1")
     assert "note: all --steps 1 are --ver-warmup; the generator will not be trained" in before
-    (note,) = [line for line in before.splitlines() if " 0 before training" in line]
-    assert "generator/accuracy, " in note and "verifier/parsed 0 before" in note
-    assert "python -m common.run.warm_up tango.py" in note and "curves name" not in shown
     (line,) = [line for line in before.splitlines() if line.startswith("step 0  held out:")]
-    assert "verifier/balanced_accuracy" in line and "step_f1" not in line and len(line) < 140
+    assert "verifier/balanced_accuracy" in line and "step_f1" not in line
     assert "verifier/step_f1_greedy" in shown  # in the table
+
+
+def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
+    """P(YES | generated, right), say, while nothing was right."""
+    run = Run(tmp_path, "tango", None, None)
+    run.started = 0.0
+    run.evaluations = [{"step": 0, "eval/a": 0.5}, {"step": 8, "eval/a": 0.75, "eval/b": 1.0}]
+    run.table()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["a", "0.500", "0.750", "+0.250"]
+    assert lines[3].split() == ["b", "-", "1.000"]

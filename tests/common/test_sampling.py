@@ -6,14 +6,14 @@ import math
 import shutil
 from types import SimpleNamespace
 
-from common import plain
-from common.draws import uniform
+from common.core import plain
+from common.core.draws import uniform
+from common.core.model import tokenize
 from common.fast import layers as layers_module
 from common.fast import sampling, scoring
 from common.fast.layers import FusedLora4bit, prepared
 from common.fast.sampling import generate, sample
-from common.model import SHARED_KEYS, load_model, tokenize
-from common.run.models import load_tokenizer
+from common.run.models import SHARED_KEYS, load_model, load_tokenizer
 from common.tasks.math import load_questions
 from common.tiny import TINY
 from tango import verify_prompt

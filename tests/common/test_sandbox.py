@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.sandbox import LAYERS, Result, Sandbox, Status, pool, same_output, worker
 
 import psutil
@@ -412,7 +412,7 @@ def test_a_program_cannot_pretend_that_it_could_not_be_started(sandbox):
 
 
 TRY = """
-from common.errors import UserError
+from common.core.errors import UserError
 from common.sandbox import Sandbox
 try:
     with Sandbox(workers=1) as sandbox:
@@ -475,7 +475,7 @@ def test_missing_layer(system_calls, missing, help, tmp_path):
     path = {"LD_LIBRARY_PATH": str(tmp_path)} if "libseccomp" in system_calls else {}
     script = f"""
     import os, time
-    from common.errors import UserError
+    from common.core.errors import UserError
     from common.sandbox import Sandbox
     try:
         Sandbox(workers=2)

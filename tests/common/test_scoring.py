@@ -4,10 +4,10 @@ import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
 from common.fast import scoring
-from common.model import load_model
+from common.run.models import load_model
 
 import pytest
 import torch
@@ -149,7 +149,7 @@ def test_other_shapes_and_rows_that_are_equal(monkeypatch, config):
 @pytest.mark.parametrize("completion", [64, 65])
 def test_on_a_gpu_padding_has_a_finite_gradient(monkeypatch, completion):
     """cuDNN's attention gives NaN for 320 tokens; `score` leaves out the last one."""
-    monkeypatch.setattr("common.model.on_gpu", lambda _: True)
+    monkeypatch.setattr("common.core.model.on_gpu", lambda _: True)
     model, _ = load_model("tiny", ["player"], 4, True, seed=0)
     batch = some_rows(6, 1, T=completion, P=256)
     batch.prompt_mask *= (torch.arange(256) >= 40 * torch.arange(6)[:, None]).long()

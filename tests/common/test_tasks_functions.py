@@ -1,50 +1,11 @@
-"""Tasks, calls and rows of azr.py. How programs and answers are read: tests/data/texts.txt."""
+"""Calls and rows of azr.py. How programs are read: tests/data/texts.txt."""
 
-from common.tasks.functions import (
-    bare,
-    call_each,
-    load_functions,
-    make_tasks,
-    parse_proposal,
-    shown,
-    task_prompt,
-)
+from common.tasks.functions import bare, call_each, load_functions
 
-import pytest
 from conftest import write_rows
 
 PLUS = "def f(x):\n return (x+3)%100"
 CLOCK = "def f(x): return __import__('time').time_ns()"  # no import statement
-
-
-# ------------------------------------------------------------------ tasks
-def test_proposals():
-    text = f"<answer>\n```python\n{PLUS}\n```\n```input\n5\n```\n</answer>"
-    task = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "message": ""}
-    assert parse_proposal("deduction", text, None, 6) == task
-    assert parse_proposal("abduction", text.replace("input", "output"), None, 6) is None
-    blocks = "".join(f"```input\n{x}\n```\n" for x in range(8))
-    text = f"<answer>\n{blocks}```message\nadd ?\n```\n</answer>"
-    task = parse_proposal("induction", text, {"program": PLUS}, 6)
-    assert task["inputs"] == ["2", "3", "4", "5", "6", "7"] and task["message"] == "add ?"
-    assert parse_proposal("induction", text, {"program": PLUS}, 9) is None
-    for message in ("m", "message\n \n```\n```m"):  # none, and an empty one
-        without = text.replace("message\nadd ?", message)
-        assert parse_proposal("induction", without, {"program": PLUS}, 6) is None
-
-
-@pytest.mark.parametrize("count, seen", [(2, 1), (3, 2), (6, 3), (10, 5)])
-def test_at_least_one_input_is_hidden_and_no_prompt_shows_an_answer(count, seen):
-    inputs = [str(x) for x in range(70, 70 + count)]
-    outputs = [f"'out {letter}'" for letter in "abcdefghij"[:count]]
-    task = {"program": PLUS, "inputs": inputs, "outputs": outputs, "message": "add ?"}
-    assert shown(task) == seen < count
-    text = task_prompt({**task, "kind": "induction"})[-1]["content"]
-    assert [x in text for x in outputs] == [True] * seen + [False] * (count - seen)
-    assert PLUS not in text
-    assert outputs[0] not in task_prompt({**task, "kind": "deduction"})[-1]["content"]
-    asked = task_prompt({**task, "kind": "abduction"})[-1]["content"]
-    assert inputs[0] not in asked and outputs[0] in asked
 
 
 # ------------------------------------------------------------------ calls
@@ -53,15 +14,6 @@ def test_calls_of_several_tasks_come_back_by_task(sandbox):
     calls = [[(PLUS, "1"), (CLOCK, "1")], [], [(CLOCK, "1"), (PLUS, "x"), (PLUS, "3) or (True")]]
     (plus, first), nothing, (again, *unread) = call_each(sandbox, calls, 0.5)
     assert (plus, nothing, unread) == ("4", [], [None, None]) and first == again  # run once
-
-
-def test_tasks_are_made_of_what_runs_twice_alike(sandbox):
-    programs = {PLUS: ["1", "2", "3"], f"{PLUS}\n": ["4"], "def f(x): return y": ["1", "2"]}
-    programs |= {f"import time\n{PLUS}": ["1", "2"], CLOCK: ["1", "2"]}
-    rows = [{"message": "m", "program": p, "inputs": inputs} for p, inputs in programs.items()]
-    tasks = make_tasks(sandbox, rows, 2, 0.5)
-    assert [t["inputs"] for t in tasks["deduction"]] == [["1"], ["4"]]
-    assert [(t["inputs"], t["outputs"]) for t in tasks["induction"]] == [(["1", "2"], ["4", "5"])]
 
 
 # ------------------------------------------------------------------ rows

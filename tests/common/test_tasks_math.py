@@ -5,7 +5,7 @@ import json
 import re
 import time
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import boxed, is_correct, split_steps
 from common.tasks.math import load_questions
 from common.tasks.references import check_references, render

@@ -1,13 +1,14 @@
-"""What the project relies on in the insides of TRL and Trainer, which common/cotrainer.py and
-common/run/trainer.py override; and of PEFT, bitsandbytes, transformers and torch, whose layers,
+"""What the project relies on in the insides of TRL and Trainer, which common/core/cotrainer.py and
+common/core/trl.py override; and of PEFT, bitsandbytes, transformers and torch, whose layers,
 attention and products common/fast/ replaces. An upgrade that moves any of it fails here.
 """
 
 import inspect
 
-from common.cotrainer import CoTrainer
+from common import checked
+from common.core.cotrainer import CoTrainer
+from common.core.trl import PlayersTrainer
 from common.fast import layers, scoring
-from common.run.trainer import RunTrainer
 
 import bitsandbytes
 import bitsandbytes.cextension
@@ -34,6 +35,7 @@ OVERRIDDEN = {
     "log": ["self", "logs", "start_time"],
     "create_model_card": ["self", "model_name", "dataset_name"],
     "_get_train_sampler": ["self", "dataset"],
+    "_get_output_dir": ["self", "trial"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
 }
@@ -49,8 +51,10 @@ def test_version():
 
 def test_nothing_else_is_overridden():
     """But for `evaluate`, which common/run/session.py replaces in the instance."""
-    ours = {*vars(RunTrainer), *vars(CoTrainer)}
+    ours = {*vars(PlayersTrainer), *vars(CoTrainer)}
     assert {n for n in ours if hasattr(GRPOTrainer, n) and n[:2] != "__"} == {*OVERRIDDEN}
+    looked_at = {n for n in vars(checked.CoTrainer) if hasattr(GRPOTrainer, n) and n[:2] != "__"}
+    assert looked_at == {"train"}
 
 
 def test_of_the_scripts_only_spin_overrides_more():
@@ -58,7 +62,7 @@ def test_of_the_scripts_only_spin_overrides_more():
     found = set()
     for script in SCRIPTS:
         own = [kind for kind in vars(module_of(script)).values() if inspect.isclass(kind)]
-        for kind in [k for k in own if issubclass(k, CoTrainer) and k is not CoTrainer]:
+        for kind in [k for k in own if issubclass(k, CoTrainer) and k.__name__ != "CoTrainer"]:
             names = [n for n in vars(kind) if hasattr(GRPOTrainer, n) and n[:2] != "__"]
             found |= {(script, name) for name in names}
     assert found == {("spin.py", "create_scheduler")}

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,10 +22,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.errors import UserError
+from common.core.errors import UserError
+from common.core.model import tokenize
 from common.fast import vllm
 from common.fast.sampling import sample
-from common.model import load_model, tokenize
+from common.fast.vllm import whats_wrong
+from common.run.models import load_model
 from common.tiny import EMBEDDED
 
 import pytest
@@ -259,10 +262,11 @@ def test_of_two_processes_one_publishes(asking, server):
 
 
 # ------------------------------------------------------------------ the loss
-def test_the_weight_of_a_token_is_truncated_importance_sampling(asking):
+def test_the_weight_of_a_token_is_truncated_importance_sampling(asking, monkeypatch):
     """The gradient with it is the one with advantages times min(p_trainer / p_server, 2); without
     the argument nothing changes.
     """
+    monkeypatch.setattr(vllm, "LARGEST_GAP", math.inf)  # the run would end at such a gap
     batch = asking.rollout("generator", some_rows(asking))
     mask, A = batch.completion_mask, torch.linspace(-1, 1, 8)
     batch.advantages, exact = A, batch.sampled_logps
@@ -291,10 +295,10 @@ def test_who_listens_is_no_vllm(server, answer):
     assert "not a vLLM server" in refused("tango.py", "--rollouts", f"{server.url}/v1/")
 
 
-def bent():
+def bent(factor: float = 2):
     """Another model with the same tokens."""
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED["tiny"], dtype=torch.float32)
-    model.model.norm.weight.data *= 2
+    model.model.norm.weight.data *= factor
     return model
 
 
@@ -341,6 +345,88 @@ WRONG = [
     (choice(token_ids=[5] * 9, logps=[-1.0] * 9), "9 of 32 tokens with 'length'"),
     (choice(token_ids=[5] * 40, logps=[-1.0] * 40), "40 of 32 tokens with 'length'"),
 ]
+
+
+# ------------------------------------------------------------------ what goes wrong later
+def test_a_server_that_comes_back_with_another_base_ends_the_run(server, tmp_path, no_report):
+    """It has lost its adapters, is told them again, and answers; the gap shows it. Put right, it
+    goes on from the checkpoint.
+    """
+    more = "--steps 3 --questions 1 --eval-samples 1 --eval-questions 1 --save-every 1 --rollouts"
+    command = small("tango.py", tmp_path / "run", *more.split(), server.url)
+    answers, right = server.complete, server.a_base
+
+    def comes_back(**body):
+        if (tmp_path / "run" / "checkpoint-1" / "files.json").exists() and server.a_base == right:
+            server.a_base, server.loaded = lambda: bent(0.2), {}
+        return answers(**body)
+
+    server.complete = comes_back
+    said = refused("tango.py", *command)
+    assert re.search(rf"--rollouts {server.url}: .* now \d\.\d\d nats a token", said), said
+    assert "start it again as docs/scale.md says" in said
+    assert f"safe: resume with the same command and --out {tmp_path / 'run'}." in said
+    assert not (tmp_path / "run" / "checkpoint-2").exists()
+    server.complete, server.a_base, server.loaded = answers, right, {}
+    assert "resumes from checkpoint-1" in run_here("tango.py", *command)
+    assert [row["step"] for row in steps_of(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_another_adapter_is_noticed_in_the_update_that_trains_on_its_texts(asking, server):
+    """The server answers from another adapter than the one whose name it is asked for."""
+    asking.create_optimizer()
+    asking.generate("verifier", prompts_of(asking, 1))
+    old = server.loaded[server.told[0][1]]
+    asking.sampler.check(asking)
+    answers = server.complete
+
+    def outdated(**body):
+        server.loaded = dict.fromkeys(server.loaded, old)
+        return answers(**body)
+
+    def update():
+        batch = asking.rollout("generator", some_rows(asking))
+        batch.advantages = torch.linspace(-1, 1, 8)
+        asking.update(batch)
+
+    update()
+    server.complete = outdated
+    with pytest.raises(UserError, match="what the generator writes are now .* another adapter"):
+        update()
+
+
+def test_few_tokens_are_not_judged_alone(asking):
+    """One that is far off is rounding now and then; of 32 the mean counts."""
+    far, near = torch.tensor([3.0]), torch.full((31,), 0.01)
+    asking.sampler.watch("generator", far)
+    asking.sampler.watch("generator", near)
+    assert asking.sampler.gaps == []
+    asking.sampler.watch("generator", far.expand(3))
+    with pytest.raises(UserError, match="now 0.27 nats"):
+        asking.sampler.watch("generator", near)
+    with pytest.raises(UserError, match="now nan nats"):
+        asking.sampler.watch("generator", far.expand(32) * math.nan)
+
+
+def test_a_server_that_takes_no_notice_of_seeds_is_refused(asking, server):
+    """Four rows of a prompt get one text, or two get one. What is likely may come four times."""
+    answers = server.complete
+
+    def draws_once(**body):
+        status, found = answers(**body | {"n": 1})
+        times = [found["choices"][0] | {"index": i} for i in range(alike)]
+        others = answers(**body)[1]["choices"] if alike < body["n"] else []
+        return status, {"choices": times + [o for o in others if o["index"] >= alike]}
+
+    server.complete = draws_once
+    for alike in (4, 2):
+        with pytest.raises(UserError, match=f"{alike} of 4 completions of a prompt are the same"):
+            asking.rollout("generator", some_rows(asking))
+    end = asking.eos_token_ids[0]
+    likely = choice(token_ids=[5, end], logps=[-2.0, -0.1], finish_reason="stop")[1]["choices"]
+    for count, wrong in ((4, ""), (2, ""), (40, "40 of 40 completions of a prompt")):
+        found = whats_wrong([likely[0] | {"index": i} for i in range(count)], count, 8, 9999, {end})
+        assert found.startswith(wrong) and bool(found) == bool(wrong)
 
 
 def test_a_wrong_answer_is_a_sentence(asking, server):

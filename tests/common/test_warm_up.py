@@ -18,14 +18,16 @@ import genrm
 import maporl
 import prime
 import tango
-from common import plain
-from common.draws import row_key
-from common.errors import UserError
-from common.model import load_model, tokenize
+from common.core import plain
+from common.core.draws import row_key
+from common.core.errors import UserError
+from common.core.lists import chunk
+from common.core.model import tokenize
 from common.run import warm_up
 from common.run.folder import release
+from common.run.models import load_model
 from common.run.warm_up import Args
-from common.tasks.answers import SOLVE, boxed, chunk, is_correct, split_steps
+from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import (
     demonstrations,
     figures,
@@ -39,7 +41,7 @@ from common.tiny import TINY
 
 import pytest
 import torch
-from conftest import run_here, write_rows
+from conftest import run_here, run_module, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from trl import SFTTrainer
@@ -565,6 +567,27 @@ def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
     for name in ("model.safetensors", "warm_up.json"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
     assert '"steps": 12' in (cut / "warm_up.json").read_text()
+
+
+def test_an_interrupted_warm_up_says_how_to_go_on(args, monkeypatch):
+    """Before training, and at the look of step 10, with the checkpoint of step 5."""
+    limits = "--steps 12 --solution-tokens 64 --judgement-tokens 112".split()
+    command = [args.script, "--model", args.model, "--dataset", args.dataset, "--out", args.out]
+    for look, says in (
+        (1, f" before the first checkpoint; the same command and --out {args.out} start again"),
+        (3, f"; what was saved is safe: resume with the same command and --out {args.out}"),
+    ):
+        looks = []
+
+        def figures(*_, look=look, looks=looks):
+            looks.append(1)
+            if len(looks) == look:
+                raise KeyboardInterrupt
+            return {"solutions read": 0.0}
+
+        monkeypatch.setattr(warm_up, "figures", figures)
+        _, said, code = run_module(warm_up, *command, *limits)
+        assert (said, code) == (f"interrupted{says}\n", 130)
 
 
 def test_figures_of_other_arguments_are_not_taken_over(args, monkeypatch):

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import lora, make_players, moved, perturb  # isort: skip  it finds the project
 from trainers import gathered, length_reward  # isort: skip
 
-from common.batch import Batch
-from common.cotrainer import CoTrainer, Player
-from common.errors import ScriptError
-from common.model import load_model
+from common.checked import CoTrainer, Player
+from common.core.batch import Batch
+from common.core.errors import ScriptError
+from common.run.models import load_model
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def step(trainer, rows):
     metrics = dict(trainer._sums)
     for batch in batches:  # test_loss.py compares `loss` with TRL's
         with trainer.playing(batch.player):
-            loss = trainer.loss(batch)
+            loss, _ = trainer.loss(batch)
             gradient = torch.autograd.grad(loss, trainer.parameters_of(batch.player))
         trainer.expected.append((loss.item(), dict(enumerate(gradient))))
     trainer._sums = metrics
@@ -224,6 +224,17 @@ def check_two_players_at_once_are_refused_before_gradients_are_mixed(trainer):
         trainer.update(mine)
 
 
+def check_rows_of_all_processes_with_one_key_are_compared(trainer):
+    me = trainer.accelerator.process_index
+    batch = trainer.rollout("ann", [trainer.train_dataset[0]] * 4)
+    trainer.set_rewards(batch, [[1.0, 2.0, 0.0, 0.0], [4.0, 5.0, 1.0, 3.0]][me], [*"aabb"])
+    everyones = {"a": [1.0, 2.0, 4.0, 5.0], "b": [0.0, 0.0, 1.0, 3.0]}
+    for key, place, reward in (("a", 0, [1.0, 4.0][me]), ("b", 3, [0.0, 3.0][me])):
+        group = torch.tensor(everyones[key])
+        expected = (reward - group.mean()) / (group.std() + 1e-6)
+        assert abs(batch.advantages[place] - expected) < 1e-5
+
+
 def check_two_processes_write_what_one_would(trainer):
     """In training, and in an evaluation, in which a question's copies lie on both processes."""
     prompts = [[{"role": "user", "content": str(i // 3)}] for i in range(5)]
@@ -252,7 +263,7 @@ def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
 
     def build(storage):
         stored = partial(BitsAndBytesConfig, bnb_4bit_quant_storage=storage)
-        with patch("common.model.BitsAndBytesConfig", stored):
+        with patch("common.run.models.BitsAndBytesConfig", stored):
             model, _ = load_model("tiny", ["generator", "verifier"], 4, True, seed=0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)

@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import evaluated_once, small  # isort: skip  it finds the project
 
-from common.batch import Batch, padded
-from common.cotrainer import CoTrainer
-from common.errors import say
+from common.checked import CoTrainer
+from common.core.batch import Batch, padded
+from common.core.errors import say
 from common.run import session as run
 from common.run.session import begin, exit_with_one_sentence
 
@@ -28,6 +28,7 @@ import torch.nn.functional as F
 import tyro
 
 MORE = {"spin.py": "--steps 4 --iterations 2", "tango.py": "--steps 2 --seed 1"}
+MORE["few_labels.py"] = "--steps 4 --seed 1"
 MORE["apo.py"] = "--steps 2 --rm-steps 1 --iterations 1"
 MORE["pvg.py"] = "--rounds 1 --steps 2"
 MORE["azr.py"] = "--steps 1"
@@ -69,7 +70,7 @@ def update_both_ways(trainer, batch: Batch):
     if trainer.accelerator.is_main_process:
         parameters = trainer.parameters_of(trainer.player_named(batch.player).adapter)
         with trainer.playing(batch.player):
-            trainer.expected = torch.autograd.grad(trainer.loss(whole), parameters)
+            trainer.expected = torch.autograd.grad(trainer.loss(whole)[0], parameters)
     trainer._sums = metrics
     update(trainer, batch)
 

@@ -5,12 +5,12 @@ import json
 import math
 
 import apo
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest
 import torch
-from conftest import build, gradient, lora, moved, perturb, saved_of, small, steps_of
+from conftest import build, gradient, perturb, saved_of, small, steps_of
 from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
@@ -186,29 +186,6 @@ def test_a_score_is_the_likelihood_under_the_rm(tmp_path):
     assert trainer.scores(answers) == pytest.approx(wanted, rel=1e-4) and trainer.scores([]) == []
 
 
-def test_the_rm_restarts_as_it_began_and_the_generator_stays(tmp_path):
-    trainer = real(tmp_path)
-    trainer.create_optimizer()
-    for p in trainer.parameters_of("generator") + trainer.parameters_of("rm"):
-        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
-    before = lora(trainer, "generator")
-    trainer.restart()
-    first = lora(trainer, "rm")
-    for name, p in first.items():
-        if "lora_B" in name:
-            assert not p.any()
-        else:  # uniform, as PEFT draws it
-            bound = p.shape[1] ** -0.5
-            assert 0.9 * bound < p.abs().max() <= bound and abs(p.mean()) < 0.2 * bound
-    assert len({p.flatten()[0].item() for name, p in first.items() if "lora_A" in name}) > 1
-    perturb(trainer, 0.1)
-    moved_on = lora(trainer, "generator")
-    trainer.restart()
-    assert moved(first, lora(trainer, "rm")) == 0
-    assert moved(moved_on, lora(trainer, "generator")) == 0 < moved(moved_on, before)
-    assert set(trainer.optimizer.state) == set(trainer.parameters_of("generator"))
-
-
 def test_golden_answers_fit_with_their_end(tmp_path):
     trainer = real(tmp_path)
     rows = trainer.train_rows[:8]
@@ -238,7 +215,7 @@ def given(texts, **change) -> apo.Apo:
     trainer.rm_rows = [ROW | {"golden": encoded(trainer, RIGHT)}]
     trainer.saved = {"round": -1, "human": [], "rm": [], "scored": -1, "generator": []}
     trainer.restarts = 0
-    trainer.restart = lambda: setattr(trainer, "restarts", trainer.restarts + 1)
+    trainer.restart = lambda name: setattr(trainer, "restarts", trainer.restarts + (name == "rm"))
     return trainer
 
 

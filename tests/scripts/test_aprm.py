@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import aprm
 from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit
-from common.cotrainer import CoTrainer
+from common.checked import CoTrainer
 from common.tiny.tasks import gold_solution, parse_question, sample_questions
 
 import pytest

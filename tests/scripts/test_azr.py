@@ -1,6 +1,6 @@
-"""azr.py: rewards and advantages against for-loops, what may join a buffer, answers judged by
-value, every switch with completions that are given, runs. How programs and answers are read:
-tests/common/test_tasks_functions.py.
+"""azr.py: rewards and advantages against for-loops, tasks, what may join a buffer, answers judged
+by value, every switch with completions that are given, runs. How answers are read:
+tests/data/texts.txt.
 """
 
 import random
@@ -16,6 +16,7 @@ from conftest import small, steps_of
 from trainers import whitened, without_model
 
 PLUS = "def f(x):\n return (x+3)%100"
+CLOCK = "def f(x): return __import__('time').time_ns()"  # no import statement
 
 
 # ------------------------------------------------------------------ rewards
@@ -59,6 +60,45 @@ def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():
         assert ours[-1] == theirs[-1]
         # a demonstration of proposing may begin with references
         assert ours[0] == theirs[0] or demonstration is demonstrations.propose_program
+
+
+# ------------------------------------------------------------------ tasks
+def test_proposals():
+    text = f"<answer>\n```python\n{PLUS}\n```\n```input\n5\n```\n</answer>"
+    task = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "message": ""}
+    assert azr.parse_proposal("deduction", text, None, 6) == task
+    assert azr.parse_proposal("abduction", text.replace("input", "output"), None, 6) is None
+    blocks = "".join(f"```input\n{x}\n```\n" for x in range(8))
+    text = f"<answer>\n{blocks}```message\nadd ?\n```\n</answer>"
+    task = azr.parse_proposal("induction", text, {"program": PLUS}, 6)
+    assert task["inputs"] == ["2", "3", "4", "5", "6", "7"] and task["message"] == "add ?"
+    assert azr.parse_proposal("induction", text, {"program": PLUS}, 9) is None
+    for message in ("m", "message\n \n```\n```m"):  # none, and an empty one
+        without = text.replace("message\nadd ?", message)
+        assert azr.parse_proposal("induction", without, {"program": PLUS}, 6) is None
+
+
+@pytest.mark.parametrize("count, seen", [(2, 1), (3, 2), (6, 3), (10, 5)])
+def test_at_least_one_input_is_hidden_and_no_prompt_shows_an_answer(count, seen):
+    inputs = [str(x) for x in range(70, 70 + count)]
+    outputs = [f"'out {letter}'" for letter in "abcdefghij"[:count]]
+    task = {"program": PLUS, "inputs": inputs, "outputs": outputs, "message": "add ?"}
+    assert azr.shown(task) == seen < count
+    text = azr.task_prompt({**task, "kind": "induction"})[-1]["content"]
+    assert [x in text for x in outputs] == [True] * seen + [False] * (count - seen)
+    assert PLUS not in text
+    assert outputs[0] not in azr.task_prompt({**task, "kind": "deduction"})[-1]["content"]
+    asked = azr.task_prompt({**task, "kind": "abduction"})[-1]["content"]
+    assert inputs[0] not in asked and outputs[0] in asked
+
+
+def test_tasks_are_made_of_what_runs_twice_alike(sandbox):
+    programs = {PLUS: ["1", "2", "3"], f"{PLUS}\n": ["4"], "def f(x): return y": ["1", "2"]}
+    programs |= {f"import time\n{PLUS}": ["1", "2"], CLOCK: ["1", "2"]}
+    rows = [{"message": "m", "program": p, "inputs": inputs} for p, inputs in programs.items()]
+    tasks = azr.make_tasks(sandbox, rows, 2, 0.5)
+    assert [t["inputs"] for t in tasks["deduction"]] == [["1"], ["4"]]
+    assert [(t["inputs"], t["outputs"]) for t in tasks["induction"]] == [(["1", "2"], ["4", "5"])]
 
 
 # ------------------------------------------------------------------ with completions that are given

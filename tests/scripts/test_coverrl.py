@@ -5,7 +5,7 @@ import math
 import re
 
 import coverrl
-from common.tasks.answers import mean
+from common.core.lists import mean
 from coverrl import (
     advantages,
     final_answer,

@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import deepseekmath as dsm
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.graded import truth_of
 from common.tasks.verdicts import Analysis
 from common.tiny.tasks import format_solution

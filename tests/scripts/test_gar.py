@@ -7,7 +7,7 @@ import statistics
 from types import SimpleNamespace
 
 import gar
-from common.tasks.answers import mean
+from common.core.lists import mean
 from common.tiny.tasks import format_solution, gold_solution
 from gar import Args, Gar, discriminator_reward, parse_verdict, slice_reasoning
 

@@ -5,7 +5,7 @@ import math
 from types import SimpleNamespace
 
 import genrm
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest

@@ -4,8 +4,8 @@ sees; one step by hand."""
 import itertools
 
 import maporl
-from common.errors import UserError
-from common.tasks.answers import mean
+from common.core.errors import UserError
+from common.core.lists import mean
 from maporl import agreements, bonuses, debate_metrics, scores, shown
 
 import pytest

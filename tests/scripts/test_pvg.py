@@ -5,12 +5,12 @@ import math
 import random
 
 import pvg
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest
 import torch
-from conftest import build, gradient, lora, moved, perturb, saved_of, small, steps_of
+from conftest import build, gradient, perturb, saved_of, small, steps_of
 from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
@@ -181,22 +181,6 @@ def test_hostile_solutions_cannot_be_read(tmp_path):
     batch = pvg.Batch.of("helpful", [[1]] * len(ids), ids, pad, device)
     batch.texts = texts
     assert trainer.readable(batch).tolist() == [True, *[False] * 5]
-
-
-def test_all_start_again_as_they_began(tmp_path):
-    trainer = real(tmp_path)
-    trainer.create_optimizer()
-    for p in trainer.optimizer.param_groups[0]["params"]:
-        trainer.optimizer.state[p] = {"step": torch.tensor(3.0)}
-    trainer.restart("helpful")
-    first, others = lora(trainer, "helpful"), lora(trainer, "verifier")
-    assert not trainer.optimizer.state and any(p.any() for p in others.values())
-    for name, p in first.items():
-        bound = p.shape[1] ** -0.5
-        assert not p.any() if "lora_B" in name else 0.9 * bound < p.abs().max() <= bound
-    perturb(trainer, 0.1)
-    trainer.restart("helpful")
-    assert moved(first, lora(trainer, "helpful")) == 0
 
 
 # ------------------------------------------------------------------ which data

@@ -6,8 +6,8 @@ import re
 from contextlib import nullcontext
 
 import raro
-from common.batch import Batch
-from common.tasks.answers import mean
+from common.core.batch import Batch
+from common.core.lists import mean
 from raro import by_truth, shown
 
 import pytest

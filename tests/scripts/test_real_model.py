@@ -11,9 +11,10 @@ import shutil
 from pathlib import Path
 
 from common import fast
+from common.core.model import tokenize
 from common.fast.sampling import generate, sample
-from common.model import load_model, tokenize
 from common.run import launch
+from common.run.models import load_model
 from common.tasks.answers import solve_prompt
 from common.tasks.code import load_tasks
 from common.tasks.functions import load_functions

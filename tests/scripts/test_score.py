@@ -6,8 +6,8 @@ import random
 from types import SimpleNamespace
 
 import score
-from common.batch import Batch
-from common.tasks.answers import mean
+from common.core.batch import Batch
+from common.core.lists import mean
 from common.tiny.demonstrations import try_again
 from score import Score, again_prompt, content, shaped
 
@@ -133,7 +133,8 @@ def test_the_loss_and_its_gradient_equal_the_loop(numbers):
     cfg = score.Args()
     trainer = without_model(Score, cfg, kl=0.5, clip_max=0, players=Score.define_players(cfg))
     trainer.score = lambda part: (logp, torch.ones(4, 3))
-    loss = trainer.loss(batch)
+    loss, shown = trainer.loss(batch)
+    trainer.show_loss(batch, shown)
     (gradient,) = torch.autograd.grad(loss, logp)
     total, k3s = 0.0, {"first": [], "second": []}
     for i, length in enumerate([3, 1, 2, 3]):

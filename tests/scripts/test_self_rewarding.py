@@ -7,7 +7,7 @@ import random
 from types import SimpleNamespace
 
 import self_rewarding as sr
-from common.errors import UserError
+from common.core.errors import UserError
 
 import pytest
 from conftest import build, lora, moved, perturb
@@ -69,7 +69,7 @@ def test_the_loss_by_hand(trainer):
     pairs = [pair_of(trainer, RIGHT, WRONG), pair_of(trainer, RIGHT, other)]
     prompt, wanted = sr.solve_prompt(QUESTION), 0.0
     with trainer.playing("solver"):
-        ours = trainer.loss(trainer.preference_batch(pairs)).item()
+        ours = trainer.loss(trainer.preference_batch(pairs))[0].item()
     for pair in pairs:
         chosen, rejected = (
             sum(log_probs_by_hand(trainer, "solver", prompt, pair[side]["ids"]))

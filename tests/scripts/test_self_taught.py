@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 
 import self_taught as st
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tiny.tasks import parse_question
 
 import pytest
@@ -102,6 +102,7 @@ def test_the_loss_is_minus_the_mean_log_prob_of_all_tokens(trainer):
 
 def test_a_round_judges_with_the_model_as_it_is_and_trains_the_first_one(trainer):
     trainer.create_optimizer()
+    trainer.restart("judge")
     first = lora(trainer, "judge")
     for _ in range(2):  # A moves once B is no longer zero
         trainer.update(trainer.lesson_batch(lessons_of(trainer, "\\boxed{1}", "\\boxed{2}")))
@@ -129,7 +130,9 @@ def given_texts(texts=(), **change) -> st.SelfTaught:
     cfg = st.Args(**{"pool": 1, "samples": 1, "questions": 2, "steps": 6} | change)
     trainer = without_model(st.SelfTaught, cfg, texts, restarts=0)
     trainer.train_rows = [{"question": QUESTION, "answer": "50"}]
-    trainer.restart = lambda: setattr(trainer, "restarts", trainer.restarts + 1)
+    trainer.restart = lambda name: setattr(
+        trainer, "restarts", trainer.restarts + (name == "judge")
+    )
     trainer.saved = {"comparisons": [], "round": -1, "lessons": []}
     return trainer
 

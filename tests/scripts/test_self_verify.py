@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import self_verify
-from common.errors import UserError
+from common.core.errors import UserError
 from self_verify import parse_verdict, samples_of, verdict_reward
 
 import pytest

@@ -3,7 +3,7 @@
 import json
 import math
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tiny import TINY
 from spin import Args, Spin, evaluate, human_ids, learning_rate_at, load, solve_prompt, spin_loss
 

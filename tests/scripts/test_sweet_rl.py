@@ -6,10 +6,10 @@ import math
 import random
 
 import sweet_rl
-from common.errors import UserError
+from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
-import evidence
+import controls
 import pytest
 from conftest import (
     build,
@@ -146,22 +146,23 @@ def softplus(x: float) -> float:
     return math.log(1 + math.exp(x))
 
 
-SHOWN = [  # arguments, a patch; what the critic is asked, and its reference in the loss and in A
-    ({}, "", ASKED, ASKED, ASKED),
-    ({"critic_reference": "released"}, "", ASKED, ASKED, QUESTION),
-    ({}, evidence.PATCHES["never_shown"], ASKED, QUESTION, QUESTION),
-    ({"privileged": False}, "", QUESTION, QUESTION, QUESTION),
-    ({"turn_mean": False}, "", ASKED, ASKED, ASKED),
+SHOWN = [  # arguments, a control; what the critic is asked, and its reference in the loss and in A
+    ({}, None, ASKED, ASKED, ASKED),
+    ({"critic_reference": "released"}, None, ASKED, ASKED, QUESTION),
+    ({}, controls.reference_never_shown, ASKED, QUESTION, QUESTION),
+    ({"privileged": False}, None, QUESTION, QUESTION, QUESTION),
+    ({"turn_mean": False}, None, ASKED, ASKED, ASKED),
 ]
 
 
-@pytest.mark.parametrize("change, patch, shown, taught, ranked", SHOWN)
+@pytest.mark.parametrize("change, control, shown, taught, ranked", SHOWN)
 def test_the_critics_loss_and_advantages_by_hand(
-    tmp_path, monkeypatch, change, patch, shown, taught, ranked
+    tmp_path, monkeypatch, change, control, shown, taught, ranked
 ):
     """Of two dialogues of different lengths, micro-batch by micro-batch."""
     monkeypatch.setattr(sweet_rl.SweetRL, "texts", sweet_rl.SweetRL.texts)  # ends what is patched
-    exec(patch, {"sweet_rl": sweet_rl})
+    if control:
+        control(sweet_rl)
     trainer, margins = real(tmp_path, **change), []
     short = "<step>38+4=42!</step>\n<answer>\\boxed{42}</answer>"
     pairs = [(encoded(trainer, RIGHT), encoded(trainer, wrong)) for wrong in (WRONG, short)]

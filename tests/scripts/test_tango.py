@@ -103,7 +103,6 @@ def at_step(step, **change):
     trainer = SimpleNamespace(cfg=Args(ver_warmup=2, **change))
     trainer.state = SimpleNamespace(global_step=step)
     trainer.player_at = lambda n: Tango.player_at(trainer, n)
-    trainer.with_answers = lambda questions: Tango.with_answers(trainer, questions)
     return trainer
 
 
@@ -309,104 +308,6 @@ def test_a_generator_step_credits_the_tokens_that_its_judgements_are_about():
     assert [note["verdicts"] for note in batch.notes] == [parse_judgement(y)[0] for y in said]
     assert trainer.logged["co/step_rewards_dropped"] == [False] * 3 + [True]
     assert trainer.logged["co/wrong_steps_accepted"] == [False, True, False]
-
-
-def test_with_few_labels_no_other_answer_is_known(monkeypatch):
-    """To nobody: beyond the labels an answer and a reference are empty, whatever the data say."""
-    row = lambda i, answer: {"question": f"{i}+1", "answer": answer, "reference": answer}  # noqa: E731
-    for others in ("true", "nonsense"):
-        train = [row(i, str(i + 1) if i < 2 else others) for i in range(5)]
-        monkeypatch.setattr(tango, "load_for_steps", lambda _, t=train: (t, [row(9, "10")]))
-        train, held_out = tango.load(Args(labels=2))
-        assert train == [row(0, "1"), row(1, "2"), *[row(i, "") for i in (2, 3, 4)]]
-        assert held_out == [row(9, "10")]
-    trainer = without_model(Tango, Args(labels=2, group_size=2), train_rows=train)
-    trainer.random_numbers = lambda: random.Random(0)
-    drawn = trainer.with_answers([*range(3)])
-    assert len(drawn) == 3 and {r["answer"] for r in drawn} == {"1", "2"}
-    assert all(r["prompt"][-1]["content"] == r["question"] for r in drawn)
-    right = [{"content": "\\boxed{2}"}]
-    assert tango.outcome_reward([right] * 3, answer=["2", "3", ""]) == [1.0, 0.0, None]
-
-
-def test_all_steps_must_be_accepted_where_no_answer_is_known():
-    """Not without steps or an answer, nor with a verdict too many or too few."""
-    right, bare = two_steps(10, "right"), "<step>10+4=14</step>"
-    for verdicts, text, accepted in (
-        ([True, True], right, 1.0),
-        ([True, False], right, 0.0),
-        ([True], right, 0.0),
-        ([True] * 3, right, 0.0),
-        ([], right, 0.0),
-        ([True], bare, 0.0),  # no answer
-        ([], r"<answer>\boxed{15}</answer>", 0.0),  # no step
-        ([True], r"<answer>\boxed{15}</answer>", 0.0),
-        ([], "", 0.0),
-    ):
-        assert tango.all_accepted([Judgement(verdicts, None)], [text]).tolist() == [accepted], text
-
-
-def few_labels(verdicts, answers, texts, **change):
-    """The batch of a generator step in groups of two, and its trainer."""
-    said = [judgement(*v, final=C) for v in verdicts]
-    args = Args(group_size=2, labels=32, **change)
-    trainer = without_model(Tango, args, {"generator": texts, "verifier": said})
-    return trainer.generator_step([ROW | {"answer": answer} for answer in answers]), trainer
-
-
-def test_neither_unread_verdicts_nor_more_steps_pay():
-    """The paper's step rewards as the only reward, and ours. Solutions of 1, 2 and 4 steps, all
-    rejected, and one whose verdicts cannot be read.
-    """
-    ends, mask = [[0], [0, 3], [0, 1, 2, 3], [1, 3]], torch.ones(4, 4)
-    said = [[False] * n for n in (1, 2, 4, 0)]
-    papers = tango_advantages(torch.zeros(4), *tango.step_rewards(said, ends), mask, 4, 1.0)[1]
-    close(papers[:, 0], torch.tensor([-2.05, -0.51, 2.57, 0.0]), atol=0.01)
-    step, end = "<step>10+4=14</step>", r"<answer>\boxed{15}</answer>"
-    texts = [step * n + end for n in (1, 2, 4, 2)]
-    judgements = [Judgement(verdicts, True) for verdicts in said]
-    assert not tango.all_accepted(judgements, texts).any()  # so all advantages are 0
-    rejected, padded = [True, False], [True, False, True, True, True]
-    judgements = [Judgement(rejected, True), Judgement(padded, True)]
-    assert tango.all_accepted(judgements, [step * 2 + end, step * 5 + end]).sum() == 0
-    batch, trainer = few_labels([[X]] * 2, ["", ""], [step + end, step + end])
-    assert not batch.advantages.any()
-    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("alpha", [0.1, 1.0])
-def test_a_generator_step_with_few_labels(alpha):
-    """A group with an answer and one without, whose second solution has a step rejected."""
-    texts = [two_steps(10, "right"), two_steps(10, "half")] * 2
-    verdicts, answers = [[C, C], [C, C], [C, C], [C, X]], ["15", "15", "", ""]
-    batch, trainer = few_labels(verdicts, answers, texts, alpha=alpha, alpha_end=alpha)
-    known, unknown = batch.components["outcome"][:2], batch.components["outcome"][2:]
-    close(unknown[:, 0], torch.tensor([0.7071, -0.7071]), atol=1e-4)  # whatever alpha is
-    close(known[:, 0], (1 - alpha) * unknown[:, 0], atol=1e-6)
-    assert not batch.components["step"][2:].any()
-    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [1, 1, 1, 0]
-    assert trainer.logged["generator/accuracy"][0].tolist() == [1, 0]  # of those with an answer
-
-
-@pytest.mark.parametrize(
-    "change, shown",
-    [
-        ({}, "generator/accuracy"),
-        ({"labels": 32}, "generator/all_steps_accepted"),
-        ({"labels": 32, "verifier": "none"}, "generator/accuracy"),  # all its answers are known
-    ],
-)
-def test_a_generators_step_always_shows_something(monkeypatch, change, shown):
-    """The first curve of the panel is in the line of the step."""
-    given = {}
-    monkeypatch.setattr(tango, "launch", lambda *_, **more: given.update(more))
-    tango.main(Args(**change))
-    assert given["curves"]["generator"][0] == shown
-    said = {"generator": [two_steps(10, "right")] * 2, "verifier": [judgement(C, C)] * 2}
-    trainer = without_model(Tango, Args(group_size=2, **change), said)
-    answer = "" if "all_steps" in shown else "15"
-    trainer.generator_step([ROW | {"answer": answer}] * 2)
-    assert len(trainer.logged[shown][0]) == 2
 
 
 def test_a_verifier_step_weighs_normalised_rewards_by_class():

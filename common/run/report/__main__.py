@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from common.errors import UserError
+from common.core.errors import UserError
 from common.run.report.build import page, read_run, run_data
 from common.run.report.compare import comparison_data
 

@@ -15,10 +15,9 @@ import shlex
 from collections import defaultdict
 from pathlib import Path
 
-from common.errors import UserError
+from common.core.errors import UserError
+from common.core.recording import read_lines
 from common.run.folder import write_whole
-from common.run.recording import read_lines
-from common.run.report import static
 from common.run.report.health import (
     HEALTH,
     MEANINGS,
@@ -267,9 +266,7 @@ def command(run: dict) -> str:
 
 
 def page(data: dict) -> str:
-    """The HTML. Its policy lets only its own script run, by its hash, and nothing be fetched. What
-    static.py makes is there without it.
-    """
+    """The HTML. Its policy lets only its own script run, by its hash, and nothing be fetched."""
     text = TEMPLATE.read_text(encoding="utf-8")
     for tag in ("style", "script"):
         inline = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1]
@@ -279,10 +276,8 @@ def page(data: dict) -> str:
     # a string, down to half a surrogate pair; `<` could close the element.
     finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
     written = json.dumps(finite, separators=(",", ":")).replace("<", "\\u003c")
-    title = static.text(f"{data['title']} \u2013 {data.get('folder', 'comparison')}")
-    parts = {"header": static.header(data), "main": static.main(data)}
-    parts |= {"title": title, "data": written}
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
+    before, after = text.split("{{data}}")
+    return before + written + after
 
 
 def write_report(folder: Path):

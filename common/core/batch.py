@@ -9,14 +9,14 @@ log-ratios to the base, say:
     with torch.no_grad(), self.playing(None):
         ref = self.score(both)[0]                                # (2b, T)
     chosen, rejected = chosen_and_rejected((logp - ref).sum(1))  # (b,) each
-    return -F.logsigmoid(beta * (chosen - rejected)).sum() / pairs_of_the_step
+    losses = -F.logsigmoid(beta * (chosen - rejected))           # (b,)
+    return losses.sum() / pairs_of_the_step, {"margin": chosen - rejected}
 
 Shapes: B rows or pairs, P prompt tokens, padded on the left, T completion tokens, padded on the
 right.
 """
 
 import dataclasses
-import random
 from dataclasses import dataclass, field
 
 import torch
@@ -224,21 +224,3 @@ def chosen_and_rejected(values: Tensor) -> tuple[Tensor, Tensor]:
     For log-probs: sums over tokens, never means, which would be another method.
     """
     return values.reshape(-1, 2).unbind(1)
-
-
-def epochs(items: list, first: int, count: int, key: str) -> list:
-    """Returns `count` items, from number `first` on, of an endless sequence: epoch after epoch over
-    all of them, each in an order of its own.
-
-    key: decides the orders; equal keys, equal sequences.
-
-    >>> sorted(epochs("abc", first=0, count=3, key="x")), len(epochs("abc", 2, 8, "x"))
-    (['a', 'b', 'c'], 8)
-    """
-    taken = []
-    while len(taken) < count:
-        number, offset = divmod(first + len(taken), len(items))
-        order = list(range(len(items)))
-        random.Random(f"{key} {number}").shuffle(order)
-        taken += [items[i] for i in order[offset : offset + count - len(taken)]]
-    return taken

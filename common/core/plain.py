@@ -9,8 +9,8 @@ Shapes: B rows, P prompt tokens, T completion tokens, H hidden units, V tokens o
 import functools
 from contextlib import contextmanager
 
-from common.batch import Batch
-from common.draws import uniform
+from common.core.batch import Batch
+from common.core.draws import uniform
 
 import torch
 from torch.nn.utils.rnn import pad_sequence

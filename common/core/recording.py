@@ -6,8 +6,8 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from common.batch import Batch
-from common.errors import ScriptError
+from common.core.batch import Batch
+from common.core.errors import ScriptError
 
 RECORDED_TOKENS = 512  # of a completion
 

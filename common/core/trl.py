@@ -1,11 +1,12 @@
-"""What a run with several players adds to GRPOTrainer, around the optimiser step: arguments and
-data, the optimiser, metrics, several processes, TRL's reward calls, checkpoints. The step itself is
-in common/cotrainer.py. Of TRL it overrides
+"""What several players change of GRPOTrainer, around the optimiser step: the optimiser, metrics,
+several processes, TRL's reward calls, data and checkpoints. The step itself is in cotrainer.py. Of
+TRL this overrides
 
     create_optimizer                         a learning rate for each adapter
     log                                      means over all processes; not Trainer's own loss
     _get_train_sampler                       a resumed run continues in a later pass over the data
-    _save_checkpoint, _load_from_checkpoint  every adapter by name, and `saved`
+    _get_output_dir, _save_checkpoint, _load_from_checkpoint
+                                             whole checkpoints only; every adapter by name; `saved`
     create_model_card                        none
 
 requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
@@ -17,11 +18,11 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from common.batch import Batch, as_completions, epochs, padded
-from common.errors import ScriptError
-from common.run import checks
-from common.run.folder import seal
-from common.run.recording import write_rows
+from common.core.batch import Batch, as_completions, padded
+from common.core.errors import ScriptError
+from common.core.lists import epochs
+from common.core.model import reset_adapter
+from common.core.recording import write_rows
 
 import torch
 from accelerate.utils import gather_object
@@ -30,7 +31,7 @@ from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 
 
-class RunTrainer(GRPOTrainer):
+class PlayersTrainer(GRPOTrainer):
     """See the top of this file."""
 
     saved: dict
@@ -49,21 +50,15 @@ class RunTrainer(GRPOTrainer):
     ):
         """
         Args:
-            model: from common/model.py, with an adapter for every player.
+            model: from common/core/model.py, with an adapter for every player.
             players: from `with_adapters`.
             cfg: the script's arguments, a RunArgs.
             config: from `launch.grpo_config`.
             dataset: what the data loader gives `step`: rows with a prompt.
             train_rows, held_out: the data as they were loaded.
         """
-        if "saved" in vars(self):
-            raise ScriptError("set self.saved after super().__init__, which makes it")
-        checks.check_players(players)
         self.players, self.cfg = players, cfg
         self.train_rows, self.held_out = list(train_rows), list(held_out)
-        asked = [row["question"] for row in held_out if "question" in row]
-        # a space more is no other question
-        self.held_out_questions = {*asked, *map(checks.stripped, asked)}
         self.saved = {}
         self._sums = {}  # metric -> (sum, count) of this process and step
         self._resumed_at = 0  # step
@@ -103,6 +98,15 @@ class RunTrainer(GRPOTrainer):
         named = [(n.split("."), p) for n, p in self.model.named_parameters() if "lora_" in n]
         return [p for name, p in named if name[-2] == adapter]
 
+    def restart(self, name: str):
+        """Makes a player's adapter untrained, the same every time, see `reset_adapter`; and AdamW
+        forgets its moments.
+        """
+        adapter = self.player_named(name).adapter
+        reset_adapter(self.model, adapter, self.args.seed)
+        for p in self.parameters_of(adapter):
+            self.optimizer.state.pop(p, None)
+
     # ------------------------------------------------------------------ rewards, called by TRL
     def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
         """Has TRL call the player's reward functions -> (B, functions) of this process's rows, NaN
@@ -112,7 +116,7 @@ class RunTrainer(GRPOTrainer):
         if not functions or not rows:
             shape = len(texts), len(functions)
             return torch.full(shape, torch.nan, device=self.accelerator.device)
-        self.reward_funcs = [*map(checks.checked, functions)]
+        self.reward_funcs = functions
         self.reward_func_names = [function.__name__ for function in functions]
         self.reward_processing_classes = [None] * len(functions)
         completions = [[{"role": "assistant", "content": text}] for text in texts]
@@ -123,8 +127,6 @@ class RunTrainer(GRPOTrainer):
         each = everyones[self.accelerator.process_index * len(rows) :][: len(rows)]
         for k, function in enumerate(self.reward_func_names):
             known = each[:, k][~each[:, k].isnan()]
-            if not len(known):
-                checks.warn_once(f"{function} gave none of the {name}'s completions a reward")
             self.log_mean(f"{name}/rewards/{function}/mean", known)
         return each
 
@@ -136,7 +138,6 @@ class RunTrainer(GRPOTrainer):
         values: a number, a list or a tensor; nothing is logged if no process has any.
         """
         values = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().flatten()
-        checks.check_metric(self, name, values)
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
@@ -188,10 +189,10 @@ class RunTrainer(GRPOTrainer):
             write_rows(shown, file, self.state.global_step + 1, self.processing_class)
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
-        """From a script's own `loss`: records one micro-batch of the step, with numbers on the
+        """From a script's `show_loss`: records one micro-batch of the step, with numbers on the
         tokens that are not advantages.
 
-        batch: as `loss` has it, b completions or b pairs.
+        batch: b completions or b pairs.
         credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
         name, values: a number for each row or pair, shown as its reward.
         sides: who wrote the two texts of a pair; or, of completions, who wrote them.
@@ -299,14 +300,17 @@ class RunTrainer(GRPOTrainer):
     def create_model_card(self, *_, **__):
         """None: it could not name the base, nor say what the paper's players are."""
 
+    def _get_output_dir(self, trial) -> str:
+        """Where a checkpoint is written; when it is whole it moves to its place."""
+        return str(Path(self.args.output_dir, ".unfinished"))
+
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # every process writes its own random numbers
         if self.args.should_save:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            checks.check_saved(self.saved)
-            (folder / "saved.json").write_text(json.dumps(self.saved))
-            seal(folder)  # last: one that was cut short is not finished
+            written = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+            (written / "saved.json").write_text(json.dumps(self.saved))
+            written.rename(Path(self.args.output_dir, written.name))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Every adapter by its own name; Trainer would load into the active one."""

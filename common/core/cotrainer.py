@@ -1,6 +1,6 @@
 """CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base. This file
 holds an optimiser step: whose turn it is, what is sampled, rewarded and scored, THE LOSS, the
-update. (What a run adds around the step is in common/run/trainer.py.)
+update. What several players change of TRL's trainer is in trl.py, beside this file.
 
 A script defines its players and writes `step`, one training step of its paper, which returns the
 batches to train on, in order. A step is written with these verbs:
@@ -13,37 +13,36 @@ batches to train on, in order. A step is written with these verbs:
     update(batch)                    trains at once, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
     playing(player), score(batch)    log-probs with gradients, inside of a script's own loss
+    restart(player)                  makes its adapter untrained, and AdamW forget it
     log_mean(name, values)           logs a metric, the mean over all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all get the results
     shard(items)                     this process's part of a list that is the same everywhere
 
-common/batch.py defines a batch. `self.saved` is a dict of the script's own state that a checkpoint
-keeps. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and
-several processes: see docs/how-grpotrainer-works.md.
+batch.py defines a batch. `self.saved` is a dict of the script's own state that a checkpoint keeps.
+TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and several
+processes: see docs/how-grpotrainer-works.md. Scripts take CoTrainer from common/checked.py, which
+is this class, and looks at what each verb is given.
 
 Shapes: B rows of a batch, b of a micro-batch, T completion tokens.
 """
 
 import dataclasses
 import math
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from common import fast, plain
-from common.advantage import group_advantage, named_group_advantage
-from common.batch import Batch, as_pairs
-from common.draws import row_key
-from common.errors import ScriptError, UserError
-from common.fast import vllm
-from common.model import prompt_text, tokenize, without_checkpointing
-from common.run import checks
-from common.run.trainer import RunTrainer
-from common.tasks.answers import chunk
+from common.core import plain
+from common.core.advantage import group_advantage, named_group_advantage
+from common.core.batch import Batch, as_pairs
+from common.core.draws import row_key
+from common.core.errors import UserError
+from common.core.lists import chunk
+from common.core.model import prompt_text, tokenize, without_checkpointing
+from common.core.trl import PlayersTrainer
 
 import torch
 
@@ -73,7 +72,7 @@ class Player:
     """sequences for each row of --micro-batch: 2 for pairs (for the same estimate)"""
 
 
-class CoTrainer(RunTrainer):
+class CoTrainer(PlayersTrainer):
     """See the top of this file."""
 
     all_rows = False
@@ -82,23 +81,19 @@ class CoTrainer(RunTrainer):
     entropy bonus for example, sets True."""
 
     def __init__(self, model, players: dict[str, Player], cfg, config, *data, **more):
-        """See RunTrainer. Of cfg this class reads kl (0 without it), micro_batch, plain,
-        generation_batch_size, rollouts and vllm_importance_sampling_clip_max.
+        """See PlayersTrainer. Of cfg this class reads kl (0 without it), micro_batch,
+        generation_batch_size and vllm_importance_sampling_clip_max.
         """
         super().__init__(model, players, cfg, config, *data, **more)
+        # computes log-probs, and samples; `launch` may put others here that have these functions
+        self.engine = self.sampler = plain
         self.kl = getattr(cfg, "kl", 0.0)
         self.clip_max = cfg.vllm_importance_sampling_clip_max
-        self.engine = plain if cfg.plain else fast  # computes log-probs, and samples
-        self.sampler, self.generation_batch_size = self.engine, cfg.generation_batch_size or 256
-        if cfg.rollouts:
-            word = self.gather([secrets.token_hex(4)])[0]  # the same on all processes
-            self.sampler = vllm.Server(cfg.rollouts, config.output_dir, word)
-            self.generation_batch_size = 1 << 30  # the server makes its own batches
+        self.generation_batch_size = cfg.generation_batch_size or 256
         self.turns = []  # the players of the `playing` blocks that are open
         self.trained_last = ""  # player of the latest update
         self.sampled_tokens = self.sample_calls = 0  # since the step began
         self.asked_in_evaluation = None  # (player, prompt) -> how often, in an evaluation
-        checks.begin(self)
 
     # ------------------------------------------------------------------ one optimiser step
     @staticmethod
@@ -120,9 +115,7 @@ class CoTrainer(RunTrainer):
         """
         start, self.sampled_tokens, self.sample_calls = time.perf_counter(), 0, 0
         model.train()
-        with checks.keeping_state(self, "the first step", once=True):
-            batches = self.step(rows)
-        checks.check_step(self, batches)
+        batches = self.run_step(rows)
         for batch in batches:
             self.update(batch)
         self.trained_last = batches[-1].player  # printed in the line of the step
@@ -132,9 +125,28 @@ class CoTrainer(RunTrainer):
         self._metrics["train"]["step_time"] = [time.perf_counter() - start]
         return torch.zeros((), device=self.accelerator.device)
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Returns this micro-batch's share of the batch's loss, GRPO's with a token-level mean
-        (DAPO, arXiv:2503.14476, eq. 8):
+    def run_evaluation(self, evaluate: Callable) -> dict[str, float]:
+        """Returns what a script's `evaluate` says of the held-out questions. Its random numbers are
+        its own, so that more evaluations do not change the training; and they are the same each
+        time: a player who has not changed writes the same when asked the same.
+        """
+        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(self.args.seed)  # for what the script draws itself
+            self.asked_in_evaluation = Counter()  # for what `sample` draws
+            try:
+                return evaluate(self, self.held_out)
+            finally:
+                self.asked_in_evaluation = None
+
+    def run_step(self, rows: list[dict]) -> list[Batch]:
+        """`step`; common/checked.py looks at what it leaves behind."""
+        return self.step(rows)
+
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Returns this micro-batch's share of the batch's loss, and by name the tensors that
+        `show_loss` logs. The loss is GRPO's with a token-level mean (DAPO, arXiv:2503.14476,
+        eq. 8):
 
             loss     = sum over all tokens t of the batch (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
@@ -154,19 +166,31 @@ class CoTrainer(RunTrainer):
         if self.clip_max and batch.sampled_logps is not None:  # truncated importance sampling
             ratio = ratio * (logp.detach() - batch.sampled_logps).exp().clamp(max=self.clip_max)
         loss = -A * ratio  # (b, T)
+        shown = {"entropy": entropy}  # (b, T)
         if self.kl:
             log_q = batch.base_logps - logp
             k3 = log_q.exp() - log_q - 1
             loss = loss + (self.kl if batch.kl_weights is None else batch.kl_weights[:, None]) * k3
-            self.log_tokens("kl", k3, batch)
-        self.log_tokens("entropy", entropy, batch)
-        return (loss * mask).sum() / batch.total_tokens
+            shown["kl"] = k3
+        return (loss * mask).sum() / batch.total_tokens, shown
+
+    def show_loss(self, batch: Batch, shown: dict[str, torch.Tensor]):
+        """Logs the mean of each tensor that `loss` has returned by name, as {player}/{name}. A
+        script that shows more, or something else, overrides this method.
+
+        shown: without gradients; (b, T), of pairs (2b, T), for the mean over all tokens, or numbers
+            of any shape. "credit", (b, T) or (2b, T), is not logged: see `record_part`.
+        """
+        mask = batch.completion_mask.flatten(0, -2).bool()  # (b, T) or (2b, T)
+        for name, values in shown.items():
+            if name != "credit":
+                values = values[mask] if values.shape == mask.shape else values
+                self.log_mean(f"{batch.player}/{name}", values)
 
     def update(self, batch: Batch):
         """Takes one optimiser step of the batch's player: computes loss and gradient for each
         micro-batch, adds the gradients over all processes, clips, and applies AdamW.
         """
-        checks.check_batch(self, batch)
         if self.kl and batch.advantages is not None and batch.base_logps is None:
             batch.base_logps = self.log_probs(None, batch)  # (B, T), of texts from elsewhere
         self.record(batch)
@@ -176,8 +200,11 @@ class CoTrainer(RunTrainer):
         parameters, total = group["params"], 0.0
         with self.playing(name):
             for rows in self.micro_batches(batch):
-                loss = self.loss(batch.take(rows))
-                checks.check_loss(loss)
+                part = batch.take(rows)
+                loss, shown = self.loss(part)
+                # detached, or the entropy's graph would stay until the gradient is there
+                shown = {name: values.detach() for name, values in shown.items()}
+                self.show_loss(part, shown)
                 total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g
@@ -193,9 +220,7 @@ class CoTrainer(RunTrainer):
                 f"here and keeps its last checkpoint in {self.args.output_dir}; a lower --lr is "
                 f"the first thing to try."
             )
-        idle = self.teaches_nothing(batch, norm)
-        checks.check_learning(self, batch, idle)
-        if not idle:
+        if not self.teaches_nothing(batch, norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -222,10 +247,6 @@ class CoTrainer(RunTrainer):
             order = order[(A.reshape(len(A), -1) != 0).any(1).cpu()[order]]
         parts = -(-len(order) // self.cfg.micro_batch)  # rounded up
         return torch.tensor_split(order, parts) if parts else ()
-
-    def log_tokens(self, name: str, values: torch.Tensor, batch: Batch):
-        """Logs the mean over the tokens of a micro-batch; values: (b, T)."""
-        self.log_mean(f"{batch.player}/{name}", values[batch.completion_mask.bool()])
 
     # ------------------------------------------------------------------ whose turn it is
     @contextmanager
@@ -263,7 +284,6 @@ class CoTrainer(RunTrainer):
             A batch. Its rewards (B,) are sums over the reward functions; a script may add to its
             notes, which the report shows.
         """
-        checks.check_rollout(self, name, rows)
         player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
         prompt_ids, ids, logps = self.sample(name, prompts)
         batch = self.batch_of_ids(name, prompt_ids, ids)
@@ -287,7 +307,6 @@ class CoTrainer(RunTrainer):
         cut = [row[-1] not in self.eos_token_ids for row in ids]  # at the length limit
         self.log_mean(f"{name}/completions/mean_length", [len(row) for row in ids])
         self.log_mean(f"{name}/completions/clipped_ratio", cut)
-        checks.remember(self, batch)
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, prefix: list | None = None):
@@ -320,7 +339,7 @@ class CoTrainer(RunTrainer):
         return prompt_ids, completions, logps
 
     def row_keys(self, name: str, prompt_ids: list[list[int]]) -> list[int]:
-        """Returns the key of each row's draws, see common/draws.py: in training of seed, step,
+        """Returns the key of each row's draws, see common/core/draws.py: in training of seed, step,
         player, call of the step, and the row's number among those of all processes. In an
         evaluation a key is made of seed, player, prompt, and how often this prompt was asked
         before: a figure changes only where a player has changed.
@@ -346,7 +365,6 @@ class CoTrainer(RunTrainer):
 
         prefix: token ids with which each completion starts; the returned ids continue them.
         """
-        checks.check_prompts(self, name, prompts)
         return self.sample(name, prompts, greedy, prefix)[1]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
@@ -384,7 +402,7 @@ class CoTrainer(RunTrainer):
         return batch
 
     def pairs(self, name: str, prompts: list, pairs: list[tuple]) -> Batch:
-        """B pairs as a batch for a script's own `loss`, see common/batch.py.
+        """B pairs as a batch for a script's own `loss`, see common/core/batch.py.
 
         Args:
             name, prompts: as in `completions`; one prompt for a pair.
@@ -398,38 +416,45 @@ class CoTrainer(RunTrainer):
         ids = self.processing_class(text, add_special_tokens=False).input_ids
         return [*ids, self.processing_class.eos_token_id] if ended else ids
 
-    def set_rewards(self, batch: Batch, rewards, groups: list | None = None):
+    def set_rewards(self, batch: Batch | list[Batch], rewards, groups: list | None = None):
         """Sets rewards that are known only after the rollout, because another player judged the
         texts or a program ran; sets the group advantages; and adds both to notes and metrics.
 
         Args:
-            rewards: (B,). NaN marks a row without a reward, and its advantage is 0.
+            batch: what `rollout` returned; or a list of several rollouts, the turns of a dialogue
+                for example, whose rows are compared with each other.
+            rewards: (B,), of a list those of all its batches, one after the other. NaN marks a row
+                without a reward, and its advantage is 0.
             groups: a key per row. Rows with the same key are compared with each other, whatever
-                their prompts and wherever they are. By default `group_size` adjacent rows are a
-                group; with a group_size of 1 the script writes the advantages itself.
+                their prompts and wherever they are, on all processes. By default `group_size`
+                adjacent rows are a group; with a group_size of 1 the script writes the advantages
+                itself.
         """
-        checks.check_rewards(self, batch, rewards, groups)
-        rewards = torch.as_tensor(rewards).to(batch.rewards)  # (B,)
-        name, G = batch.player, self.player_named(batch.player).group_size
-        batch.rewards = rewards
+        batches = batch if isinstance(batch, list) else [batch]
+        R = torch.as_tensor(rewards).to(batches[0].rewards)  # (B,)
+        G, A = self.player_named(batches[0].player).group_size, None
         if groups is not None:
-            batch.advantages = named_group_advantage(rewards, groups)  # (B,)
+            A = self.over_all_processes(named_group_advantage, R, groups)  # (B,)
         elif G > 1:
-            batch.advantages = group_advantage(rewards, G)  # (B,)
-            groups = [i // G for i in range(len(rewards))]
-        for note, reward in zip(batch.notes, rewards.tolist()):
-            note["rewards"]["total"] = reward
-        if self.player_named(name).rewards:  # `rollout` has logged this metric without them
-            self._sums.pop(f"{name}/frac_reward_zero_std", None)
-        self.log_rewards(name, "total_reward", rewards, groups)
+            A = group_advantage(R, G)  # (B,)
+            groups = [i // G for i in range(len(R))]
+        first = 0
+        for batch in batches:
+            rows = slice(first, first := first + len(batch))
+            batch.rewards = R[rows]
+            batch.advantages = batch.advantages if A is None else A[rows]
+            for note, reward in zip(batch.notes, R[rows].tolist()):
+                note["rewards"]["total"] = reward
+            if self.player_named(batch.player).rewards:  # `rollout` has logged this without them
+                self._sums.pop(f"{batch.player}/frac_reward_zero_std", None)
+            its_groups = None if groups is None else groups[rows]
+            self.log_rewards(batch.player, "total_reward", R[rows], its_groups)
 
     def concat(self, batches: list[Batch]) -> Batch:
         """Joins several rollouts of ONE adapter into one batch, see `Batch.join`. The player
         of the joined batch is the adapter's name.
         """
         adapter = self.player_named(batches[0].player).adapter
-        names = [*(batch.player for batch in batches), adapter]
-        checks.check_concat(self, batches, {name: self.player_named(name) for name in names})
         return Batch.join(adapter, batches, self.processing_class.pad_token_id)
 
     # ------------------------------------------------------------------ the verbs: log-probs
@@ -437,18 +462,15 @@ class CoTrainer(RunTrainer):
         """Returns log-probs of the completions under the player that is `playing`, and entropies,
         (B, T) each, at the sampling temperature of the batch's player (1 if it decodes greedily).
         """
-        if not self.turns:
-            raise ScriptError(
-                "score belongs in `loss`, or in `with self.playing(name)`: here nobody plays. In "
-                "`step`, take self.log_probs(name, batch)"
-            )
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
         # a gradient means: scored under the player that is trained, which has sampled the batch
         if logp.requires_grad and batch.sampled_logps is not None:
-            gap = (logp.detach() - batch.sampled_logps).abs()
-            self.log_mean("co/sampler_gap", gap[batch.completion_mask.bool()])
+            gap = (logp.detach() - batch.sampled_logps).abs()[batch.completion_mask.bool()]
+            self.log_mean("co/sampler_gap", gap)
+            if self.cfg.rollouts:
+                self.sampler.watch(batch.player, gap)
         return logp, entropy
 
     @torch.no_grad()

@@ -1,107 +1,24 @@
-"""One base model, and on it one LoRA adapter per player; and what a chat template makes of prompts.
+"""LoRA adapters on one base model, one for each player; and what a chat template makes of prompts.
 
 The papers train two or three full models. Here the base is loaded once (on a GPU in 4-bit NF4 where
 it would not fit otherwise) and each trained player is a LoRA adapter on it. Switching players
 switches a pointer, and the base with all adapters off is the reference model.
 """
 
-import os
 import re
 from contextlib import contextmanager
 
-from common import fast
-from common.errors import ScriptError, UserError
-from common.run.machine import on_gpu
-from common.run.models import (
-    check_gpu,
-    check_one_prompt,
-    check_weights,
-    end_of_answer,
-    keep_backward,
-    load_tokenizer,
-    not_loaded,
-    without_dropout,
-)
-from common.tiny import EMBEDDED
+from common.core.errors import ScriptError
 
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    GenerationConfig,
-)
-
-ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
-"""A switch that transformers reads at every call of attention."""
-
-
-def load_model(
-    name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int, plain: bool = False
-):
-    """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
-
-    Args:
-        name: "tiny", "tiny-programs", "tiny-repairs" (embedded), a hub id, or a local folder.
-        adapters: a LoRA adapter each, on all linear layers but the head; alpha = 2 * rank, no
-            dropout, B = 0, so that every player starts as the base itself.
-        four_bit: load the base in NF4 with double quantisation.
-        seed: random seed of the adapters' A matrices.
-        plain: keep the layers of transformers and PEFT.
-
-    Raises:
-        UserError: there is no such model, a part of it is broken or does not fit the others, or
-            this GPU cannot hold or run it.
-    """
-    gpu = on_gpu(name)
-    if gpu:
-        check_gpu(four_bit)
-        # Trap: cuDNN's attention, the default on an H100, gives NaN gradients where a text is
-        # padded and 64 tokens longer than a multiple of 128 (pytorch issue 196678)
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    # several query heads share keys and values, which torch's attention takes as they are on a CPU;
-    # else transformers copies them for each head, and the backward pass keeps the copies
-    os.environ[SHARED_KEYS] = "0" if gpu else "1"
-    dtype = torch.bfloat16 if gpu else torch.float32
-    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **nf4)
-    tokenizer = load_tokenizer(name)
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            EMBEDDED.get(name, name),
-            config=without_dropout(name),
-            dtype=dtype,
-            quantization_config=quantization if four_bit else None,
-            device_map={"": torch.cuda.current_device()} if gpu else None,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-        )
-    except torch.OutOfMemoryError:
-        smaller = "a smaller model" if four_bit else "--four-bit or a smaller model"
-        raise UserError(
-            f"--model {name}: its weights do not fit into the GPU's memory; take {smaller}."
-        ) from None
-    except Exception as error:  # what a broken file raises depends on its format and on the break
-        raise not_loaded(name, "weights", error, " Is the download whole?") from None
-    check_weights(name, model, loading)
-    keep_backward(model)
-    check_one_prompt(name, model, tokenizer)
-    tokenizer.eos_token = end_of_answer(model, tokenizer)
-    # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
-    # knows nothing of it
-    ends = {name: getattr(model.generation_config, name) for name in ENDS}
-    model.generation_config = GenerationConfig(**ends)
-    model = add_players(model, adapters, lora_rank, seed)
-    if not plain:
-        fast.install(model, gpu)
-    return model, tokenizer
 
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):
-    """The base with an adapter per name, as `load_model` says, all trainable; PEFT makes them
-    float32.
+    """Returns the base with a LoRA adapter per name, all of them trainable and float32: on all
+    linear layers but the head, alpha = 2 * rank, no dropout, B = 0, so that every player starts as
+    the base itself.
     """
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     for adapter in {*adapters} & ({"base_model", "model"} | parts):
@@ -122,6 +39,18 @@ def copy_adapter(model, source: str, target: str):
     """Copies the weights of the adapter `source` into the adapter `target`."""
     state = get_peft_model_state_dict(model, adapter_name=source)
     set_peft_model_state_dict(model, state, adapter_name=target)
+
+
+def reset_adapter(model, name: str, seed: int):
+    """Makes an adapter untrained: B = 0, so that its player is the base, and A drawn anew from the
+    seed, the same A every time. Its old A would keep what training has made of it.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    for key, p in model.named_parameters():
+        if f".{name}." in key:
+            # uniform between +- 1 / sqrt(columns), as PEFT draws A
+            A = (2 * torch.rand(p.shape, generator=rng) - 1) / p.shape[1] ** 0.5
+            p.data.copy_(A * ("lora_B" not in key))
 
 
 @contextmanager

@@ -1,0 +1,582 @@
+"""CoTrainer with guards: core/cotrainer.py's, and nothing that changes what it computes. Each verb
+looks at what it is given, calls the core's, and remembers what later calls need to be judged.
+
+Every guard is for a mistake that once gave a plausible run with wrong gradients. What is certainly
+wrong raises a ScriptError; what nearly certainly is prints a warning, once. A mistake at which
+Python itself fails has no guard. docs/your-own-script.md lists what cannot be known, and where it
+shows. `checks = False` in a script's class turns all of this off.
+"""
+
+import itertools
+import math
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from common.core import cotrainer
+from common.core.batch import Batch
+from common.core.cotrainer import Player
+from common.core.errors import ScriptError, say
+from common.run.memory import QUESTION_TOKENS
+from common.run.models import not_taught
+
+import torch
+
+__all__ = ["CoTrainer", "Player"]
+
+IDLE = 3  # updates in a row without a gradient
+ROLES = ("system", "user", "assistant", "tool")
+TRLS = "completion completions completion_ids prompts trainer_state log_extra log_metric".split()
+
+
+@dataclass(eq=False)
+class Fate:
+    """What is remembered of a rollout, or of a joined batch, as long as a batch has rows of it."""
+
+    player: str
+    rewards: torch.Tensor | None  # (B,), of which the advantages were made
+    advantages: torch.Tensor | None  # as the verb that made the batch left them
+    rewarded: bool = False  # by `set_rewards`
+    trained: dict = field(default_factory=dict)  # adapter -> numbers of the rows it was trained on
+    parts: list = field(default_factory=list)  # of a joined batch: (batch, copy of its advantages)
+
+    def __deepcopy__(self, _):
+        return self  # a copy of a batch has the same fate
+
+    @classmethod
+    def of(cls, batch: Batch, **more):
+        made_of = None if batch.rewards is None else batch.rewards.clone()
+        return cls(batch.player, made_of, batch.advantages, **more)
+
+
+class CoTrainer(cotrainer.CoTrainer):
+    """See the top of this file, and of common/core/cotrainer.py."""
+
+    checks = True
+    """False: no guard speaks, as if scripts took CoTrainer from common/core/cotrainer.py."""
+
+    def __init__(self, model, players: dict[str, Player], *rest, **more):
+        if "saved" in vars(self):
+            raise ScriptError("set self.saved after super().__init__, which makes it")
+        check_players(players)
+        super().__init__(model, players, *rest, **more)
+        self.begin_checks()
+
+    def begin_checks(self):
+        self.warned = set()  # sentences
+        self.sampled_for, self.trained_for = set(), set()  # players
+        self.idle = {}  # player, or rollout of a joined batch -> idle updates, in a row
+        self.latest_texts = {}  # player -> the texts of its latest rollout
+        self.losses_seen = set()  # players whose own loss was looked at
+        self.asked_in_training = None  # texts, once an evaluation has asked
+        questions = [row["question"] for row in self.held_out if "question" in row]
+        self.held_out_questions = {*questions, *map(stripped, questions)}
+        self.attributes = None  # what the trainer has now is not the script's
+        self.attributes = {*vars(self)}
+
+    def warn_once(self, sentence: str, more: str = ""):
+        """more: what differs each time, such as a text that is quoted."""
+        if self.checks and sentence not in self.warned:
+            self.warned.add(sentence)
+            say(f"warning: {sentence}{more}")
+
+    # ------------------------------------------------------------------ a run
+    def train(self, *args, **more):
+        found = super().train(*args, **more)
+        # a role of an adapter that others train; of a run that resumed, this process knows a part
+        for name in sorted(self.sampled_for - self.trained_for) if not self._resumed_at else ():
+            player, adapters = self.players[name], {p.adapter for p in self.players.values()}
+            if self.checks and player.lr > 0 and len(adapters) < len(self.players):
+                say(f"note: nobody was trained on what `rollout` sampled of the {name} in this run")
+        return found
+
+    def run_step(self, rows):
+        if not self.checks:
+            return super().run_step(rows)
+        if self.trained_last:  # not the first step
+            batches = super().run_step(rows)
+        else:
+            with self.keeping_state("the first step"):
+                batches = super().run_step(rows)
+        # or the processes would wait for each other in vain
+        if len(set(counts := self.gather([len(batches)]))) > 1:
+            raise ScriptError(
+                f"step returned {', '.join(map(str, counts))} batches on the processes; all must "
+                f"train the same players"
+            )
+        return batches
+
+    def run_evaluation(self, evaluate):
+        with self.keeping_state("`evaluate`"):
+            return super().run_evaluation(evaluate)
+
+    @contextmanager
+    def keeping_state(self, where: str):
+        """What `step` and `evaluate` leave behind is compared with what a checkpoint keeps, before
+        a resumed run shows the difference.
+        """
+        before = own_state(self)
+        yield
+        for name, value in own_state(self).items() if self.checks else ():
+            if before.get(name) != value:
+                self.warn_once(
+                    f"self.{name} was set or changed in {where}; a resumed run would not have it. "
+                    f"What a checkpoint keeps is self.saved"
+                )
+        for key, value in self.saved.items() if self.checks else ():
+            if not is_json({key: value}):
+                raise ScriptError(
+                    f"self.saved[{key!r}] cannot be kept in a checkpoint, which is JSON: numbers, "
+                    f"texts, lists, and dicts whose keys are texts; of a tensor take .tolist()"
+                )
+
+    # ------------------------------------------------------------------ sampling
+    def rollout(self, name: str, rows: list[dict]) -> Batch:
+        if self.checks:
+            self.check_rollout(name, rows)
+        batch = super().rollout(name, rows)
+        self.remember_rollout(batch)
+        return batch
+
+    def remember_rollout(self, batch: Batch):
+        batch.rollouts = [Fate.of(batch)]
+        self.latest_texts[batch.player] = batch.texts
+        self.sampled_for.add(batch.player)
+        if self.checks and self.state.global_step == 0 and len(batch):
+            self.check_first_rollout(batch)
+
+    def generate_ids(self, name: str, prompts: list, *rest, **more):
+        if self.checks:
+            self.check_prompts(name, prompts)
+        return super().generate_ids(name, prompts, *rest, **more)
+
+    def check_prompts(self, name: str, prompts: list):
+        """Messages, of which the last is not the player's own."""
+        if not prompts:  # of a process that has none
+            return
+        for prompt in prompts:
+            for message in prompt:
+                if message["role"] not in ROLES:
+                    raise ScriptError(
+                        f"a prompt of the {name} has the role {message['role']!r}, which chat "
+                        f"templates leave out or misread; it can be {', '.join(ROLES)}"
+                    )
+            if prompt[-1]["role"] in ("assistant", "system"):
+                raise ScriptError(
+                    f"a prompt of the {name} ends with a message of the {prompt[-1]['role']}; the "
+                    f"last one must be the user's, which the {name} answers"
+                )
+        texts = [prompt[-1]["content"].strip() for prompt in prompts]
+        if not any(texts):
+            raise ScriptError(
+                f"the {name} is asked nothing: all prompts are empty, as those of the rows are "
+                f"that step gets without a `prompt` function in launch"
+            )
+        for sentence, more in not_taught(self.cfg.model, name, texts):
+            self.warn_once(sentence, more)
+        if self.asked_in_evaluation is not None:
+            if self.asked_in_training is None:
+                asked = {stripped(str(row.get("question", ""))) for row in self.train_rows}
+                self.asked_in_training = asked - self.held_out_questions
+            if sum(stripped(text) in self.asked_in_training for text in texts) > len(texts) / 2:
+                self.warn_once("`evaluate` asks training questions: its figures are not held out")
+
+    def check_rollout(self, name: str, rows: list[dict]):
+        """Prompts, groups, and questions that training must not see."""
+        player = self.player_named(name)
+        G, counts = player.group_size, self.gather([len(rows)])
+        if player.rewards and len(set(counts)) > 1:
+            functions = ", ".join(function.__name__ for function in player.rewards)
+            raise ScriptError(
+                f"the {name} has {', '.join(map(str, counts))} rows on the processes; with reward "
+                f"functions ({functions}) all need as many, because TRL gathers the rewards"
+            )
+        if not rows:  # of a process that has none
+            return
+        prompts = [row["prompt"] for row in rows]
+        self.check_prompts(name, prompts)
+        if player.lr and not player.temperature and G > 1:
+            raise ScriptError(
+                f"the {name} decodes greedily, so the {G} completions of a group are the same, and "
+                f"nothing is compared; to learn, it needs a temperature"
+            )
+        for first in range(0, len(rows), G):
+            group = prompts[first : first + G]
+            if any(prompt != group[0] for prompt in group):
+                raise ScriptError(
+                    f"rows {first} to {first + G - 1} for the {name} are a group, whose rewards "
+                    f"are compared with each other, but their prompts differ; repeat each row {G} "
+                    f"times in a row, give the player its group_size, or group_size=1 and "
+                    f"set_rewards(batch, rewards, groups=[a key of each row])"
+                )
+        copies = math.gcd(*(len([*same]) for _, same in itertools.groupby(map(str, prompts))))
+        # later on, different prompts may hold the same text of a player
+        at_start, several = self.state.global_step == 0, copies < len(rows)
+        if at_start and several and 1 < G < copies and copies % G == 0:
+            self.warn_once(
+                f"each prompt of the {name} comes {copies} times in a row, and its group_size is "
+                f"{G}: completions of one prompt are not all compared with each other"
+            )
+        asked = [str(row.get("question")) for row in rows]
+        seen = [q for q in asked if {q, stripped(q)} & self.held_out_questions]
+        if seen:
+            raise ScriptError(
+                f"rollout trains the {name} on a held-out question ({seen[0]!r:.60}); take "
+                f"self.train_rows, or `generate` if nothing is to be trained"
+            )
+        taken = {*TRLS} & {*rows[0]} if player.rewards else ()
+        if taken:
+            raise ScriptError(
+                f"a column of the {name}'s rows cannot be called {min(taken)!r}: TRL gives the "
+                f"reward functions something else by that name"
+            )
+        self.check_gold(name, rows)
+
+    def check_gold(self, name: str, rows: list[dict]):
+        """Whether every prompt shows its gold answer, where neither the question does nor a
+        player's text in it, or the reference solution. A single prompt may: a verifier's, about a
+        right solution.
+        """
+        written = {text for texts in self.latest_texts.values() for text in texts if text}
+        answers, references, golds = [], [], set()
+        for row in {(r["prompt"][-1]["content"], r.get("answer")): r for r in rows}.values():
+            text, reference = row["prompt"][-1]["content"], row.get("reference")
+            long = isinstance(reference, str) and len(reference) > 20
+            references.append(long and reference in text)
+            judged = [each for each in written if each in text]
+            for each in judged:
+                text = text.replace(each, " ")
+            if judged and "answer" not in row and self.state.global_step == 0:
+                row = asked_about(self, text) | row
+            question, answer = str(row.get("question", "")), str(row.get("answer", ""))
+            text, golds = text.replace(question, ""), golds | {answer}
+            word = rf"(?<![\w.]){re.escape(answer)}(?![\w.]|\.\d)"
+            answers.append(bool(answer) and re.search(word, text) is not None)
+        if len(golds) >= 2 and all(references):
+            self.warn_once(f"every prompt of the {name} shows its row's reference solution")
+        elif len(golds) >= 4 and all(answers):
+            self.warn_once(f"every prompt of the {name} shows its row's gold answer")
+
+    def check_first_rollout(self, batch: Batch):
+        """Whether the memory was planned for such prompts, and whether completions end."""
+        name, reads = batch.player, self.player_named(batch.player).reads
+        longest, planned = int(batch.prompt_mask.sum(1).max()), QUESTION_TOKENS + reads
+        if longest > planned:
+            self.warn_once(
+                f"prompts of the {name} have up to {longest} tokens, and memory was planned for "
+                f"{planned}: {QUESTION_TOKENS} of instructions and question, and its reads={reads} "
+                f"of other players' texts. The run may need more memory than --dry-run says"
+            )
+        if len(batch) >= 16 and (cut := self.cut_share(batch)) >= 0.95:
+            self.warn_once(f"{cut:.0%} of the {name}'s completions are cut at its max_tokens")
+
+    def cut_share(self, batch: Batch) -> float:
+        """The share of completions that have no end token."""
+        ends = batch.lengths()[:, None] - 1  # (B, 1)
+        last = batch.completion_ids.gather(1, ends)[:, 0].tolist()
+        return sum(token not in self.eos_token_ids for token in last) / max(1, len(last))
+
+    # ------------------------------------------------------------------ rewards
+    def call_rewards(self, name: str, *rest) -> torch.Tensor:
+        each = super().call_rewards(name, *rest)  # (B, functions)
+        for function, rewards in zip(self.player_named(name).rewards, each.T):
+            if len(rewards) and rewards.isnan().all():
+                called = function.__name__
+                self.warn_once(f"{called} gave none of the {name}'s completions a reward")
+        return each
+
+    def set_rewards(self, batch, rewards, groups=None):
+        batches = batch if isinstance(batch, list) else [batch]
+        if self.checks:
+            self.check_rewards(batches, rewards, groups)
+        super().set_rewards(batch, rewards, groups)
+        for batch in batches:
+            for fate in batch.rollouts:
+                fate.rewarded, fate.rewards = True, batch.rewards.clone()
+                fate.advantages = batch.advantages
+
+    def check_rewards(self, batches: list[Batch], rewards, groups):
+        wanted = sum(map(len, batches))
+        for what, given in (("rewards", rewards), ("groups", groups)):
+            if given is not None and len(given) != wanted:
+                raise ScriptError(
+                    f"set_rewards: {what} must have an entry for each of the {wanted} rows; got "
+                    f"{len(given)}"
+                )
+        for batch in batches:
+            name, fates = batch.player, batch.rollouts
+            if any(fate.rewarded for fate in fates):
+                raise ScriptError(
+                    f"set_rewards: the {name}'s batch has its rewards already; the second ones "
+                    f"would take their place. Set the sum once"
+                )
+            grouped = groups is not None or self.player_named(name).group_size > 1
+            if grouped and len(fates) == 1 and not same(batch.advantages, fates[0].advantages):
+                raise ScriptError(
+                    f"set_rewards would replace the advantages that you have given the {name}'s "
+                    f"batch; write batch.advantages after it"
+                )
+
+    # ------------------------------------------------------------------ batches
+    def concat(self, batches: list[Batch]) -> Batch:
+        if self.checks and len({id(batch) for batch in batches}) < len(batches):
+            raise ScriptError("concat: one batch is among them twice; it is trained on once")
+        for batch in batches if self.checks else ():
+            if batch.advantages is not None:
+                self.check_advantages(batch)
+        joined = super().concat(batches)
+        parts = [(b, None if b.advantages is None else b.advantages.clone()) for b in batches]
+        joined.rollouts = [Fate.of(joined, parts=parts)]
+        return joined
+
+    def update(self, batch: Batch):
+        if self.checks:
+            self.check_batch(batch)
+            self.remember_training(batch, self.player_named(batch.player).adapter)
+        super().update(batch)
+
+    def remember_training(self, batch: Batch, adapter: str):
+        for fate in batch.rollouts:
+            fate.trained.setdefault(adapter, set()).update(batch.row.tolist())
+            self.trained_for.add(fate.player)
+            for part, _ in fate.parts:
+                self.remember_training(part, adapter)
+
+    def check_batch(self, batch: Batch):
+        """A batch that is going to be trained on."""
+        if self.asked_in_evaluation is not None:
+            raise ScriptError("update inside of `evaluate` would train on held-out questions")
+        name, A, mask = batch.player, batch.advantages, batch.completion_mask
+        adapter = self.player_named(name).adapter
+        for writer in {note["player"] for note in batch.notes} & self.players.keys():
+            if self.players[writer].adapter != adapter:
+                raise ScriptError(
+                    f"the {name} cannot be trained on what the {writer} has written: its samples "
+                    f"are not the {name}'s own"
+                )
+        own_loss = type(self).loss.__qualname__ != "CoTrainer.loss"  # it may do without
+        self.check_trained_once(batch, adapter, own_loss)
+        if A is None and not own_loss:
+            raise ScriptError(
+                f"the {name}'s batch has no advantages. A player without reward functions has none "
+                f"before set_rewards(batch, rewards); with groups of one row they come from "
+                f"groups=..., or you write batch.advantages"
+            )
+        if A is not None:
+            self.check_advantages(batch)
+        if (mask[..., 1:] > mask[..., :-1]).any() or not mask[..., :1].all():
+            raise ScriptError(
+                "completion_mask must be ones, at least one, and then zeros: it says where a "
+                "completion ends; advantages of 0 leave tokens out of the loss"
+            )
+        lists = {"texts": batch.texts, "notes": batch.notes}
+        for key, value in (lists | batch.extras | batch.token_extras).items():
+            has_rows = isinstance(value, list) or torch.is_tensor(value) and value.dim()
+            if has_rows and len(value) not in (len(mask), 0 if key in lists else len(mask)):
+                raise ScriptError(
+                    f"the {name}'s batch has {len(mask)} rows, and its {key} {len(value)}; to "
+                    f"leave rows out, give them advantages of 0"
+                )
+        for part, copied in [pair for fate in batch.rollouts for pair in fate.parts]:
+            if not same(part.advantages, copied):
+                raise ScriptError(
+                    f"advantages of the {part.player} were set after concat had copied them, "
+                    f"without effect; set them before"
+                )
+        if own_loss:
+            self.check_shares(batch)
+
+    def check_trained_once(self, batch: Batch, adapter: str, own_loss: bool):
+        """With a loss of its own a player may learn from another's rollout, as PRIME's reward model
+        does, and from disjoint rows of one rollout in turn, because it can have PPO's ratio.
+        """
+        rows = set(batch.row.tolist())
+        for fate in batch.rollouts:
+            before = set().union(*fate.trained.values())
+            if own_loss:
+                before = fate.trained.get(adapter, set()) & rows
+            if before:
+                raise ScriptError(
+                    f"a batch of the {batch.player} has been trained on already: at a second "
+                    f"update its samples are not the player's own any more, and CoTrainer.loss has "
+                    f"no ratio that would say so. Write a loss with the ratio "
+                    f"(logp - batch.sampled_logps).exp() for updates on batch.take(rows) of "
+                    f"disjoint rows"
+                )
+            for part, _ in fate.parts:
+                self.check_trained_once(part, adapter, own_loss)
+
+    def check_advantages(self, batch: Batch):
+        name, A, mask = batch.player, batch.advantages, batch.completion_mask
+        if A.shape not in (mask.shape, mask.shape[:1]):
+            wanted = f"(B,) or (B, T), here {tuple(mask.shape[:1])} or {tuple(mask.shape)}"
+            raise ScriptError(f"the {name}'s advantages must be {wanted}; got {tuple(A.shape)}")
+        if A.requires_grad:
+            raise ScriptError(f"the {name}'s advantages have a gradient: detach() them")
+        if not A.isfinite().all():
+            row = int((~A.isfinite()).nonzero()[0, 0])
+            raise ScriptError(f"the {name}'s advantages must be finite; they are not in row {row}")
+        made_of = batch.rollouts[0].rewards if len(batch.rollouts) == 1 else None
+        if made_of is not None and not torch.equal(
+            batch.rewards.nan_to_num(), made_of[batch.row].nan_to_num()
+        ):
+            raise ScriptError(
+                f"batch.rewards of the {name} has changed, and the advantages are still those of "
+                f"the rewards before; use set_rewards(batch, rewards)"
+            )
+
+    # ------------------------------------------------------------------ losses
+    def score(self, batch: Batch):
+        if not self.turns:
+            raise ScriptError(
+                "score belongs in `loss`, or in `with self.playing(name)`: here nobody plays. In "
+                "`step`, take self.log_probs(name, batch)"
+            )
+        return super().score(batch)
+
+    def check_shares(self, batch: Batch):
+        """Once for each player, of a script's own loss: whether the shares of two halves of a
+        micro-batch add up to that of the whole, and whether rows that are left out have a gradient.
+        """
+        name, A = batch.player, batch.advantages
+        if name in self.losses_seen or self.accelerator.num_processes > 1:  # `loss` may wait
+            return
+        self.losses_seen.add(name)
+        rows = [*self.micro_batches(batch)[:1]]
+        left_out = not (A is None or self.kl or self.all_rows)
+        idle = (A.reshape(len(A), -1) == 0).all(1).nonzero()[:, 0] if left_out else []
+        # those of a group add up to 0, and so would its loss, whatever it is divided by
+        alike = replace(batch, advantages=None if A is None else torch.ones_like(A))
+        sums = dict(self._sums)
+        with self.playing(name):
+            if rows and len(rows[0]) > 1:
+                with torch.no_grad():
+                    parts = rows[0], *rows[0].tensor_split(2)
+                    whole, one, other = [self.loss(alike.take(part))[0] for part in parts]
+                # what is mistaken for a share is no small number
+                if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 0.01):
+                    self.warn_once(
+                        f"the {name}'s loss of a micro-batch is not the sum of those of its "
+                        f"halves: divide by a number of the whole batch, such as "
+                        f"batch.total_tokens"
+                    )
+            if len(idle):
+                loss, _ = self.loss(batch.take(idle[: self.cfg.micro_batch]))
+                its = self.parameters_of(self.player_named(name).adapter)
+                if loss.requires_grad and any(g.any() for g in torch.autograd.grad(loss, its)):
+                    self.warn_once(
+                        f"the {name}'s loss has a gradient in rows whose advantages are 0, and "
+                        f"these are left out; set all_rows = True in your class"
+                    )
+        self._sums = sums
+
+    # ------------------------------------------------------------------ nothing to learn from
+    def teaches_nothing(self, batch: Batch, norm: float) -> bool:
+        idle = super().teaches_nothing(batch, norm)
+        for key, part in rollouts_in(batch) if self.checks else ():
+            its = part.source is not None and part.advantages is not None
+            self.check_learning(key, part, idle or its and not part.advantages.any())
+        return idle
+
+    def check_learning(self, key, batch: Batch, idle: bool):
+        """After an update: had a player nothing to learn from several times in a row, or has it
+        next to nothing at the start of the run?
+
+        key: of the player, or of one of the rollouts that `concat` has joined.
+        """
+        name = batch.player
+        rewards = torch.tensor([]) if batch.rewards is None else batch.rewards
+        self.idle[key] = self.idle.get(key, 0) + 1 if idle else 0
+        if self.idle[key] == IDLE:
+            what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
+            self.warn_once(what, f". {self.what_helps(batch)}")
+        values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
+        if self.state.global_step == 0 and counts.sum() >= 16:
+            share, value = (counts.max() / counts.sum()).item(), values[counts.argmax()].item()
+            if share >= 0.95:
+                what = f"{share:.0%} of the {name}'s rewards are {value:g}, next to nothing"
+                self.warn_once(f"{what} to learn from", f". {self.what_helps(batch)}")
+
+    def what_helps(self, batch: Batch) -> str:
+        if not batch.texts:
+            return ""
+        R = torch.tensor([]) if batch.rewards is None else batch.rewards[~batch.rewards.isnan()]
+        if len(R) and (top := R.max().item()) > 0 and (R == top).float().mean() >= 0.95:
+            return f"Its rewards are {top:g}, and if none can be higher, nothing is left to learn."
+        cut = self.cut_share(batch)
+        longer = f"a longer limit ({cut:.0%} of its completions are cut), " if cut > 0.5 else ""
+        warm_up = "a warm-up on the format (python -m common.run.warm_up SCRIPT --help)"
+        helps = f"{longer}a model that follows the instructions, or {warm_up}"
+        ending = repr(" ".join(batch.texts[0].split()[-8:])[-160:])
+        return f"One of its completions ends {ending}. What helps: {helps}."
+
+
+# ------------------------------------------------------------------ players
+def check_players(players: dict[str, Player]):
+    """name -> Player. Metrics begin with a player's name, and those of a batch of several with
+    their adapter's; an adapter has one learning rate and one clipping norm.
+    """
+    for name, player in players.items():
+        for other, its in players.items():
+            for what in ("lr", "max_grad_norm"):
+                one, two = getattr(player, what), getattr(its, what)
+                if player.adapter == its.adapter and one != two:
+                    raise ScriptError(
+                        f"{name!r} and {other!r} play with one adapter, which has one {what}; "
+                        f"got {one} and {two}"
+                    )
+        if name in ("co", "eval") or "/" in name:
+            raise ScriptError(f"a player cannot be called {name!r}: other metrics begin with it")
+        owner = players.get(player.adapter, player)
+        if owner.adapter != player.adapter:
+            raise ScriptError(
+                f"{name!r} plays with the adapter {player.adapter!r}, the name of the player "
+                f"{player.adapter!r}, who plays with {owner.adapter!r}"
+            )
+
+
+# ------------------------------------------------------------------ texts and state
+def stripped(question: str) -> str:
+    """The same for questions that differ in spaces at their ends or those of their lines."""
+    return "\n".join(line.rstrip() for line in question.strip().splitlines())
+
+
+def asked_about(trainer, text: str) -> dict:
+    """The training row whose question a verifier's prompt shows."""
+    ours = (row for row in trainer.train_rows if row.get("question") and "answer" in row)
+    return next((row for row in ours if row["question"] in text), {})
+
+
+def rollouts_in(batch: Batch) -> list[tuple]:
+    """(key, batch) of each rollout that a batch consists of; the key is the same in every step."""
+    if batch.source is None or not batch.notes or batch.advantages is None:
+        return [(batch.player, batch)]
+    parts = []
+    for number in batch.source.unique().tolist():
+        part = batch.take((batch.source == number).nonzero()[:, 0])
+        part.player = part.notes[0].get("player", batch.player)
+        parts.append(((part.player, number), part))
+    return parts
+
+
+def own_state(trainer) -> dict[str, str]:
+    """The attributes that the script has given its trainer, as text where they are plain."""
+    plain = (int, float, str, bool, list, dict, set, tuple, type(None))
+    values = {n: v for n, v in vars(trainer).items() if n not in trainer.attributes}
+    data = {"train_rows": trainer.train_rows, "held_out": trainer.held_out}  # may be large
+    hashes = {n: str([hash(repr(row)) for row in rows]) for n, rows in data.items()}
+    texts = {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
+    return hashes | texts
+
+
+def is_json(value) -> bool:
+    """Whether it comes back from a file as it went in, but for tuples, which become lists."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_json(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def same(one, other) -> bool:
+    return one is other or all(map(torch.is_tensor, (one, other))) and torch.equal(one, other)

@@ -1,0 +1,152 @@
+r"""Few labels: 32 answers train a verifier, whose verdicts train the generator on all questions.
+
+    python few_labels.py                                  the embedded model on a CPU, minutes
+    python few_labels.py --verifier beforehand            the verifier is trained first, then frozen
+    python few_labels.py --verifier frozen --steps 40     it is never trained
+    python few_labels.py --verifier none --steps 40       plain GRPO on the same 32 answers
+
+This is no paper's method. It is a fork of tango.py: the class overrides what differs, and all the
+rest is tango's. docs/few_labels.md has a command for every row of the table.
+
+What differs
+    VERIFIER = `verifier_step`: its questions are those with a known answer
+    GENERATOR = `generator_step`: it trains on all questions
+      r_out = [the answer is right]       where it is known; A is tango's
+      r_out = [every step is accepted]    where it is not;   A = (r_out - mean) / std
+      With --votes V the steps must be accepted in each of V judgements.
+
+Shapes: P questions, M samples each, B = P * M rows, T completion tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tango
+from common.core.errors import say
+from common.run.args import Count, CountOrZero, Several, Weight, parse, per_model
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve_prompt, split_steps
+from common.tasks.math import load_for_steps
+from common.tiny.diagnostics import panels
+from tango import evaluate, has_countable_steps
+
+import torch
+
+
+# ------------------------------------------------------------------ arguments
+@dataclass
+class Args(tango.Args):  # another default is the same field again
+    verifier: Literal["co-trained", "beforehand", "frozen", "none"] = "co-trained"
+    """beforehand = trained first, in as many of the --steps as co-trained, then frozen; frozen =
+    untrained, none = plain GRPO on the known answers; then all --steps are the generator's"""
+    labels: CountOrZero = 32
+    """number of training questions whose answers are known; 0: all"""
+    votes: Several = 1
+    """V, judgements that a solution must all pass where its answer is not known"""
+    dataset: str = "tiny-hard"
+    """as in tango.py; here the embedded questions with five or six operations"""
+    steps: Count = 90
+    """optimiser steps, both players together; 40 of these 90 are the generator's"""
+    lr: Weight = per_model(tiny=1e-3, real=2e-5)
+    """learning rate of both adapters, constant"""
+    ver_warmup: CountOrZero = 10
+    """verifier steps before everything else"""
+    gen_steps: CountOrZero = 1
+    """N_g, generator steps per cycle; at 3 the generator outran its verifier on one of two seeds"""
+    eval_every: CountOrZero = 20
+    """steps between evaluations on held-out questions; 0 = only first and last"""
+    eval_questions: Count = per_model(tiny=128, real=128)
+    """held-out questions"""
+
+
+# ------------------------------------------------------------------ rewards
+def outcome_reward(completions, answer, **_) -> list[float | None]:
+    """Generator: r_out = [answer == gold]; None where no answer is known."""
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
+
+
+def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
+    """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
+    every step, 0 if it rejects one, if its verdicts do not fit the steps, or if there is no step or
+    answer. So a further step never raises the reward. (By the step rewards of tango.py alone, four
+    rejected steps, or none at all, can beat one rejected step.)
+    """
+    both = zip([judgement.verdicts for judgement in judgements], solutions)
+    fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
+    return torch.tensor(fit).float()
+
+
+# ------------------------------------------------------------------ the trainer
+class FewLabels(tango.Tango):
+    @staticmethod
+    def define_players(args: Args):
+        players = tango.Tango.define_players(args)
+        players["generator"].rewards = [outcome_reward]
+        return players
+
+    def player_at(self, step: int) -> str:
+        """Beforehand: the verifier's turns of tango.py's schedule come first, all of them."""
+        if self.cfg.verifier != "beforehand":
+            return super().player_at(step)
+        turns = [tango.Tango.player_at(self, n) for n in range(self.cfg.steps)]
+        return "verifier" if step < turns.count("verifier") else "generator"
+
+    def with_answers(self, questions: list[dict]) -> list[dict]:
+        """Returns as many questions as these, with a known answer."""
+        if not self.cfg.labels:
+            return questions
+        known = [row for row in self.train_rows if row["answer"]]
+        draw = self.random_numbers()
+        rows = draw.sample(known, min(len(questions), len(known)))
+        rows += draw.choices(known, k=len(questions) - len(rows))
+        return [{"prompt": solve_prompt(row["question"]), **row} for row in rows]
+
+    def verifier_step(self, questions):
+        return super().verifier_step(self.with_answers(questions))
+
+    def generator_step(self, rows):
+        """B rows, every question M times in a row -> a solution of each, and its advantages."""
+        if self.cfg.verifier == "none":
+            M = self.cfg.group_size
+            known = self.with_answers(rows[::M])  # P
+            return super().generator_step([row for row in known for _ in range(M)])
+        batch, votes = self.rollout("generator", rows), []
+        for _ in range(self.cfg.votes):
+            judgements = self.ask_verifier(rows, batch)  # B; metrics and report are of the last
+            votes.append(all_accepted(judgements, batch.texts))
+        accepted = torch.stack(votes).amin(0).to(batch.rewards)  # (B,): by all votes
+        unknown = batch.rewards.isnan()  # (B,)
+        r_out = torch.where(unknown, accepted, batch.rewards)  # (B,)
+        alpha = self.alpha()
+        # 0 where verdicts are r_out already; a group has one question, so its rows are alike
+        self.set_advantages(batch, r_out, judgements, alpha * ~unknown[:, None])
+        self.log_mean("generator/all_steps_accepted", accepted)
+        self.report_generator(rows, batch, judgements, alpha)
+        return batch
+
+
+# ------------------------------------------------------------------ main
+CURVES = tango.CURVES | {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
+
+
+def load(args: Args) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows); training answers after the first --labels are ""."""
+    train, held_out = load_for_steps(args)
+    for row in train[args.labels :] if args.labels else []:
+        row |= {"answer": "", "reference": ""}
+    return train, held_out
+
+
+def main(args: Args):
+    both = args.verifier in ("co-trained", "beforehand") and args.generator == "co-trained"
+    if both and args.steps <= args.ver_warmup:
+        say(f"note: all --steps {args.steps} are --ver-warmup; the generator will not be trained")
+    curves = (tango.CURVES if args.verifier == "none" else CURVES) | panels(args.dataset)
+    launch(FewLabels, args, load=load, evaluate=evaluate, curves=curves, prompt=solve_prompt)
+
+
+if __name__ == "__main__":
+    with exit_with_one_sentence():
+        main(parse(Args))

@@ -1,0 +1,231 @@
+"""few_labels.py: who sees which answers, the reward by verdicts against a rule of its own, one and
+several votes, whose turn it is, and that all the rest is tango.py's.
+"""
+
+import itertools
+import random
+
+import few_labels
+import tango
+from common.tiny.tasks import format_solution
+from few_labels import Args, FewLabels, all_accepted
+from tango import Judgement
+
+import pytest
+import torch
+from conftest import same_weights, small, steps_of, trained_adapters
+from hypothesis import given
+from hypothesis import strategies as st
+from trainers import C, X, close, judgement, whitened, without_model
+
+ROW = {"question": "(10+4)+1 mod 61", "answer": "15", "prompt": [{"content": "it"}]}
+RIGHT = format_solution(["10+4=14", "14+1=15"], 15)
+HALF = format_solution(["10+4=14", "14+1=0"], 0)
+SAID = {True: C, False: X}
+
+
+# ------------------------------------------------------------------ who sees which answers
+def test_no_other_answer_is_known(monkeypatch):
+    """To nobody: beyond the labels an answer and a reference are empty, whatever the data say."""
+    row = lambda i, answer: {"question": f"{i}+1", "answer": answer, "reference": answer}  # noqa: E731
+    for others in ("true", "nonsense"):
+        train = [row(i, str(i + 1) if i < 2 else others) for i in range(5)]
+        monkeypatch.setattr(few_labels, "load_for_steps", lambda _, t=train: (t, [row(9, "10")]))
+        train, held_out = few_labels.load(Args(labels=2))
+        assert train == [row(0, "1"), row(1, "2"), *[row(i, "") for i in (2, 3, 4)]]
+        assert held_out == [row(9, "10")]
+    trainer = without_model(FewLabels, Args(labels=2, group_size=2), train_rows=train)
+    trainer.random_numbers = lambda: random.Random(0)
+    drawn = trainer.with_answers([*range(3)])
+    assert len(drawn) == 3 and {r["answer"] for r in drawn} == {"1", "2"}
+    assert all(r["prompt"][-1]["content"] == r["question"] for r in drawn)
+    right = [{"content": "\\boxed{2}"}]
+    assert few_labels.outcome_reward([right] * 3, answer=["2", "3", ""]) == [1.0, 0.0, None]
+
+
+def test_with_labels_0_all_answers_are_known(monkeypatch):
+    train = [{"question": f"{i}+1", "answer": str(i + 1), "reference": "r"} for i in range(5)]
+    monkeypatch.setattr(few_labels, "load_for_steps", lambda _: ([*train], []))
+    assert few_labels.load(Args(labels=0))[0] == train
+    assert without_model(FewLabels, Args(labels=0)).with_answers("abc") == "abc"
+
+
+@pytest.mark.parametrize("player, verifier", [("verifier", "co-trained"), ("generator", "none")])
+def test_a_step_that_needs_answers_takes_questions_that_have_one(monkeypatch, player, verifier):
+    """The verifier's step P of them; plain GRPO each M times in a row."""
+    known = [ROW | {"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(2)]
+    cfg = Args(labels=2, group_size=3, verifier=verifier)
+    unknown = [ROW | {"answer": ""}] * 6  # of two questions
+    trainer = without_model(FewLabels, cfg, train_rows=known + unknown)
+    trainer.random_numbers, got = lambda: random.Random(0), []
+    monkeypatch.setattr(tango.Tango, f"{player}_step", lambda self, rows: got.extend(rows))
+    trainer.step(unknown)
+    times = 3 if player == "generator" else 1
+    assert [[r["question"] for r in its] for _, its in itertools.groupby(got, lambda r: r)] in (
+        [[a["question"]] * times, [b["question"]] * times] for a, b in (known, known[::-1])
+    )
+
+
+# ------------------------------------------------------------------ the reward
+def test_all_steps_must_be_accepted():
+    """Not without steps or an answer, nor with a verdict too many or too few."""
+    bare = "<step>10+4=14</step>"
+    for verdicts, text, accepted in (
+        ([True, True], RIGHT, 1.0),
+        ([True, False], RIGHT, 0.0),
+        ([True], RIGHT, 0.0),
+        ([True] * 3, RIGHT, 0.0),
+        ([], RIGHT, 0.0),
+        ([True], bare, 0.0),  # no answer
+        ([], r"<answer>\boxed{15}</answer>", 0.0),  # no step
+        ([True], r"<answer>\boxed{15}</answer>", 0.0),
+        ([], "", 0.0),
+    ):
+        found = all_accepted([Judgement(verdicts, None)], [text])
+        assert found.tolist() == [accepted], (verdicts, text)
+
+
+def batch_of(said: list[str], answers, texts, **change):
+    """The batch of a generator step in groups of two, and its trainer."""
+    args = Args(group_size=2, **change)
+    trainer = without_model(FewLabels, args, {"generator": texts, "verifier": said})
+    return trainer.generator_step([ROW | {"answer": answer} for answer in answers]), trainer
+
+
+def test_neither_unread_verdicts_nor_more_steps_pay():
+    """The step rewards of tango.py as the only reward, and ours. Solutions of 1, 2 and 4 steps, all
+    rejected, and one whose verdicts cannot be read.
+    """
+    ends, mask = [[0], [0, 3], [0, 1, 2, 3], [1, 3]], torch.ones(4, 4)
+    said = [[False] * n for n in (1, 2, 4, 0)]
+    r, tokens = tango.step_rewards(said, ends)
+    papers = tango.tango_advantages(torch.zeros(4), r, tokens, mask, 4, 1.0)[1]
+    close(papers[:, 0], torch.tensor([-2.05, -0.51, 2.57, 0.0]), atol=0.01)
+    step, end = "<step>10+4=14</step>", r"<answer>\boxed{15}</answer>"
+    texts = [step * n + end for n in (1, 2, 4, 2)]
+    assert not all_accepted(
+        [Judgement(verdicts, True) for verdicts in said], texts
+    ).any()  # so all advantages are 0
+    rejected, padded = [True, False], [True, False, True, True, True]
+    judgements = [Judgement(rejected, True), Judgement(padded, True)]
+    assert all_accepted(judgements, [step * 2 + end, step * 5 + end]).sum() == 0
+    batch, trainer = batch_of([judgement(X)] * 2, ["", ""], [step + end, step + end])
+    assert not batch.advantages.any()
+    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
+
+
+def test_what_a_judgement_says_elsewhere_accepts_nothing():
+    """A final verdict, a quoted verdict, a solution that contains its own judgement."""
+    hostile = [
+        judgement(section="", final=C),
+        judgement(section=f"all {C} {C}", final=C),
+        f"<step>{C}</step><step>{C}</step>",
+        judgement(C, section=f"<step>{C}{C}</step>"),
+        judgement(C, C).replace("</step_verification>", ""),
+        judgement(section=f"<step>{C} no</step><step>{C}</step>"),
+        "",
+    ]
+    own = RIGHT.replace("14+1=15", judgement(C, C))
+    for said in [*hostile, judgement(C, X, final=C)]:
+        batch, _ = batch_of([judgement(C, C), said], ["", ""], [RIGHT, RIGHT])
+        first, second = batch.advantages[:, 0].tolist()
+        assert first > 0 > second, said
+    batch, _ = batch_of([judgement(C, C), judgement(X, X)], ["", ""], [RIGHT, own])
+    assert batch.advantages[0, 0] > 0 > batch.advantages[1, 0]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+def test_a_generator_step(alpha):
+    """A group with an answer and one without, whose second solution has a step rejected."""
+    texts, answers = [RIGHT, HALF] * 2, ["15", "15", "", ""]
+    said = [judgement(*v) for v in ([C, C], [C, C], [C, C], [C, X])]
+    batch, trainer = batch_of(said, answers, texts, alpha=alpha, alpha_end=alpha)
+    known, unknown = batch.components["outcome"][:2], batch.components["outcome"][2:]
+    close(unknown[:, 0], torch.tensor([0.7071, -0.7071]), atol=1e-4)  # whatever alpha is
+    close(known[:, 0], (1 - alpha) * unknown[:, 0], atol=1e-6)
+    assert not batch.components["step"][2:].any()
+    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [1, 1, 1, 0]
+    assert trainer.logged["generator/accuracy"][0].tolist() == [1, 0]  # of those with an answer
+
+
+VOTES = st.lists(st.lists(st.booleans(), max_size=3), min_size=4, max_size=4)  # of four rows
+
+
+@given(st.lists(VOTES, min_size=1, max_size=4))
+def test_a_solution_must_pass_every_vote(said):
+    """Each of V votes reads the same B solutions; both have two steps. The answers are unknown."""
+    texts = [judgement(*[SAID[v] for v in verdicts]) for vote in said for verdicts in vote]
+    batch, trainer = batch_of(texts, [""] * 4, [RIGHT, HALF] * 2, votes=len(said))
+    r = [float(all(vote[i] == [True, True] for vote in said)) for i in range(4)]
+    A = whitened([(x, i // 2) for i, x in enumerate(r)], added=1e-6)
+    close(batch.advantages[:, 0], torch.tensor(A), atol=1e-5)
+    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == r
+    asked = [prompt for player, prompt in trainer.asked if player == "verifier"]
+    assert len(asked) == 4 * len(said) and asked == asked[:4] * len(said)
+
+
+# ------------------------------------------------------------------ whose turn it is
+def turns(**change) -> str:
+    trainer = without_model(FewLabels, Args(**change))
+    return "".join(trainer.player_at(n)[0] for n in range(trainer.cfg.steps))
+
+
+@pytest.mark.parametrize("schedule", [{}, {"gen_steps": 3}, {"ver_steps": 2}, {"ver_warmup": 0}])
+def test_beforehand_is_the_same_number_of_turns_in_another_order(schedule):
+    along, first = (turns(verifier=v, **schedule) for v in ("co-trained", "beforehand"))
+    assert sorted(along) == sorted(first) and "gv" not in first and "gv" in along
+
+
+def test_the_defaults_are_the_headline():
+    """Of row four of README.md: 10 verifier steps, then one each in turns, 40 of the generator."""
+    assert turns() == "v" * 10 + "gv" * 40
+    assert turns(verifier="beforehand") == "v" * 50 + "g" * 40
+    assert turns(steps=230).count("g") == 110
+    assert turns(verifier="frozen", steps=40) == turns(verifier="none", steps=40) == "g" * 40
+    args = Args()
+    assert (args.labels, args.votes, args.lr, args.dataset) == (32, 1, 1e-3, "tiny-hard")
+
+
+@pytest.mark.parametrize(
+    "change, shown",
+    [({}, "generator/all_steps_accepted"), ({"verifier": "none"}, "generator/accuracy")],
+)
+def test_a_generators_step_always_shows_something(monkeypatch, change, shown):
+    """The first curve of the panel is in the line of the step."""
+    given = {}
+    monkeypatch.setattr(few_labels, "launch", lambda *_, **more: given.update(more))
+    few_labels.main(Args(**change))
+    assert given["curves"]["generator"][0] == shown
+    said = {"generator": [RIGHT] * 2, "verifier": [judgement(C, C)] * 2}
+    trainer = without_model(FewLabels, Args(group_size=2, **change), said, train_rows=[ROW])
+    trainer.random_numbers = lambda: random.Random(0)
+    trainer.generator_step([ROW | {"answer": ""}] * 2)
+    assert len(trainer.logged[shown][0]) == 2
+
+
+def test_a_run_that_never_reaches_the_generator_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(few_labels, "launch", lambda *_, **__: None)
+    for verifier in ("co-trained", "beforehand"):
+        few_labels.main(Args(steps=10, verifier=verifier))
+        assert "the generator will not be trained" in capsys.readouterr().out
+    few_labels.main(Args(steps=10, verifier="frozen"))
+    assert not capsys.readouterr().out
+
+
+# ------------------------------------------------------------------ runs
+def test_where_all_answers_are_known_it_is_tango(tmp_path, brief):
+    """The same adapters, bit for bit, of the same arguments."""
+    same = "--dataset tiny --steps 4 --lr 2e-3 --gen-steps 3 --eval-every 0 --show-every 0".split()
+    brief("few_labels.py", *small("few_labels.py", tmp_path / "few", *same, "--labels", 0))
+    brief("tango.py", *small("few_labels.py", tmp_path / "tango", *same))
+    same_weights(tmp_path / "few", tmp_path / "tango")
+
+
+@pytest.mark.parametrize(
+    "more, trained", [("frozen --votes 2", {"generator"}), ("beforehand", {*"vg"})]
+)
+def test_other_rows_of_the_table(tmp_path, brief, more, trained):
+    brief("few_labels.py", *small("few_labels.py", tmp_path, "--verifier", *more.split()))
+    assert {name[0] for name in trained_adapters(tmp_path)} == {name[0] for name in trained}
+    players = ["generator" if "co/alpha" in row else "verifier" for row in steps_of(tmp_path)]
+    assert players == sorted(players, reverse=True)
