@@ -32,14 +32,13 @@ from common.run.machine import check_machine, on_gpu
 from common.run.models import load_model
 from common.run.session import begin, exit_with_one_sentence
 from common.tasks.answers import solve_prompt
-from common.tasks.demonstrations import DRILL, demonstrations, figures, judges
+from common.tasks.demonstrations import demonstrations, figures, judges
 from common.tasks.math import load_questions
 
 import torch
 import tyro
 from datasets import Dataset, disable_progress_bars
-from torch.nn.functional import cross_entropy
-from transformers import DynamicCache, TrainerCallback
+from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 KEPT = 0.9  # share of held-out answers that can be read
@@ -146,40 +145,6 @@ def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[s
     return {row["question"]: four for row, four in zip(rows, chunk(texts, 4))}
 
 
-class OnePrompt(SFTTrainer):
-    """The instructions with which all rows of a micro-batch begin pass through the model once."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        ids, labels = inputs["input_ids"], inputs["labels"]  # (B, T), -100 where nothing is taught
-        begin = int((labels != -100).long().argmax(1).min())  # the first token that is taught
-        same = int((ids == ids[0]).all(0).long().cumprod(0).sum())
-        # the token before the first that is taught predicts it, so each row keeps its own
-        shared, cache = min(same, begin - 1), DynamicCache()
-        if shared:
-            model(input_ids=ids[:1, :shared], past_key_values=cache, logits_to_keep=1)
-            cache.batch_repeat_interleave(len(ids))
-        rest = {"input_ids": ids[:, shared:], "attention_mask": inputs["attention_mask"]}
-        keep = ids.shape[1] - begin + 1  # logits of all that precede a token that is taught
-        said = model(**rest, past_key_values=cache, logits_to_keep=keep)
-        logits = said.logits[:, :-1]  # (B, T - begin, V)
-        taught = labels[:, begin:] != -100
-        loss = cross_entropy(logits[taught].float(), labels[:, begin:][taught], reduction="sum")
-        return loss / num_items_in_batch
-
-
-def alike(rows: list[dict], seed: int) -> list[dict]:
-    """The rows in micro-batches, in any order, of one kind of prompt and about one length each."""
-    kinds, parts = {}, []
-    for row in rows:
-        begins = row["prompt"][0]["content"][: len(DRILL)]  # which says what is asked
-        kinds.setdefault(begins, []).append(row)
-    for of_one in kinds.values():
-        for some in chunk(of_one, 64):
-            parts += chunk(sorted(some, key=lambda row: len(str(row))), MICRO)
-    parts = random.Random(seed).sample(parts, len(parts))
-    return sum(sorted(parts, key=len, reverse=True), [])  # those that are not full last
-
-
 def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrainer:
     gpu = on_gpu(args.model)
     config = SFTConfig(
@@ -190,9 +155,9 @@ def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrai
         save_total_limit=2, report_to="none", disable_tqdm=True, logging_strategy="no",
         bf16=gpu or torch.cpu._is_avx512_bf16_supported(), use_cpu=not gpu,
     )  # fmt: skip
-    data, more = Dataset.from_list(alike(rows, args.seed)), {"callbacks": [progress]}
-    trainer = OnePrompt(
-        model, config, train_dataset=data, processing_class=progress.tokenizer, **more
+    data, tokenizer = Dataset.from_list(rows), progress.tokenizer
+    trainer = SFTTrainer(
+        model, config, train_dataset=data, processing_class=tokenizer, callbacks=[progress]
     )
     trainer.create_model_card = lambda **_: None  # of the adapter, where the user's own may be
     return trainer

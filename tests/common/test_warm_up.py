@@ -18,14 +18,9 @@ import genrm
 import maporl
 import prime
 import tango
-from common.core import plain
-from common.core.draws import row_key
 from common.core.errors import UserError
-from common.core.lists import chunk
-from common.core.model import tokenize
 from common.run import warm_up
 from common.run.folder import release
-from common.run.models import load_model
 from common.run.warm_up import Args
 from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import (
@@ -43,8 +38,7 @@ import pytest
 import torch
 from conftest import run_here, run_module, write_rows
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
-from trl import SFTTrainer
+from transformers import AutoTokenizer
 
 
 def reference(*steps: str, answer: str) -> str:
@@ -414,52 +408,6 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     assert "step 1/1" in run_here("tango.py", *where, *short.split())
 
 
-def test_instructions_that_pass_once_teach_the_same(args, monkeypatch):
-    """Loss and gradients of a micro-batch, against TRL's own; also where only the template's first
-    tokens are alike, and where one row is alone.
-    """
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)  # float32
-    rows = [{"question": q["question"], "reference": q["reference"]} for q in sums(80)]
-    made = demonstrations(tango, rows, 80, 0, {})
-    model, tokenizer = load_model(str(TINY), ["warm_up"], 4, False, 0)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.05)
-    progress = warm_up.WarmUp(args, tango, tokenizer, [])
-    trainer = warm_up.trainer_of(args, model, made, progress)
-    loader, shares = iter(trainer.get_train_dataloader()), []
-    batches = [next(loader) for _ in range(10)]
-    mixed = trainer.data_collator([trainer.train_dataset[i] for i in (0, 26, 52, 78)])
-    alone = {name: x[:1] for name, x in batches[0].items()}
-    for batch in (*batches, mixed, alone):
-        count = (batch["labels"] != -100).sum()
-        found = []
-        for of in (warm_up.OnePrompt, SFTTrainer):
-            model.zero_grad()
-            loss = of.compute_loss(trainer, model, dict(batch), num_items_in_batch=count)
-            loss.backward()
-            grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-            found.append([loss.detach(), *grads])
-        assert len(found[0]) > 10 and all(x.abs().sum() > 0 for x in found[0])
-        torch.testing.assert_close(*found)
-        ids = batch["input_ids"]
-        shares.append(int((ids == ids[0]).all(0).long().cumprod(0).sum()))
-    assert min(shares[:10]) < 4 < 10 < max(shares[:10]), shares  # of the template, of a drill
-
-
-def test_micro_batches_ask_for_the_same():
-    """Each of one kind; every row once, and none moves a later one out of its micro-batch."""
-    rows = [{"question": q["question"], "reference": q["reference"]} for q in sums(90)]
-    made = demonstrations(tango, rows, 237, 0, {})
-    ordered = warm_up.alike(made, 0)
-    assert sorted(map(str, ordered)) == sorted(map(str, made)) and ordered != made
-    parts = chunk(ordered, warm_up.MICRO)[:27]  # of three kinds, the last of each is not full
-    kinds = [{row["prompt"][0]["content"] for row in part} for part in parts]
-    drills = [all(text.startswith("Work out") for text in kind) for kind in kinds]
-    assert all(len(kind) == 1 or drill for kind, drill in zip(kinds, drills))
-    assert 5 < sum(drills) < 25 and drills != sorted(drills)
-
-
 @pytest.mark.parametrize(
     "change, read, ready",
     [
@@ -497,29 +445,6 @@ def test_ready_is_what_two_looks_say(args, monkeypatch, until, stops):
         progress.on_step_end(None, state, control, model)
         assert control.should_training_stop is stop
     assert looks == ([0, 0, 1, 0, 1] if until == "ready" else [0] * 3) and next(said, None) is None
-
-
-def test_a_sliding_window_is_sampled_by_generate(args, tmp_path):
-    """Two layers with random weights; what they give the tokens is not known then."""
-    folder = shutil.copytree(TINY, tmp_path / "sliding")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    shape |= {"initializer_range": 0.3, "bos_token_id": None}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 6}
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    ends = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
-    config = MistralConfig(vocab_size=len(tokenizer), **shape, **ends)
-    torch.manual_seed(0)
-    MistralForCausalLM(config).save_pretrained(folder)
-    model, tokenizer = load_model(str(folder), ["warm_up"], 4, False, 0)
-    model.eval()
-    progress = warm_up.WarmUp(args, tango, tokenizer, [])
-    prompts = [tango.solve_prompt(row["question"]) for row in sums(6)]
-    texts, entropy = progress.write(model, 0, prompts, False)
-    ids = tokenize(prompts, tokenizer)
-    its_keys = [row_key(args.seed, 0, False, i) for i in range(len(ids))]
-    written = plain.generate(model, ids, 64, 1.0, [ends["eos_token_id"]], its_keys)[0]
-    assert texts == tokenizer.batch_decode(written, skip_special_tokens=True)
-    assert entropy > 0 and len({*texts}) == 6
 
 
 def test_a_model_that_writes_the_form_is_taught_to_judge_its_own(args, monkeypatch, capsys):
