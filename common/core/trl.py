@@ -15,6 +15,7 @@ requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if 
 import dataclasses
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -310,7 +311,9 @@ class PlayersTrainer(GRPOTrainer):
         if self.args.should_save:
             written = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
             (written / "saved.json").write_text(json.dumps(self.saved))
-            written.rename(Path(self.args.output_dir, written.name))
+            folder = Path(self.args.output_dir, written.name)
+            shutil.rmtree(folder, ignore_errors=True)  # of this step, without its state
+            written.rename(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Every adapter by its own name; Trainer would load into the active one."""
