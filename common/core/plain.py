@@ -25,7 +25,8 @@ memory than the KV cache takes.
 
 
 def read_at_once(kind: str, gpu_bytes: int | None = None) -> int:
-    """Returns READ_AT_ONCE of a kind of device, times the 24 GiB of a GPU's memory.
+    """Returns READ_AT_ONCE of a kind of device; a GPU has it once for each 24 GiB of its memory,
+    and at least once.
 
     gpu_bytes: a GPU's memory; by default the memory of the GPU that is there.
     """
