@@ -209,7 +209,7 @@ class PlayersTrainer(GRPOTrainer):
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
         """Records a micro-batch of the step, with numbers on the tokens that are not advantages. A
-        script's `show_loss` calls it. Of all micro-batches only the one with row 0 is recorded.
+        script's `show_loss` calls it. Only the micro-batch with row 0 is recorded.
 
         Args:
             batch: b completions or b pairs.
@@ -361,6 +361,7 @@ class PlayersTrainer(GRPOTrainer):
 
 
 def no_reward(completions, **_) -> list[float]:
-    """GRPOTrainer demands a reward function; each player brings its own, and this is never asked.
+    """Stands in for the reward function that GRPOTrainer demands; it is never called, because each
+    player brings its own functions.
     """
     return [0.0] * len(completions)
