@@ -454,7 +454,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/few_labels.md", "collapses"): collapsed(),
         ("docs/measured.md", "claims"): claims_table(rows),
         ("docs/measured.md", "minutes"): minutes(),
-        ("docs/measured.md", "speed"): speed(),
+        ("docs/speed.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
         ("docs/real-model.md", "table: warm_up"): warm_up(),
         ("docs/one-gpu.md", "table: cards"): markdown(*gpu_tables.cards_table()),
