@@ -7,7 +7,7 @@ ranks an actor's next turns (Zhou et al. 2025, arXiv:2503.15478).
 
 The loop; all texts are sampled once, from the base
     DIALOGUES = `start_dialogues`   k solutions o of every question; c is its reference solution
-    CRITIC = `lesson`, `loss`       pairs (o+, o-) of one question: the best o, every worse o
+    CRITIC = `lesson`, `loss`       pairs (o+, o-) of one question: the best o with every worse o
         A(o_t)  = (1 / L_t) sum_l log[ pi_critic(o_tl | o_<t, c) / pi_ref(o_tl | o_<t, c) ]
         loss    = - log sigmoid(beta sum_t A(o+_t) - beta sum_t A(o-_t))
     TURNS = `start_actor`           n candidates at every turn of stored dialogues, ranked by A;
@@ -226,7 +226,7 @@ class SweetRL(CoTrainer):
 
     # --- advantages
     def prompt_of(self, player: str, row: dict) -> list[dict]:
-        """Returns a player's prompt. Trap: c must never reach the actor, which has to act alone."""
+        """Returns a player's prompt. Trap: c must never reach the actor, which acts without c."""
         if player == "critic" and self.cfg.privileged:
             return critic_prompt(row["question"], row["reference"])
         return solve_prompt(row["question"])
