@@ -7,7 +7,7 @@ prefer the answers with the higher score (Yuan et al. 2024, arXiv:2401.10020).
 
 The loop (section 2).  M_1 is the model as it is given; x are questions, y answers
     for t = 1 .. iterations                                              `step`, `start_round`
-        ANSWER   M_t writes y_1 .. y_N to every question x of a new pool             `answers`
+        ANSWER   M_t writes y_1 .. y_N to every question x of a new pool           `answers`
         JUDGE    s_i = mean of several scores of y_i, each sampled from M_t       `readings`
         PAIR     y+ = highest score, y- = lowest; no pair if they are equal        `pair_of`
         TRAIN    M_{t+1} = M_t trained by                                             `loss`
