@@ -557,7 +557,7 @@ def share_right(trainer: Azr, held_out: list[dict], samples: int, greedy=False) 
 
 
 def evaluate_proposer(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
-    """Proposals about held-out programs, judged by Python. The prompts are always the same."""
+    """Proposals about held-out programs, checked by Python. The prompts are always the same."""
     rng, count = random.Random(0), trainer.cfg.inputs
     kinds = [kind for kind in trainer.kinds for _ in held_out[::6]]
     references = [rng.choice(held_out) for _ in kinds]
