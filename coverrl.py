@@ -236,7 +236,7 @@ class CoVerRL(CoTrainer):
 
     def verify_and_correct(self, asked: list[Asked]) -> list[Batch]:
         """Judgements decide which questions are kept, and corrections follow the judgements that
-        find fault. Returns the batch of judgements and that of corrections, unless it is empty.
+        find fault. Returns the batches of both, leaving out an empty batch.
         """
         rows = []  # a judgement each
         for i, one in enumerate(asked):
