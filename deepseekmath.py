@@ -293,8 +293,8 @@ class DeepSeekMath(CoTrainer):
         return [read_analysis(text, row["solution"], SCORES) for text, row in zip(texts, rows)]
 
     def meta_verify(self, rows: list[dict], analyses: list[Analysis | None]) -> list[float]:
-        """R_meta of each row's analysis, by one meta-verification of its claims. An analysis that
-        claims nothing gets R_meta = 1 without one.
+        """R_meta of each row's analysis, by one meta-verification of its claims. For an analysis
+        that claims nothing ms' is 1 without a meta-verification.
         """
         claiming = [i for i, analysis in enumerate(analyses) if analysis and analysis.defects]
         asked = [meta_prompt(rows[i], analyses[i].defects) for i in claiming]
