@@ -362,7 +362,7 @@ def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
     found = verdict_metrics(accepted, right)
     figures = {name: found[name] for name in ("balanced_accuracy", "parsed")}
     labels = [gold_steps(row["question"], text) for row, text in zip(rows, solutions)]
-    if None not in labels:  # all questions are embedded ones
+    if None not in labels:  # all questions are tiny questions
         sure = [[y if sounds_sure(s) else None for s, y in zip(*of)] for of in zip(steps, labels)]
         of_sure = step_figures(marks, sure).items()
         figures |= {f"sure_{key}": x for key, x in of_sure if key == "wrong_steps_accepted"}

@@ -107,7 +107,7 @@ from common.tasks.code import load_tasks, parse_program
 
 import torch
 
-OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held at once
+OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held together
 
 # ------------------------------------------------------------------ prompts and parsing
 CODE = r"""You are given a programming task. Think first, then write a Python program that reads its
@@ -413,7 +413,7 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
         best = [int(unit[:size, :size].sum(1).argmax()) for unit in now.unit]
         values[f"co/best_of_{size}"] = [bool(own[i].all()) for own, i in zip(now.own, best)]
-    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
+    # theorem 3.1: P(a correct program scores higher than a wrong program) >= 1 - exp(-mu^2 m / 8)
     values["co/mu"], values["co/precision"] = of_base["mu"], []
     values["co/precision_bound"] = [1 - math.exp(-(max(0, x) ** 2) * n / 8) for x in of_base["mu"]]
     for passes_own, passes_unit in zip(base.own, base.unit):

@@ -443,7 +443,7 @@ def balanced_accuracy(V: list[float | None], right: list[bool]) -> float:
 
 
 def rank_agreement(V: list[float | None], right: list[bool]) -> float:
-    """P(V of a right answer > V of a wrong one), ties half: the area under the ROC curve."""
+    """P(V of a right answer > V of a wrong answer), a tie is half: the area under the ROC curve."""
     wins = pairs_in_order(right, [neutral(v) for v in V])
     return mean(wins) if wins else 0.5
 

@@ -1,5 +1,5 @@
 """PVG, Prover-Verifier Games: a verifier learns to tell a helpful prover's right solutions from a
-sneaky prover's wrong ones, round after round (Kirchner et al. 2024, arXiv:2407.13692).
+sneaky prover's wrong solutions, round after round (Kirchner et al. 2024, arXiv:2407.13692).
 
     python pvg.py                                         the small model on a CPU, 3 minutes
     python pvg.py --data base                             the same without a game, to compare with
@@ -167,7 +167,7 @@ class Pvg(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        n = len(self.train_rows) // 2  # halves: the lengths of embedded questions alternate
+        n = len(self.train_rows) // 2  # halves: the lengths of tiny questions alternate
         self.verifier_rows, self.prover_rows = self.train_rows[:n], self.train_rows[n:]
         self.pairs_per_step = self.cfg.pairs * self.accelerator.num_processes
         # attack: pairs of the round's last prover steps, in order or not; won: when it succeeded
