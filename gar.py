@@ -229,7 +229,7 @@ class Gar(CoTrainer):
         self.stop_if_silent(generated)
 
         # R_m + R_s comes before the group normalisation: R_s breaks ties, and decides where the
-        # answers of a group are all correct or all wrong. M verdicts of a slice weigh as one does.
+        # answers of a group are all correct or all wrong. M verdicts count as a single verdict.
         yes = [[mean([v == 1 for v in part.verdicts]) for part in parts] for parts in solutions]
         self.set_rewards(batch, list(map(reasoner_reward, R_m, yes)))
         self.report_reasoner(batch, solutions, yes)
