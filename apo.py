@@ -8,8 +8,8 @@ generator's answers, and the generator learns to please it (Cheng et al. 2024, a
 The game of r, the reward model (RM), and pi, the generator; x is a question, y* its golden answer
     min over pi, max over r:   E[r(x, y*)] - E over y ~ pi of [r(x, y)]
 
-The loop; half of the questions are the RM's, half are the generator's, and y+ > y- is a pair
-    PEOPLE = `human_pairs`, once   pairs of a right and a wrong answer to a few labelled questions
+The loop; half of the questions are the RM's, half are the generator's; y+ > y- is a pair
+    PEOPLE = `human_pairs`, once   pairs right > wrong of answers to a few labelled questions
     for t = 1 .. iterations
         ATTACK = `start_round`     pi writes y_1 .. y_S to the RM's questions; pairs y* > y_i
         RM                         starts from the base again and learns from both kinds of pairs

@@ -21,8 +21,8 @@ verifier is meant for a solver that is not trained here, and is evaluated on tha
 
 Our changes that matter (more in docs/aprm.md)
     1. The corruptor chooses the step, and the verifier marks all steps of a chain. On tiny
-       questions the steps after an edit are worked out from it; elsewhere they stay as they were,
-       without a label.
+       questions (--dataset tiny and its like) the steps after an edit are worked out from it.
+       Elsewhere they stay as they were, without a label.
     2. On tiny questions the oracle is exact; elsewhere it only recognises false equations.
     3. We use a policy gradient instead of PPO, and no entropy bonus. AdamW takes the optimistic
        gradient.

@@ -17,7 +17,7 @@ The loop (algorithm 1).  There are three kinds of tasks about a program f, with 
                -1 if the task did not join                                       eq. 4, 6
     SOLVER     answers tasks of the buffers, the newest tasks first              `solve`
                r = 1 right,  -0.5 wrong,  -1 without an answer                   eq. 5, 6
-    A = (r - mean) / std within each kind and role;  ONE update on all six       eq. 8
+    A = (r - mean) / std within each kind and role;  ONE update on all groups    eq. 8
 
 Python runs every program, in common/sandbox, and knows every answer. --gate and the two rewards can
 take that away. A run that rewards itself cannot detect its own failure, so the script logs

@@ -33,7 +33,7 @@ Our changes that matter (more in docs/cure.md)
     5. Programs run in a sandbox with a limit on CPU time and not on time by the clock.
 
 Shapes: P tasks, N programs and N tests each, B = P * N rows, t own tests of a task, M tests in
-general. The tables of who passes what are (N, t) and (N, M) bool, on the CPU.
+general. The tables of which program passes which test are (N, t) and (N, M) bool, on the CPU.
 """
 
 import math

@@ -23,8 +23,8 @@ help verifying. The verifier sees no reference solution, neither in training nor
 
 Our changes that matter (more in docs/genrm.md)
     1. The verifier is a LoRA adapter on the base, trained for a fixed number of steps.
-    2. The verifier writes its own rationales. The paper's were written by a model that had the
-       reference solution in sight.
+    2. The verifier writes its own rationales. The paper's rationales were written by a model that
+       saw the reference solution.
     3. p is normalised over both verdicts, and over the forms in which a tokenizer may write them.
     4. A rationale checks every step and ends in CORRECT or INCORRECT, in place of Yes or No. The
        small model was pretrained to check so, and a real model is told how.

@@ -23,7 +23,7 @@ A solution of turn t is rewarded for itself and for all solutions that come afte
             The bonus of A. The gold answer says what is right, whatever --verifier says of V.
 
 So an agent is also rewarded for what its partner makes of its text, and not only for being right.
-With --placebo an agent reads a solution of another question in its place, a text that misleads.
+With --placebo an agent reads a solution of another question instead, a text that misleads.
 
 Our changes that matter (more in docs/maporl.md)
     1. The influence terms, alpha2 and alpha3, are as the paper means them. In the released code
