@@ -22,8 +22,8 @@ Every attacker starts afresh, so the steps that it needs to succeed measure the 
 Our changes that matter (more in docs/pvg.md)
     1. The provers are two adapters. The paper has one set of weights, and a prompt names the role.
        Here both roles have the same prompt, and only their rewards differ.
-    2. V(x, z) = beta log(V(z | x) / base(z | x)), a log-ratio. The paper's V is a linear head. In our
-       runs no verifier has learnt to score a solution without writing first (docs/genrm.md).
+    2. V(x, z) = beta log(V(z | x) / base(z | x)). The paper's V is a linear head. Here no verifier
+       has learnt to score a solution without writing first (docs/genrm.md).
     3. Every round has the same number of steps. The paper ends a round when the attack succeeds.
     4. A solution that cannot be read gets the lowest reward of its question and role.
 
