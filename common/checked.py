@@ -1,10 +1,10 @@
-"""CoTrainer with guards: core/cotrainer.py's, and nothing that changes what it computes. Each verb
-looks at what it is given, calls the core's, and remembers what later calls need to be judged.
+"""CoTrainer with guards. It computes the same as the CoTrainer of core/cotrainer.py: each verb
+looks at what it is given, calls the core's verb, and remembers what the guards of later calls need.
 
-Every guard is for a mistake that once gave a plausible run with wrong gradients. What is certainly
-wrong raises a ScriptError; what nearly certainly is prints a warning, once. A mistake at which
-Python itself fails has no guard. docs/your-own-script.md lists what cannot be known, and where it
-shows. `checks = False` in a script's class turns all of this off.
+Every guard is for a mistake that once gave a plausible run with wrong gradients. If something is
+certainly wrong, it raises a ScriptError; if something is probably wrong, it prints a warning, once.
+A mistake at which Python itself fails has no guard. docs/your-own-script.md lists mistakes that no
+guard can see, and what shows them. `checks = False` in a script's class turns all guards off.
 """
 
 import itertools
@@ -31,10 +31,10 @@ TRLS = "completion completions completion_ids prompts trainer_state log_extra lo
 
 @dataclass(eq=False)
 class Fate:
-    """What is remembered of a rollout, or of a joined batch, as long as a batch has rows of it."""
+    """What the guards remember of a rollout, or of a joined batch, while a batch has rows of it."""
 
     player: str
-    rewards: torch.Tensor | None  # (B,), of which the advantages were made
+    rewards: torch.Tensor | None  # (B,), from which the advantages were made
     advantages: torch.Tensor | None  # as the verb that made the batch left them
     rewarded: bool = False  # by `set_rewards`
     trained: dict = field(default_factory=dict)  # adapter -> numbers of the rows it was trained on
@@ -53,7 +53,7 @@ class CoTrainer(cotrainer.CoTrainer):
     """See the top of this file, and of common/core/cotrainer.py."""
 
     checks = True
-    """False: no guard speaks, as if scripts took CoTrainer from common/core/cotrainer.py."""
+    """False turns all guards off."""
 
     def __init__(self, model, players: dict[str, Player], *rest, **more):
         if "saved" in vars(self):
@@ -75,7 +75,9 @@ class CoTrainer(cotrainer.CoTrainer):
         self.attributes = {*vars(self)}
 
     def warn_once(self, sentence: str, more: str = ""):
-        """more: what differs each time, such as a text that is quoted."""
+        """Prints a warning, the first time only. more: what differs each time, such as a quoted
+        text.
+        """
         if self.checks and sentence not in self.warned:
             self.warned.add(sentence)
             say(f"warning: {sentence}{more}")
@@ -112,8 +114,11 @@ class CoTrainer(cotrainer.CoTrainer):
 
     @contextmanager
     def keeping_state(self, where: str):
-        """What `step` and `evaluate` leave behind is compared with what a checkpoint keeps, before
-        a resumed run shows the difference.
+        """Warns of an attribute that the block has set or changed and that no checkpoint keeps:
+        a resumed run would not have it.
+
+        Raises:
+            ScriptError: an entry of self.saved cannot become JSON.
         """
         before = own_state(self)
         yield
@@ -151,7 +156,9 @@ class CoTrainer(cotrainer.CoTrainer):
         return super().generate_ids(name, prompts, *rest, **more)
 
     def check_prompts(self, name: str, prompts: list):
-        """Messages, of which the last is not the player's own."""
+        """Whether prompts have known roles, end with the user's message and say something; whether
+        the small model was taught such prompts; and whether `evaluate` asks training questions.
+        """
         if not prompts:  # of a process that has none
             return
         for prompt in prompts:
@@ -182,7 +189,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 self.warn_once("`evaluate` asks training questions: its figures are not held out")
 
     def check_rollout(self, name: str, rows: list[dict]):
-        """Prompts, groups, and questions that training must not see."""
+        """Whether rows are groups of one prompt, and whether a question is held out."""
         player = self.player_named(name)
         G, counts = player.group_size, self.gather([len(rows)])
         if player.rewards and len(set(counts)) > 1:
@@ -233,9 +240,9 @@ class CoTrainer(cotrainer.CoTrainer):
         self.check_gold(name, rows)
 
     def check_gold(self, name: str, rows: list[dict]):
-        """Whether every prompt shows its gold answer, where neither the question does nor a
-        player's text in it, or the reference solution. A single prompt may: a verifier's, about a
-        right solution.
+        """Warns if every prompt shows its row's gold answer or reference solution. An answer in the
+        question, or in a player's text that the prompt quotes, does not count. A single prompt may
+        show the answer: a verifier reads right solutions.
         """
         written = {text for texts in self.latest_texts.values() for text in texts if text}
         answers, references, golds = [], [], set()
@@ -258,7 +265,7 @@ class CoTrainer(cotrainer.CoTrainer):
             self.warn_once(f"every prompt of the {name} shows its row's gold answer")
 
     def check_first_rollout(self, batch: Batch):
-        """Whether the memory was planned for such prompts, and whether completions end."""
+        """Warns if the memory was planned for shorter prompts, or if completions do not end."""
         name, reads = batch.player, self.player_named(batch.player).reads
         longest, planned = int(batch.prompt_mask.sum(1).max()), QUESTION_TOKENS + reads
         if longest > planned:
@@ -271,7 +278,7 @@ class CoTrainer(cotrainer.CoTrainer):
             self.warn_once(f"{cut:.0%} of the {name}'s completions are cut at its max_tokens")
 
     def cut_share(self, batch: Batch) -> float:
-        """The share of completions that have no end token."""
+        """Returns the share of completions that have no end token."""
         ends = batch.lengths()[:, None] - 1  # (B, 1)
         last = batch.completion_ids.gather(1, ends)[:, 0].tolist()
         return sum(token not in self.eos_token_ids for token in last) / max(1, len(last))
@@ -343,7 +350,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 self.remember_training(part, adapter)
 
     def check_batch(self, batch: Batch):
-        """A batch that is going to be trained on."""
+        """Whether this batch can be trained on as it is."""
         if self.asked_in_evaluation is not None:
             raise ScriptError("update inside of `evaluate` would train on held-out questions")
         name, A, mask = batch.player, batch.advantages, batch.completion_mask
@@ -387,8 +394,9 @@ class CoTrainer(cotrainer.CoTrainer):
             self.check_shares(batch)
 
     def check_trained_once(self, batch: Batch, adapter: str, own_loss: bool):
-        """With a loss of its own a player may learn from another's rollout, as PRIME's reward model
-        does, and from disjoint rows of one rollout in turn, because it can have PPO's ratio.
+        """Whether no row is trained on twice. A script with a loss of its own may do two things: a
+        player may learn from another player's rollout, as PRIME's reward model does, and several
+        updates may take disjoint rows of a rollout, because the loss can have PPO's ratio.
         """
         rows = set(batch.row.tolist())
         for fate in batch.rollouts:
@@ -435,8 +443,9 @@ class CoTrainer(cotrainer.CoTrainer):
         return super().score(batch)
 
     def check_shares(self, batch: Batch):
-        """Once for each player, of a script's own loss: whether the shares of two halves of a
-        micro-batch add up to that of the whole, and whether rows that are left out have a gradient.
+        """Looks at a script's own loss, once for each player. Warns if the shares of two halves of
+        a micro-batch do not add up to the share of the whole, or if rows that are left out have a
+        gradient.
         """
         name, A = batch.player, batch.advantages
         if name in self.losses_seen or self.accelerator.num_processes > 1:  # `loss` may wait
@@ -445,7 +454,7 @@ class CoTrainer(cotrainer.CoTrainer):
         rows = [*self.micro_batches(batch)[:1]]
         left_out = not (A is None or self.kl or self.all_rows)
         idle = (A.reshape(len(A), -1) == 0).all(1).nonzero()[:, 0] if left_out else []
-        # those of a group add up to 0, and so would its loss, whatever it is divided by
+        # a group's advantages add up to 0, and so would its loss, whatever it is divided by
         alike = replace(batch, advantages=None if A is None else torch.ones_like(A))
         sums = dict(self._sums)
         with self.playing(name):
@@ -479,10 +488,10 @@ class CoTrainer(cotrainer.CoTrainer):
         return idle
 
     def check_learning(self, key, batch: Batch, idle: bool):
-        """After an update: had a player nothing to learn from several times in a row, or has it
-        next to nothing at the start of the run?
+        """Warns after an update if a player had nothing to learn from several times in a row, or if
+        nearly all its rewards are equal at the start of the run.
 
-        key: of the player, or of one of the rollouts that `concat` has joined.
+        key: the player's name, or the key of one of the rollouts that `concat` has joined.
         """
         name = batch.player
         rewards = torch.tensor([]) if batch.rewards is None else batch.rewards
@@ -513,8 +522,14 @@ class CoTrainer(cotrainer.CoTrainer):
 
 # ------------------------------------------------------------------ players
 def check_players(players: dict[str, Player]):
-    """name -> Player. Metrics begin with a player's name, and those of a batch of several with
-    their adapter's; an adapter has one learning rate and one clipping norm.
+    """Checks names and shared adapters. Metrics begin with a player's name, or with the adapter's
+    name if a batch has rows of several players. An adapter has a single learning rate and a single
+    clipping norm.
+
+    players: name -> Player.
+
+    Raises:
+        ScriptError: a name is taken, or two players of an adapter have different settings.
     """
     for name, player in players.items():
         for other, its in players.items():
@@ -537,18 +552,18 @@ def check_players(players: dict[str, Player]):
 
 # ------------------------------------------------------------------ texts and state
 def stripped(question: str) -> str:
-    """The same for questions that differ in spaces at their ends or those of their lines."""
+    """Returns the same text for questions that differ only in spaces at the ends of their lines."""
     return "\n".join(line.rstrip() for line in question.strip().splitlines())
 
 
 def asked_about(trainer, text: str) -> dict:
-    """The training row whose question a verifier's prompt shows."""
+    """Returns the training row whose question a verifier's prompt shows, or {}."""
     ours = (row for row in trainer.train_rows if row.get("question") and "answer" in row)
     return next((row for row in ours if row["question"] in text), {})
 
 
 def rollouts_in(batch: Batch) -> list[tuple]:
-    """(key, batch) of each rollout that a batch consists of; the key is the same in every step."""
+    """Returns (key, batch) of each rollout in a batch. A key is the same in every step."""
     if batch.source is None or not batch.notes or batch.advantages is None:
         return [(batch.player, batch)]
     parts = []
@@ -560,7 +575,9 @@ def rollouts_in(batch: Batch) -> list[tuple]:
 
 
 def own_state(trainer) -> dict[str, str]:
-    """The attributes that the script has given its trainer, as text where they are plain."""
+    """Returns the attributes that the script has given its trainer: name -> text. An attribute that
+    is not plain data is only known by its type.
+    """
     plain = (int, float, str, bool, list, dict, set, tuple, type(None))
     values = {n: v for n, v in vars(trainer).items() if n not in trainer.attributes}
     data = {"train_rows": trainer.train_rows, "held_out": trainer.held_out}  # may be large
@@ -570,7 +587,7 @@ def own_state(trainer) -> dict[str, str]:
 
 
 def is_json(value) -> bool:
-    """Whether it comes back from a file as it went in, but for tuples, which become lists."""
+    """Whether a value comes back from a JSON file as it was; tuples may become lists."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_json(part) for key, part in value.items())
     if isinstance(value, list | tuple):

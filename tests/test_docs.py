@@ -272,13 +272,13 @@ def test_the_example_runs_and_trains_its_players(example):
     for command in re.findall(r"^python trust.py ?(.*)$", YOUR_OWN, re.MULTILINE):
         tyro.cli(example.module.Args, args=shlex.split(command))
     adapters = weights(example.folder)
-    for player in ("solver", "judge"):  # B is zero before the first update
+    for player in ("solver", "verifier"):  # B is zero before the first update
         B = [w for name, w in adapters.items() if name.startswith(player) and "lora_B" in name]
         assert B and all(w.any() for w in B), player
         assert f"{player}/grad_norm" in example.steps[0]
 
 
-def test_its_pairs_whose_prompts_differ_train_the_judge(example, tmp_path):
+def test_its_pairs_whose_prompts_differ_train_the_verifier(example, tmp_path):
     module, seen = example.module, itertools.count()
     exec(re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)[1], vars(module))
     module.Trust = module.Prefer
@@ -287,8 +287,11 @@ def test_its_pairs_whose_prompts_differ_train_the_judge(example, tmp_path):
     arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 4 --tokens 64"
     done = run(module, arguments, tmp_path / "run")
     first, second = done.steps
-    assert first["judge/loss"] == pytest.approx(math.log(2), abs=0.5) and first["judge/grad_norm"]
-    assert second["judge/grad_norm"] == 0
+    assert (
+        first["verifier/loss"] == pytest.approx(math.log(2), abs=0.5)
+        and first["verifier/grad_norm"]
+    )
+    assert second["verifier/grad_norm"] == 0
 
 
 def test_the_readers_of_the_table_read_what_the_embedded_models_were_taught():

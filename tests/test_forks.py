@@ -12,7 +12,7 @@ EXAMPLE, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHORT = "--steps 1 --questions 2 --group-size 4 --eval-questions 4 --tokens 24 --eval-samples 1"
 
 REWARD = "self.set_rewards(solver, [r + 0.5 * a for r, a in zip(right, accepted)])"
-BACK = "return [judge, solver]"
+BACK = "return [verifier, solver]"
 PLAYER, LOADED = "Player([], args.lr, tokens, G)", "load=load_for_steps"
 PROMPT = "prompt=solve_prompt"
 FIGURES = 'return {"solver/accuracy": mean(right)}'
@@ -22,11 +22,13 @@ UPDATE = """more = trainer.rollout("solver", [{"prompt": solve_prompt("1+1")}] *
     trainer.update(more)
     """
 ROLES = EXAMPLE[EXAMPLE.index(PLAYER) : EXAMPLE.index(BACK) + len(BACK)]
-ONE = ROLES.replace(PLAYER, f'{PLAYER[:-1]}, adapter="judge")').replace(BACK, "return [judge]")
+ONE = ROLES.replace(PLAYER, f'{PLAYER[:-1]}, adapter="verifier")').replace(
+    BACK, "return [verifier]"
+)
 HALF = PLAYER.replace("G", "G // 2")
 
 REFUSED = [  # old, new, the sentence
-    ("tokens, G, reads", "tokens, G, 0.0, reads", "the judge decodes greedily, so the 4"),
+    ("tokens, G, reads", "tokens, G, 0.0, reads", "the verifier decodes greedily, so the 4"),
     (BACK, f"self.score(solver); {BACK}", "score belongs in `loss`, or in `with self.playing"),
     (DEFINED, "    def define_players(self, args", "be a @staticmethod"),
     (PROMPT, f"{PROMPT}, config={{'max_steps': 9}}", "or lead the run astray"),
@@ -38,9 +40,13 @@ SAID = [  # old, new, the line
     (ROLES, ONE, "nobody was trained on what `rollout` sampled of the solver in this run"),
     ('"solver", held_out,', '"solver", trainer.train_rows[:4],', "asks training questions"),
     (FIGURES, f"trainer.first = right; {FIGURES}", "self.first was set or changed in `evaluate`"),
-    (BACK, "return [judge]", "note: the solver was never trained in this run"),
-    ("[float(accepts", "[None and float(accepts", "agreement gave none of the judge's"),
-    ("Verify its {steps} steps.", "Is this right?", "has not been taught to answer what the judge"),
+    (BACK, "return [verifier]", "note: the solver was never trained in this run"),
+    ("[float(accepts", "[None and float(accepts", "agreement gave none of the verifier's"),
+    (
+        "Verify its {steps} steps.",
+        "Is this right?",
+        "has not been taught to answer what the verifier",
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
 """An optimiser step with several players: everything that the weights depend on. Start at
-cotrainer.py. This folder imports torch, transformers, TRL, PEFT and nothing of ours that is not in
-it, so a reader of these files has read all that acts.
+cotrainer.py. Of this project, the files of this folder import only one another; so a reader who has
+finished them has read everything that acts on the weights.
 """

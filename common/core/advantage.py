@@ -1,25 +1,31 @@
-"""Advantage estimators: each is one vectorised function over (B,), (B, K) or (B, T).
+"""Advantage estimators: each is a vectorised function over (B,), (B, K) or (B, T).
 
-Rows of one group are adjacent, `group_size` of them. A reward that is missing is NaN and gets no
-advantage (exactly 0). A group whose rewards are all equal gets **exactly** 0, which is not what
-`(r - mean) / (std + 1e-6)` gives: the float mean of equal numbers need not equal them, and 1e-6 in
-the denominator then blows the difference up. So we test for max == min.
+The `group_size` rows of a group are adjacent. A missing reward is NaN, and its advantage is exactly
+0. If all rewards of a group are equal, its advantages are **exactly** 0. The formula
+`(r - mean) / (std + 1e-6)` does not give that: the float mean of equal numbers need not equal them,
+and 1e-6 in the denominator then makes the difference large. So we test for max == min.
 """
 
 import torch
 
 
 def group_advantage(rewards: torch.Tensor, group_size: int, scale: bool = True) -> torch.Tensor:
-    """GRPO: A = (r - mean) / (std + 1e-6) over each group (Shao et al. 2024, sec. 4.1).
+    """Returns GRPO's advantages, A = (r - mean) / (std + 1e-6) over each group (Shao et al. 2024,
+    arXiv:2402.03300, sec. 4.1).
 
     Args:
-        rewards: (B,) one per row, or (B, K) several per row (step rewards), in which case a group
-            pools all its values. NaN = missing.
+        rewards: (B,), a reward for each row, or (B, K), several rewards for each row, such as step
+            rewards; then a group pools all its values. NaN marks a missing reward.
         group_size: rows per group.
-        scale: divide by the unbiased standard deviation; if not, only subtract the mean (Dr. GRPO).
+        scale: divide by the unbiased standard deviation; if False, only subtract the mean
+            (Dr. GRPO).
 
     Returns:
-        A tensor shaped like `rewards`; exactly 0 where missing and throughout constant groups.
+        A tensor shaped like `rewards`; exactly 0 where a reward is missing and in all of a group
+        whose rewards are equal.
+
+    Raises:
+        ValueError: the rows do not divide into groups.
     """
     if len(rewards) % group_size:
         raise ValueError(f"{len(rewards)} rows are not a multiple of the group size {group_size}")
@@ -39,7 +45,13 @@ def group_advantage(rewards: torch.Tensor, group_size: int, scale: bool = True) 
 
 
 def named_group_advantage(rewards: torch.Tensor, groups: list, **options) -> torch.Tensor:
-    """`group_advantage` of groups of any size and order: (B,) rewards, a key per row -> (B,)."""
+    """Returns `group_advantage`, (B,), of groups of any size and order.
+
+    Args:
+        rewards: (B,).
+        groups: B keys; rows with equal keys are a group.
+        options: those of `group_advantage`.
+    """
     A = torch.zeros_like(rewards)
     for key in dict.fromkeys(groups):
         rows = [i for i, group in enumerate(groups) if group == key]
@@ -48,19 +60,25 @@ def named_group_advantage(rewards: torch.Tensor, groups: list, **options) -> tor
 
 
 def return_to_go(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """R_t = sum_{k >= t} v_k over the valid positions of each row.
+    """Returns R_t = sum_{k >= t} v_k over the valid positions of each row, (B, T), 0 outside the
+    mask.
 
-    (B, T), NaN = 0, and (B, T) of 0/1, valid positions adjacent -> (B, T), 0 outside the mask.
+    Args:
+        values: (B, T); NaN counts as 0.
+        mask: (B, T), 1 at valid positions, which are adjacent, else 0.
     """
     returns = values.nan_to_num(0.0) * mask
     return returns.flip(1).cumsum(1).flip(1) * mask
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor, eps: float = 1e-8) -> torch.Tensor:
-    """(values - mean) / sqrt(var + eps) over all valid positions of the batch, unbiased variance.
-
-    (B, T) and (B, T) of 0/1 -> (B, T); exactly 0 outside the mask, and everywhere if all valid
+    """Returns (values - mean) / sqrt(var + eps), (B, T), over all valid positions of the batch; the
+    variance is unbiased. The result is exactly 0 outside the mask, and everywhere if all valid
     values are equal.
+
+    Args:
+        values: (B, T).
+        mask: (B, T), 1 at valid positions, else 0.
     """
     valid = mask.bool()
     count = valid.sum()

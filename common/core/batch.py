@@ -1,8 +1,8 @@
-"""A batch: rows that one player is trained on, a completion each; made, cut, joined. And batches of
-pairs, whose completions are (B, 2, T), the chosen one first.
+"""A batch holds the rows that a player is trained on, each with a completion. This file makes, cuts
+and joins batches. In a batch of pairs the completions are (B, 2, T), the chosen text first.
 
-A loss on pairs overrides `CoTrainer.loss`, for a batch of pairs has no advantages. With summed
-log-ratios to the base, say:
+A batch of pairs has no advantages, so a script that trains on pairs overrides `CoTrainer.loss`.
+This is such a loss, on log-ratios to the base that are summed over tokens:
 
     both = as_completions(batch)                                 # 2b rows
     logp = self.score(both)[0]                                   # (2b, T), with a gradient
@@ -25,15 +25,15 @@ from torch import Tensor
 
 PER_TOKEN = {"completion_ids", "completion_mask", "base_logps", "sampled_logps"}
 PER_TOKEN |= {"advantages", "components", "token_extras"}
-"""Fields of Batch that end with an entry per token, (B, ..., T), where they are not (B,)."""
+"""Fields of Batch with an entry for each token, (B, ..., T); some of them may be (B,) instead."""
 
 
 @dataclass(slots=True, eq=False)  # slots: to set a field that does not exist raises
 class Batch:
-    """Fields are None, or empty, until somebody sets them."""
+    """A field is None, or empty, until a verb or a script sets it."""
 
     player: str
-    """the name of who is trained on it"""
+    """the name of the player that is trained on it"""
     prompt_ids: Tensor
     """(B, P), padded on the left"""
     prompt_mask: Tensor
@@ -43,39 +43,39 @@ class Batch:
     completion_mask: Tensor
     """(B, T), 1 at a token"""
     row: Tensor
-    """(B,) the row's place in the whole batch, however it is cut"""
+    """(B,) the row's number in the whole batch, which it keeps when the batch is cut"""
     total_tokens: int | None = None
     """completion tokens of the whole batch on all processes; a mean over tokens divides by it"""
     base_logps: Tensor | None = None
-    """(B, T) log-probs under the base, with a KL term only"""
+    """(B, T) log-probs under the base; only if there is a KL term"""
     kl_weights: Tensor | None = None
-    """(B,) weight of the KL term in each row; by default --kl"""
+    """(B,) weight of the KL term in each row; by default it is --kl"""
     sampled_logps: Tensor | None = None
-    """(B, T) log-probs with which the tokens were drawn, where they were sampled in this step"""
+    """(B, T) log-probs with which the tokens were drawn; only of a rollout"""
     texts: list[str] = field(default_factory=list)
     """B completions"""
     notes: list[dict] = field(default_factory=list)
-    """B dicts, what the report shows of each row: player, prompt, rewards, and what a script adds
-    """
+    """B dicts with what the report shows of each row: player, prompt, rewards, and what a script
+    adds"""
     rewards: Tensor | None = None
-    """(B,), NaN where nobody judged"""
+    """(B,), NaN if nobody has judged the row"""
     advantages: Tensor | None = None
-    """(B,), or (B, T) for one per token"""
+    """(B,), or (B, T) with an advantage for each token"""
     components: dict[str, Tensor] = field(default_factory=dict)
-    """where the advantages are a sum: its terms, (B,) or (B, T) each, for the report"""
+    """if the advantages are a sum, its terms by name, (B,) or (B, T) each, for the report"""
     source: Tensor | None = None
-    """(B,) which of the joined batches the row comes from, after `join`"""
+    """(B,) after `join`: the number of the batch that the row comes from"""
     extras: dict = field(default_factory=dict)
-    """what a script adds: a tensor or a list with an entry per row, or a number of the whole batch
-    """
+    """what a script adds: a tensor or a list with an entry for each row, which is cut with the
+    rows, or a number of the whole batch"""
     token_extras: dict[str, Tensor] = field(default_factory=dict)
-    """what a script adds for each token, (B, ..., T)"""
+    """what a script adds for each token, (B, ..., T); it is cut with the rows and their tokens"""
     rollouts: list[int] = field(default_factory=list)
-    """numbers of the rollouts that its rows come from, by which checks recognise them"""
+    """what common/checked.py remembers of the rollouts that the rows come from"""
 
     @classmethod
     def of(cls, player: str, prompts: list[list[int]], completions: list, pad_id: int, device):
-        """Token ids of B prompts and B completions -> a batch."""
+        """Returns a batch of B rows, from the token ids of B prompts and of B completions."""
         ids, mask = padded_ids(prompts, pad_id, device, left=True)
         written, valid = padded_ids(completions, pad_id, device)
         row = torch.arange(len(prompts), device=device)
@@ -85,16 +85,17 @@ class Batch:
         return len(self.prompt_ids)
 
     def lengths(self) -> Tensor:
-        """(B,) tokens of each row's completion; of a pair's longer one."""
+        """Returns the number of tokens of each row's completion, (B,); of a pair's longer text."""
         lengths = self.completion_mask.sum(-1)
         return lengths if lengths.dim() == 1 else lengths.amax(1)
 
     def joined(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Prompt and completion as one text -> token ids, mask and position ids, (B, P + T) each.
+        """Returns token ids, mask and position ids of prompt and completion as one text,
+        (B, P + T) each.
 
-        Position ids skip padding, because some models' attention depends on absolute positions.
-        There is one exception: padding in front of *all* rows moves the positions, by which
-        prime.py measures rounding.
+        Position ids skip padding, because in some models attention depends on absolute positions.
+        The exception is padding in front of *all* rows. It moves the positions, and prime.py
+        measures rounding with it.
         """
         ids = torch.cat([self.prompt_ids, self.completion_ids], 1)
         mask = torch.cat([self.prompt_mask, self.completion_mask], 1)
@@ -102,7 +103,9 @@ class Batch:
         return ids, mask, (mask.cumsum(1) - 1).clamp(min=0) + first
 
     def take(self, rows: Tensor) -> "Batch":
-        """These rows, trimmed to the longest prompt and the longest completion among them."""
+        """Returns a batch of these rows, trimmed to the longest prompt and the longest completion
+        among them. rows: row numbers, (b,).
+        """
         rows = rows.to(self.row.device)
         P = int(self.prompt_mask[rows].sum(1).max()) if len(rows) else 0
         T = int(self.lengths()[rows].max()) if len(rows) else 0
@@ -125,8 +128,8 @@ class Batch:
 
     @staticmethod
     def join(player: str, batches: list["Batch"], pad_id: int) -> "Batch":
-        """The rows of several batches, one after the other. Advantages become (B, T); components
-        are to be set on the whole.
+        """Returns one batch with the rows of several batches, batch after batch. Advantages become
+        (B, T). Components are left out; a script sets them on the joined batch.
         """
 
         def of(values: list, left=False, fill=0):
@@ -172,7 +175,7 @@ class Batch:
 
 
 def padded_ids(rows: list[list[int]], pad_id: int, device, left: bool = False) -> tuple:
-    """B lists of token ids -> ids and mask, (B, longest) each."""
+    """Returns (ids, mask), (B, longest) each, of B lists of token ids; left: pads on the left."""
     width = max(map(len, rows), default=0)
     ids = torch.full((len(rows), width), pad_id)
     mask = torch.zeros_like(ids)
@@ -183,7 +186,7 @@ def padded_ids(rows: list[list[int]], pad_id: int, device, left: bool = False) -
 
 
 def padded(tensors: list[Tensor], left: bool, fill: float = 0) -> list[Tensor]:
-    """(B_i, T_i) each -> (B_i, longest T); (B_i,) as they are."""
+    """Returns tensors of shapes (B_i, T_i) as (B_i, longest T), and (B_i,) as they are."""
     width = max(t.shape[-1] for t in tensors)
     missing = [width - t.shape[-1] if t.dim() == 2 else 0 for t in tensors]
     return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
@@ -191,9 +194,9 @@ def padded(tensors: list[Tensor], left: bool, fill: float = 0) -> list[Tensor]:
 
 # ------------------------------------------------------------------ pairs
 def as_completions(batch: Batch) -> Batch:
-    """B pairs, or a micro-batch of them -> 2B completions for `score`: chosen, rejected, ...
-
-    Prompts are repeated; that costs little, because a prompt that rows share is run once.
+    """Returns the texts of B pairs as 2B completions for `score`, in the order chosen, rejected,
+    chosen, rejected, ... The prompts are repeated. That costs little, because a prompt that rows
+    share is run once.
     """
     return Batch(
         batch.player,
@@ -206,7 +209,7 @@ def as_completions(batch: Batch) -> Batch:
 
 
 def as_pairs(batch: Batch) -> Batch:
-    """2B completions -> B pairs: rows 0 and 1, which share a prompt, become pair 0."""
+    """Returns 2B completions as B pairs. Rows 0 and 1, which share a prompt, become pair 0."""
     return Batch(
         batch.player,
         batch.prompt_ids[::2],  # (B, P)
@@ -219,8 +222,9 @@ def as_pairs(batch: Batch) -> Batch:
 
 
 def chosen_and_rejected(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(2B,), a number for each row of `as_completions` -> (B,) of the chosen, (B,) of the rejected.
+    """Returns (the chosen texts' numbers, the rejected texts' numbers), (B,) each.
 
-    For log-probs: sums over tokens, never means, which would be another method.
+    values: (2B,), a number for each row of `as_completions`. For a preference loss these are sums
+        of log-probs over tokens; means would make it another method.
     """
     return values.reshape(-1, 2).unbind(1)

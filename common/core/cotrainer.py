@@ -1,28 +1,29 @@
-"""CoTrainer: several players in one GRPOTrainer, each a LoRA adapter on one shared base. This file
-holds an optimiser step: whose turn it is, what is sampled, rewarded and scored, THE LOSS, the
-update. What several players change of TRL's trainer is in trl.py, beside this file.
+"""CoTrainer holds several players in one GRPOTrainer. A player is a LoRA adapter on a base that all
+players share. This file has an optimiser step: whose turn it is, what is sampled, rewarded and
+scored, THE LOSS, and the update. What several players change of TRL's trainer is in trl.py.
 
-A script defines its players and writes `step`, one training step of its paper, which returns the
-batches to train on, in order. A step is written with these verbs:
+A script defines its players and writes `step`, one training step of its paper. `step` returns the
+batches to train on, in order. It is written with these verbs:
     rollout(player, rows)            samples completions and rewards them -> batch with advantages
     generate(player, prompts)        samples without training -> texts (generate_ids: token ids)
-    set_rewards(batch, rewards)      sets rewards that are known only later, and group advantages
+    set_rewards(batch, rewards)      sets rewards that are known only later, and group advantages;
+                                     of several rollouts together; groups= compares other rows
     concat(batches)                  joins several rollouts of one adapter to one batch
     completions(player, prompts, ids), pairs(player, prompts, pairs)
-                                     texts that were written at another time -> batch
-    update(batch)                    trains at once, before `step` continues
+                                     make a batch of texts that this step has not sampled
+    update(batch)                    trains immediately, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
-    playing(player), score(batch)    log-probs with gradients, inside of a script's own loss
-    restart(player)                  makes its adapter untrained, and AdamW forget it
-    log_mean(name, values)           logs a metric, the mean over all processes
+    playing(player), score(batch)    log-probs with gradients, in a script's own loss
+    restart(player)                  makes the player's adapter untrained, and AdamW forgets it
+    log_mean(name, values)           logs a metric: the mean over the step and all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
-    generate_all, in_parallel        share work between processes; all get the results
-    shard(items)                     this process's part of a list that is the same everywhere
+    generate_all, in_parallel        share work between processes; all processes get the results
+    shard(items)                     returns this process's part of a list that all processes have
 
-batch.py defines a batch. `self.saved` is a dict of the script's own state that a checkpoint keeps.
-TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and several
-processes: see docs/how-grpotrainer-works.md. Scripts take CoTrainer from common/checked.py, which
-is this class, and looks at what each verb is given.
+batch.py defines a batch. A checkpoint keeps the script's own state if it is in the dict
+`self.saved`. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and
+several processes: see docs/how-grpotrainer-works.md. Scripts take CoTrainer from common/checked.py.
+That class computes the same, and also looks at what each verb is given.
 
 Shapes: B rows of a batch, b of a micro-batch, T completion tokens.
 """
@@ -49,11 +50,11 @@ import torch
 
 @dataclass
 class Player:
-    """The settings that TRL has once per trainer and co-training needs once per player."""
+    """Settings of a player, of which TRL has one for a whole trainer."""
 
     rewards: list[Callable]
-    """reward functions with TRL's signature; empty where `set_rewards` gives the rewards, or where
-    the player gets none"""
+    """reward functions with TRL's signature; empty if `set_rewards` gives the rewards, or if the
+    player gets no rewards"""
     lr: float
     """learning rate of the player's adapter; 0 freezes the player"""
     max_tokens: int
@@ -61,28 +62,28 @@ class Player:
     group_size: int = 8
     """number of adjacent rows whose rewards are compared with each other"""
     temperature: float = 1.0
-    """sampling temperature; 0 = greedy"""
+    """sampling temperature; 0 takes the likeliest token"""
     adapter: str = ""
     """name of the player's adapter; by default the player's own name"""
     max_grad_norm: float = 1.0
-    """norm to which the gradient is clipped; 0 = no clipping"""
+    """norm to which the gradient is clipped; 0 clips nothing"""
     reads: int = 0
-    """maximum number of tokens of other players' texts in its prompt (for the memory estimate)"""
+    """largest number of tokens of other players' texts in its prompt; memory is planned from it"""
     rows: int = 1
-    """sequences for each row of --micro-batch: 2 for pairs (for the same estimate)"""
+    """sequences for each row of --micro-batch, which is 2 for pairs; memory is planned from it"""
 
 
 class CoTrainer(PlayersTrainer):
     """See the top of this file."""
 
     all_rows = False
-    """False: without a KL term, rows whose advantages are all zero are skipped, because their
-    gradient is zero. A script whose `loss` has another term, which has a gradient in such rows, an
-    entropy bonus for example, sets True."""
+    """False: if there is no KL term, rows whose advantages are all 0 are skipped, because their
+    gradient is 0. A script sets True if its `loss` has a gradient in such rows, for example because
+    of an entropy bonus."""
 
     def __init__(self, model, players: dict[str, Player], cfg, config, *data, **more):
-        """See PlayersTrainer. Of cfg this class reads kl (0 without it), micro_batch,
-        generation_batch_size and vllm_importance_sampling_clip_max.
+        """Takes the arguments of PlayersTrainer. Of cfg this class reads kl (0 if cfg has none),
+        micro_batch, generation_batch_size and vllm_importance_sampling_clip_max.
         """
         super().__init__(model, players, cfg, config, *data, **more)
         # computes log-probs, and samples; `launch` may put others here that have these functions
@@ -98,20 +99,21 @@ class CoTrainer(PlayersTrainer):
     # ------------------------------------------------------------------ one optimiser step
     @staticmethod
     def define_players(args) -> dict[str, Player]:
-        """THE SCRIPT WRITES THIS and returns name -> Player. Metrics begin with these names."""
+        """THE SCRIPT WRITES THIS. Returns name -> Player; metrics begin with these names."""
         raise NotImplementedError
 
     def step(self, rows: list[dict]) -> list[Batch]:
-        """THE SCRIPT WRITES THIS: one training step, which returns the batches to train on.
+        """THE SCRIPT WRITES THIS: one training step of the paper. Returns the batches to train on,
+        in order, at least one.
 
         rows: this process's questions from the data loader, each group_size times in a row.
         """
         raise NotImplementedError
 
     def training_step(self, model, rows, num_items_in_batch=None):
-        """Runs the script's step and trains on its batches; Trainer calls this once per optimiser
-        step. `update` sets, uses and clears p.grad, so the optimiser step that Trainer takes
-        afterwards finds no gradient and does nothing.
+        """Runs the script's step and trains on its batches. Trainer calls this once per optimiser
+        step. `update` sets, uses and clears p.grad; so Trainer's own optimiser step afterwards
+        finds no gradient and does nothing. Returns 0 for Trainer's loss, which nobody reads.
         """
         start, self.sampled_tokens, self.sample_calls = time.perf_counter(), 0, 0
         model.train()
@@ -126,9 +128,10 @@ class CoTrainer(PlayersTrainer):
         return torch.zeros((), device=self.accelerator.device)
 
     def run_evaluation(self, evaluate: Callable) -> dict[str, float]:
-        """Returns what a script's `evaluate` says of the held-out questions. Its random numbers are
-        its own, so that more evaluations do not change the training; and they are the same each
-        time: a player who has not changed writes the same when asked the same.
+        """Returns the metrics that a script's `evaluate` computes on the held-out questions. An
+        evaluation has random numbers of its own, so the number of evaluations does not change the
+        training. They are the same each time, so a player who has not changed answers the same
+        prompt with the same text.
         """
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
@@ -140,24 +143,25 @@ class CoTrainer(PlayersTrainer):
                 self.asked_in_evaluation = None
 
     def run_step(self, rows: list[dict]) -> list[Batch]:
-        """`step`; common/checked.py looks at what it leaves behind."""
+        """Calls `step`; common/checked.py also looks at what `step` has left on the trainer."""
         return self.step(rows)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns this micro-batch's share of the batch's loss, and by name the tensors that
-        `show_loss` logs. The loss is GRPO's with a token-level mean (DAPO, arXiv:2503.14476,
-        eq. 8):
+        """Returns (this micro-batch's share of the batch's loss, tensors by name for `show_loss`).
+        The loss is GRPO's with a mean over tokens (DAPO, arXiv:2503.14476, eq. 8):
 
             loss     = sum over all tokens t of the batch (-A_t ratio_t + kl k3_t) / their number
             ratio_t  = pi(y_t) / stop_grad(pi(y_t))     1, but with the gradient of log pi(y_t)
             k3_t     = q - log q - 1,   q = pi_base(y_t) / pi(y_t)
 
         k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
-        trained on once: the ratio is set to 1, and PPO's clip never acts. With
-        --vllm-importance-sampling-clip-max the ratio is multiplied by min(pi / pi_vllm, clip_max);
-        the vLLM server drew the token with probability pi_vllm. The shares of all micro-batches and
-        processes add up to the loss, and so do their gradients. A script whose paper has another
-        loss overrides this method; `batch.player` names its player.
+        trained on once, so the ratio is 1, and PPO's clip never acts. With
+        --vllm-importance-sampling-clip-max the ratio is multiplied by min(pi / pi_vllm, clip_max),
+        where pi_vllm is the probability with which the vLLM server drew the token.
+
+        The shares of all micro-batches and processes add up to the loss, and their gradients add up
+        to its gradient. A script whose paper has another loss overrides this method and divides by
+        a number of the whole batch; `batch.player` says whose micro-batch it is.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -178,8 +182,9 @@ class CoTrainer(PlayersTrainer):
         """Logs the mean of each tensor that `loss` has returned by name, as {player}/{name}. A
         script that shows more, or something else, overrides this method.
 
-        shown: without gradients; (b, T), of pairs (2b, T), for the mean over all tokens, or numbers
-            of any shape. "credit", (b, T) or (2b, T), is not logged: see `record_part`.
+        shown: tensors without gradients. The mean of (b, T), or of (2b, T) for pairs, is taken over
+            all tokens of the completions, and the mean of any other shape over all entries.
+            "credit", (b, T) or (2b, T), is not logged: it is for `record_part`.
         """
         mask = batch.completion_mask.flatten(0, -2).bool()  # (b, T) or (2b, T)
         for name, values in shown.items():
@@ -189,7 +194,11 @@ class CoTrainer(PlayersTrainer):
 
     def update(self, batch: Batch):
         """Takes one optimiser step of the batch's player: computes loss and gradient for each
-        micro-batch, adds the gradients over all processes, clips, and applies AdamW.
+        micro-batch, adds the gradients over all processes, clips, and applies AdamW. All processes
+        call it together.
+
+        Raises:
+            UserError: the gradient's norm is not finite.
         """
         if self.kl and batch.advantages is not None and batch.base_logps is None:
             batch.base_logps = self.log_probs(None, batch)  # (B, T), of texts from elsewhere
@@ -202,7 +211,7 @@ class CoTrainer(PlayersTrainer):
             for rows in self.micro_batches(batch):
                 part = batch.take(rows)
                 loss, shown = self.loss(part)
-                # detached, or the entropy's graph would stay until the gradient is there
+                # detached, or the entropy's graph would stay in memory until the gradient is there
                 shown = {name: values.detach() for name, values in shown.items()}
                 self.show_loss(part, shown)
                 total += loss.detach()
@@ -225,10 +234,10 @@ class CoTrainer(PlayersTrainer):
         self.optimizer.zero_grad(set_to_none=True)
 
     def teaches_nothing(self, batch: Batch, norm: float) -> bool:
-        """Whether all advantages are 0, on all processes: then Adam's momentum must not move the
-        adapter, and no KL term either, whose gradient may be nothing but rounding. (Adam divides by
-        the gradient's size, so that rounding would become steps of the learning rate.) A loss that
-        does without advantages, or has further terms, is asked for its gradient.
+        """Whether all advantages are 0, on all processes. Then the adapter must not move. Adam's
+        momentum would move it, and so would a KL term whose gradient is only rounding, because Adam
+        divides by the gradient's size and makes a step of the learning rate of it. If a loss has no
+        advantages, or has a gradient where they are 0, the norm of its gradient decides.
         """
         A = batch.advantages
         if A is None or self.all_rows:
@@ -236,9 +245,9 @@ class CoTrainer(PlayersTrainer):
         return not any(self.gather([bool(A.any())]))
 
     def micro_batches(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Splits the rows that can have a gradient into micro-batches: returns the row numbers of
-        each, (b,). The loss divides by the tokens of *all* rows, so that leaving rows out, sorting
-        and cutting do not change the gradient.
+        """Splits the rows that can have a gradient into micro-batches. Returns the row numbers of
+        each micro-batch, (b,). The loss divides by the tokens of *all* rows, so the gradient does
+        not change if rows are left out, sorted or split in another way.
         """
         if not len(batch):  # another process may have some
             return ()
@@ -253,8 +262,8 @@ class CoTrainer(PlayersTrainer):
     def playing(self, name: str | None):
         """Inside this block the model is the base with this player's adapter; for None, the base.
 
-        PEFT turns requires_grad off for all other adapters, so they get no gradient, and AdamW
-        skips a parameter without a gradient: its weights and its momentum stay.
+        PEFT turns requires_grad off for all other adapters, so their gradients are None. AdamW
+        leaves a parameter whose gradient is None as it is, weights and momentum.
         """
         before = self.model.active_adapter
         self.turns.append(name)
@@ -272,17 +281,18 @@ class CoTrainer(PlayersTrainer):
     # ------------------------------------------------------------------ the verbs: sampling
     def rollout(self, name: str, rows: list[dict]) -> Batch:
         """Samples a completion for each row, has TRL call the player's reward functions, and
-        computes the advantages of each group. A player without reward functions gets no advantages.
+        computes the advantages of each group. If the player has no reward functions, the batch has
+        no advantages before `set_rewards`. All processes call `rollout` together, with equally many
+        rows; if the player has no reward functions, the numbers may differ between processes.
 
         Args:
             name: the player.
             rows: {"prompt": [messages], further columns for the reward functions}; rows of a group
-                are adjacent. All processes call `rollout` together, with equally many rows; for a
-                player without reward functions the numbers may differ between processes.
+                are adjacent.
 
         Returns:
-            A batch. Its rewards (B,) are sums over the reward functions; a script may add to its
-            notes, which the report shows.
+            A batch. Its rewards, (B,), are sums over the reward functions, and its advantages are
+            (B,). A script may add to its notes, which the report shows.
         """
         player, prompts = self.player_named(name), [row.get("prompt") for row in rows]
         prompt_ids, ids, logps = self.sample(name, prompts)
@@ -317,11 +327,12 @@ class CoTrainer(PlayersTrainer):
             name: the player.
             prompts: messages each.
             greedy: take the likeliest token, whatever the player's temperature.
-            prefix: token ids with which each completion starts; they count as part of its prompt.
+            prefix: for each prompt, the token ids with which its completion starts; they count as
+                part of the prompt.
 
         Returns:
             (token ids of each prompt, token ids of its completion with the end token, the log-prob
-            of each token when it was drawn).
+            in nats of each token when it was drawn).
         """
         player, completions, logps = self.player_named(name), [], []
         prompt_ids = tokenize(prompts, self.processing_class)
@@ -339,10 +350,10 @@ class CoTrainer(PlayersTrainer):
         return prompt_ids, completions, logps
 
     def row_keys(self, name: str, prompt_ids: list[list[int]]) -> list[int]:
-        """Returns the key of each row's draws, see common/core/draws.py: in training of seed, step,
-        player, call of the step, and the row's number among those of all processes. In an
-        evaluation a key is made of seed, player, prompt, and how often this prompt was asked
-        before: a figure changes only where a player has changed.
+        """Returns the key of each row's draws (see draws.py). In training a key is made of the
+        seed, the step, the player, the number of the call in this step, and the row's number among
+        the rows of all processes. In an evaluation it is made of the seed, the player, the prompt,
+        and how often this prompt was asked before; so a figure changes only if a player changes.
         """
         seed, asked, keys = self.args.seed, self.asked_in_evaluation, {}
         if asked is None:
@@ -363,16 +374,22 @@ class CoTrainer(PlayersTrainer):
     ) -> list[list[int]]:
         """Returns the token ids of one completion per prompt; nothing is trained on them.
 
-        prefix: token ids with which each completion starts; the returned ids continue them.
+        greedy: take the likeliest token, whatever the player's temperature.
+        prefix: for each prompt, the token ids with which its completion starts; the returned ids
+            continue them.
         """
         return self.sample(name, prompts, greedy, prefix)[1]
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
-        """Returns one completion per prompt as text; nothing is trained on them."""
+        """Returns one completion per prompt as text; nothing is trained on them. All processes call
+        it together, with as many prompts as each of them has.
+        """
         return self.decode(self.generate_ids(name, prompts, greedy))
 
     def generate_all(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
-        """Splits `generate` between the processes; prompts and results are the same on all."""
+        """Returns what `generate` does, and splits the work between the processes. The prompts must
+        be the same on all processes, and so are the results.
+        """
         return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
 
     def decode(self, ids: list[list[int]]) -> list[str]:
@@ -381,19 +398,19 @@ class CoTrainer(PlayersTrainer):
 
     # ------------------------------------------------------------------ the verbs: batches
     def batch_of_ids(self, name: str, prompt_ids: list[list[int]], ids: list[list[int]]) -> Batch:
-        """Token ids of B prompts and B completions -> a batch that trains this player."""
+        """Returns a batch that trains this player, from token ids of B prompts and completions."""
         pad_id, device = self.processing_class.pad_token_id, self.accelerator.device
         return Batch.of(name, prompt_ids, ids, pad_id, device)
 
     def completions(self, name: str, prompts: list, ids: list[list[int]]) -> Batch:
-        """Makes a batch of completions from elsewhere, for `log_probs` or a script's own `loss`.
-        Both score them at the player's temperature.
+        """Returns a batch of completions that this step has not sampled, for `log_probs` or for a
+        script's own `loss`. Both score them at the player's temperature. The batch has neither
+        rewards nor advantages.
 
         Args:
             name: the player that is trained on them, if `step` returns the batch.
             prompts: B lists of messages, which are tokenised as for a rollout.
-            ids: B lists of token ids: one cut at the length limit has no end token, and gets none
-                here.
+            ids: B lists of token ids. They are taken as they are: no end token is added.
         """
         batch = self.batch_of_ids(name, tokenize(prompts, self.processing_class), ids)
         batch.notes = [
@@ -402,33 +419,37 @@ class CoTrainer(PlayersTrainer):
         return batch
 
     def pairs(self, name: str, prompts: list, pairs: list[tuple]) -> Batch:
-        """B pairs as a batch for a script's own `loss`, see common/core/batch.py.
+        """Returns a batch of B pairs for a script's own `loss`; batch.py shows such a loss.
 
         Args:
-            name, prompts: as in `completions`; one prompt for a pair.
-            pairs: B times (chosen, rejected), token ids each.
+            name, prompts: as in `completions`, with one prompt for each pair.
+            pairs: B times (chosen, rejected), each a list of token ids.
         """
         twice = [prompt for prompt in prompts for _ in range(2)]
         return as_pairs(self.completions(name, twice, [ids for pair in pairs for ids in pair]))
 
     def encode(self, text: str, ended: bool = True) -> list[int]:
-        """Returns a text's token ids as a player would have written it, with its end token."""
+        """Returns a text's token ids as a player would have written them; ended: with the end token
+        that stops a completion.
+        """
         ids = self.processing_class(text, add_special_tokens=False).input_ids
         return [*ids, self.processing_class.eos_token_id] if ended else ids
 
     def set_rewards(self, batch: Batch | list[Batch], rewards, groups: list | None = None):
-        """Sets rewards that are known only after the rollout, because another player judged the
-        texts or a program ran; sets the group advantages; and adds both to notes and metrics.
+        """Sets rewards that are known only after the rollout, because they come from another
+        player's verdict or from a program, and sets the advantages of each group. Adds both to
+        notes and metrics.
 
         Args:
-            batch: what `rollout` returned; or a list of several rollouts, the turns of a dialogue
-                for example, whose rows are compared with each other.
-            rewards: (B,), of a list those of all its batches, one after the other. NaN marks a row
-                without a reward, and its advantage is 0.
-            groups: a key per row. Rows with the same key are compared with each other, whatever
-                their prompts and wherever they are, on all processes. By default `group_size`
-                adjacent rows are a group; with a group_size of 1 the script writes the advantages
-                itself.
+            batch: what `rollout` returned; or a list of rollouts that are normalised together, for
+                example all turns of a dialogue.
+            rewards: (B,); for a list of batches, the rewards of all their rows, batch after batch.
+                NaN marks a row without a reward, and its advantage is 0.
+            groups: a key for each row, of a list as for `rewards`. Rows with equal keys are
+                compared with each other, whatever their prompts are, on all processes; so all
+                processes make this call together. By default `group_size` adjacent rows are a
+                group. With a group_size of 1 and without `groups`, the script writes
+                batch.advantages itself.
         """
         batches = batch if isinstance(batch, list) else [batch]
         R = torch.as_tensor(rewards).to(batches[0].rewards)  # (B,)
@@ -451,16 +472,18 @@ class CoTrainer(PlayersTrainer):
             self.log_rewards(batch.player, "total_reward", R[rows], its_groups)
 
     def concat(self, batches: list[Batch]) -> Batch:
-        """Joins several rollouts of ONE adapter into one batch, see `Batch.join`. The player
-        of the joined batch is the adapter's name.
+        """Returns one batch with the rows of several rollouts of ONE adapter, for one update; see
+        `Batch.join`. Its player is the adapter's name. Advantages are copied, so set them before.
         """
         adapter = self.player_named(batches[0].player).adapter
         return Batch.join(adapter, batches, self.processing_class.pad_token_id)
 
     # ------------------------------------------------------------------ the verbs: log-probs
     def score(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns log-probs of the completions under the player that is `playing`, and entropies,
-        (B, T) each, at the sampling temperature of the batch's player (1 if it decodes greedily).
+        """Returns (log-probs of the completions under the player that is `playing`, entropies of
+        the distributions of their tokens), (B, T) each, in nats, with a gradient unless it is
+        switched off. Both are at the sampling temperature of the batch's player, or at 1 if it
+        decodes greedily. In `step`, take `log_probs`.
         """
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
@@ -475,8 +498,8 @@ class CoTrainer(PlayersTrainer):
 
     @torch.no_grad()
     def log_probs(self, name: str | None, batch: Batch) -> torch.Tensor:
-        """Returns (B, T) log-probs of the batch's completions under a player, or under the base for
-        None, without a gradient. Scores one micro-batch at a time.
+        """Returns the log-probs of the batch's completions under a player, (B, T), in nats, without
+        a gradient; name None is the base. One micro-batch is scored at a time.
         """
         logps = torch.zeros(batch.completion_ids.shape, device=self.accelerator.device)
         if not len(batch):

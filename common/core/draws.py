@@ -1,10 +1,12 @@
-"""Which token is drawn: a uniform number for each token, from a counter in place of a state.
+"""Which token is drawn: each token has a uniform number of its own, which is a hash and needs no
+generator with a state.
 
-A generator with a state gives the n-th draw of a process, so a text would depend on how many rows
-are sampled before it: on the parts in which a step's rows are sampled (on a GPU they follow from
-free memory), on the engine, on the number of processes. Here the number is a hash of what the token
-is for: seed, step, player, call, row and place in the completion. So a seed means the same texts,
-but for the rounding of the logits, however the work is divided and wherever a run resumes.
+A generator with a state gives the n-th draw of a process. Then a text would depend on how many rows
+were sampled before it: on the parts in which a step's rows are sampled, which on a GPU follow from
+its free memory, on the engine, and on the number of processes. Here the number is a hash of what
+the token is for: seed, step, player, call, row and place in the completion. So a seed means the
+same texts, however the work is divided and wherever a run resumes. Only the rounding of the logits
+can change a text.
 
 Shapes: b rows that are sampled together.
 """
@@ -18,15 +20,15 @@ GAMMA, M1, M2 = (n - (1 << 64) for n in CONSTANTS)  # as signed integers
 
 
 def row_key(*words) -> int:
-    """Returns 64 bits, as a signed integer, that all of these numbers and texts decide."""
+    """Returns a hash of all these numbers and texts: 64 bits, as a signed integer."""
     digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def uniform(keys: torch.Tensor, place) -> torch.Tensor:
-    """Returns numbers in (0, 1], uniform and independent between keys and between places.
-
-    SplitMix64 with the row's key as its seed (Steele, Lea, Flood 2014, fig. 16):
+    """Returns uniform numbers in (0, 1], (b,) float64, which are independent between keys and
+    between places. They are SplitMix64's, with the row's key as its seed (Steele, Lea and Flood,
+    2014, fig. 16):
 
         u = mix(key + (place + 1) * GAMMA)
 
@@ -34,11 +36,8 @@ def uniform(keys: torch.Tensor, place) -> torch.Tensor:
 
     Args:
         keys: (b,) int64, from `row_key`.
-        place: the token's place in the completion, from 0; a number, or a tensor that a CUDA graph
-            reads anew each time.
-
-    Returns:
-        (b,) float64.
+        place: the token's place in the completion, counted from 0; a number, or a tensor that a
+            CUDA graph reads anew each time.
     """
     z = keys + (torch.as_tensor(place, device=keys.device) + 1) * GAMMA
     z = (z ^ _shifted(z, 30)) * M1

@@ -1,24 +1,25 @@
-"""What a user reads: a run's own lines, and the two errors that end in a sentence instead of a
-stack trace, which `exit_with_one_sentence` (common/run/session.py) shows.
+"""What a user reads: a run's own lines, and two errors that end in a sentence instead of a stack
+trace. `exit_with_one_sentence` (common/run/session.py) shows that sentence.
 """
 
 import os
 import re
 import sys
 
-NOBODY = open(os.devnull, "w")  # noqa: SIM115  who listens when a pipe behind stdout is closed
+NOBODY = open(os.devnull, "w")  # noqa: SIM115  takes the place of stdout when its pipe is closed
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    """Characters that move a cursor, clear a screen or turn the order of others, as `\\u001b`: a
-    model or a server may have written them.
+    """Returns the text with control characters spelt out, such as `\\u001b`. They move a cursor,
+    clear a screen or reverse the order of other characters, and a model or a server may have
+    written them.
     """
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def say(text: str):
-    """A line of the run's own, by the main process."""
+    """Prints a line of the run; only the main process prints."""
     text = visible(text)
     if os.environ.get("RANK", "0") == "0":  # as accelerate has it, which imports torch
         try:
@@ -30,10 +31,10 @@ def say(text: str):
 
 
 class UserError(Exception):
-    """Something that the user can put right: an argument, a file, the machine."""
+    """The user can put this right: an argument, a file, the machine."""
 
 
 class ScriptError(ValueError):
-    """A mistake in a script, such as advantages of the wrong shape. It is shown with the line of
-    the script that made it.
+    """A mistake in a script, such as advantages of the wrong shape. The user reads it with the line
+    of the script that made it.
     """

@@ -1,24 +1,26 @@
-"""Plain lists: groups of rows, means, and shuffled epochs."""
+"""Functions on plain lists: the mean, groups of rows, and shuffled epochs."""
 
 import random
 
 
 def mean(values) -> float:
-    """Returns the mean, 0.0 of nothing; where that says something wrong, a metric is left out."""
+    """Returns the mean, and 0.0 of an empty list. If 0.0 would say something wrong, the caller does
+    not log the metric.
+    """
     values = list(values)
     return sum(values) / max(1, len(values))
 
 
 def chunk(values: list, size: int) -> list[list]:
-    """B values of adjacent groups -> a list per group."""
+    """Returns a list for each group of `size` adjacent values; the last group may be shorter."""
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def epochs(items: list, first: int, count: int, key: str) -> list:
-    """Returns `count` items, from number `first` on, of an endless sequence: epoch after epoch over
-    all of them, each in an order of its own.
+    """Returns `count` items of an endless sequence, beginning with number `first`. The sequence is
+    epoch after epoch over all items, and each epoch has an order of its own.
 
-    key: decides the orders; equal keys, equal sequences.
+    key: decides the orders; equal keys give equal sequences.
 
     >>> sorted(epochs("abc", first=0, count=3, key="x")), len(epochs("abc", 2, 8, "x"))
     (['a', 'b', 'c'], 8)

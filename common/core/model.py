@@ -1,8 +1,8 @@
-"""LoRA adapters on one base model, one for each player; and what a chat template makes of prompts.
+"""LoRA adapters on a base model, one for each player; and what a chat template makes of prompts.
 
-The papers train two or three full models. Here the base is loaded once (on a GPU in 4-bit NF4 where
-it would not fit otherwise) and each trained player is a LoRA adapter on it. Switching players
-switches a pointer, and the base with all adapters off is the reference model.
+The papers train two or three full models. Here the base is loaded once (in 4-bit NF4 on a GPU that
+it would not fit otherwise), and each trained player is a LoRA adapter on it. To switch players is
+to switch a pointer. The base with all adapters off is the reference model.
 """
 
 import re
@@ -16,13 +16,22 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 
 
 def add_players(model, adapters: list[str], lora_rank: int, seed: int):
-    """Returns the base with a LoRA adapter per name, all of them trainable and float32: on all
-    linear layers but the head, alpha = 2 * rank, no dropout, B = 0, so that every player starts as
-    the base itself.
+    """Returns the base with a LoRA adapter for each name. All adapters are trainable and float32,
+    on all linear layers but the head, with alpha = 2 * rank and without dropout. B is 0, so every
+    player begins as the base itself.
+
+    Args:
+        model: a causal LM.
+        adapters: names, at least one.
+        lora_rank: rank of each adapter.
+        seed: random seed of the matrices A.
+
+    Raises:
+        ScriptError: a part of the model has the name of an adapter.
     """
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     for adapter in {*adapters} & ({"base_model", "model"} | parts):
-        # PEFT would take the wrong weights for its own when it saves or copies an adapter
+        # when PEFT saves or copies this adapter, it would also take the part's weights
         raise ScriptError(f"an adapter cannot be called {adapter!r}: a part of the model is")
     torch.manual_seed(seed)
     lora = LoraConfig(
@@ -36,14 +45,14 @@ def add_players(model, adapters: list[str], lora_rank: int, seed: int):
 
 
 def copy_adapter(model, source: str, target: str):
-    """Copies the weights of the adapter `source` into the adapter `target`."""
+    """Copies the weights of the adapter `source`, A and B, into the adapter `target`."""
     state = get_peft_model_state_dict(model, adapter_name=source)
     set_peft_model_state_dict(model, state, adapter_name=target)
 
 
 def reset_adapter(model, name: str, seed: int):
-    """Makes an adapter untrained: B = 0, so that its player is the base, and A drawn anew from the
-    seed, the same A every time. Its old A would keep what training has made of it.
+    """Makes an adapter untrained. B becomes 0, so its player is the base again. A is drawn anew
+    from the seed, and is the same every time; the old A would keep what training has made of it.
     """
     rng = torch.Generator().manual_seed(seed)
     for key, p in model.named_parameters():
@@ -55,10 +64,10 @@ def reset_adapter(model, name: str, seed: int):
 
 @contextmanager
 def without_checkpointing(model):
-    """Turns activation checkpointing off inside this block, which needs no gradient; under it no
-    layer fills a cache.
+    """Turns activation checkpointing off inside this block, which needs no gradient. With
+    checkpointing on, no layer would fill a cache.
 
-    Trap: TRL's own switch adds one more hook to the embedding every time it is turned on again.
+    Trap: every time TRL's own switch turns checkpointing on again, it adds a hook to the embedding.
     """
     modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     for module in modules:
@@ -72,11 +81,12 @@ def without_checkpointing(model):
 
 # ------------------------------------------------------------------ prompts
 def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
-    """Applies the model's chat template to messages -> token ids, up to where the answer begins.
+    """Returns the token ids of each prompt, up to the place where the answer begins. A prompt is a
+    list of messages, to which the model's chat template is applied.
 
-    Every spelling of a special token in a message becomes a space. A player's prompt quotes another
-    player's text, and a `<|im_end|>` in this text would be read as the end of the message: the
-    writer could go on in the judge's place.
+    If a message spells out a special token, a space takes its place. A player's prompt quotes
+    another player's text. A `<|im_end|>` in this text would be read as the end of the message, and
+    a generator could then write its verifier's verdict.
     """
     if not prompts:  # the template would refuse them
         return []
@@ -88,8 +98,9 @@ def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
 
 
 def prompt_text(prompt: list[dict]) -> str:
-    """Returns what the report shows of a prompt: its last message; of a dialogue all messages but
-    the system's, because several dialogues may end in the same words.
+    """Returns what the report shows of a prompt. If it has one message beside the system's, that is
+    the message. Of a dialogue it is all messages but the system's, because several dialogues may
+    end in the same words.
 
     >>> prompt_text([{"role": "system", "content": "Solve."}, {"role": "user", "content": "3+4"}])
     '3+4'

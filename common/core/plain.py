@@ -1,6 +1,7 @@
-"""Sampling and scoring in the plainest way: `--plain` runs this, and common/fast/ must equal it.
+"""Sampling and scoring in the plainest way. `--plain` runs this file, and common/fast/ must give
+the same numbers.
 
-CoTrainer asks three things of this module, or of common/fast/ in its place: `generate`,
+CoTrainer calls three functions of this file, or of common/fast/ in its place: `generate`,
 `token_logps` and `in_order`. A vLLM server (common/fast/vllm.py) has the same `generate`.
 
 Shapes: B rows, P prompt tokens, T completion tokens, H hidden units, V tokens of the vocabulary.
@@ -17,13 +18,18 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor
 
 READ_AT_ONCE = {"cpu": 512, "cuda": 64}
-"""Tokens per row that go through the model at once while prompts are read; on a GPU for each 24 GiB
-that it has. Read all at once, long ones would need more memory in the MLP than the KV cache takes.
+"""Tokens of each row that go through the model in one pass while prompts are read; on a GPU, for
+each 24 GiB of its memory. If a long prompt were read in a single pass, the MLP would need more
+memory than the KV cache takes.
 """
 
 
 def read_at_once(kind: str, gpu_bytes: int | None = None) -> int:
-    """READ_AT_ONCE of this kind of device; of a GPU with so much memory, by default this one."""
+    """Returns READ_AT_ONCE of a kind of device; a GPU has it once for each 24 GiB of its memory,
+    and at least once.
+
+    gpu_bytes: a GPU's memory; by default the memory of the GPU that is there.
+    """
     if kind == "cuda" and gpu_bytes is None:
         gpu_bytes = torch.cuda.get_device_properties().total_memory
     return READ_AT_ONCE[kind] * max(1, (gpu_bytes or 0) // (24 << 30))
@@ -43,22 +49,23 @@ def generate(
     softmax(logits / temperature) over the whole vocabulary.
 
     Args:
-        model: a (PEFT) causal LM; its active adapter plays. It must not checkpoint activations.
+        model: a PeftModel; its active adapter plays. It must not checkpoint activations.
         prompt_ids: token ids of each row's prompt.
         max_tokens: length limit.
-        temperature: 0 = greedy.
-        eos_ids: tokens that end a completion, which keeps them.
-        keys: of each row, from `draws.row_key`; a row's key decides its random numbers.
+        temperature: 0 takes the likeliest token.
+        eos_ids: tokens that end a completion; the completion keeps its end token.
+        keys: a number for each row, from `draws.row_key`, which decides the row's random numbers.
 
     Returns:
-        (token ids of each row, the log-prob of each token at this temperature, or at 1 if it is 0).
+        (token ids of each row, the log-prob of each token in nats). The log-probs are at this
+        temperature, or at 1 if it is 0.
     """
     base, pad_id = model.get_base_model(), eos_ids[0] if eos_ids else 0  # masked, so any id does
     ids = [torch.tensor(prompt) for prompt in prompt_ids]
     mask = [torch.ones_like(prompt) for prompt in ids]
     settings = GenerationConfig(
         max_new_tokens=max_tokens,
-        do_sample=False,  # `Drawn` draws
+        do_sample=False,  # because `Drawn` draws
         eos_token_id=eos_ids,
         pad_token_id=pad_id,
         prefill_chunk_size=read_at_once(base.device.type),
@@ -80,9 +87,9 @@ def generate(
 
 
 class Drawn(LogitsProcessor):
-    """Takes each row's next token and its log-prob, and leaves `generate` no other token to take.
+    """Draws each row's next token, and leaves `generate` no other token to take.
 
-    logps: T times (B, 1), the log-probs of the tokens that were taken.
+    logps: T tensors (B, 1), the log-probs of the tokens that were drawn.
     """
 
     def __init__(self, temperature: float, keys: torch.Tensor):
@@ -99,18 +106,22 @@ class Drawn(LogitsProcessor):
 
 
 def draw(logp: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Returns the first token of each row at which the sum of probabilities reaches u times the sum
-    of all: log-probs (B, V) and u in (0, 1], (B,) -> (B, 1).
+    """Returns a token of each row, (B, 1): the first token at which the sum of the probabilities up
+    to it reaches u times the sum of all probabilities.
+
+    Args:
+        logp: (B, V) log-probs.
+        u: (B,), uniform in (0, 1].
     """
     sums = logp.exp().cumsum(-1, dtype=torch.float64)  # (B, V)
     token = torch.searchsorted(sums, u[:, None] * sums[:, -1:])
-    return token.clamp(max=logp.shape[1] - 1)  # of NaNs the search finds a token too many
+    return token.clamp(max=logp.shape[1] - 1)  # in NaNs the search ends one place too far
 
 
 @contextmanager
 def float32_logits(base):
     """Inside this block the head gives float32 logits, as in training. The loss sets the ratio to
-    1, so it could not show a difference between sampling and training.
+    1, so a difference between sampling and training would not show in it.
     """
     head = base.get_output_embeddings()
     original, head.forward = head.forward, functools.partial(logits_of, head)
@@ -121,7 +132,9 @@ def float32_logits(base):
 
 
 def logits_of(head, hidden: torch.Tensor) -> torch.Tensor:
-    """(..., H) -> (..., V) in float32, or in float64 where the states are."""
+    """Returns the logits of some states, (..., H) -> (..., V), in float32, or in float64 if the
+    states are float64.
+    """
     with torch.autocast(hidden.device.type, enabled=False):  # it would round the product
         wide = torch.promote_types(hidden.dtype, torch.float32)
         return hidden.to(wide) @ head.weight.to(wide).T
@@ -129,15 +142,14 @@ def logits_of(head, hidden: torch.Tensor) -> torch.Tensor:
 
 # ------------------------------------------------------------------ scoring
 def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns log softmax(logits / temperature) of each completion token, and the entropy of the
-    distribution that the token is drawn from, in nats.
+    """Returns (the log-prob of each completion token, the entropy of the distribution that the
+    token is drawn from), (B, T) each, in nats, 0 outside the mask. The distribution is
+    softmax(logits / temperature).
 
     Args:
-        base: the causal LM inside of the PeftModel; its active adapter is scored.
-        batch: of B rows.
-
-    Returns:
-        (B, T) each, 0 outside of the mask.
+        base: the causal LM in the PeftModel; its active adapter is scored.
+        batch: B rows.
+        temperature: what the logits are divided by, > 0.
     """
     ids, mask, places = batch.joined()  # (B, P + T) each
     targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
@@ -154,5 +166,7 @@ def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, t
 
 # ------------------------------------------------------------------ micro-batches
 def in_order(batch: Batch) -> torch.Tensor:
-    """Returns (B,) row numbers in the order in which micro-batches are cut: that of the batch."""
+    """Returns the row numbers, (B,), in the order in which micro-batches are cut, which is here the
+    order of the batch.
+    """
     return torch.arange(len(batch))

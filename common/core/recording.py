@@ -1,4 +1,6 @@
-"""rollouts.jsonl: a few rows of every update, each token with its advantage; and how to read it."""
+"""Writes and reads rollouts.jsonl, which has a few rows of every update, each token with its
+advantage.
+"""
 
 import itertools
 import json
@@ -13,10 +15,15 @@ RECORDED_TOKENS = 512  # of a completion
 
 
 def write_rows(batch: Batch, file: Path, step: int, tokenizer):
-    """Append a few rows of this update.
+    """Appends a few rows of this update to a JSONL file.
 
     Args:
-        batch: with advantages, and the notes that are shown.
+        batch: it has advantages, and the notes that are shown.
+        file: rollouts.jsonl.
+        step: number of the step.
+
+    Raises:
+        ScriptError: a note cannot become JSON.
     """
     with open(file, "a") as lines:
         for i in rows_to_show(batch.notes):
@@ -24,7 +31,7 @@ def write_rows(batch: Batch, file: Path, step: int, tokenizer):
             ids = batch.completion_ids[i][valid]  # (T_i,)
 
             def of_tokens(A):
-                """A row's numbers, (T,) or one for all of them, to four digits."""
+                """Returns a row's numbers, (T,) or a number for all its tokens, to four digits."""
                 A = A.expand_as(valid)[valid][:RECORDED_TOKENS]
                 return [float(f"{a:.4g}") for a in A.tolist()]
 
@@ -50,11 +57,12 @@ def as_list(tensor):
 
 
 def rows_to_show(notes: list[dict]) -> list[int]:
-    """Two prompts of each player, and of each prompt two completions: the first one, and the first
-    with another reward, or else the last.
+    """Returns the numbers of the rows to record: of each player two prompts, and of each prompt two
+    completions. These are its first completion, and the next completion with another reward; if all
+    have the same reward, the last completion.
 
-    Prompts with such a contrast come first: a contrast shows credit, and the metrics show
-    proportions.
+    Prompts with two rewards come first, because a contrast shows credit. Proportions are in the
+    metrics.
     """
     groups = defaultdict(lambda: defaultdict(list))  # player -> prompt -> its rows
     for i, note in enumerate(notes):
@@ -70,15 +78,14 @@ def rows_to_show(notes: list[dict]) -> list[int]:
 
 
 def token_texts(token_ids: list[int], tokenizer) -> list[str]:
-    """The text of each token, such that together they are `tokenizer.decode(token_ids)`.
-
-    A character that the tokenizer cuts in two goes to the token that completes it.
+    """Returns the text of each token; together the texts are `tokenizer.decode(token_ids)`. If the
+    tokenizer cuts a character in two, the token that completes it gets the character.
     """
     text = tokenizer.decode(token_ids)
     pieces = [tokenizer.decode([i]) for i in token_ids]
     if "".join(pieces) == text:
         return pieces
-    # how much of the text is certain after each token; what a later token completes is not yet
+    # how much of the text is certain after each token: not what a later token completes
     prefixes = [tokenizer.decode(token_ids[:n]) for n in range(1, len(token_ids))]
     known = [len(os.path.commonprefix([prefix, text])) for prefix in prefixes]
     ends = [*itertools.accumulate(known, max), len(text)]
@@ -86,7 +93,9 @@ def token_texts(token_ids: list[int], tokenizer) -> list[str]:
 
 
 def read_lines(path: Path) -> tuple[list[dict], int]:
-    """(objects with a step in a JSONL file, number of lines that are something else or cut off)."""
+    """Returns (the objects in a JSONL file that have a step, the number of all other lines, which
+    may be cut off). If there is no file, there are no objects.
+    """
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines, rows = [line for line in text.split("\n") if line.strip()], []
     for line in lines:

@@ -1,15 +1,16 @@
-"""What several players change of GRPOTrainer, around the optimiser step: the optimiser, metrics,
-several processes, TRL's reward calls, data and checkpoints. The step itself is in cotrainer.py. Of
-TRL this overrides
+"""What several players change of GRPOTrainer around the optimiser step: the optimiser, metrics,
+several processes, TRL's reward calls, data and checkpoints. The step itself is in cotrainer.py.
+This file overrides these methods of TRL and Trainer:
 
     create_optimizer                         a learning rate for each adapter
     log                                      means over all processes; not Trainer's own loss
-    _get_train_sampler                       a resumed run continues in a later pass over the data
+    _get_train_sampler                       a resumed run continues in its pass over the data
     _get_output_dir, _save_checkpoint, _load_from_checkpoint
                                              whole checkpoints only; every adapter by name; `saved`
-    create_model_card                        none
+    create_model_card                        writes none
 
-requirements.txt pins TRL, and tests/common/test_trl_contract.py fails first if any of this moves.
+requirements.txt pins TRL. If a newer TRL changes these methods, tests/common/test_trl_contract.py
+fails.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ class PlayersTrainer(GRPOTrainer):
     """See the top of this file."""
 
     saved: dict
-    """what a checkpoint keeps beside adapters, optimiser and random numbers; JSON"""
+    """the script's own state, which a checkpoint keeps as JSON"""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class PlayersTrainer(GRPOTrainer):
             players: from `with_adapters`.
             cfg: the script's arguments, a RunArgs.
             config: from `launch.grpo_config`.
-            dataset: what the data loader gives `step`: rows with a prompt.
+            dataset: the rows that the data loader gives `step`; each has a prompt.
+            tokenizer: the model's.
             train_rows, held_out: the data as they were loaded.
         """
         self.players, self.cfg = players, cfg
@@ -69,11 +71,15 @@ class PlayersTrainer(GRPOTrainer):
             model, [no_reward], args=config, train_dataset=dataset, processing_class=tokenizer
         )
         for name, parameter in self.model.named_parameters():
-            if "lora_" in name:  # on a 4-bit base TRL has made them bfloat16: steps of 1e-5 vanish
+            if "lora_" in name:  # TRL makes them bfloat16 on a 4-bit base: steps of 1e-5 vanish
                 parameter.data = parameter.data.float()
 
     def player_named(self, name: str):
-        """Returns a player by name; or by the name of its adapter, which a joined batch carries."""
+        """Returns a player by its name, or by the name of its adapter, which a joined batch has.
+
+        Raises:
+            ScriptError: there is no such player.
+        """
         if name in self.players:
             return self.players[name]
         for player in self.players.values():
@@ -83,7 +89,9 @@ class PlayersTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ the optimiser
     def create_optimizer(self, model=None):
-        """Makes one AdamW with a parameter group, and so a learning rate, for each adapter."""
+        """Makes and returns an AdamW that has a parameter group, and so a learning rate, for each
+        adapter.
+        """
         if self.optimizer is None:
             rates = {player.adapter: player.lr for player in self.players.values()}
             groups = [
@@ -100,8 +108,8 @@ class PlayersTrainer(GRPOTrainer):
         return [p for name, p in named if name[-2] == adapter]
 
     def restart(self, name: str):
-        """Makes a player's adapter untrained, the same every time, see `reset_adapter`; and AdamW
-        forgets its moments.
+        """Makes a player's adapter untrained, the same every time (see `reset_adapter`). AdamW
+        forgets the adapter's moments.
         """
         adapter = self.player_named(name).adapter
         reset_adapter(self.model, adapter, self.args.seed)
@@ -110,8 +118,15 @@ class PlayersTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ rewards, called by TRL
     def call_rewards(self, name: str, rows, prompts, texts: list[str], ids) -> torch.Tensor:
-        """Has TRL call the player's reward functions -> (B, functions) of this process's rows, NaN
-        where a function returns None.
+        """Has TRL call the player's reward functions. Returns their rewards of this process's rows,
+        (B, functions), NaN where a function has returned None. Logs the mean of each function.
+
+        Args:
+            name: the player.
+            rows: the B rows, with the columns for the reward functions.
+            prompts: B lists of messages.
+            texts: B completions.
+            ids: the token ids of each completion.
         """
         functions = self.player_named(name).rewards
         if not functions or not rows:
@@ -133,18 +148,19 @@ class PlayersTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ metrics
     def log_mean(self, name: str, values):
-        """Logs the mean of all values that this step and all processes give to a metric.
+        """Adds values to a metric, which is logged at the end of the step: the mean of all values
+        that the metric has got in this step from all processes.
 
         name: the full name, such as "verifier/accuracy".
-        values: a number, a list or a tensor; nothing is logged if no process has any.
+        values: a number, a list or a tensor. If no process gives a value, the metric is not logged.
         """
         values = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().flatten()
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
     def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
-        """Logs the mean, and of the groups in which somebody was judged the share whose rewards are
-        all equal.
+        """Logs the mean reward, and frac_reward_zero_std: of the groups in which a row has a
+        reward, the share whose rewards are all equal.
         """
         self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
         if groups is not None and len(set(groups)) < len(groups):
@@ -155,16 +171,18 @@ class PlayersTrainer(GRPOTrainer):
             self.log_mean(f"{name}/frac_reward_zero_std", flat)
 
     def log_advantages(self, batch: Batch):
-        """Logs the share of the rows that teach nothing, because all their advantages are 0. Where
-        rewards differ in no group rows may yet have some: a script may compare other rows.
+        """Logs frac_advantage_zero: the share of the rows whose advantages are all 0, which teach
+        nothing. It differs from frac_reward_zero_std if a script compares other rows than the
+        group's.
         """
         if batch.advantages is not None and len(batch):
             idle = (batch.advantages.reshape(len(batch), -1) == 0).all(1)  # (B,)
             self.log_mean(f"{batch.player}/frac_advantage_zero", idle)
 
     def log(self, logs: dict, start_time: float | None = None):
-        """Adds the step's means over all processes. Trainer's loss, norm and rate are of its own
-        optimiser step, which has nothing to do; `update` logs each player's.
+        """Adds the step's means over all processes to Trainer's metrics. Trainer's loss, norm and
+        learning rate are left out: they belong to its own optimiser step, which does nothing.
+        `update` logs those of each player.
         """
         theirs = ("loss", "grad_norm", "learning_rate")
         ours = {key: x for key, x in logs.items() if key not in theirs}
@@ -180,8 +198,8 @@ class PlayersTrainer(GRPOTrainer):
     def record(self, batch: Batch, credit: torch.Tensor | None = None, notes: list | None = None):
         """Writes a few rows of a batch to rollouts.jsonl, for the report.
 
-        credit: (B,) or (B, T) numbers that are shown on the tokens in place of the advantages.
-        notes: B dicts in place of the batch's.
+        credit: (B,) or (B, T), numbers that the report shows on the tokens in place of advantages.
+        notes: B dicts in place of the batch's notes.
         """
         credit = batch.advantages if credit is None else credit.detach()
         shown = dataclasses.replace(batch, advantages=credit, notes=notes or batch.notes)
@@ -190,13 +208,17 @@ class PlayersTrainer(GRPOTrainer):
             write_rows(shown, file, self.state.global_step + 1, self.processing_class)
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
-        """From a script's `show_loss`: records one micro-batch of the step, with numbers on the
-        tokens that are not advantages.
+        """Records a micro-batch of the step, with numbers on the tokens that are not advantages. A
+        script's `show_loss` calls it. Only the micro-batch with row 0 is recorded.
 
-        batch: b completions or b pairs.
-        credit: (b, T), or (2b, T) of pairs, on the tokens; of: what it is.
-        name, values: a number for each row or pair, shown as its reward.
-        sides: who wrote the two texts of a pair; or, of completions, who wrote them.
+        Args:
+            batch: b completions or b pairs.
+            credit: the numbers on the tokens, (b, T), or (2b, T) for pairs.
+            name: what `values` is.
+            values: a number for each row or pair, which the report shows as its reward.
+            sides: of pairs, the names of who wrote the chosen and the rejected text; of
+                completions, the name of who wrote them. By default the batch's player.
+            of: what `credit` is; by default log-probabilities.
         """
         if 0 not in batch.row:
             return
@@ -215,12 +237,15 @@ class PlayersTrainer(GRPOTrainer):
         return gather_object(values)
 
     def over_all_processes(self, fn: Callable, *columns):
-        """Applies fn to the rows of all processes and returns this process's rows of the result,
-        for mathematics that must see the whole batch.
+        """Applies fn to the rows of all processes, and returns this process's rows of the result.
+        Use it for mathematics that must see the whole batch, such as a normalisation over several
+        rollouts. All processes call it together.
 
-        columns: lists or tensors with an entry per row, (B,) or (B, T); tensors are padded with
-        zeros to the longest T of all processes. fn takes as many columns and returns one, of the
-        same length.
+        Args:
+            fn: takes as many columns as are given, of the rows of all processes, and returns a
+                column of the same length.
+            columns: lists or tensors with an entry for each row, (B,) or (B, T). Tensors are padded
+                with zeros to the longest T of all processes.
         """
         if self.accelerator.num_processes == 1:
             return fn(*columns)
@@ -245,21 +270,26 @@ class PlayersTrainer(GRPOTrainer):
         return items[len(items) * mine // world : len(items) * (mine + 1) // world]
 
     def in_parallel(self, fn: Callable[[list], list], items: list) -> list:
-        """Returns fn(items), of which each process computes its share; items and result are the
-        same on all processes.
+        """Returns fn(items), of which each process computes its part. Items and result are the same
+        on all processes.
 
-        fn: a list -> a list with an entry for each item, in order.
+        fn: takes a list, and returns a list with an entry for each item, in order.
         """
         return self.gather(fn(self.shard(items)))
 
     def random_numbers(self) -> random.Random:
-        """Returns a generator seeded by run, step and process, so a resumed run draws the same."""
+        """Returns a generator that is seeded by run, step and process; so a resumed run draws the
+        same numbers. Two calls in one step also give the same numbers.
+        """
         seed, step = self.args.seed, self.state.global_step
         return random.Random(f"{seed} {step} {self.accelerator.process_index}")
 
     def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
         """Sums the gradients over the processes, in one collective call. A process whose rows have
         no gradient adds zeros.
+
+        Raises:
+            ScriptError: the processes train different players.
         """
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
@@ -276,21 +306,26 @@ class PlayersTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ data and checkpoints
     @property
     def questions_per_step(self) -> int:
-        """--questions of all processes together."""
+        """The number of questions in a step: --questions times the number of processes."""
         return self.cfg.questions * self.accelerator.num_processes
 
     def from_epochs(self, items: list, turn: int, key: str, count: int | None = None) -> list:
-        """Returns what all processes together train on in step number `turn` of those that train on
-        these items: the next `count` of shuffled epochs, see `epochs`.
+        """Returns `count` items, the next part of shuffled epochs (see `epochs`), for all processes
+        together; `shard` gives each its own part.
 
-        count: by default `questions_per_step`.
+        Args:
+            items: what the epochs are over.
+            turn: how many parts of these items came before.
+            key: decides the orders of the epochs.
+            count: by default `questions_per_step`.
         """
         count = count or self.questions_per_step
         return epochs(items, turn * count, count, key)
 
     def _get_train_sampler(self, dataset=None):
-        """TRL's shuffles with random numbers that continue from pass to pass and are in no
-        checkpoint: a run that resumes draws those of the passes before, or the first would repeat.
+        """TRL's sampler shuffles with random numbers that continue from pass to pass, and no
+        checkpoint keeps them. So a run that resumes draws the numbers of the passes before again;
+        otherwise it would repeat the order of the first pass.
         """
         sampler = super()._get_train_sampler(dataset)
         rows = self._resumed_at * self.args.generation_batch_size
@@ -299,10 +334,10 @@ class PlayersTrainer(GRPOTrainer):
         return sampler
 
     def create_model_card(self, *_, **__):
-        """None: it could not name the base, nor say what the paper's players are."""
+        """Writes no model card: TRL's could not name the base, nor say what the players are."""
 
     def _get_output_dir(self, trial) -> str:
-        """Where a checkpoint is written; when it is whole it moves to its place."""
+        """Returns the folder in which a checkpoint is written. When it is whole, it moves."""
         return str(Path(self.args.output_dir, ".unfinished"))
 
     def _save_checkpoint(self, model, trial):
@@ -316,7 +351,7 @@ class PlayersTrainer(GRPOTrainer):
             written.rename(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """Every adapter by its own name; Trainer would load into the active one."""
+        """Loads every adapter by its own name; Trainer would load into the active adapter."""
         folder = Path(resume_from_checkpoint)
         for adapter in {player.adapter for player in self.players.values()}:
             state = load_file(folder / adapter / "adapter_model.safetensors")
@@ -326,5 +361,7 @@ class PlayersTrainer(GRPOTrainer):
 
 
 def no_reward(completions, **_) -> list[float]:
-    """Stands for the reward function that GRPOTrainer demands; each player brings its own."""
+    """Stands in for the reward function that GRPOTrainer demands; it is never called, because each
+    player brings its own functions.
+    """
     return [0.0] * len(completions)

@@ -1,7 +1,8 @@
-"""The same numbers as common/core/plain.py, sooner; not needed to follow a step.
+"""This folder computes the same numbers as common/core/plain.py, sooner. A reader can follow a step
+without it.
 
-`--plain` calls nothing of this folder, and tests/common/test_plain.py compares the two. vllm.py is
-used with `--rollouts` only.
+With `--plain` a run calls nothing of this folder, and tests/common/test_plain.py compares the two.
+A run uses vllm.py only with `--rollouts`.
 """
 
 from common.fast.layers import replace_layers

@@ -1,5 +1,6 @@
-"""Layers that compute what those of transformers and PEFT do, faster: where texts are short, an
-update takes as long as its GPU kernels are many. A layer becomes one of these by its class alone.
+"""Layers that compute what the layers of transformers and PEFT compute, in fewer kernels. With
+short texts the time of an update grows with the number of its GPU kernels. To replace a layer, its
+class is changed; its weights stay where they are.
 """
 
 import os
@@ -15,7 +16,7 @@ from peft.tuners.lora.bnb import Linear4bit as Lora4bit
 
 
 def replace_layers(model, gpu: bool):
-    """Gives the layers of a PeftModel the classes below, where they compute the same."""
+    """Gives each layer of a PeftModel the class below that computes the same, if there is one."""
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear and not gpu and "lora_" not in name:
             module.__class__ = FrozenLinear
@@ -28,8 +29,8 @@ def replace_layers(model, gpu: bool):
 
 
 class FrozenLinear(torch.nn.Linear):
-    """A layer of the base on a CPU, by `float32_product`, which says why: in FusedLora, which has
-    its own backward pass, and where nobody asks for a gradient. Else it is torch's.
+    """A layer of the base on a CPU. It uses `float32_product`, which says why, in FusedLora, which
+    has a backward pass of its own, and wherever no gradient is wanted. Otherwise torch computes it.
     """
 
     def forward(self, x):
@@ -41,11 +42,13 @@ class FrozenLinear(torch.nn.Linear):
 
 
 class FusedNorm(torch.nn.Module):
-    """weight * x / sqrt(mean of x^2 + eps): one kernel in place of the seven of transformers."""
+    """weight * x / sqrt(mean of x^2 + eps), in a single kernel. transformers takes seven."""
 
     @staticmethod
     def replaces(module) -> bool:
-        """Llama's norm, which most models have; not those with 1 + weight, a mean or a gate."""
+        """Whether it is Llama's norm, which most models have. A norm with 1 + weight, a mean or a
+        gate is another.
+        """
         return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
 
     def forward(self, x):
@@ -54,12 +57,12 @@ class FusedNorm(torch.nn.Module):
 
 
 class FusedLora:
-    """A layer with its player's adapter as one function of autograd,
+    """A layer with its player's adapter, as a single function of autograd:
 
         y = x W^T + scaling (x A^T) B^T
 
-    where PEFT's modules, one after the other, take more kernels, more passes over y and more of
-    Python. What is more than this formula is left to PEFT.
+    PEFT calls one module after the other, which takes more kernels, more passes over y and more
+    Python. If an adapter is more than this formula, PEFT computes it.
     """
 
     def forward(self, x):
@@ -72,21 +75,21 @@ class FusedLora:
         return _LoraProduct.apply(x, A, B, self.base_layer, self.scaling[name])
 
     def is_plain(self, name: str) -> bool:
-        """Whether an adapter is A, B and nothing else: no dropout, bias, DoRA or other variant."""
+        """Whether an adapter is A and B alone, without dropout, bias, DoRA or another variant."""
         undropped = isinstance(self.lora_dropout[name], torch.nn.Identity)
         return undropped and self.lora_B[name].bias is None and name not in self.lora_variant
 
 
 class FusedLoraLinear(FusedLora, LoraLinear):
-    """Of an unquantised layer."""
+    """The adapter is on an unquantised layer."""
 
 
 class FusedLora4bit(FusedLora, Lora4bit):
-    """Of a 4-bit layer."""
+    """The adapter is on a 4-bit layer."""
 
 
 class Unpacked(torch.nn.Linear):
-    """A 4-bit layer of the base while `prepared`: the same numbers, unpacked."""
+    """A 4-bit layer of the base inside `prepared`, with the same numbers, unpacked."""
 
     def __init__(self, layer):
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -102,9 +105,9 @@ class Unpacked(torch.nn.Linear):
 
 @contextmanager
 def prepared(model):
-    """Inside, where tokens are sampled and nothing is trained, layers hold what they would make at
-    every token otherwise: A and B in the dtype of autocast, and 4-bit weights unpacked, if these
-    take at most half of the memory that is free. No number changes.
+    """Inside this block, in which tokens are sampled and nothing is trained, layers keep what they
+    would otherwise make for every token: A and B in the dtype of autocast, and unpacked 4-bit
+    weights, if these take at most half of the free memory. No number changes.
     """
     device, swapped = model.device, []
     layers = [module for module in model.modules() if isinstance(module, FusedLora)]
@@ -131,7 +134,7 @@ def prepared(model):
 
 
 def free_memory(device) -> int:
-    """Bytes, with those that torch keeps for itself."""
+    """Returns the free bytes of a device, including what torch has reserved and does not use."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
@@ -141,12 +144,14 @@ def free_memory(device) -> int:
 class _LoraProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, A, B, layer, scaling):
-        """x: (..., in); A: (r, in) and B: (out, r), float32; layer: the base's -> (..., out)"""
+        """Returns y, (..., out). x: (..., in); A: (r, in) and B: (out, r), float32; layer: the
+        base's.
+        """
         A, B, rows = A.to(x.dtype), B.to(x.dtype), x.flatten(0, -2)  # rows: (N, in)
         h = F.linear(rows, A)  # (N, r)
         y = layer(rows).addmm_(h, B.T, alpha=scaling)  # (N, out)
         ctx.save_for_backward(rows, h, A, B)
-        # not among them: what unpacks W, quant_state, is an attribute of the parameter
+        # W is not among them: quant_state, which unpacks it, is an attribute of the parameter
         ctx.weight, ctx.scaling, ctx.shape = layer.weight, scaling, x.shape
         return y.unflatten(0, x.shape[:-1])
 
@@ -163,5 +168,5 @@ class _LoraProduct(torch.autograd.Function):
             product = float32_product if grad.dtype == torch.float32 else torch.mm
             grad_x = product(grad, W.to(grad.dtype)).addmm_(grad_h, A, alpha=ctx.scaling)
             grad_x = grad_x.view(ctx.shape)
-        # autograd makes them float32, as A and B are
+        # autograd makes the gradients of A and B float32, as A and B are
         return grad_x, ctx.scaling * (grad_h.T @ rows), ctx.scaling * (grad.T @ h), None, None

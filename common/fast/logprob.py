@@ -1,23 +1,23 @@
-"""Log-probability of tokens under a language-model head, without ever holding all logits.
+"""The log-probability of tokens under a language-model head, without ever holding all logits.
 
 With LoRA the head W is frozen, and then the gradient of a token's log-prob with respect to its
 hidden state is
 
     u_t = d log p(y_t) / d h_t = (W[y_t] - E_p[W]) / temperature
 
-a vector that does not depend on the loss. So one pass over the vocabulary yields the log-prob, the
-entropy **and** u (two matrix products: h W^T and q W), and backward is `g_t * u_t`, elementwise.
-Recomputing the logits in backward, as a chunked cross-entropy does, takes three products. Nothing
-of size (N, V) outlives one block of rows.
+This vector does not depend on the loss. So a single pass over the vocabulary gives the log-prob,
+the entropy **and** u, with two matrix products, h W^T and q W; the backward pass is `g_t * u_t`,
+elementwise. A chunked cross-entropy computes the logits again in the backward pass, which takes
+three products. Nothing of size (N, V) outlives a block of rows.
 
     where               how                                       memory beyond results and u (N, H)
     CPU, gradient       product, in-place softmax, product        a block of up to 256 rows
     CPU, no gradient    one product, tiles, online softmax        a tile of 512 x 2048 floats
     GPU                 cuBLAS product, one Triton fold, product  a block: a 32nd of it, up to 1 GiB
 
-Logits are float32 whatever the inputs are: a bfloat16 tile of logits costs up to 5e-2 in log-prob.
-A head that is trained falls back to plain autograd; one that is split over GPUs is not supported.
-Measured in docs/evidence/speed_cpu.json, by benchmarks/logprob.py.
+Logits are float32 whatever the inputs are: with bfloat16 logits a log-prob can be wrong by 5e-2. A
+head that is trained goes through plain autograd. A head that is split over GPUs is not supported.
+benchmarks/logprob.py measures the speed; docs/evidence/speed_cpu.json has the results.
 """
 
 import torch
@@ -29,12 +29,12 @@ except ImportError:  # CPU builds of torch come without it
     triton = None
 
 BLOCK_BYTES = 64 << 20
-"""Memory of one block of logits on a CPU; only one block is alive at a time, whatever N is."""
+"""Memory of a block of logits on a CPU. A single block is alive at a time, whatever N is."""
 
 
 def rows_on_gpu(vocab: int, gpu_bytes: int) -> int:
-    """Rows per block on a GPU with so much memory. A 32nd of it, but at most 1 GiB, is for logits:
-    each takes 4 bytes of z and 2 of q.
+    """Returns the rows of a block on a GPU with so much memory. A 32nd of the memory, but at most
+    1 GiB, is for logits. Each logit takes 4 bytes of z and 2 bytes of q.
     """
     budget = min(1 << 30, gpu_bytes // 32)
     return max(64, min(4096, budget // (6 * vocab) // 64 * 64))
@@ -46,7 +46,8 @@ def linear_logprob(
     targets: torch.Tensor,
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each target, and the entropy, under softmax(hidden W^T / temperature).
+    """Returns the log-prob of each target, and the entropy, under softmax(hidden W^T /
+    temperature).
 
     Args:
         hidden: (N, H), any float dtype; logits are computed in float32 whatever it is.
@@ -55,9 +56,9 @@ def linear_logprob(
         temperature: what the logits are divided by, > 0.
 
     Returns:
-        (logprob, entropy), both (N,) float32, in nats, differentiable in `hidden`. The gradient
-        through logprob costs nothing more; for one through entropy, or of a trainable head, the
-        logits are computed again.
+        (logprob, entropy), both (N,) float32, in nats, differentiable in `hidden`. A gradient
+        through logprob costs nothing more. For a gradient through entropy, or of a trainable head,
+        the logits are computed again.
     """
     if weight.requires_grad:
         return plain_logprob(hidden, weight, targets, temperature)
@@ -65,7 +66,9 @@ def linear_logprob(
 
 
 def plain_logprob(hidden, weight, targets, temperature=1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by the book, with all (N, V) logits: the tests' oracle, and for a trainable head."""
+    """Returns the same as `linear_logprob`, with all (N, V) logits. A trainable head needs it, and
+    it is the tests' oracle.
+    """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     logits = hidden.to(wide) @ weight.to(wide).T
     logp = torch.log_softmax(logits / temperature, dim=-1)  # (N, V)
@@ -105,7 +108,9 @@ class _FrozenHead(torch.autograd.Function):
 
 
 def _recomputed(hidden, weight, targets, temperature, grad_logp, grad_entropy):
-    """The gradient of a loss that uses the entropy: logits are computed again, block by block."""
+    """Returns the gradient of a loss that uses the entropy, (N, H). The logits are computed again,
+    block by block.
+    """
     grad = torch.empty_like(hidden)
     for start in range(0, len(hidden), 64):
         i = slice(start, start + 64)
@@ -118,10 +123,16 @@ def _recomputed(hidden, weight, targets, temperature, grad_logp, grad_entropy):
 
 
 def _score_and_u(h, w, targets):
-    """Two products. (N, H), (V, H), (N,) -> logp (N,), entropy (N,), u = W[y] - E_p[W] (N, H)."""
+    """Returns logp (N,), entropy (N,), and u = W[y] - E_p[W], (N, H), with two products.
+
+    Args:
+        h: (N, H) states.
+        w: (V, H), the head.
+        targets: (N,) token ids.
+    """
     n, vocab = len(h), len(w)
-    # what BLOCK_BYTES hold, but at most 256, because a block should stay near the cache, and at
-    # least 16, because fewer would read all of W for too little work
+    # as many rows as BLOCK_BYTES hold; at most 256, because a block should stay near the cache,
+    # and at least 16, because with fewer rows all of W is read for too little work
     rows = max(16, min(256, BLOCK_BYTES // (4 * vocab)))
     logp, u = h.new_empty(n), torch.empty_like(h)
     for start in range(0, n, rows):
@@ -129,7 +140,7 @@ def _score_and_u(h, w, targets):
         y = targets[i, None]  # (r, 1)
         z = float32_product(h[i], w.T)  # (r, V)
         top, z_y = z.amax(1, keepdim=True), z.gather(1, y)
-        p = z.sub_(top).exp_()  # not normalised yet, p_v * s: one pass over V less
+        p = z.sub_(top).exp_()  # p_v * s, not normalised yet, which saves a pass over V
         s = p.sum(1, keepdim=True)
         log_s = s.log()
         logp[i] = (z_y - top - log_s).squeeze(1)
@@ -144,8 +155,8 @@ def _score_and_u(h, w, targets):
 
 
 def _score(h, w, targets):
-    """One product, because no gradient is wanted: narrow tiles of the vocabulary, folded one by one
-    into an online softmax.
+    """Returns logp and entropy, (N,) each, with a single product, because no gradient is wanted. An
+    online softmax takes in one narrow tile of the vocabulary after the other.
     """
     n, vocab, rows, columns = len(h), len(w), 512, 2048
     logp, entropy = h.new_empty(n), h.new_empty(n)
@@ -173,15 +184,17 @@ def _score(h, w, targets):
 
 
 # ------------------------------------------------------------------ on a GPU
-# cuBLAS product, one fold, cuBLAS product. One flash-style kernel for all three is not feasible:
-# its accumulator would be rows x H floats, more than shared memory.
+# A product by cuBLAS, a fold, and another product by cuBLAS. A single flash-style kernel cannot do
+# all three: its accumulator would be rows x H floats, which is more than shared memory.
 if triton is not None:
 
     @triton.jit
     def _fold(
         Z, Q, Y, LOGP, ENTROPY, vocab, inv_t, WRITE_Q: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """One program per row: logits z (V) -> log p_y, entropy and, into Q, one-hot(y) - p."""
+        """A program for each row: from logits z, (V,), to log p_y, the entropy and, in Q,
+        one-hot(y) - p.
+        """
         row = tl.program_id(0).to(tl.int64)
         Z += row * vocab
         y = tl.load(Y + row)
@@ -215,8 +228,8 @@ if triton is not None:
 
 
 def _score_on_gpu(hidden, weight, targets, temperature, need_u):
-    """(N, H), (V, H), (N,) -> logp (N,), entropy (N,), u (N, H) or None, without waiting for the
-    GPU.
+    """Returns logp (N,), entropy (N,), and u (N, H) or None, without waiting for the GPU; the
+    arguments are those of `linear_logprob`.
     """
     n, vocab = len(hidden), len(weight)
     weight = weight.to(hidden.dtype)  # under autocast the head may be wider than the hidden states
@@ -243,10 +256,10 @@ def _score_on_gpu(hidden, weight, targets, temperature, need_u):
 
 
 def float32_product(a, b):
-    """a @ b for a (..., n) and b (n, m): in float32, without rounding to the inputs' dtype in
-    between; in float64 where they are.
+    """Returns a @ b, (..., m), of a (..., n) and b (n, m), in float32, without rounding to the
+    inputs' dtype in between. Of float64 inputs it is float64.
 
-    On a CPU oneDNN computes it, as for torch.compile. MKL, to which torch's own product goes, is
+    On a CPU oneDNN computes it, as for torch.compile. torch's own product goes to MKL, which is
     slower on the AMD processor on which benchmarks/logprob.py has run.
     """
     if a.is_cuda and a.dtype != torch.float32:

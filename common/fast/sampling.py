@@ -1,12 +1,14 @@
-"""Sampling by `sample`, or by common/core/plain.py where a model has more than plain attention.
+"""Sampling by `sample`; by common/core/plain.py if a model has more than plain attention.
 
-Most of what transformers' `generate` costs is overhead: a token of 1.5B is 2,300 small kernels,
-started one by one from Python. What `sample` does differently, all of it exact: on a GPU a token's
-kernels are started together, as a CUDA graph; a prompt that several rows share (the rows of a
-group), and what unlike prompts begin with, is run once and its cache copied; rows that have ended
-are dropped; the cache is written in place instead of being concatenated anew at every token; LoRA
-weights are merged into small float32 weights while sampling, and others rounded and unpacked once,
-not at every token, by swapping pointers; the old ones are put back untouched.
+Most of the time of transformers' `generate` is overhead: a token of a 1.5B model is 2,300 small
+kernels, and Python starts each of them. `sample` saves time in these ways, and all are exact:
+    on a GPU all kernels of a token are started together, as a CUDA graph
+    a prompt that several rows share runs once, and its cache is copied; so does a beginning that
+        different prompts share
+    rows that have ended are dropped
+    the cache is written in place; it is not concatenated anew for every token
+    small float32 weights have their LoRA weights merged in while sampling; other weights are
+        rounded and unpacked once and not for every token. The old weights are put back untouched
 """
 
 import copy
@@ -25,24 +27,28 @@ from peft.tuners.lora import Linear as LoraLinear
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 SMALL = 1 << 18
-"""Largest layer, in entries, that is merged: in larger ones A and B hardly count, and merged copies
-of all would take the memory of a second model."""
+"""Entries of the largest layer that is merged. In a larger layer A and B hardly take time, and
+merged copies of all layers would take the memory of a second model.
+"""
 SEGMENT = {"cpu": 1, "cuda": 128}
-"""Tokens between checks for ended rows; on a GPU also the life of a CUDA graph, which
-takes all of a token's Python once more to record."""
+"""Tokens between checks for ended rows. On a GPU this is also the life of a CUDA graph; to record a
+graph takes the Python of a token."""
 ALIGNED = {"cpu": 1, "cuda": 16}
-"""The tokens that attention sees are a multiple of this: of others, a GPU's kernels make a copy of
-the mask in every layer."""
+"""The number of tokens that attention sees is a multiple of this. With other numbers a GPU's
+kernels copy the mask in every layer.
+"""
 BLOCK = 256
-"""Tokens of the vocabulary whose probabilities are added up before one of them is looked for."""
+"""Tokens of the vocabulary whose probabilities are added up first; then the token is looked for
+among the tokens of a block.
+"""
 WORTH_A_PASS = 32
-"""Shortest common beginning of unlike prompts, in tokens, that gets a pass of its own."""
+"""Tokens of the shortest common beginning of different prompts that gets a pass of its own."""
 
 
 def has_plain_attention(model) -> bool:
-    """Whether `sample` supports this model: full attention in every layer, by the function that
-    takes a mask of booleans; no sliding window, no recurrent state, no dynamic rope, which looks at
-    positions from Python.
+    """Whether `sample` supports this model. Every layer must have full attention, by the function
+    that takes a mask, without a sliding window or a recurrent state. A dynamic rope is not
+    supported, because it looks at positions from Python.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -53,7 +59,7 @@ def has_plain_attention(model) -> bool:
 
 
 def generate(model, prompt_ids, max_tokens, temperature, eos_ids, keys) -> tuple[list, list]:
-    """As `plain.generate`, by `sample` where it supports the model."""
+    """Returns what `plain.generate` does. `sample` computes it if it supports the model."""
     by = sample if has_plain_attention(model.get_base_model()) else plain.generate
     return by(model, prompt_ids, max_tokens, temperature, eos_ids, keys)
 
@@ -67,7 +73,7 @@ def sample(
     eos_ids: list[int],
     keys: list[int],
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """As `plain.generate`, and token for token the same. Equal prompts are run once."""
+    """Returns what `plain.generate` does, token for token. Arguments are the same."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     segment = SEGMENT[base.device.type]
     with _merged(model):
@@ -77,7 +83,7 @@ def sample(
                 ended = texts.rows["ended"]  # (b,)
                 if ended.all():
                     break
-                if ended.sum() >= 0.25 * len(ended):  # not for each single one: it copies the cache
+                if ended.sum() >= 0.25 * len(ended):  # not for every row: it copies the cache
                     texts.drop(ended)
                 count = min(segment, max_tokens - written)
                 texts.see(written + count - 1)
@@ -90,13 +96,13 @@ def sample(
 
 
 class _Texts:
-    """Completions while they are written. All that changes with a token changes in place, because a
-    CUDA graph reads and writes the same memory every time.
+    """Completions while they are written. Everything that changes with a token changes in place,
+    because a CUDA graph reads and writes the same memory every time.
 
     tokens, logps: (B, T); tokens are -1 after the end.
-    rows: of the b rows that are still written, each (b, ...): its place in `tokens`, whether it has
-        ended, its last token, that token's position, the key of its draws, and what of the cache
-        belongs to it.
+    rows: tensors of the b rows that are still written, (b, ...) each: a row's place in `tokens`,
+        whether it has ended, its last token, that token's position, the key of its draws, and the
+        mask of its cache.
     """
 
     def __init__(self, base, prompt_ids, max_tokens: int, temperature: float, eos_ids, keys):
@@ -108,7 +114,7 @@ class _Texts:
         B, self.width = len(prompt_ids), max(map(len, prompt_ids))
         self.tokens = torch.full((B, max_tokens), -1, device=device)
         self.logps = torch.zeros(B, max_tokens, device=device)
-        self.column = self.cache.layers[0].column  # (1,), that of the newest tokens
+        self.column = self.cache.layers[0].column  # (1,), the column of the newest tokens
         self.rows = {"place": torch.arange(B, device=device), "mask": mask, "position": position}
         self.rows["ended"] = torch.zeros(B, dtype=torch.bool, device=device)
         self.rows["token"] = torch.zeros_like(position)
@@ -116,7 +122,7 @@ class _Texts:
         self.take(hidden)
 
     def take(self, hidden: torch.Tensor):
-        """A token of each row, drawn after its last state, (b, H)."""
+        """Draws a token of each row. hidden: the row's last states, (b, H)."""
         ended = self.rows["ended"]
         self.column += 1
         nth = self.column - self.width  # (1,): the token's place in the completion
@@ -130,12 +136,12 @@ class _Texts:
         self.rows["position"] += 1
 
     def step(self):
-        """Runs the newest tokens through the model and takes the next ones."""
+        """Runs the newest tokens through the model, and draws the next tokens."""
         self.rows["mask"].index_fill_(1, self.column, 0.0)
         seen = self.rows["mask"][:, : self.cache.layers[0].end]
         states = self.backbone(
             input_ids=self.rows["token"][:, None],
-            attention_mask=seen[:, None, None],  # 4D: taken as it is
+            attention_mask=seen[:, None, None],  # transformers takes a 4D mask as it is
             position_ids=self.rows["position"][:, None],
             past_key_values=self.cache,
         ).last_hidden_state
@@ -147,29 +153,33 @@ class _Texts:
         self.cache.batch_select_indices(alive)
 
     def see(self, tokens: int):
-        """Attention sees the prompt and up to this many tokens after it."""
+        """Lets attention see the prompt and this many tokens after it."""
         for layer in self.cache.layers:
             layer.end = _aligned(self.width + tokens, self.column.device)
 
 
 def _draw(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple:
-    """(b, V), and (b,) in (0, 1] -> a token of each row and its log-prob, (b,) each; temperature 0
-    = the likeliest.
+    """Returns a token of each row, and its log-prob, (b,) each. Temperature 0 takes the likeliest.
+
+    Args:
+        logits: (b, V).
+        temperature: what the logits are divided by.
+        u: (b,), uniform in (0, 1].
     """
     if temperature not in (0, 1):
         logits = logits / temperature
     logp = torch.log_softmax(logits, dim=-1)  # (b, V)
     if temperature > 0:
-        # `plain.draw` in two parts, so that not all of the vocabulary is summed up one by one: in
-        # which block the token lies, and then where in the block
+        # `plain.draw` in two parts, so that not every token of the vocabulary is added up in turn:
+        # in which block the token lies, and then where it lies in the block
         p = F.pad(logp.exp(), (0, -logp.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = p.sum(-1, dtype=torch.float64).cumsum(-1)  # (b, blocks)
         u = u[:, None] * sums[:, -1:]  # (b, 1)
-        block = torch.searchsorted(sums, u).clamp(max=sums.shape[1] - 1)  # (b, 1); of NaNs too many
+        block = torch.searchsorted(sums, u).clamp(max=sums.shape[1] - 1)  # (b, 1); or NaN
         u = u - F.pad(sums, (1, 0)).gather(1, block)
         p = p.take_along_dim(block[:, :, None], 1).squeeze(1)  # (b, BLOCK)
         sums = p.cumsum(-1, dtype=torch.float64)
-        u = u.minimum(sums[:, -1:])  # a block's sum may be rounded otherwise here
+        u = u.minimum(sums[:, -1:])  # a block's sum may be rounded differently here
         token = block * BLOCK + torch.searchsorted(sums, u)  # (b, 1)
         token = token.clamp(max=logp.shape[1] - 1)
     else:
@@ -182,14 +192,15 @@ def _aligned(length: int, device) -> int:
 
 
 def _repeat(step, count: int, ended: torch.Tensor):
-    """step(), `count` times, or until all have ended. On a GPU the second is recorded, then
-    replayed; the first makes what a recording must find: kernels, and the copies of autocast.
+    """Calls step `count` times, or until all rows have ended. On a GPU the second call is recorded
+    as a CUDA graph, which is then replayed. The first call makes what a recording must find:
+    kernels, and the copies of autocast.
     """
     step()
     if count == 1:
         return
     graph = torch.cuda.CUDAGraph()
-    # what another thread does on the GPU meanwhile is not ours, and no reason to fail
+    # another thread may use the GPU meanwhile, which is no reason to fail
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     for i in range(1, count):
@@ -199,12 +210,12 @@ def _repeat(step, count: int, ended: torch.Tensor):
 
 
 def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, device):
-    """Run the common beginning once and the rest of each different prompt once, left-padded; copy
-    the cache to the rows that share it.
+    """Runs the common beginning once, and then the rest of each different prompt once, left-padded.
+    Copies the cache to the rows that share a prompt.
 
     Returns:
-        The last states (B, H); the cache; what attention adds, (B, length of the cache): 0 where
-        there is a prompt, -inf elsewhere; the position of each row's last token (B,).
+        The last states, (B, H); the cache; what attention adds, (B, length of the cache), which is
+        0 at a token of the prompt and -inf elsewhere; the position of each row's last token, (B,).
     """
     unique = list(dict.fromkeys(map(tuple, prompt_ids)))
     place = {prompt: i for i, prompt in enumerate(unique)}
@@ -247,24 +258,25 @@ def _prefill(backbone, prompt_ids: list[list[int]], max_tokens: int, device):
 
 
 def common_beginning(prompts: list) -> int:
-    """Length of the common beginning of these different prompts, instructions mostly; 0 below
-    WORTH_A_PASS. Never a whole prompt.
+    """Returns the number of tokens with which all these different prompts begin, mostly those of
+    instructions; 0 if there are fewer than WORTH_A_PASS. It is never a whole prompt.
     """
     length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
     return length if len(prompts) > 1 and length >= WORTH_A_PASS else 0
 
 
 class _Slots(DynamicLayer):
-    """A layer's keys and values, in memory for the whole completion: (B, heads, length, D).
+    """A layer's keys and values, (B, heads, length, D), with memory for the whole completion.
 
-    column: (1,), where the next token's go; `end`: how many columns attention sees. A CUDA graph
-    reads the first anew every time, while the second is fixed in it.
+    column: (1,), the column in which the next token is written. A CUDA graph reads it anew each
+        time.
+    end: the number of columns that attention sees. It is fixed in a CUDA graph.
     """
 
     def __init__(self, like: DynamicLayer, rows: int, length: int, column: torch.Tensor):
         super().__init__()
         _, heads, self.end, _ = like.keys.shape
-        # Trap: what is masked counts 0 times, and memory that nobody has set may hold a NaN
+        # Trap: attention multiplies masked values by 0, and memory that nobody has set may hold NaN
         self.keys, self.values = (
             x.new_zeros(rows, heads, length, x.shape[-1]) for x in (like.keys, like.values)
         )
@@ -282,12 +294,13 @@ class _Slots(DynamicLayer):
 
 @contextmanager
 def _merged(model):
-    """W + scaling * B A in place of W while sampling, which saves half of a small model's products.
+    """Inside this block W + scaling * B A takes the place of W, which saves half of the products of
+    a small model.
 
-    In float32 only, and only SMALL layers. Trap: bfloat16 has 8 significant bits, so most entries
-    of a young adapter are too small to change W at all, and the base would sample in the player's
-    place. Quantised layers stay as they are, too. The old weights are put back by pointer, so
-    nothing drifts.
+    Only SMALL layers in float32 are merged. Trap: bfloat16 has 8 significant bits, so most entries
+    of a young adapter are too small to change W, and the base would sample in place of the player.
+    Quantised layers also stay as they are. The old weights are put back by pointer, so nothing
+    drifts.
     """
     swapped = []
     for module in model.modules():
@@ -307,7 +320,7 @@ def _merged(model):
 
 
 def _logits(head, hidden: torch.Tensor) -> torch.Tensor:
-    """(..., H) -> (..., V) in float32, whatever the dtype of the weights."""
+    """Returns the logits, (..., V), of states (..., H), in float32 whatever the weights are."""
     with torch.autocast(hidden.device.type, enabled=False):  # it would round the product again
         logits = float32_product(hidden.flatten(0, -2), head.weight.T)
     return logits.unflatten(0, hidden.shape[:-1])

@@ -1,7 +1,7 @@
-"""Log-probs of completions; and the same gradient for less work: no padding, what rows begin with
-alike run once, rows without advantage dropped, micro-batches of rows of similar length.
+"""Computes the log-probs of completions, and the same gradient as plain.py with less work. Padding
+is left out, a beginning that rows share runs once, and rows of similar length make a micro-batch.
 
-Nothing here changes what is computed, only how much: tests/common/test_scoring.py compares each
+This changes the amount of work and not the result: tests/common/test_scoring.py compares each
 saving with the plain computation.
 """
 
@@ -17,12 +17,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # ------------------------------------------------------------------ log-probs
 def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `plain.token_logps`, without a state for padding; the head's logits are never held whole,
-    see fast/logprob.py.
+    """Returns the same as `plain.token_logps`. Padding has no states, and not all logits are held
+    together (see logprob.py).
     """
     ids, mask, places = batch.joined()  # (B, P + T) each
     targets, valid = batch.completion_ids, batch.completion_mask.bool()  # (B, T)
-    # rows padded on the right, (B, W), without their last tokens, after which nothing is asked
+    # rows padded on the right, (B, W), without their last tokens, whose states predict nothing
     ends = mask.sum(1, keepdim=True) - 1  # (B, 1)
     columns = torch.arange(int(ends.max()), device=ids.device)  # (W,)
     order = mask.argsort(dim=1, descending=True, stable=True)[:, : len(columns)]
@@ -30,7 +30,7 @@ def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, t
     one_row = has_plain_attention(base) and base._supports_attention_backend
     states, of = (packed if one_row else right_padded)(base.base_model, rows, places.min())
     nth = torch.arange(valid.shape[1], device=ids.device)  # (T,)
-    before = batch.prompt_mask.sum(1, keepdim=True) - 1 + nth  # (B, T): where each is foretold
+    before = batch.prompt_mask.sum(1, keepdim=True) - 1 + nth  # (B, T): what predicts each
     states = states.index_select(0, of.gather(1, before.clamp(max=len(columns) - 1))[valid])
     head = base.get_output_embeddings().weight
     logp, entropy = linear_logprob(states, head, targets[valid], temperature)  # (n,) each
@@ -39,14 +39,15 @@ def token_logps(base, batch: Batch, temperature: float) -> tuple[torch.Tensor, t
 
 
 def right_padded(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
-    """All states of some rows, (B * W, H); and which of them each row's are, (B, W).
+    """Returns (the states of some rows, (B * W, H); the number of each token's state, (B, W)).
 
-    No token sees what comes after it. So padding on the right needs no mask, and attention without
-    one has faster kernels.
+    A token does not see what comes after it. So padding on the right needs no mask, and attention
+    has faster kernels for that.
 
     Args:
+        backbone: the model without its head.
         rows: (B, W) token ids, -1 after the end.
-        first: the place of every row's first token.
+        first: the position of every row's first token.
     """
     places = first + torch.arange(rows.shape[1], device=rows.device)[None]
     run = {"input_ids": rows.clamp(min=0), "position_ids": places, "use_cache": False}
@@ -55,15 +56,16 @@ def right_padded(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def packed(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `right_padded`, but a state for each token that differs: (N, H), and (B, W).
+    """Returns the same as `right_padded`, but equal beginnings of rows share their states: (N, H),
+    and (B, W).
 
-    A state depends on nothing but on its token and on those before. What rows begin with alike,
-    instructions or the prompt of a group, therefore has the same states in all of them. Each runs
-    once, and all that run make one row of N tokens without padding. Attention alone takes this row
-    apart, in `attention`; everything else looks at one token at a time.
+    A state depends only on its token and on the tokens before. If rows begin with the same tokens,
+    such as instructions or the prompt of a group, the states of these tokens are equal, and they
+    run once. All tokens that run make a single row of N tokens without padding. Only attention must
+    take this row apart, in `attention`; all other layers look at each token alone.
     """
     rows, which = torch.unique(rows, dim=0, return_inverse=True)  # (U, W) sorted, (B,)
-    new = rows >= 0  # (U, W): what differs from the row before, with which most is in common
+    new = rows >= 0  # (U, W): tokens that are not shared with the row before
     new[1:] &= (rows[1:] != rows[:-1]).cumsum(1) > 0
     places = first + torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     numbers = (new.flatten().cumsum(0) - 1).view_as(rows)
@@ -76,20 +78,21 @@ def packed(backbone, rows, first) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention(module, query, key, value, mask, taken_apart=None, **more) -> tuple:
-    """transformers' attention; of the one row that `packed` makes, among the tokens of each row; on
-    a CPU, of one new token in each row, without reading shared keys anew for every head.
+    """Returns what transformers' attention does, in two special cases in another way. In the row
+    that `packed` makes, a token attends to the tokens of its own row. For a new token of each row
+    on a CPU, keys that several heads share are not read anew for each head.
 
     Args:
         query, key, value: (1, heads, N, D).
-        taken_apart: (U, W), which of the N tokens make each row; (N,), where each of them stands
-            in the U * W, or in the first of the rows that share it.
+        taken_apart: (U, W), which of the N tokens make each row; and (N,), where each of the N
+            tokens stands among the U * W; a shared token stands in the first of its rows.
     """
     if taken_apart is None:
         shared, one_mask = query.shape[1] > key.shape[1], mask is None or mask.shape[1] == 1
         if query.is_cuda or query.shape[2] > 1 or not shared or not one_mask:
             return sdpa_attention_forward(module, query, key, value, mask, **more)
-        # a new token of each row: the query heads of a head of keys are its queries, (B, heads of
-        # keys, heads of each, D). transformers does the same, but not under model.SHARED_KEYS
+        # the query heads that share a head of keys become its queries, (B, heads of keys, heads of
+        # each, D). transformers does the same, but not under models.SHARED_KEYS
         query = query[:, :, 0].unflatten(1, (key.shape[1], -1))
         found = F.scaled_dot_product_attention(query, key, value, mask, scale=more.get("scaling"))
         return found.flatten(1, 2)[:, None], None  # (B, 1, heads, D)
@@ -107,14 +110,14 @@ def attention(module, query, key, value, mask, taken_apart=None, **more) -> tupl
 
 
 def use_packed_attention():
-    # by this name, because a layer that is recomputed in the backward pass asks once more
+    # by this name, because a layer that is recomputed in the backward pass asks for it again
     AttentionInterface.register("sdpa", attention)
 
 
 # ------------------------------------------------------------------ micro-batches
 def in_order(batch: Batch) -> torch.Tensor:
-    """Returns (B,) row numbers in the order in which micro-batches are cut: from short completions
-    to long, rows with the same prompt together.
+    """Returns the row numbers, (B,), in the order in which micro-batches are cut: from short
+    completions to long completions, with rows of the same prompt together.
     """
     marked = 2 * batch.prompt_ids + batch.prompt_mask  # token and padding in one number
     prompts = torch.unique(marked, dim=0, return_inverse=True)[1]  # (B,)

@@ -1,1 +1,1 @@
-"""What a run needs around its loop; not needed to follow a step."""
+"""What a run needs around its loop. A reader can follow a step without this folder."""

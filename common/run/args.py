@@ -1,10 +1,10 @@
-"""The arguments that all scripts share. Nothing here imports torch or TRL, which takes ten seconds:
-a script calls `parse(Args)` above its imports of them, so `--help` and a typo are answered
-immediately.
+"""The arguments that all scripts share. To import torch and TRL takes ten seconds, and nothing here
+imports them. A script calls `parse(Args)` above its imports of them, so `--help` and a typo are
+answered immediately.
 
-A script's `Args` inherits `RunArgs` and adds the paper's own; its `check` refuses what cannot go
-together. Where another default fits a paper better, a script declares a field of `RunArgs` again.
-The type of a field says its bounds: `steps: Count`, `alpha: Share`. `--help` shows one list.
+A script's `Args` inherits `RunArgs` and adds the paper's arguments. Its `check` refuses arguments
+that do not go together. If another default fits a paper better, the script declares the field of
+`RunArgs` again. The type of a field says its bounds: `steps: Count`, `alpha: Share`.
 """
 
 import math
@@ -22,14 +22,18 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 # ------------------------------------------------------------------ types with bounds
 class Bounds(NamedTuple):
-    """Both included."""
+    """The least and the most value of a number; both are allowed."""
 
     least: float = -math.inf
     most: float = math.inf
 
 
 def whole_number(words: list[str]) -> int:
-    """What tyro reads as an integer; its own error would quote Python."""
+    """Returns an integer, for tyro, whose own error would quote Python.
+
+    Raises:
+        ValueError: the word is no integer in digits.
+    """
     try:
         return int(words[0])
     except ValueError:
@@ -39,8 +43,8 @@ def whole_number(words: list[str]) -> int:
 is_whole, in_words = lambda value: isinstance(value, int), lambda value: [str(value)]
 Whole = Annotated[int, PrimitiveConstructorSpec(1, "INT", whole_number, is_whole, in_words)]
 Count = Annotated[Whole, Bounds(1, 1_000_000)]
-Several = Annotated[Whole, Bounds(1, 10_000)]  # of one question, solution or step
-TwoOrMore = Annotated[Whole, Bounds(2, 10_000)]  # of which two are compared
+Several = Annotated[Whole, Bounds(1, 10_000)]  # samples of a question, solution or step
+TwoOrMore = Annotated[Whole, Bounds(2, 10_000)]  # samples that are compared
 Tokens = Annotated[Whole, Bounds(1)]
 CountOrZero = Annotated[Whole, Bounds(0)]  # 0 switches something off
 Share = Annotated[float, Bounds(0, 1)]
@@ -51,8 +55,8 @@ Seconds = Annotated[float, Bounds(0.001, 3600)]
 
 
 def per_model(tiny, real):
-    """The default of an argument: `tiny` with an embedded model, `real` with any other; None where
-    `launch` decides by the machine.
+    """Returns the default of an argument: `tiny` with a small model, `real` with any other model.
+    If `real` is None, `launch` decides by the machine.
     """
 
     class PerModel(float if isinstance(real, float) else int):
@@ -71,16 +75,16 @@ def per_model(tiny, real):
 @dataclass
 class RunArgs:
     model: str = "tiny"
-    """the embedded model, a hub id or a folder"""
+    """tiny, which is the small model, a hub id or a folder"""
     dataset: str = "tiny"
-    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
-    question and answer"""
+    """tiny, tiny-hard or tiny-long, which are questions for the small model; a hub id
+    (openai/gsm8k); or a .jsonl file with question and answer"""
     held_out: str | None = None
     """a .jsonl file whose rows are held out; by default the data set's own test or validation
-    split, or a tenth of its questions"""
+    split is held out, or a tenth of its questions"""
     out: str | None = None
-    """run folder, by default runs/SCRIPT-TIME-SEED; given again, the run resumes where it stopped
-    """
+    """run folder, by default runs/SCRIPT-TIME-SEED; if you give it again, the run resumes where it
+    stopped"""
     seed: Annotated[Whole, Bounds(0, 2**32 - 1)] = 0  # numpy's
     """random seed"""
     micro_batch: Count = per_model(tiny=32, real=8)
@@ -88,25 +92,27 @@ class RunArgs:
     lora_rank: Annotated[Whole, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
     four_bit: bool = per_model(tiny=False, real=None)
-    """load the base in 4-bit NF4; by default only on a GPU that it would not fit otherwise, and not
-    with --rollouts"""
+    """load the base in 4-bit NF4; by default only if a run would not fit the GPU otherwise, and
+    never with --rollouts"""
     generation_batch_size: Count | None = None
-    """most rows sampled at a time, which bounds the KV cache; by default 256 or what fits"""
+    """largest number of rows that are sampled together, which bounds the KV cache; by default as
+    many as fit, at most 256"""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """recompute activations in the backward pass: less memory, a third more work; auto: only where
-    they do not fit"""
+    """recompute activations in the backward pass, which takes less memory and a third more work;
+    auto does so only if they do not fit"""
     plain: bool = False
-    """sample and score by transformers, PEFT and autograd alone: slower, the same numbers except
-    for rounding; to see whether a fast path is at fault"""
+    """sample and score by transformers, PEFT and autograd alone. It is slower and gives the same
+    numbers except for rounding; it shows whether a fast path is at fault"""
     rollouts: str | None = None
     """URL of a vLLM server that samples in place of this process; docs/scale.md has its command"""
     vllm_importance_sampling_clip_max: Scale | None = None
-    """with --rollouts, and named as in TRL: weight each token by min(p_trainer / p_server, this); 2
-    where co/sampler_gap is more than rounding"""
+    """with --rollouts, and named as in TRL: weight each token by min(p_trainer / p_server, this);
+    take 2 if co/sampler_gap is more than rounding"""
     dry_run: bool = False
     """print how much memory this needs, load nothing, and end"""
     eval_every: CountOrZero = 16
-    """steps between evaluations on held-out questions; 0 = only first and last"""
+    """steps between evaluations on held-out questions; 0 evaluates only before and after training
+    """
     eval_questions: Count = per_model(tiny=256, real=128)
     """held-out questions"""
     eval_samples: Several = 4
@@ -114,16 +120,16 @@ class RunArgs:
     save_every: Count = 20
     """steps between checkpoints"""
     show_every: CountOrZero = 20
-    """steps between samples shown; 0 = never"""
+    """steps between samples that are printed; 0 prints none"""
     report_to: str = "none"
     """any tracker that transformers knows: trackio, wandb, tensorboard"""
 
     def __post_init__(self):
-        """Every `per_model` default becomes its value for this model, and everything is checked.
+        """Replaces every `per_model` default by its value for this model, and checks all arguments.
 
         Raises:
-            UserError: a number out of its bounds, a tracker that is not there, the embedded model
-                of other scripts, or what the script's own `check` refuses.
+            UserError: a number is out of its bounds, a tracker is not there, the small model is one
+                of other scripts, or the script's own `check` refuses something.
         """
         own = type(self).model
         if self.model in MODELS and own in MODELS and self.model != own:
@@ -149,7 +155,7 @@ class RunArgs:
         self.check()
 
     def check_rollouts(self):
-        """--rollouts, and what it does not go with."""
+        """Raises UserError for arguments that do not go with --rollouts."""
         if self.rollouts is None:
             if self.vllm_importance_sampling_clip_max:
                 raise UserError("--vllm-importance-sampling-clip-max needs --rollouts.")
@@ -164,12 +170,12 @@ class RunArgs:
             )
 
     def check(self):
-        """A SCRIPT MAY WRITE THIS: raises UserError for arguments that do not go together."""
+        """A SCRIPT MAY WRITE THIS. Raises UserError for arguments that do not go together."""
 
 
 def parse(kind: type[RunArgs]) -> RunArgs:
-    """What the command line says, as the script's own `Args`. With --help, and where an argument is
-    wrong, the process ends here: exit code 2 and one sentence.
+    """Returns the command line as the script's own `Args`. With --help the process ends here. If an
+    argument is wrong, it ends here with exit code 2 and one sentence.
     """
     # a stream that the shell has closed is None
     sys.stdout, sys.stderr = sys.stdout or NOBODY, sys.stderr or NOBODY
@@ -187,7 +193,7 @@ def parse(kind: type[RunArgs]) -> RunArgs:
 
 
 def check_number(name: str, value, kind):
-    """Raises UserError unless a number is finite and within the bounds of its type."""
+    """Raises UserError unless a number is finite and within the bounds of its type, `kind`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     options = [kind, *getattr(kind, "__args__", ())]  # Count | None

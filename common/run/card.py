@@ -1,5 +1,6 @@
-"""A model card for every player of a finished run: README.md in its folder, with what PEFT and the
-Hub read, and what was measured. Whoever uploads the folder has it there.
+"""Writes a model card for every player of a finished run: README.md in the player's folder, with
+what PEFT and the Hub read, and with the held-out figures. If the folder is uploaded to the Hub, the
+card is there.
 """
 
 import json
@@ -28,8 +29,13 @@ after {steps} steps:
 
 
 def write_cards(folder: Path, script: str, players: list[str], evaluations: list[dict]):
-    """folder: the run's, with a folder for each of the players' adapters; evaluations: the lines of
-    metrics.jsonl that have held-out figures.
+    """Writes the cards.
+
+    Args:
+        folder: the run's folder, which has a folder for each adapter.
+        script: its name, without .py.
+        players: names of the adapters.
+        evaluations: the lines of metrics.jsonl that have held-out figures.
     """
     arguments = json.loads((folder / "args.json").read_text())
     first, last = evaluations[0], evaluations[-1]

@@ -2,9 +2,9 @@
 
     folder, checkpoint = claim(args.out, "tango", arguments)
 
-Nothing of somebody else's is touched: a folder is ours if it is new, empty, or holds a run of the
-same script. A lock keeps a second run out, and the system lifts it when the first one ends, however
-that happens.
+A folder is ours if it is new, empty, or holds a run of the same script. In any other folder nothing
+is touched. A lock keeps a second run out. The system lifts the lock when the run's process ends,
+however it ends.
 """
 
 import errno
@@ -23,28 +23,30 @@ from common.core.recording import read_lines
 
 MAY_CHANGE = {*"out save_every eval_every show_every report_to generation_batch_size".split()}
 MAY_CHANGE |= {"micro_batch", "gradient_checkpointing", "plain", "rollouts"}
-"""Arguments that do not change what is trained, except for the rounding of sums: evaluation has
-random numbers of its own, and those of a token depend on none of these (common/core/draws.py)."""
+"""Arguments that a resumed run may change, because they do not change what is trained, except for
+the rounding of sums. An evaluation has random numbers of its own, and the random number of a token
+depends on none of these arguments (common/core/draws.py).
+"""
 
 LOCKS = []  # open files; `release` closes them
 
 
 def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None]:
-    """Make the run's folder, or find it again, and lock it. Writes nothing else.
+    """Makes the run's folder, or finds it again, and locks it. Writes nothing else.
 
     Args:
         out: --out; None makes a new folder in runs/.
-        name: the script's, without .py.
+        name: the script's name, without .py.
         given: its arguments.
 
     Returns:
-        (the folder, the checkpoint to resume from if there is one).
+        (the folder, the checkpoint from which the run resumes, or None).
 
     Raises:
-        UserError: the folder cannot be written, is somebody else's or in use, holds a run with
-            other arguments, or one that cannot resume.
+        UserError: the folder cannot be written, or is somebody else's or in use; or it holds a run
+            that has other arguments or cannot resume.
     """
-    if out == "":  # to Path the folder that one is in
+    if out == "":  # Path would take it for the working directory
         raise UserError("--out is empty; it must name a folder.")
     try:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
@@ -60,7 +62,7 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None]:
 
 
 def new_folder(name: str, seed: int) -> Path:
-    """Made here, so that two runs that start in one second get two."""
+    """Makes a new folder in runs/ and returns it. Two runs that start in one second get two."""
     base = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
     Path("runs").mkdir(exist_ok=True)
     for n in itertools.count(1):
@@ -71,10 +73,10 @@ def new_folder(name: str, seed: int) -> Path:
 
 
 def is_ours(folder: Path, name: str, given: dict) -> bool:
-    """Whether the folder holds a run of this script; False: it is new, or empty.
+    """Whether the folder holds a run of this script. If it is False, the folder is new or empty.
 
     Raises:
-        UserError: it holds anything else.
+        UserError: the folder holds anything else.
     """
     found = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if found <= {".lock", ".args.json.new"}:  # all that a start on a full disk has left
@@ -87,14 +89,14 @@ def is_ours(folder: Path, name: str, given: dict) -> bool:
     if f"{name}.py" in found:
         return True
     others = ", ".join(sorted(file for file in found if file.endswith(".py")))
-    if others or read_arguments(folder).keys() != given.keys():  # else a start that came no further
+    if others or read_arguments(folder).keys() != given.keys():  # equal: it has only started
         others = others or "another script"
         raise UserError(f"--out {folder}: holds a run of {others}, not of {name}.py.")
     return True
 
 
 def lock(folder: Path):
-    """Held until `release`, or until the process ends.
+    """Locks the folder until `release`, or until the process ends.
 
     Raises:
         UserError: another process holds it.
@@ -105,7 +107,7 @@ def lock(folder: Path):
     except OSError as error:
         file.seek(0)
         holder = file.read()
-        if error.errno in (errno.EAGAIN, errno.EACCES):  # else a file system without locks
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # other errors: a file system without locks
             file.close()
             raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
     file.truncate(0)
@@ -126,8 +128,11 @@ def release():
 
 # ------------------------------------------------------------------ going on
 def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
-    """The newest checkpoint; None where a run has none yet. One that failed before its first step
-    may have its arguments put right.
+    """Returns the newest checkpoint, or None if the run has none yet. A run that failed before its
+    first step may begin again with other arguments.
+
+    Raises:
+        UserError: the run has other arguments, or it has steps and no checkpoint.
     """
     before = read_arguments(folder)
     rows, _ = read_lines(folder / "metrics.jsonl")
@@ -146,7 +151,7 @@ def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
             f"or choose another folder. Schedules depend on --steps, so a run cannot be made "
             f"longer."
         )
-    # else it may have ended while it wrote its first checkpoint
+    # a run without this may have ended while it wrote its first checkpoint
     saved = steps > before["save_every"] or any(folder.glob("*/adapter_model.safetensors"))
     if checkpoint is None and saved:
         raise UserError(
@@ -164,9 +169,9 @@ def read_arguments(folder: Path, file: str = "args.json") -> dict:
 
 
 def numbered(folder: Path) -> dict[int, Path]:
-    """A run's own whole checkpoints by their steps, the oldest first. checkpoint-best, say, is
-    somebody else's. Trainer writes its state last; a script's run gives a checkpoint its name only
-    when all of it is written.
+    """Returns a run's whole checkpoints, step -> folder, the oldest first. A folder with another
+    name, such as checkpoint-best, is somebody else's. A checkpoint gets its name when it is whole,
+    and Trainer writes its state last.
     """
     files = folder.glob("checkpoint-*/trainer_state.json")
     found = [file.parent for file in files if file.parent.name[11:].isdecimal()]
@@ -174,8 +179,8 @@ def numbered(folder: Path) -> dict[int, Path]:
 
 
 def forget_older(folder: Path, step: int):
-    """Of the checkpoints before this step only the last one stays. Trainer would count other
-    folders with them.
+    """Deletes the checkpoints before this step, except the last of them. Trainer would also count
+    other folders.
     """
     earlier = [path for its, path in numbered(folder).items() if its < step]
     for path in earlier[:-1]:
@@ -183,7 +188,7 @@ def forget_older(folder: Path, step: int):
 
 
 def write_whole(path: Path, text: str):
-    """Beside it first and then renamed, so that at no moment half of it is there."""
+    """Writes a file beside its place and renames it, so that half a file is never there."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text)
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""From arguments to a trained run: what every script's `main` has in common, in order."""
+"""From arguments to a trained run: what the `main` of every script does, in order."""
 
 import secrets
 import sys
@@ -28,7 +28,8 @@ repetition_penalty generation_kwargs chat_template_kwargs use_vllm mask_truncate
 num_iterations gradient_accumulation_steps steps_per_generation max_steps num_train_epochs seed
 data_seed output_dir run_name report_to save_steps save_strategy save_total_limit eval_steps
 eval_strategy logging_steps num_generations per_device_train_batch_size"""
-"""Fields of GRPOConfig which GRPOTrainer would heed, and which stand elsewhere here."""
+"""Fields of GRPOConfig that GRPOTrainer would obey. Here they are arguments, or belong to players.
+"""
 
 
 def launch(
@@ -43,19 +44,25 @@ def launch(
     config: dict | None = None,
     **more,
 ):
-    """Train to the end, or to Ctrl-C, and return the trainer.
+    """Trains to the end, or to Ctrl-C, and returns the trainer.
 
     Args:
         Trainer: the script's CoTrainer.
+        args: the script's arguments.
         load: args -> (training rows, held-out rows).
-        evaluate: (trainer, held-out rows) -> metrics; first, every --eval-every steps, and last.
-        curves: title of a panel of the report -> its metrics; the first one of each is on the
-            step's line.
-        prompt: a training row's question -> its messages; `step` then gets --questions rows, each
-            group_size times in a row. Without it `step` gets no rows that it could use.
+        evaluate: (trainer, held-out rows) -> metrics. It is called before the first step, every
+            --eval-every steps, and at the end.
+        curves: title of a panel of the report -> its metrics. The first metric of each panel is
+            also printed in the step's line.
+        prompt: a training row's question -> its messages. With it, `step` gets --questions rows,
+            each group_size times in a row. Without it `step` gets no rows that it could use.
         group_size: by default --group-size.
         config: fields of GRPOConfig in which the paper differs.
         more: what the Trainer takes besides.
+
+    Raises:
+        UserError: an argument, a file or the machine does not allow the run.
+        ScriptError: the script makes a mistake.
     """
     check_config(config or {})
     script = sys.modules[Trainer.__module__].__file__
@@ -100,7 +107,7 @@ def check_config(fields: dict):
 
 
 def players_of(Trainer: type, args) -> dict[str, Player]:
-    """What `define_players` has returned, with the names of the adapters."""
+    """Returns what `define_players` returns, with the names of the adapters filled in."""
     try:
         players = with_adapters(Trainer.define_players(args))
     except (TypeError, AttributeError) as error:
@@ -112,15 +119,13 @@ def players_of(Trainer: type, args) -> dict[str, Player]:
 
 # ------------------------------------------------------------------ for TRL
 def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **more) -> GRPOConfig:
-    """What TRL's trainer is told.
-
-    The loss, the learning rates, lengths and temperatures are not in it: they belong to the
-    players, and the loss stands in common/core/cotrainer.py.
+    """Returns the configuration of TRL's trainer. It has no learning rates, lengths or
+    temperatures, which belong to the players, and no loss, which is in common/core/cotrainer.py.
 
     Args:
         rows: rows that the data loader gives each process for one optimiser step.
-        group_size: how often the data loader repeats each question; 2, TRL's least, where a script
-            does not use the loader's rows.
+        group_size: how often the data loader repeats each question. A script that does not use the
+            loader's rows takes 2, the least that TRL allows.
         more: fields of GRPOConfig in which a paper differs.
     """
     gpu = on_gpu(args.model)
@@ -137,14 +142,14 @@ def grpo_config(args: RunArgs, folder: Path, rows: int, group_size: int = 2, **m
         "logging_steps": 1,  # the player is a property of the step
         "save_steps": args.save_every,
         "report_to": args.report_to,
-        "project": "duet",  # to a tracker, as is the next; a resumed run keeps its name
+        "project": "duet",  # for trackers, as run_name is; a resumed run keeps its name
         "run_name": Path(folder).name,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "gradient_checkpointing": args.gradient_checkpointing == "on",
         "gradient_checkpointing_kwargs": {"use_reentrant": False},  # autograd.grad needs it
         "bf16": gpu,
-        "use_cpu": not gpu,  # nor Apple's GPU, on which nothing here was ever tried
+        "use_cpu": not gpu,  # Apple's GPU is not used: nothing here was ever tried on it
         "optim": "adamw_torch_fused",
     }
     return GRPOConfig(**options | more)

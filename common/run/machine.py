@@ -1,4 +1,4 @@
-"""Where a model runs; and what this machine cannot run, in one sentence, before it is loaded."""
+"""On which device a model runs. What this machine cannot run is refused before it is loaded."""
 
 import os
 import shutil
@@ -15,15 +15,15 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def on_gpu(model: str) -> bool:
-    """Whether this model, an argument --model, runs on a GPU: if there is one, and it is not an
-    embedded one. These run on the CPU, in float32, everywhere: all figures of theirs are of that,
-    and a GPU would wait for Python at each of their tokens.
+    """Whether this model, the argument --model, runs on a GPU. A small model runs on the CPU in
+    float32 on every machine: its published figures are from there, and a GPU would wait for Python
+    at each of its tokens. Any other model runs on a GPU if there is one.
     """
     return torch.cuda.is_available() and model not in MODELS
 
 
 def check_machine(model: str):
-    """Raises UserError for what would otherwise fail minutes later, or run on the wrong device.
+    """Raises UserError if this model would fail minutes later, or run on the wrong device.
 
     model: the argument --model.
     """

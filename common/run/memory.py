@@ -1,15 +1,15 @@
 """How much memory a run needs, computed from the model's config before anything is loaded.
 
-Exact are weights, adapters, Adam's moments, gradients and the KV cache: sums over the shapes of the
-model. Of layers with a sliding window or without attention the cache is less. Activations are an
-estimate, from bytes per token of small models. Everything that comes and goes gets a tenth more for
-fragmentation, which is an allowance and no measurement.
+Weights, adapters, Adam's moments, gradients and the KV cache are exact: they are sums over the
+shapes of the model. (A layer with a sliding window or without attention needs less cache than
+that.) Activations are an estimate, from bytes per token of models with few layers. Memory that
+comes and goes gets a tenth more for fragmentation, which is an allowance and not a measurement.
 
-The peak is that of the worse of two phases. Sampling holds the KV cache of all rows that are
-sampled at once; training holds one gradient, one hidden state per layer, and the activations of the
-layer that is being recomputed, or without --gradient-checkpointing those of all layers.
-tests/common/test_memory.py counts the exact parts in real models, and measures the activations with
-a memory profiler.
+A run has two phases, and the peak is the larger of their peaks. Sampling holds the KV cache of all
+rows that are sampled together. Training holds a gradient, a hidden state per layer, and the
+activations of the layer that is being recomputed; without --gradient-checkpointing it holds the
+activations of all layers. tests/common/test_memory.py counts the exact parts in real models, and
+measures the activations with a memory profiler.
 """
 
 import copy
@@ -30,8 +30,8 @@ from transformers import AutoModelForCausalLM
 
 GIB = 1 << 30
 QUESTION_TOKENS = 512  # instructions and question; GSM8K's longest has 355 with our longest prompt
-FEW_ROWS = 64  # that a base in 16 bits must leave room to sample
-MOST_ROWS = 256  # more sampled at once cost as much per token: a GPU is no longer waiting for work
+FEW_ROWS = 64  # a base in 16 bits must leave room to sample as many
+MOST_ROWS = 256  # with more rows a token costs the same: a GPU no longer waits for work
 FRAGMENTED = 1.1
 TABLE = {
     "weights": "weights of the base",
@@ -46,17 +46,19 @@ TABLE = {
 
 
 def plan_memory(args, players: dict):
-    """Returns the arguments with what they leave open: --generation-batch-size as many rows as fit,
-    at most MOST_ROWS; --gradient-checkpointing off where the activations fit without;
-    --four-bit where a GPU cannot hold a run in 16 bits. Reads the model's config only, and says
-    what does not fit. With --dry-run it prints the table, and the run ends.
+    """Returns the arguments, and fills in what they leave open. --generation-batch-size is as many
+    rows as fit, at most MOST_ROWS. --gradient-checkpointing is off if the activations fit without
+    it. --four-bit is on if a GPU cannot hold a run in 16 bits. Only the model's config is read.
+    With --dry-run it prints the table, and the run ends.
 
-    players: name -> Player, from `with_adapters`. A player's prompt holds instructions and question
-        (QUESTION_TOKENS), and what it reads of others' texts.
+    Args:
+        args: the script's arguments.
+        players: name -> Player, from `with_adapters`. A player's prompt holds instructions and the
+            question (QUESTION_TOKENS), and what the player `reads` of other players' texts.
 
     Raises:
-        UserError: weights, adapters and Adam's moments alone do not fit; or, in a dry run, the peak
-            does not. Otherwise the latter is a warning, because activations are an estimate.
+        UserError: weights, adapters and Adam's moments alone do not fit; or the peak does not fit
+            in a dry run. In any other run this is a warning, because activations are an estimate.
         SystemExit: at the end of a dry run.
     """
     config, gpu = read_config(args.model), on_gpu(args.model)
@@ -114,7 +116,7 @@ def plan_memory(args, players: dict):
 
 
 def say_estimate(name: str, four_bit: bool, adapters: int, need: dict, where: str, free: int):
-    """The table of --dry-run."""
+    """Prints the table of --dry-run."""
     base = "base in 4-bit, " if four_bit else ""
     say(f"{name}, {base}{adapters} adapter{'s' * (adapters > 1)}")
     say("\n".join(f"{text:<58}{_size(need[key])}" for key, text in TABLE.items()))
@@ -122,8 +124,11 @@ def say_estimate(name: str, four_bit: bool, adapters: int, need: dict, where: st
 
 
 def check_length(name: str, config, longest: int):
-    """Warns of texts longer than those that the model has seen. Raises UserError where its rope
-    changes with a text's length: what was sampled before would be scored as if it came after.
+    """Warns if texts may be longer than the texts that the model has seen.
+
+    Raises:
+        UserError: the model's rope changes at some length, and a text may be longer. The tokens
+            before that length would then be scored with another rope than they were sampled with.
     """
     positions = getattr(config, "max_position_embeddings", math.inf)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -145,8 +150,9 @@ def _size(size: int) -> str:
 
 
 def available(gpu: bool) -> tuple[str, int, int]:
-    """(what it is, free bytes, all bytes) of the GPU; on the CPU, the machine's memory, and the GPU
-    for which the log-prob would take blocks as large as it takes them on a CPU.
+    """Returns (what the memory is, free bytes, all bytes) of the GPU. On a CPU the free bytes are
+    the machine's memory. All bytes are then those of a GPU on which the log-prob would take blocks
+    of the size that it takes on a CPU.
     """
     if gpu:
         return f"free on {torch.cuda.get_device_name()}", *torch.cuda.mem_get_info()
@@ -160,16 +166,20 @@ def estimate(
     rows: int, micro_batch: int, frozen_adapters: int = 0,
     checkpointing: bool = True, entry: int = 2, gpu_bytes: int = 24 * GIB, processes: int = 1,
 ) -> dict[str, int]:  # fmt: skip
-    """Bytes by purpose: the rows of TABLE, "certain", which is exact, and "peak".
+    """Returns bytes by purpose: the rows of TABLE, "certain", which is exact, and "peak".
 
     Args:
         config: a transformers config of a dense decoder.
-        turns: longest (prompt, completion) of everything that is sampled, in tokens.
-        rows, micro_batch: rows sampled at once; rows per forward and backward pass.
+        turns: the longest (prompt, completion) of each player, in tokens.
+        adapters, frozen_adapters: how many adapters are trained, and how many are not.
+        lora_rank: rank of each adapter.
+        four_bit: the base is in NF4.
+        rows: rows that are sampled together; 0 if a server samples.
+        micro_batch: rows of a forward and backward pass.
         checkpointing: activations are recomputed in the backward pass, layer by layer.
         entry: bytes per entry of weights and activations: 2 on a GPU, 4 on a CPU.
         gpu_bytes: the GPU's memory, from which the log-prob takes the size of its blocks.
-        processes: of several, each adds up gradients in copies of them, and has DDP's buckets.
+        processes: if there are several, each has DDP's buckets and adds up copies of gradients.
     """
     linear, other, q_norm = shapes(config)
     H, I, layers, A, K, V = sizes(config.get_text_config())
@@ -195,7 +205,7 @@ def estimate(
 
     # Training, bytes per token and layer at 2 an entry. Kept for backward: two norms in float32;
     # gate, silu, up, their product; q, k, v, attention twice; the middle of LoRA; q and k once
-    # more where they are normalised. In passing: gradients of the MLP
+    # more if they are normalised. During the backward pass: gradients of the MLP
     of_layer = 20 * H + 8 * I + 6 * A + 4 * K + 14 * lora_rank + (4 * (A + K) if q_norm else 0)
     of_pass = 15 * H + 6 * I + (of_layer if checkpointing else 0)
     tokens, scored = micro_batch * longest, micro_batch * max(length for _, length in turns)
@@ -214,8 +224,9 @@ SHAPES = {}  # building a model takes a third of a second, and advice needs many
 
 
 def shapes(config) -> tuple[list[tuple[int, int]], int, bool]:
-    """(in, out) of every linear layer but the head, which are those that go to 4-bit and get
-    adapters; the number of all other parameters; whether queries and keys are normalised.
+    """Returns three things: (in, out) of every linear layer but the head, which are the layers that
+    go to 4-bit and get adapters; the number of all other parameters; and whether queries and keys
+    are normalised.
     """
     key = config.to_json_string()
     if key not in SHAPES:
@@ -232,8 +243,9 @@ def shapes(config) -> tuple[list[tuple[int, int]], int, bool]:
 
 
 def nf4_bytes(entries: int) -> int:
-    """One weight in NF4 with double quantisation: two entries a byte; a scale of 8 bits per 64
-    entries; one of 32 bits per 256 scales; their offset, and the levels of both, 16 and 256.
+    """Returns the bytes of a weight in NF4 with double quantisation. A byte holds two entries.
+    There is a scale of 8 bits for each 64 entries, and a scale of 32 bits for each 256 of these
+    scales. Their offset, and the 16 and 256 levels of both, come on top.
     """
     blocks = math.ceil(entries / 64)
     return math.ceil(entries / 2) + blocks + 4 * math.ceil(blocks / 256) + 4 + 4 * (16 + 256)

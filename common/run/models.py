@@ -1,5 +1,5 @@
-"""Loads the base and its adapters; and which models a run can use: each of these checks ends in one
-sentence, before a run begins.
+"""Loads the base and its adapters, and refuses models that a run cannot use. Each of these checks
+ends in one sentence, before a run begins.
 """
 
 import inspect
@@ -30,14 +30,14 @@ lm_head_multiplier output_multiplier""".split()
 """Settings of a config that change the logits after the head, which scoring does not."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 NEEDED = ("attention_mask", "position_ids", "past_key_values")
-"""What sampling and scoring give to the layers."""
+"""Arguments that sampling and scoring give to the layers."""
 INSTRUCTIONS, QUESTION = "Answer in one word.", "What is 2 + 2?"
 SYSTEM_INTO_USER = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
 {%- set both = messages[0]['content'] ~ '\n\n' ~ messages[1]['content'] -%}
 {%- set messages = [{'role': 'user', 'content': both}] + messages[2:] -%}
 {%- endif -%}
-"""  # in front of a chat template without a system role, such as Gemma's
+"""  # stands in front of a chat template without a system role, such as Gemma's
 
 
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -48,18 +48,19 @@ SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 def load_model(
     name: str, adapters: list[str], lora_rank: int, four_bit: bool, seed: int, plain: bool = False
 ):
-    """(PeftModel with a trainable adapter per name in `adapters`, tokenizer).
+    """Returns (a PeftModel with a trainable adapter for each name, its tokenizer).
 
     Args:
-        name: "tiny", "tiny-programs", "tiny-repairs" (embedded), a hub id, or a local folder.
+        name: "tiny", "tiny-programs" or "tiny-repairs" (the small models), a hub id, or a folder.
         adapters: names, see `add_players`.
+        lora_rank: rank of each adapter.
         four_bit: load the base in NF4 with double quantisation.
         seed: random seed of the adapters' A matrices.
         plain: keep the layers of transformers and PEFT.
 
     Raises:
-        UserError: there is no such model, a part of it is broken or does not fit the others, or
-            this GPU cannot hold or run it.
+        UserError: there is no such model, a part of it is broken or does not fit the other parts,
+            or this GPU is too small or too old for it.
     """
     gpu = on_gpu(name)
     if gpu:
@@ -67,8 +68,8 @@ def load_model(
         # Trap: cuDNN's attention, the default on an H100, gives NaN gradients where a text is
         # padded and 64 tokens longer than a multiple of 128 (pytorch issue 196678)
         torch.backends.cuda.enable_cudnn_sdp(False)
-    # several query heads share keys and values, which torch's attention takes as they are on a CPU;
-    # else transformers copies them for each head, and the backward pass keeps the copies
+    # on a CPU torch's attention takes keys and values that several query heads share as they are;
+    # otherwise transformers copies them for each head, and the backward pass keeps the copies
     os.environ[SHARED_KEYS] = "0" if gpu else "1"
     dtype = torch.bfloat16 if gpu else torch.float32
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -95,8 +96,8 @@ def load_model(
     keep_backward(model)
     check_one_prompt(name, model, tokenizer)
     tokenizer.eos_token = end_of_answer(model, tokenizer)
-    # what it says about sampling (min_p, ...) would fill in what a player leaves open, and scoring
-    # knows nothing of it
+    # the model's generation config may hold settings of sampling (min_p, ...). They would fill in
+    # what a player leaves open, and scoring does not know them
     ends = {name: getattr(model.generation_config, name) for name in ENDS}
     model.generation_config = GenerationConfig(**ends)
     model = add_players(model, adapters, lora_rank, seed)
@@ -107,10 +108,15 @@ def load_model(
 
 # ------------------------------------------------------------------ the tokenizer
 def load_tokenizer(name: str):
-    """The model's tokenizer, whose chat template shows both the instructions and the question.
+    """Returns the model's tokenizer, whose chat template shows both the instructions and the
+    question.
 
-    Where it has no system role, instructions go in front of the first user message: a template that
-    refuses them, or leaves them out without a word about them, is changed here, for all its users.
+    A template without a system role refuses instructions, or leaves them out silently. It is
+    changed here, for everybody who uses the tokenizer, and puts them in front of the first user
+    message.
+
+    Raises:
+        UserError: there is no tokenizer, or its chat template cannot be used.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(EMBEDDED.get(name, name), padding_side="left")
@@ -143,11 +149,11 @@ def example_prompt(tokenizer) -> str:
 
 
 def end_of_answer(model, tokenizer) -> str:
-    """The token with which the chat template ends an answer, if the model stops there when it
-    writes; else the tokenizer's end token.
+    """Returns the token with which the chat template ends an answer, if the model stops at it when
+    it writes; otherwise the tokenizer's end token.
 
-    They differ for gemma-3-it, say: <end_of_turn> and <eos>. Given answers that ended in <eos>
-    could be told from the model's own by their last token.
+    For gemma-3-it, for example, the two are <end_of_turn> and <eos>. A given answer that ended in
+    <eos> could be told from the model's own answers by its last token.
     """
     stops = model.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops]
@@ -162,8 +168,8 @@ def end_of_answer(model, tokenizer) -> str:
 
 # ------------------------------------------------------------------ the weights
 def check_weights(name: str, model, loading: dict):
-    """Raises UserError where the files do not hold this model: what they lack would be trained from
-    random numbers, and what is left over makes it another model.
+    """Raises UserError if the files do not hold this model. Weights that they lack would be random
+    numbers, and weights that are left over belong to another model.
 
     loading: from_pretrained's report, in which tied weights are not missing.
     """
@@ -194,7 +200,7 @@ def check_weights(name: str, model, loading: dict):
 
 
 def check_one_prompt(name: str, model, tokenizer):
-    """Raises UserError if tokenizer and weights do not go together, or these give no numbers."""
+    """Raises UserError if the tokenizer does not fit the weights, or the logits are not finite."""
     ids = tokenizer(example_prompt(tokenizer), add_special_tokens=False).input_ids
     end, rows = tokenizer.eos_token_id, model.get_input_embeddings().num_embeddings
     if end is None:
@@ -213,8 +219,13 @@ def check_one_prompt(name: str, model, tokenizer):
 
 
 def not_taught(model: str, name: str, texts: list[str]) -> list[tuple[str, str]]:
-    """Sentences, each with what it quotes, about a player `name` who is asked these texts: an
-    embedded model, which ignores instructions, must have been taught to answer some of them.
+    """Returns warnings, each as (sentence, what it quotes), about what a player is asked. A small
+    model ignores instructions, and must have been taught to answer some of the texts.
+
+    Args:
+        model: the argument --model.
+        name: the player.
+        texts: the user's messages.
     """
     said, endings = [], "|".join(ENDINGS.get(model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
@@ -231,10 +242,10 @@ def not_taught(model: str, name: str, texts: list[str]) -> list[tuple[str, str]]
 
 # ------------------------------------------------------------------ before anything is loaded
 def read_config(name: str):
-    """The model's transformers config, without its weights.
+    """Returns the model's transformers config, without its weights.
 
     Raises:
-        UserError: there is none, or we cannot train such a model.
+        UserError: there is no config, or such a model cannot be trained here.
     """
     check_folder(name)
     try:
@@ -248,13 +259,13 @@ def read_config(name: str):
 
 
 def check_architecture(config, model):
-    """Raises ValueError, or what `sizes` raises, unless this is a dense decoder of text alone whose
-    logits are those of a linear head.
+    """Raises ValueError, or what `sizes` raises, unless this is a dense decoder of text alone,
+    whose head is linear.
     """
     takes = {*inspect.signature(model.base_model.forward).parameters}
     heads = [s for s in UNSUPPORTED_HEADS if getattr(config, s, None) not in (None, 1.0)]
     for kind, found in {
-        # "all-linear" would put adapters on what sees, too, and these never have a gradient
+        # "all-linear" would also put adapters on the vision layers, which never have a gradient
         "reads more than text": config.get_text_config() is not config or config.sub_configs,
         # they are no linear layers: no adapter would reach them, and 4-bit would leave them whole
         "has experts": any(getattr(config, count, None) for count in EXPERTS),
@@ -270,7 +281,7 @@ def check_architecture(config, model):
 
 
 def check_folder(name: str):
-    """Raises UserError for a folder that holds adapters and no model: a run, or a checkpoint."""
+    """Raises UserError for a folder that holds adapters and no model, as a run or a checkpoint."""
     found = [*Path(name).glob("adapter_config.json"), *Path(name).glob("*/adapter_config.json")]
     if found and not os.path.exists(f"{name}/config.json"):
         adapters = ", ".join(sorted(path.parent.name for path in found))
@@ -281,7 +292,9 @@ def check_folder(name: str):
 
 
 def sizes(config) -> tuple[int, ...]:
-    """H, I (width of the MLP), layers, A = heads * head size, K = the same for keys, V."""
+    """Returns H, I (the width of the MLP), the number of layers, A = heads * head size, K (the same
+    for keys), and V.
+    """
     H, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
     head = getattr(config, "head_dim", None) or H // heads
     keys = getattr(config, "num_key_value_heads", None) or heads
@@ -318,8 +331,9 @@ def keep_backward(model):
 
 
 def without_dropout(name: str):
-    """The model's config. With a dropout, such as StarCoder2's, it would be another model at every
-    pass of a training step: who writes, who is scored, and the reference.
+    """Returns the model's config, with every dropout rate set to 0. With a dropout, such as
+    StarCoder2's, each pass of a training step would run another model: to sample, to score, and for
+    the reference.
     """
     config = AutoConfig.from_pretrained(EMBEDDED.get(name, name))
     rates = [key for key, x in vars(config).items() if "drop" in key and isinstance(x, float)]

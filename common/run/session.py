@@ -1,4 +1,4 @@
-"""A run's folder, and what a run shows while it lasts.
+"""What a run writes into its folder, and what it prints while it lasts.
 
     runs/tango-20260101-120000-0/
         args.json         every argument, filled in
@@ -7,11 +7,11 @@
         versions.json     libraries, device, git commit, a checksum of the questions
         metrics.jsonl     one line per step, one per evaluation
         rollouts.jsonl    a few completions of every step, each token with its advantage
-        report.html       all of it to look at, made at every evaluation
+        report.html       a page that shows all of it, made at every evaluation
         generator/ ...    the trained adapters, as PEFT saves them, each with a model card
         checkpoint-N/     adapters, optimiser, random numbers, what the script keeps
 
-With its folder and the same arguments (`--out FOLDER`), a run resumes where it stopped.
+A run that gets its folder (`--out FOLDER`) and the same arguments again resumes where it stopped.
 """
 
 import atexit
@@ -49,14 +49,14 @@ from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
 
 LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS}
-"""Errors of a machine that is full, which a user can put right."""
+"""Errors of a full machine, which a user can put right."""
 
 
 # ------------------------------------------------------------------ around everything
 @contextmanager
 def exit_with_one_sentence():
-    """What a user can put right ends in one sentence and exit code 2, not in a stack trace; around
-    a script's `main`. Several processes leave their group together.
+    """Stands around a script's `main`. An error that the user can put right ends in one sentence
+    and exit code 2, and not in a stack trace. Several processes leave their group together.
     """
     code, sentence = None, ""
     # a stream that the shell has closed is None
@@ -98,8 +98,8 @@ def exit_with_one_sentence():
 
 
 def _line_of_the_script(error: ScriptError) -> str:
-    """Such as `fork.py, line 120 (self.update(batch)): `; "" where no line of the script led to the
-    error.
+    """Returns the place of an error, such as `fork.py, line 120 (self.update(batch)): `, or "" if
+    no line of the script led to it.
     """
     libraries = (str(Path(__file__).parent.parent), sys.prefix, sys.base_prefix)
     frames = traceback.extract_tb(error.__traceback__)
@@ -123,7 +123,7 @@ def resume(folder: Path) -> str:
 
 @contextmanager
 def _noting_how_to_go_on():
-    """Adds it to any error of a run that has a checkpoint, unless the error says it itself."""
+    """Adds to an error how the run can go on, if it has a checkpoint and the error is silent."""
     try:
         yield
     except Exception as error:
@@ -139,7 +139,7 @@ def _with_notes(sentence: str, error: Exception) -> str:
 
 
 def _say_how_to_go_on(ended: str):
-    """Of several processes the main one says it, which has claimed the folder."""
+    """Prints how the run ended and how it can go on. Only the main process has the folder."""
     folder = claimed()
     if folder and numbered(folder):
         ended += f"; what was saved is safe: {resume(folder)}"
@@ -151,8 +151,8 @@ def _say_how_to_go_on(ended: str):
 
 
 def begin(model: str) -> PartialState:
-    """Which process this is, under torchrun or accelerate launch, and on which device it computes:
-    once, before everything that asks for `PartialState()`.
+    """Returns which process this is, under torchrun or accelerate launch, and on which device it
+    computes. It is called once, before anything asks for `PartialState()`.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -162,9 +162,14 @@ def begin(model: str) -> PartialState:
 
 # ------------------------------------------------------------------ the run's folder
 def start_run(args, script: str, train: list, held_out: list) -> "Run":
-    """Make the run's folder, or find it again, and write down what is going to be run. If the
-    script has changed since the run began, the folder keeps both: the new one is called after the
-    checkpoint from which it resumes.
+    """Makes the run's folder, or finds it again, and writes down what is going to run. If the
+    script has changed since the run began, the folder keeps both: the name of the new script says
+    from which checkpoint it resumes.
+
+    Args:
+        args: the script's arguments.
+        script: its path.
+        train, held_out: the rows of the data set.
 
     Raises:
         UserError: see `folder.claim`; all processes raise it.
@@ -204,12 +209,14 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
 
 
 def what_differs(folder: Path, now: dict, dataset: str) -> list[str]:
-    """What the user should know of a run that resumes; now: what will be its versions.json.
+    """Returns notes for the user about a run that resumes: which versions differ.
+
+    now: what will be its versions.json.
 
     Raises:
-        UserError: the run has not had as many processes as now, whose are its random numbers, its
-            place in the data and what a script remembers; or other questions, of which some that
-            it was trained on would now be held out.
+        UserError: the run had another number of processes, or other questions. Random numbers, the
+            place in the data and the script's state belong to a number of processes. With other
+            questions, some that the run was trained on could now be held out.
     """
     try:
         before = json.loads((folder / "versions.json").read_text())
@@ -236,7 +243,7 @@ def checksum(rows: list) -> int:
 
 @contextmanager
 def in_a_sentence(folder: Path):
-    """What a disk can do to a run in progress."""
+    """Inside this block an error of the disk becomes a UserError, which names the run's folder."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -253,7 +260,7 @@ def in_a_sentence(folder: Path):
 
 
 def versions(model: str) -> dict:
-    # the commit; "-dirty" behind it where files have changed since
+    # the commit, with "-dirty" at its end if files have changed since
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     libraries = "torch transformers trl peft accelerate bitsandbytes datasets math-verify".split()
@@ -270,11 +277,11 @@ def versions(model: str) -> dict:
 
 # ------------------------------------------------------------------ what a run shows
 class Run(TrainerCallback):
-    """What all scripts have around the loop: lines, evaluation, samples, Ctrl-C."""
+    """What every script has around its loop: printed lines, evaluations, samples, Ctrl-C."""
 
     def __init__(self, folder: Path, name: str, checkpoint: Path | None, args):
         self.folder, self.name, self.checkpoint, self.args = folder, name, checkpoint, args
-        self.begun_in = folder.stat()  # the folder itself, to which its name may cease to lead
+        self.begun_in = folder.stat()  # the folder itself; its name may lead to another one later
         self.main, self.processes = PartialState().is_main_process, PartialState().num_processes
         self.stop, self.asked = 0, 0.0  # the signal that asked for it, and when
         self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
@@ -283,7 +290,7 @@ class Run(TrainerCallback):
         self.started = time.time() - (rows[-1].get("seconds") or 0.0 if rows else 0.0)
 
     def train(self, trainer, evaluate, curves: dict[str, list[str]]):
-        """Train to the end or to Ctrl-C; the arguments are those of `launch`."""
+        """Trains to the end or to Ctrl-C; `launch` explains the arguments."""
         self.trainer, self.evaluate, self.curves = trainer, evaluate, curves
         if self.main:  # for the report, which is first written at the evaluation before step 1
             about = inspect.getmodule(type(trainer)).__doc__ or ""
@@ -317,7 +324,7 @@ class Run(TrainerCallback):
             with in_a_sentence(self.folder):
                 self.trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
         except RuntimeError as error:
-            # torch raises another error in a CUDA graph, while it handles this one
+            # in a CUDA graph torch raises another error while it handles this error
             if not any(isinstance(e, torch.OutOfMemoryError) for e in (error, error.__context__)):
                 raise
             args, step = self.args, self.trainer.state.global_step
@@ -328,7 +335,10 @@ class Run(TrainerCallback):
             ) from None
 
     def _check_questions(self, rows: int):
-        """rows: of one pass over the data, as `step` gets them."""
+        """Raises UserError if the questions are too few for a step, and notes if they come again.
+
+        rows: the number of rows in a pass over the data, as `step` gets them.
+        """
         dataset, questions = f"--dataset {self.args.dataset}", len(self.trainer.train_dataset)
         steps = rows // (self.trainer.args.train_batch_size * self.processes)
         if not steps:  # Trainer would end, and call it a success
@@ -349,7 +359,7 @@ class Run(TrainerCallback):
             say(f"stopped at step {trainer.state.global_step}; {resume(self.folder)}")
             sys.exit(128 + self.stop)
         if self.main:
-            # PEFT's would go where the user may have written one about this run
+            # PEFT's card would go where the user may have written a card about this run
             trainer.model.create_or_update_model_card = lambda _: None
             trainer.model.save_pretrained(self.folder)
             adapters = sorted({player.adapter for player in trainer.players.values()})
@@ -358,7 +368,7 @@ class Run(TrainerCallback):
             self._note_untrained()
 
     def _note_untrained(self):
-        """Players that no step has trained."""
+        """Notes which players no step has trained."""
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         known, players = {key for row in rows for key in row}, self.trainer.players.items()
         trained = {p.adapter for n, p in players if {f"{n}/loss", f"{p.adapter}/loss"} & known}
@@ -382,7 +392,7 @@ class Run(TrainerCallback):
         step, last = state.global_step, state.global_step == state.max_steps
         due = self.args.eval_every and step % self.args.eval_every == 0
         control.should_evaluate = bool(last or due)
-        if sys.stdout is NOBODY:  # not by SIGPIPE, which a tracker's connection may raise, too
+        if sys.stdout is NOBODY:  # not SIGPIPE, which a tracker may also raise
             self.stop = self.stop or signal.SIGPIPE
         self.stop = max(gather_object([self.stop]))  # all processes stop after the same step
         if self.stop or last:
@@ -394,7 +404,7 @@ class Run(TrainerCallback):
             forget_older(self.folder, state.global_step)
 
     def on_log(self, args, state, control, logs=None, **_):
-        """After every step: its line, and the sample that is due."""
+        """Writes and prints the step's line, and prints the samples that are due."""
         if not self.main or "train_runtime" in logs or any(key.startswith("eval_") for key in logs):
             return
         step, steps = state.global_step, state.max_steps
@@ -409,7 +419,7 @@ class Run(TrainerCallback):
 
     # ------------------------------------------------------------------ output
     def _show(self, step: int):
-        """What each player was asked and has written, from what was recorded of this step."""
+        """Prints what each player was asked and has written, as recorded of this step."""
         rows = [row for row in read_lines(self.folder / "rollouts.jsonl")[0] if row["step"] == step]
         for row in {row["player"]: row for row in reversed(rows)}.values():
             rewards = ", ".join(f"{name} {r:.2f}" for name, r in row["rewards"].items())
@@ -417,14 +427,14 @@ class Run(TrainerCallback):
             say(f"--- judgement\n{row['judgement']}" if "judgement" in row else f"--- {rewards}")
 
     def table(self):
-        """First and last evaluation."""
+        """Prints the first and the last evaluation."""
         first, last = self.evaluations[0], self.evaluations[-1]
         step = f"step {last['step']}"
         say(f"\n{'held-out questions':<34}{'step 0':>10}{step:>12}{'change':>10}")
         for key in [k for k in last if k.startswith("eval/")]:
             if key in first:
                 values = f"{first[key]:>10.3f}{last[key]:>12.3f}{last[key] - first[key]:>+10.3f}"
-            else:  # a share of something that there was none of
+            else:  # at step 0 there was nothing to take a share of
                 values = f"{'-':>10}{last[key]:>12.3f}"
             say(f"{key[5:]:<34}{values}")
         seconds = f"{time.time() - self.started:.0f} s"
@@ -432,13 +442,13 @@ class Run(TrainerCallback):
         say(f"python -m common.run.report {self.folder} OTHER compares it with another run")
 
     def _evaluate(self, ignore_keys=None):
-        """ignore_keys: Trainer's, for predictions, which there are none of."""
+        """Evaluates, and writes and prints the figures. ignore_keys is Trainer's and not used."""
         start, step, trainer = time.time(), self.trainer.state.global_step, self.trainer
         trainer.control.should_evaluate = False  # or Trainer does it again where its data end
         found = trainer.run_evaluation(self.evaluate)
         result = {f"eval/{key}": value for key, value in found.items()}
         self.evaluations.append({"step": step, **result})
-        # trackers file what begins with eval_ under eval/, all else under train/
+        # trackers put names that begin with eval_ under eval/, and all others under train/
         logs = {f"eval_{key}": value for key, value in found.items()}
         trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
         trainer.control.should_evaluate = False  # Trainer asks again when it leaves its loop
@@ -463,13 +473,13 @@ class Run(TrainerCallback):
             file.write(json.dumps(row) + "\n")
 
     def _rows(self, name: str) -> list[dict]:
-        """The lines up to the checkpoint; what came after it is done again."""
+        """Returns the lines of a file up to the checkpoint. Later steps are done again."""
         step = int(self.checkpoint.name.split("-")[1]) if self.checkpoint else -1
         return [row for row in read_lines(self.folder / name)[0] if row["step"] <= step]
 
     def _interrupted(self, sign, _):
         if self.stop and time.time() - self.asked > 1:  # torchrun hands on what the terminal sent
-            raise KeyboardInterrupt  # the second time: at once
+            raise KeyboardInterrupt  # the second Ctrl-C stops immediately
         self.stop, self.asked = sign, time.time()
         said = b"\nstopping after this step, with a checkpoint (Ctrl-C again: at once)\n"
         if self.main:

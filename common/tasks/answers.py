@@ -1,8 +1,8 @@
-"""Asking for a solution and reading what a model wrote: the boxed answer, whether it is right, the
-steps, where they end.
+"""Asks for a solution, and reads what a model has written: the boxed answer, whether it is right,
+the steps, and where the steps end.
 
-Reading takes time in proportion to the length of the text, also where a model that has come off the
-rails writes thousands of unclosed braces or tags.
+Reading takes time in proportion to the length of the text, even if a model writes thousands of
+unclosed braces or tags.
 """
 
 import bisect
@@ -16,10 +16,10 @@ from math_verify.errors import TimeoutException
 from math_verify.grader import take_last_relation
 from sympy import And, Eq, FiniteSet, Mul, Number, Pow, UnevaluatedExpr
 
-SECONDS = 3  # to read one answer; what takes longer is wrong
+SECONDS = 3  # to read an answer; an answer that takes longer is wrong
 BRACE = re.compile(r"\\boxed\{|[{}]")
 STEP = re.compile(r"<step>(.*?)(</step>|\Z)", re.DOTALL)
-SPACE = r"(?<=[\d}])(?:[\s~]|\\[ ,;:])"  # behind a number or an expression
+SPACE = r"(?<=[\d}])(?:[\s~]|\\[ ,;:])"  # after a number or an expression
 TEXT = re.compile(SPACE + r"*+\\(?:text|mathrm)\w*\{([^{}]*)\}")
 WHOLE = re.compile(r"\\(?:text|math)\w*\{([^{}]*\d[^{}]*)\}")
 UNIT = re.compile(SPACE + r"++([A-Za-z]{3,}(?: +[A-Za-z]{2,}){0,3})\Z", re.ASCII)
@@ -57,10 +57,11 @@ def solve_prompt(question: str) -> list[dict]:
 def solve(
     trainer, player: str, rows: list[dict], samples: int = 1, greedy: bool = False
 ) -> tuple[list[str], list[bool]]:
-    """Held-out questions, the same on all processes, answered `samples` times each, adjacent.
+    """Has a player answer held-out questions, `samples` times each. The questions are the same on
+    all processes, and so are the results.
 
     Returns:
-        The texts, and whether each one's answer is right.
+        (the texts, whether the answer of each text is right); texts of a question are adjacent.
     """
     several = [row for row in rows for _ in range(samples)]
     texts = trainer.generate_all(player, [solve_prompt(r["question"]) for r in several], greedy)
@@ -68,12 +69,15 @@ def solve(
 
 
 def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
-    """A solution of each row's question, {question, answer, solution, right, well_formed}.
+    """Samples a solution of each row's question, which a player may later be taught. Returns rows
+    {question, answer, solution, right, well_formed}.
 
-    rows: may have `prefix`, the text that the solution begins with; a box in it is no answer that
-        the rest has come to.
-    well_formed: it has steps and an answer, was not cut, for it is taught with an end token, and
-    spells out no special token, which would become one.
+    A solution is well formed if it has steps and an answer, was not cut, and spells out no special
+    token. It is taught with an end token, and a special token that is spelt out would become a real
+    token.
+
+    rows: they may have a `prefix`, the text with which the solution begins. A box in the prefix
+        does not count as an answer.
     """
     from common.core.model import special_tokens  # and torch, which the loaders do without
 
@@ -101,30 +105,31 @@ def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
 
 # ------------------------------------------------------------------ answers
 def boxed(text: str) -> str | None:
-    """Content of the last complete \\boxed{...} (braces may nest), or None."""
+    """Returns the content of the last complete \\boxed{...}, or None. Braces may nest."""
     opened, latest, content = [], 0, None  # opened: where a brace's content starts, is it a box
     for brace in BRACE.finditer(text):
         if brace[0] != "}":
             opened.append((brace.end(), brace[0] != "{"))
-        elif opened:  # one that closes nothing is skipped
+        elif opened:  # a brace that closes nothing is skipped
             start, is_box = opened.pop()
-            if is_box and start > latest:  # not one around the latest
+            if is_box and start > latest:  # not a box around the latest box
                 latest, content = start, text[start : brace.start()]
     return content
 
 
 def final_answer(text: str) -> str | None:
-    """The boxed answer; None if there is none, or an empty one."""
+    """Returns the boxed answer; None if there is no box, or an empty box."""
     return (boxed(text) or "").strip() or None
 
 
 def is_correct(text: str, gold: str) -> bool:
     """Whether the last boxed answer of `text` equals `gold`.
 
-    Equal strings are equal, plain numbers are compared as numbers, and anything else is left to
-    math-verify. Units are not compared. Where gold is a number, an answer that has still to be
-    worked out, or is in another relation than "=" or \\approx, is wrong. No box, an empty one, or
-    one that math-verify cannot read is wrong; never an exception.
+    Equal strings are equal, plain numbers are compared as numbers, and math-verify compares
+    anything else. Units are not compared. If gold is a number, an answer is wrong that has still to
+    be worked out, or that stands in another relation than "=" or \\approx. A text without a box,
+    with an empty box, or with a box that math-verify cannot read is wrong. No text raises an
+    exception.
     """
     answer, gold = final_answer(text), gold.strip()
     if answer is None or answer == gold:
@@ -146,32 +151,35 @@ def is_correct(text: str, gold: str) -> bool:
 
 @functools.lru_cache(1 << 14)
 def read(answer: str) -> list:
-    """What math-verify makes of it."""
+    """Returns what math-verify reads in an answer."""
     return parse(f"\\boxed{{{answer}}}", parsing_timeout=limit())
 
 
 @functools.lru_cache(1 << 14)
 def can_be_compared(answer: str) -> bool:
-    """False of 9^{9^9}, whose value takes for ever: found out once, with a number, for in a vote it
-    would be compared with all others.
+    """Whether an answer can be compared in time. 9^{9^9} cannot: its value would take for ever. A
+    comparison with a number shows it, once, because in a vote an answer is compared with all
+    others.
     """
     try:
         verify(Number(1), read(answer), timeout_seconds=limit(), raise_on_error=True)
     except TimeoutException:
         return False
-    except Exception:  # not with a number
+    except Exception:  # it cannot be compared with a number
         pass
     return True
 
 
 def limit() -> int | None:
-    """Math-verify's timeouts are signals, so for the main thread only."""
+    """Returns math-verify's time limit in seconds. It works by signals, which only the main thread
+    gets; any other thread has no limit.
+    """
     return SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
 def without_unit(answer: str) -> str:
-    r"""The answer without its last full stop and the words behind it. Words that change its value
-    stay, in plain letters, for math-verify leaves out every `\text{...}`.
+    r"""Returns the answer without its last full stop and its unit. Words that change its value
+    stay, in plain letters, because math-verify leaves out every `\text{...}`.
 
     >>> [without_unit(a) for a in ("18 red books.", r"7 \text{ or more}", "2 dozen", "18xyz")]
     ['18', '7  or more', '2 dozen', '18xyz']
@@ -183,8 +191,8 @@ def without_unit(answer: str) -> str:
 
 
 def is_number(value) -> bool:
-    """Whether what math-verify has read is worked out: one number, or a quotient of two, with a
-    percent sign or a power of ten. The right side of an equation counts.
+    """Whether what math-verify has read is worked out: a number or a quotient of two numbers, which
+    may have a percent sign or a power of ten. Of an equation the right side counts.
     """
     if isinstance(value, (And, Eq)):
         value = take_last_relation(value).rhs
@@ -202,8 +210,8 @@ def is_number(value) -> bool:
 
 
 def in_one_form(answers: list[str | None]) -> list[str | None]:
-    r"""For a vote: each answer as the first one that equals it is written, or `18.0` would not vote
-    for `18`.
+    r"""Returns answers for a vote. Each is written as the first answer that equals it; otherwise
+    `18.0` would not vote for `18`.
 
     >>> in_one_form(["18", None, "18.0", "1/2", r"\$18", "9*2"])
     ['18', None, '18', '1/2', '18', '9*2']
@@ -221,8 +229,9 @@ def in_one_form(answers: list[str | None]) -> list[str | None]:
 
 
 def without_thoughts(text: str) -> str:
-    """What follows the thoughts: nothing if a text was cut in them, whatever box it had quoted. One
-    that does not close them and yet ends in its answer stays as it is.
+    """Returns what follows the thoughts of a text. If the text was cut in its thoughts, that is
+    nothing, whatever box the thoughts quote. If the thoughts are not closed and the text ends in
+    its answer, it stays as it is.
 
     >>> without_thoughts("<think>Is it 8?</think>No: 7"), without_thoughts("<think>Is it 8?")
     ('No: 7', '')
@@ -233,12 +242,12 @@ def without_thoughts(text: str) -> str:
 
 # ------------------------------------------------------------------ steps
 def split_steps(text: str) -> list[str]:
-    """The contents of all <step>...</step> blocks, in order."""
+    """Returns the contents of all <step>...</step> blocks, in order."""
     return [block[1] for block in _steps(text)]
 
 
 def beginnings(solution: str) -> list[str]:
-    """The solution up to the end of each of its steps.
+    """Returns the solution up to the end of each of its steps.
 
     >>> beginnings("<step>a</step> <step>b</step> c")
     ['<step>a</step>', '<step>a</step> <step>b</step>']
@@ -247,28 +256,28 @@ def beginnings(solution: str) -> list[str]:
 
 
 def _steps(text: str) -> list[re.Match]:
-    """What is never closed is taken to the end of the text, and left out: a closing tag is not
-    looked for again from every opening one.
+    """Returns the matches of all blocks. A block that is never closed matches up to the end of the
+    text and is then left out; so the closing tag is not looked for again from every opening tag.
     """
     return [block for block in STEP.finditer(text) if block[2]]
 
 
 def step_ends(token_ids: list[int], tokenizer) -> list[int]:
-    """For every <step>...</step> block, the index of the token that completes `</step>`.
+    """Returns the index of the token that completes `</step>`, for every <step>...</step> block.
 
-    Found from the token ids themselves, because text that is encoded again need not give the same
-    tokens, and in a byte-level BPE `>` may share its token with the newline after it. There are
-    always as many as `split_steps(tokenizer.decode(ids))` has.
+    The token ids themselves are read, because a text that is encoded again need not give the same
+    tokens, and because in a byte-level BPE a token may hold `>` and the newline after it. There are
+    always as many indices as `split_steps(tokenizer.decode(ids))` has steps.
     """
     text = tokenizer.decode(token_ids)
     if not _steps(text):
         return []
-    # a character that the tokenizer cuts in two decodes to other marks, but ASCII tags stay whole
+    # a character that the tokenizer cuts in two decodes to other characters; ASCII tags stay whole
     pieces = tokenizer.batch_decode([[i] for i in token_ids])
     together = "".join(pieces)
     if together.encode("ascii", "ignore") != text.encode("ascii", "ignore"):
-        # SentencePiece drops the leading space of a token at the start of a text: take from each
-        # token what it adds to the few before it
+        # SentencePiece drops the leading space of a token at the start of a text. So the piece of a
+        # token is what it adds to the few tokens before it
         windows = [token_ids[max(0, i - CONTEXT) : i + 1] for i in range(len(token_ids))]
         before = tokenizer.batch_decode([window[:-1] for window in windows])
         after = tokenizer.batch_decode(windows)

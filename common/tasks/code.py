@@ -1,9 +1,9 @@
 """Programming tasks with tests: rows {question, test_input, test_output, reference}.
 
-They come from the embedded tasks, from JSONL with test_input and test_output (as CodeContests is
-published for CURE), or from MBPP, whose functions are turned into programs as in CURE's appendix
-C.2: every argument on a line of its own, a list as its elements separated by spaces. Questions for
-training and for evaluation never overlap.
+The tasks come from common/tiny, from JSONL with test_input and test_output (as CodeContests is
+published for CURE), or from MBPP. MBPP's functions are turned into programs as in CURE's appendix
+C.2: every argument stands on a line of its own, and a list is its elements separated by spaces. No
+question is both in the training part and in the held-out part.
 """
 
 import ast
@@ -24,12 +24,12 @@ READ_AND_PRINT = (
 def load_tasks(
     dataset: str, train_count: int, held_out_count: int, seed: int, file: str | None = None
 ) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows), each {"question": str, "test_input": [str], "test_output":
-    [str], "reference": str}.
+    """Returns (training rows, held-out rows), each {"question": str, "test_input": [str],
+    "test_output": [str], "reference": str}.
 
-    The reference is a right program, or "" if none is known; evaluation uses it, training never
-    does. Arguments and errors are those of `common.tasks.math.load_questions`, but the embedded
-    tasks have one level only, "tiny".
+    The reference is a right program, or "" if none is known. Evaluation uses it, and training never
+    does. Arguments and errors are the same as in `common.tasks.math.load_questions`; of the tasks
+    in common/tiny there is a single level, "tiny".
     """
     if dataset == "tiny":
         train = programs.sample_tasks(seed + 1, train_count, held_out=False)
@@ -55,7 +55,11 @@ def _tiny_row(task: str) -> dict:
 
 
 def _read_task(row: dict, where: str) -> dict | None:
-    """None: an MBPP row that cannot be written with standard input and output."""
+    """Returns a row, or None for a row of MBPP that cannot use standard input and output.
+
+    Raises:
+        UserError: the row has no question or no usable tests.
+    """
     if "test_list" in row and "code" in row:
         return _from_function(row, where)
     question = next((row[c] for c in QUESTION_COLUMNS if row.get(c)), None)
@@ -103,7 +107,7 @@ def _from_function(row: dict, where: str) -> dict | None:
         outputs.append(_line(expected))
         readers.add(f"print_result({name}({', '.join(_reader(value) for value in arguments)}))")
     if len(readers) > 1 or not all(output.strip() for output in outputs):
-        return None  # types differ between the tests: no one way to read the input
+        return None  # types differ between the tests, and so do the ways to read the input
     printer = "def print_result(r):\n    print(*r) if isinstance(r, (list, tuple)) else print(r)"
     return {
         "question": f"{question.strip()} {READ_AND_PRINT}",
@@ -114,7 +118,7 @@ def _from_function(row: dict, where: str) -> dict | None:
 
 
 def _on_one_line(value) -> bool:
-    """A scalar, or a list of equally typed scalars that do not contain the separator."""
+    """Whether it is a scalar, or a list of scalars of one type without the separator in them."""
     try:
         _line(value).encode()
     except ValueError:  # half a character, or an integer of thousands of digits
@@ -133,7 +137,7 @@ def _line(value) -> str:
 
 
 def _reader(value) -> str:
-    """The expression that reads such a value back."""
+    """Returns the expression that reads such a value from the input."""
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__}(map({type(value[0]).__name__}, input().split()))"
     plain = f"{type(value).__name__}(input())"
@@ -142,7 +146,7 @@ def _reader(value) -> str:
 
 # ------------------------------------------------------------------ what a player writes
 def parse_program(text: str) -> str | None:
-    r"""What stands in the last ```python block, wherever its fences stand; None if there is none.
+    r"""Returns the last ```python block of a text, wherever its fences stand, or None.
 
     >>> parse_program("```python\nprint(1)\n``` or better ```python print(2)```")
     'print(2)'

@@ -1,8 +1,8 @@
-r"""Whether the plain equations of a step hold: the cheap check of a step of any text.
+r"""Whether the plain equations of a step hold: a cheap check of a step in any text.
 
-A data set with answers has no labels of steps, but a step that says `3*2 = 7` is faulty, whatever
-else it says. An equation that may be a part of something longer is passed over: a right step that
-is called faulty is a wrong lesson, a faulty one that is not seen only a missed one.
+A data set with answers has no labels for steps. But a step that says `3*2 = 7` is faulty, whatever
+else it says. An equation that may be a part of something longer is passed over. To call a right
+step faulty would teach something wrong; to miss a faulty step teaches nothing.
 """
 
 import itertools
@@ -33,7 +33,7 @@ REWRITES = [
 ]
 REWRITES = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement in REWRITES]
 
-# behind an equation, as in 3*4 = 12 times 2, 4 remainder 3 and 2 o'clock: it is not all of it
+# after an equation, as in 3*4 = 12 times 2, 4 remainder 3 and 2 o'clock: it is not the whole
 CONTINUES = """times plus minus multiplied divided over of by per percent mod modulo to and dozen
 hundred thousand million billion squared cubed cents remainder rem r R o'clock [ap][.]?m""".split()
 # before an equation, as in "twice 3+4 = 14"; all other words are plain
@@ -55,8 +55,8 @@ ALONE = re.compile(
 
 
 def equations_hold(step: str) -> bool:
-    r"""Are the plain equations of the step true, two numbers with one sign between them? Others,
-    such as chains, are passed over.
+    r"""Whether the plain equations of the step are true. A plain equation has two numbers on its
+    left side and a sign between them; others, such as chains, are passed over.
 
     >>> [equations_hold(step) for step in (r"3 \times 4 = 12", "So 3 × 4 = 13.", "2*3 + 4 = 11")]
     [True, False, True]
@@ -72,18 +72,18 @@ def equations_hold(step: str) -> bool:
 
 
 def stands_alone(before: str) -> bool:
-    """Whether an equation may begin behind this text: at the start of the step, behind punctuation,
-    "=" or a plain word. Behind "2*", "twice" or "x" it is a part of something longer.
+    """Whether an equation may begin after this text: at the start of the step, or after
+    punctuation, "=" or a plain word. After "2*", "twice" or "x" it is a part of something longer.
     """
     found = ALONE.search(before)
     return found is not None and (found["word"] or "").lower() not in OPERATORS
 
 
 def holds(a: str, sign: str, b: str, claimed: str) -> bool:
-    """Whether `a sign b = claimed`, by one way to read the percent signs: 20% is 0.2 in 20% * 50 =
-    10, 20 in 5 * 4 = 20%, and 40 in 200 + 20% = 240.
+    """Whether `a sign b = claimed`, for some way to read the percent signs: 20% is 0.2 in
+    20% * 50 = 10, it is 20 in 5 * 4 = 20%, and it is 40 in 200 + 20% = 240.
 
-    A result of d decimals may be rounded, or cut off as 2/3 = 0.66 is.
+    A result of d decimals may be rounded, or cut off as in 2/3 = 0.66.
     """
     rounded = sign == "/" or "." in claimed
     slack = Fraction(1, 2 * 10 ** len(claimed.rstrip("%").partition(".")[2])) if rounded else 0
@@ -99,7 +99,7 @@ def holds(a: str, sign: str, b: str, claimed: str) -> bool:
 
 
 def readings(number: str) -> list[tuple[Fraction, Fraction]]:
-    """(value, its unit): one reading of 1.5 and of 16 1/2, but two of 20%."""
+    """Returns the readings of a number, (value, its unit): 1.5 and 16 1/2 have one, 20% has two."""
     magnitude = sum(map(Fraction, number.lstrip("-").rstrip("%").split()))
     value = -magnitude if number.startswith("-") else magnitude
     units = [Fraction(1), Fraction(1, 100)] if number.endswith("%") else [Fraction(1)]

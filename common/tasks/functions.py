@@ -1,12 +1,12 @@
-"""Python functions with inputs, for azr.py: rows {question, program, inputs, message}; how they are
-read, and run. The question is the program's `bare` form, by which training and held-out rows are
-kept apart.
+"""Python functions with inputs, for azr.py: how rows {question, program, inputs, message} are
+loaded, read and run. The question is the program's `bare` form, which keeps training and held-out
+rows apart.
 
 A program defines `f`. Inputs and results travel as literals (`3, [1, 'a']`) and are compared by
 value; nothing that a model wrote is ever evaluated in this process. The released code of Absolute
-Zero puts a solver's input into `gold == f(INPUT)` and evaluates that, where `3) or (True` is right
-for every program, and compares a solver's output with `==`, where an object that is equal to
-everything is right, too.
+Zero differs. It puts a solver's input into `gold == f(INPUT)` and evaluates that, so the input
+`3) or (True` is right for every program. It compares a solver's output with `==`, so an object that
+is equal to everything is also right.
 """
 
 import ast
@@ -20,12 +20,13 @@ from common.tasks.math import UNPARSABLE, as_text, read_rows, split
 from common.tiny import programs
 
 LONGEST = 1000
-"""characters of an input or a result; a longer one is none (the released code cuts it in two)"""
+"""characters of an input or a result; if it is longer, it is not read (the released code cuts it)
+"""
 BANNED = set(
     "bcrypt calendar datetime hashlib hmac logging multiprocessing os pebble random subprocess sys "
     "threading time".split()
 )
-"""modules that a proposed program may not import: with them a result depends on more than inputs"""
+"""modules that a proposed program may not import: results would depend on more than the inputs"""
 
 # What stands in `program` cannot reach past its own quotes, and what it prints is not its result.
 HARNESS = """import ast, io, sys
@@ -39,8 +40,8 @@ out.write(repr(space["f"](*given)))
 
 # ------------------------------------------------------------------ values
 def read_value(text: str):
-    """The value of a literal. Raises ValueError for everything else, such as `1 + 1`, `inf`, or a
-    literal of more than LONGEST characters.
+    """Returns the value of a literal. Raises ValueError for everything else, such as `1 + 1`,
+    `inf`, or a literal of more than LONGEST characters.
 
     >>> read_value(" [1, 'a', None] ")
     [1, 'a', None]
@@ -49,16 +50,15 @@ def read_value(text: str):
         raise ValueError("too long")
     try:
         value = ast.literal_eval(text.strip())
-        ast.literal_eval(repr(value))  # 1e999 is a literal, but inf is none
+        ast.literal_eval(repr(value))  # 1e999 is a literal, but its value inf is not
     except (TypeError, *UNPARSABLE) as error:
         raise ValueError(str(error)) from None
     return value
 
 
 def read_arguments(text: str) -> tuple:
-    """The arguments that stand between the brackets of `f(...)`, all of them literals.
-
-    Raises ValueError for everything else: none at all, `3) or (True`, `*[1]`, `x=1`.
+    """Returns the arguments that stand between the brackets of `f(...)`, all of them literals.
+    Raises ValueError for everything else: no argument, `3) or (True`, `*[1]`, `x=1`.
 
     >>> read_arguments("3, [1, 2]")
     (3, [1, 2])
@@ -77,7 +77,7 @@ def read_arguments(text: str) -> tuple:
 
 
 def same_value(a: str, b: str) -> bool:
-    """Whether two literals have equal values; what is no literal equals nothing.
+    """Whether two literals have equal values. A text that is not a literal equals nothing.
 
     >>> same_value("{1, 2}", "{2,1}"), same_value("'1'", "1"), same_value("inf", "inf")
     (True, False, False)
@@ -90,7 +90,9 @@ def same_value(a: str, b: str) -> bool:
 
 # ------------------------------------------------------------------ programs
 def is_program(text: str, banned: set = BANNED) -> bool:
-    """Whether Python can parse it, it defines f at its top level, and imports nothing banned."""
+    """Whether Python can parse the text, and it defines f at its top level and imports nothing
+    banned.
+    """
     try:
         tree = ast.parse(text)
     except UNPARSABLE:
@@ -111,8 +113,8 @@ def is_program(text: str, banned: set = BANNED) -> bool:
 
 
 def bare(program: str) -> str:
-    """The program without comments, layout and the names that it chose: two programs with the same
-    bare form are the same program. What Python cannot parse stays as it is.
+    """Returns the program without comments, without its layout, and with other names. Two programs
+    with the same bare form are the same program. A text that Python cannot parse stays as it is.
 
     Functions, parameters and variables are numbered as they first occur. Names from elsewhere, such
     as `max` or `math`, stay, and so does `f`.
@@ -149,10 +151,13 @@ def _renamed(tree: ast.Module) -> ast.Module:
 def call_each(
     sandbox: Sandbox, calls: list[list[tuple]], time_limit: float
 ) -> list[list[str | None]]:
-    """For each task its calls, (program, its arguments as text) -> what f returns, as a literal.
-    Equal calls are run once.
+    """Returns what f returns in each call, as a literal. It is None if the program fails, has no f,
+    takes too long, or returns something that is not a literal. Equal calls are run once.
 
-    None: the program fails, has no f, takes too long, or returns what is no literal.
+    Args:
+        sandbox: where the programs run.
+        calls: for each task its calls, (program, its arguments as text).
+        time_limit: seconds for a call.
     """
     found = dict.fromkeys(call for of_one in calls for call in of_one)
     inputs = {}  # of the calls whose arguments can be read
@@ -163,7 +168,7 @@ def call_each(
     limits = {"time_limit": time_limit, "output_limit": 4 * LONGEST}
     for call, result in zip(inputs, sandbox.run(sources, [*inputs.values()], **limits)):
         if result.status is Status.OK:
-            with suppress(ValueError):  # no literal, or no text
+            with suppress(ValueError):  # the output is not a literal, or not a text
                 text = result.output.decode()
                 read_value(text)
                 found[call] = text
@@ -179,16 +184,16 @@ def load_functions(
     seed: int,
     file: str | None = None,
 ) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows), each {"question": str, "program": str, "inputs": [str],
-    "message": str}. A program is on one side only, whatever its names and comments.
-
-    The other arguments, and the errors, are those of `common.tasks.math.load_questions`.
+    """Returns (training rows, held-out rows), each {"question": str, "program": str, "inputs":
+    [str], "message": str}. A program is in a single part, whatever its names and comments are. The
+    other arguments, and the errors, are the same as in `common.tasks.math.load_questions`.
 
     Args:
-        dataset: "tiny" (embedded functions of one number), or a .jsonl file or hub data set with
-            the columns program and inputs (a list of texts such as "3, [1, 2]") and, if there is
-            one, message; or with MBPP's columns code, test_list and text.
-        inputs: of an embedded function; a line says how many other programs have fewer.
+        dataset: "tiny" (functions of a number, from common/tiny), or a .jsonl file or hub data set
+            with the columns program and inputs (a list of texts such as "3, [1, 2]"), which may
+            have a column message; or with MBPP's columns code, test_list and text.
+        inputs: how many inputs a function of "tiny" has. Programs of a data set that have fewer
+            inputs are counted in a printed line.
     """
     if dataset == "tiny":
         train = programs.sample_functions(seed + 1, train_count, held_out=False)
@@ -216,7 +221,7 @@ def _tiny_row(function: str, count: int) -> dict:
 
 
 def _read_row(row: dict, where: str) -> dict | None:
-    """None: a row of MBPP whose tests are not plain calls with literals."""
+    """Returns a row, or None for a row of MBPP whose tests are not plain calls with literals."""
     program = as_text(row.get("program") or row.get("code"), where, "program", ("program", "code"))
     message = as_text(row.get("message") or row.get("text"), where, "message").strip()
     if "test_list" in row and "inputs" not in row:
@@ -234,7 +239,7 @@ def _read_row(row: dict, where: str) -> dict | None:
 
 
 def _from_mbpp(program: str, tests, message: str, where: str) -> dict | None:
-    """`assert add(2, 3) == 5` gives the input "2, 3" of f = add."""
+    """Returns a row of MBPP. Its test `assert add(2, 3) == 5` gives the input "2, 3" of f = add."""
     if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{where}: its test_list is not a list of texts.")
     inputs, names = [], set()

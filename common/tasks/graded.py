@@ -1,5 +1,5 @@
-"""The truth about solutions that are graded 0, 0.5 or 1, and about analyses that say which of their
-steps are faulty.
+"""The truth about solutions that are graded 0, 0.5 or 1, and about analyses that say which steps of
+a solution are faulty.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,16 @@ from common.tasks.equations import equations_hold
 from common.tasks.verdicts import Analysis
 from common.tiny.tasks import faulty_steps
 
-LEAST = 10  # analyses of solutions with the same true score that make a class
+LEAST = 10  # a true score with as many analyses is a class of its own in the metrics
 
 
 def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
-    """(score, numbers of the faulty steps) of a solution of the row's question: 0 the answer is
-    wrong, 0.5 it is right, but a step is not, 1 all is right.
+    """Returns (score, numbers of the faulty steps) of a solution of the row's question. The score
+    is 0 if the answer is wrong, 0.5 if it is right and a step is faulty, and 1 if all is right.
 
-    Of embedded questions every faulty step is known. Of others a step is faulty if an equation in
-    it is false; where a wrong answer without such a step went wrong nobody knows: None.
+    For questions of common/tiny every faulty step is known. For other questions a step is faulty if
+    an equation in it is false. If the answer is wrong and no equation is false, nobody knows which
+    step is faulty, and the numbers are None.
     """
     steps = split_steps(solution)
     right = is_correct(solution.partition("<answer>")[2], row["answer"])
@@ -33,10 +34,10 @@ def truth_of(row: dict, solution: str) -> tuple[float, list[int] | None]:
 
 
 def meta_truth(defects: tuple[int, ...], faulty: list[int]) -> float:
-    """The score of an analysis: 1 if all claimed defects are real, 0.5 if some are, else 0.
+    """Returns the score of an analysis: 1 if all claimed defects are real, 0.5 if some are, else 0.
 
-    Trap, and DeepSeekMath-V2's: an honest "none" about a wrong solution is worth 1. Only the
-    analysis's score is wrong then.
+    Trap, which DeepSeekMath-V2 has too: an analysis that claims no defect of a wrong solution is
+    worth 1. Only the score that it gives is wrong.
     """
     real = [number in faulty for number in defects]
     if all(real):
@@ -47,21 +48,22 @@ def meta_truth(defects: tuple[int, ...], faulty: list[int]) -> float:
 def analysis_metrics(
     rows: list[dict], analyses: list[Analysis | None], quality: Callable
 ) -> dict[str, float]:
-    """Analyses, None where unreadable, against the truth about the rows' solutions.
+    """Compares analyses with the truth about the solutions of the rows.
 
     Args:
-        rows: with truth and faulty, see `truth_of`.
+        rows: they have `truth` and `faulty`, see `truth_of`.
+        analyses: an analysis for each row; None if it cannot be read.
         quality: (analysis, its true score) -> what it is worth.
 
     Returns:
-        balanced_accuracy: share of right scores, the mean over the true scores that at least LEAST
-            solutions have: one of one or two would count as much as all others. Where none has as
-            many it is the share among all.
-        claims_real: share of the claimed defects that are real.
-        defects_found: share of the faulty steps that are claimed.
-        analysis_quality: mean quality, 0 for an unreadable one.
-        The last three leave out solutions whose faulty steps nobody knows; a share of nothing is
-        left out.
+        balanced_accuracy: the share of right scores, as a mean over the true scores that at least
+            LEAST solutions have. (A true score that a single solution has would count as much as
+            all others.) If no true score has as many, it is the share among all solutions.
+        claims_real: the share of the claimed defects that are real.
+        defects_found: the share of the faulty steps that are claimed.
+        analysis_quality: the mean quality; an analysis that cannot be read has 0.
+        The last three leave out solutions whose faulty steps nobody knows. A share of nothing is
+        not in the result.
     """
     hits = {}
     for row, a in zip(rows, analyses):

@@ -1,8 +1,8 @@
 """Questions with answers: rows {question, answer, reference} for training and for evaluation.
 
-They come from the embedded tasks, a JSONL file or the Hugging Face hub. The two parts never
-overlap. Whatever a user can get wrong is a `UserError`: one sentence that names argument, file and
-row.
+The questions come from common/tiny, from a JSONL file or from the Hugging Face hub. No question is
+in both parts. Whatever a user can get wrong is a `UserError`: one sentence that names the argument,
+the file and the row.
 """
 
 import difflib
@@ -25,28 +25,34 @@ ANSWER_COLUMNS = ("answer", "solution", "reward_model", "ground_truth")
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """what `ast` raises for a text that is no Python, or signs and brackets by the thousand"""
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(?<!\.csv)(?<!\.parquet)(?<!\.gz)")
-MOST_TINY = 100_000  # embedded questions in a run
+MOST_TINY = 100_000  # questions of common/tiny in a run
 
 
 def load_questions(
     dataset: str, train_count: int, held_out_count: int, seed: int, file: str | None = None
 ) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows), each {"question": str, "answer": str, "reference": str}.
+    """Returns (training rows, held-out rows), each {"question": str, "answer": str, "reference":
+    str}.
 
-    The reference is the row's own; else its solution, in the form that the prompts ask for (see
-    references.py); else the steps of its equation, if these end in the answer; else "".
+    The reference is the row's own. If it has none, the reference is its solution, in the form that
+    the prompts ask for (see references.py); or else the steps of its equation, if these end in the
+    answer; or else "".
 
     Args:
-        dataset: "tiny", "tiny-hard" or "tiny-long" (the embedded chains of arithmetic, as many as
-            wanted), a path to a .jsonl file, or a hub id (openai/gsm8k; PRIME-RL/Eurus-2-RL-Data
-            and its like). A hub data set's own test or validation split is the held-out part if it
-            has one. Otherwise a question's hash decides, so that a question never changes sides.
-        train_count: at most so many training rows, drawn from all (of the embedded ones
-            exactly so many, except MOST_TINY).
-        held_out_count: at most so many held-out rows, likewise.
-        seed: random seed by which training questions are drawn; held-out questions do not depend on
+        dataset: "tiny", "tiny-hard" or "tiny-long" (chains of arithmetic from common/tiny, as many
+            as wanted), a path to a .jsonl file, or a hub id (openai/gsm8k, or a data set like
+            PRIME-RL/Eurus-2-RL-Data). A hub data set's own test or validation split is the held-out
+            part if it has one. Otherwise a question's hash decides, so that a question never
+            changes sides.
+        train_count: the largest number of training rows, which are drawn from all. Chains of
+            arithmetic are exactly as many, at most MOST_TINY.
+        held_out_count: the largest number of held-out rows.
+        seed: random seed by which training questions are drawn. Held-out questions do not depend on
             it.
         file: --held-out, a .jsonl file whose rows are the held-out part instead.
+
+    Raises:
+        UserError: the data set or the file is missing, or a row of it cannot be used.
     """
     if dataset in tasks.LEVELS:
         lengths = tasks.LEVELS[dataset]
@@ -75,7 +81,7 @@ def load_questions(
 
 
 def load_for_steps(args) -> tuple[list[dict], list[dict]]:
-    """`load_questions` of a run whose steps take --questions each, enough for four processes."""
+    """Returns what `load_questions` does, with --questions for each step of four processes."""
     wanted = args.steps * args.questions * 4
     return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
 
@@ -89,8 +95,9 @@ def split(
     seed: int,
     file: str | None,
 ) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows) as `load_questions` says, without a common question; a tenth
-    of them where none is held out. A line counts the training rows whose question is held out.
+    """Returns (training rows, held-out rows), which have no common question; the arguments are
+    those of `load_questions`. If no row is held out, a tenth of the rows is. A printed line counts
+    the training rows that are left out because their question is held out.
     """
     source = f"--held-out {file}" if file else f"--dataset {dataset}"
     if not held_out and not file:  # the question's own text decides
@@ -115,7 +122,8 @@ def split(
 
 
 def without_copies(rows: dict[str, dict]) -> list[dict]:
-    """The first row of each question. MAWPS has hundreds of copies, which would be on both sides.
+    """Returns the first row of each question. MAWPS has hundreds of copies, which would be in both
+    parts.
 
     rows: the words that name a row -> the row.
     """
@@ -126,7 +134,7 @@ def without_copies(rows: dict[str, dict]) -> list[dict]:
 
 
 def warn_of_contradictions(rows: dict[str, dict]):
-    """One line about copies whose answer is not that of the first row, which is read."""
+    """Prints a warning if copies of a question have another answer than its first row."""
     first = {}
     pairs = [
         (first.setdefault(same_question(row["question"]), where), where)
@@ -147,13 +155,16 @@ def warn_of_contradictions(rows: dict[str, dict]):
 
 
 def is_sentence(answer: str) -> bool:
-    """Three words or more, or a full stop behind one, as in "It is 4 marbles."."""
+    """Whether an answer reads like a sentence, as "It is 4 marbles." does: it has three words or
+    more, or a word with a full stop at its end.
+    """
     words = re.findall(r"(?<!\\)\b[^\W\d_]{2,}\b\.?", answer)  # and not the commands of LaTeX
     return len(words) >= 3 or bool(words and words[-1].endswith(".") and "." == answer[-1])
 
 
 def same_question(text: str) -> str:
-    """Equal for questions that differ in capitals, spaces, quotes and punctuation only.
+    """Returns the same text for questions that differ only in capitals, spaces, quotes and
+    punctuation.
 
     >>> same_question("It 's 1, 2 . Or 1.5 ?"), same_question("its 12. or 1.5?")
     ('its1 2or1.5', 'its12or1.5')
@@ -173,11 +184,15 @@ def _tiny_row(question: str) -> dict:
 def read_rows(
     dataset: str, file: str | None
 ) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:
-    """(training part, held-out part or nothing) of a .jsonl file or a hub data set, the latter of
-    the file where there is one; every row comes with the words that name it in an error message.
+    """Returns (training part, held-out part) of a .jsonl file or a hub data set. Every row comes
+    with the words that name it in an error message. If `file` is given, the held-out part is its
+    rows. The held-out part may be empty.
+
+    Raises:
+        UserError: there is no such data set or file, or it cannot be read.
     """
     given = read_jsonl(Path(file), "--held-out") if file else []
-    if dataset in tasks.LEVELS:  # of questions, which `load_questions` makes
+    if dataset in tasks.LEVELS:  # a level of questions, which `load_questions` makes
         raise UserError(f"--dataset {dataset}: programs have one level only, tiny.")
     if dataset.endswith((".jsonl", ".json")):
         return read_jsonl(Path(dataset)), given
@@ -204,8 +219,8 @@ def read_rows(
 
 
 def refuse_what_no_hub_has(dataset: str):
-    """Raises UserError for a level that is spelt wrong, a file that is not read, and a path to
-    nothing.
+    """Raises UserError for a level that is spelt wrong, for a file of another kind than .jsonl, and
+    for a path that leads nowhere.
     """
     if similar := difflib.get_close_matches(dataset, tasks.LEVELS, 1, cutoff=0.8):
         problem = f"there is no such data set; perhaps {similar[0]}?"
@@ -221,7 +236,12 @@ def refuse_what_no_hub_has(dataset: str):
 
 
 def read_jsonl(path: Path, argument: str = "--dataset") -> list[tuple[str, dict]]:
-    """The objects of a JSON Lines file, UTF-8 with or without a byte-order mark, and their rows."""
+    """Returns the objects of a JSON Lines file, each as (the words that name its row, the object).
+    The file is UTF-8, with or without a byte-order mark.
+
+    Raises:
+        UserError: there is no such file, or a row of it is not a JSON object.
+    """
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"{argument} {path}: is not a file.")  # a pipe would be waited for
@@ -280,15 +300,22 @@ def _read_row(row: dict, where: str) -> dict:
     if not solution and (steps := solve_equation(row.get("equation"), row.get("numbers"))):
         if is_correct(rf"\boxed{{{steps[-1].rpartition(' = ')[2]}}}", answer):
             solution = "\n".join(steps)
-    # its own is in the form that the prompts ask for, or any other wanted
+    # a reference of its own is in the form that the user wants
     reference = reference or render(solution, answer)
     return {"question": question.strip(), "answer": answer, "reference": reference}
 
 
 def as_text(value, where: str, what: str, columns: tuple = ()) -> str:
-    """The value of a row, which must be text; "" for null, unless it is needed.
+    """Returns the value of a row, which must be text; "" for null.
 
-    where: the words that name the row; columns: of which one must hold it, where it is needed.
+    Args:
+        value: of the row.
+        where: the words that name the row.
+        what: the words that name the value.
+        columns: if they are given, the value is needed, and one of these columns must hold it.
+
+    Raises:
+        UserError: the value is not text, or it is needed and missing.
     """
     if value is not None and not isinstance(value, str):
         raise UserError(f"{where}: its {what} is not text but {reprlib.repr(value)}.")

@@ -1,5 +1,5 @@
-"""N solutions of each held-out question, ranked by a verifier: what its favourite is worth, beside
-the majority's answer, a pick at random, and an oracle.
+"""A verifier ranks N solutions of each held-out question. The figures compare its favourite with
+the majority's answer, with a random choice, and with an oracle.
 """
 
 import math
@@ -10,18 +10,19 @@ from common.tasks.answers import final_answer, in_one_form
 
 
 def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[str, float]:
-    """
+    """Returns held-out figures of a ranking.
+
     Args:
-        solutions: rows {solution, right}, the N of a question adjacent.
-        scores: the verifier's of each; higher is better.
+        solutions: rows {solution, right}; the N solutions of a question are adjacent.
+        scores: the verifier's score of each solution; a higher score is better.
 
     Returns:
         generator/accuracy       share of all solutions that are right
         co/majority              how often the most frequent answer is right
         co/best_of_k             how often the best of k is right, for k = 2, 4, 8, 16, 64 and N
         co/oracle                how often any of the N is right
-        verifier/rank_agreement  how often, of a right and a wrong solution of one question, the
-                                 right one scores higher; left out where there is no such pair
+        verifier/rank_agreement  how often a right solution scores higher than a wrong solution of
+                                 the same question; left out if there is no such pair
     """
     answers = chunk([final_answer(row["solution"]) for row in solutions], N)  # (questions, N)
     answers = [in_one_form(its) for its in answers]
@@ -40,35 +41,35 @@ def ranking_figures(solutions: list[dict], scores: list[float], N: int) -> dict[
 
 
 def best_of_k(ranked: list[bool], k: int) -> float:
-    """How often the best of k solutions is right, over all choices of k from the N: the estimate of
-    V-STaR (arXiv:2402.06457).
+    """Returns how often the best of k solutions is right, over all choices of k from the N. This is
+    the estimate of V-STaR (arXiv:2402.06457).
 
-    ranked: whether each solution is right, the one with the highest score first.
+    ranked: whether each solution is right, from the highest score to the lowest.
 
-    >>> best_of_k([False, True, True], 2)  # of 01, 02 and 12 the first is the best
+    >>> best_of_k([False, True, True], 2)  # solution 0 is the best of 01 and 02, and 1 of 12
     0.3333333333333333
     """
     # SUM over i = 0 .. N - k of C(N - i - 1, k - 1) right_i / C(N, k): the solution at place i is
-    # the best of a choice if the k - 1 others come from the N - i - 1 places behind it
+    # the best of a choice if the k - 1 others come from the N - i - 1 places after it
     N = len(ranked)
     best = [math.comb(N - i - 1, k - 1) * right for i, right in enumerate(ranked[: N - k + 1])]
     return sum(best) / math.comb(N, k)
 
 
 def best_first(right: list[bool], scores: list[float]) -> list[bool]:
-    """By falling score; of equal scores the first comes first."""
+    """Returns `right` in the order of falling scores; equal scores keep their order."""
     return [right[i] for i in sorted(range(len(right)), key=lambda i: -scores[i])]
 
 
 def majority(answers: list[str | None], right: list[bool]) -> bool:
-    """Whether the most frequent answer is right; of equally frequent ones the first counts."""
+    """Whether the most frequent answer is right; of equally frequent answers the first counts."""
     counts = Counter(answer for answer in answers if answer is not None)
     return bool(counts) and right[answers.index(counts.most_common(1)[0][0])]
 
 
 def pairs_in_order(right: list[bool], scores: list[float]) -> list[float]:
-    """For each pair of a right and a wrong solution: 1 if the right one scores higher, 1/2 if they
-    score the same, else 0.
+    """Returns a number for each pair of a right and a wrong solution: 1 if the right solution
+    scores higher, 1/2 if the two scores are equal, else 0.
     """
     good = [score for score, z in zip(scores, right) if z]
     bad = [score for score, z in zip(scores, right) if not z]

@@ -1,9 +1,9 @@
-r"""A data set's own solutions, written in the form that the prompts ask for.
+r"""Writes a data set's own solutions in the form that the prompts ask for.
 
-A solver is asked for `<step>` blocks and an answer in a box. A human solution in another form can
-be told from a generated one by its form alone, so a discriminator would be rewarded for spotting
-tags (gar.py), and a model trained on it would unlearn the form in which its answers are read
-(spin.py).
+A solver is asked for `<step>` blocks and an answer in a box. If a human solution has another form,
+its form alone tells it from a generated solution. A discriminator would then be rewarded for seeing
+tags (gar.py), and a model that is trained on the human solution would unlearn the form in which its
+answers are read (spin.py).
 """
 
 import operator
@@ -18,14 +18,16 @@ OPERATIONS = {
     "*": operator.mul,
     "/": operator.truediv,
 }
-MOSTLY = 0.5  # share of reference solutions that must end in the right answer
+MOSTLY = 0.5  # at least this share of reference solutions must end in the right answer
 
 
 def render(solution: str, answer: str) -> str:
-    r"""A solution in prose -> steps in tags, then the answer in a box; "" without reasoning.
+    r"""Returns a solution in prose as steps in tags and an answer in a box; "" if it has no
+    reasoning.
 
-    A step is a line, or in a solution of one line a sentence. The answer is the solution's own
-    where it has one in a box, else `answer`. A solution that has steps already stays as it is.
+    A step is a line; if the solution is a single line, a step is a sentence. The answer is the
+    solution's own if it has an answer in a box, else `answer`. A solution that has steps already
+    stays as it is.
 
     >>> print(render("2+3 is <<2+3=5>>5 apples.\nTwice that is 10.\n#### 10", "10"))
     <step>2+3 is 5 apples.</step>
@@ -50,8 +52,8 @@ def render(solution: str, answer: str) -> str:
 
 
 def solve_equation(equation, numbers) -> list[str]:
-    """An equation in prefix form over `numbers`, as MAWPS has them -> its steps, the innermost
-    first; [] for anything else.
+    """Returns the steps of an equation in prefix form over `numbers`, as MAWPS has them, the
+    innermost first; [] for anything else.
 
     >>> solve_equation("- number0 * number1 2.0", [30, 4])
     ['4 * 2 = 8', '30 - 8 = 22']
@@ -72,17 +74,19 @@ def solve_equation(equation, numbers) -> list[str]:
 
 
 def as_number(value: float) -> str:
-    """As people write it; ValueError where six decimals are not enough, as for a third."""
+    """Returns a number as people write it. Raises ValueError if it needs more than six decimals, as
+    a third does.
+    """
     text = f"{value:.6f}".rstrip("0").rstrip(".")
-    if not abs(value) < 1e12 or abs(float(text) - value) > 1e-9:  # not: NaN too
+    if not abs(value) < 1e12 or abs(float(text) - value) > 1e-9:  # `not` also refuses NaN
         raise ValueError(f"{value} has no short form")
     return text
 
 
 def check_references(rows: list[dict], dataset: str):
-    """Raises UserError if most of the reference solutions are wrong by the measure of the answers.
+    """Raises UserError if most of the reference solutions do not end in their row's answer.
 
-    rows: question, answer and reference; rows without a reference do not count.
+    rows: {question, answer, reference}; rows without a reference do not count.
     """
     written = [row for row in rows if row["reference"].strip()]
     right = sum(is_correct(row["reference"], row["answer"]) for row in written)

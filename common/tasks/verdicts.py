@@ -1,12 +1,13 @@
-r"""Asking for a verdict, and reading one, a score or an analysis, mostly from the end of a text.
+r"""Asks for a verdict, and reads a verdict, a score or an analysis, mostly from the end of a text.
 
-Lenient about decoration, for real models write `**Score:** $\boxed{1}$.` or `\[\boxed{0.5}\]` where
-`Score: \boxed{1}` was asked for. Strict about the place: what counts is what a text ends with, so
-that a verdict quoted from the prompt or from a solution never does. The caller cuts out the section
-that it asks about; behind the verdict nothing may follow but whitespace and closing decoration.
+Reading is lenient about decoration: asked for `Score: \boxed{1}`, real models write
+`**Score:** $\boxed{1}$.` or `\[\boxed{0.5}\]`. It is strict about the place: only what a text ends
+with counts, so a verdict that is quoted from the prompt or from a solution never counts. The caller
+cuts out the section that it asks about. After the verdict only whitespace and closing decoration
+may follow.
 
-Every repetition below is bounded or possessive (`*+` gives nothing back), so that reading takes
-time in proportion to the text, whatever it is.
+Every repetition below is bounded or possessive (`*+` gives nothing back). So reading takes time in
+proportion to the text, whatever the text is.
 """
 
 import re
@@ -22,10 +23,10 @@ BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
 CLOSING = r"(?:[\s*_$.}]|\\[)\]])"
 VERDICT = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?P<choice>%s){CLOSING}*+\Z"
-# behind the first verdict a reason may follow; it may have its label with it, **Verdict: YES**
+# after the first verdict a reason may follow; the verdict may have a label, **Verdict: YES**
 FIRST = rf"(?:{BOX}|\*\*){OPENING}{{0,8}}+(?:(?:final )?(?:verdict|answer): ?)?{OPENING}{{0,8}}+"
 FIRST += rf"(?P<choice>%s){CLOSING}{{0,8}}?(?:\*\*|\}})"
-# `NOT \boxed{CORRECT}` is no verdict; what else stands before one is not read
+# `NOT \boxed{CORRECT}` is not a verdict; other words before a verdict are not read
 DENIAL = r"(?:\b(?:not|isnt|never|cannot|hardly|neither|nor)|n['’]t)(?: be)?"
 DENIAL += r"(?:[ \t*_$}:]|\\[(\[]|\\box(?:ed)?\{|\\(?:text|math)(?:bf|it|rm)?\{)*+\Z"  # on its line
 DENIAL = re.compile(DENIAL, re.IGNORECASE)
@@ -40,16 +41,16 @@ DEFECTS = re.compile(rf"{OPENING}*+(?:none|(?:steps? )?\[?{NUMBERS}\]?){CLOSING}
 
 
 REFUSED = Counter()  # scores that are allowed -> texts that end in another one
-MANY = 10  # of them are told, once; a few are a model's slips
+MANY = 10  # of them get a warning, once; a few are a model's slips
 
 
 class Analysis(NamedTuple):
-    defects: tuple[int, ...]  # numbers of the steps that it calls faulty, from 1 on
+    defects: tuple[int, ...]  # numbers of the steps that it calls faulty, counted from 1
     score: float
 
     @property
     def consistent(self) -> bool:
-        """Whether its score follows from its defects: 1 without any, less with one."""
+        """Whether its score follows from its defects: 1 without a defect, less with defects."""
         return (self.score == 1) == (not self.defects)
 
 
@@ -64,19 +65,21 @@ in exactly this form:
 
 
 def verify_prompt(question: str, solution: str) -> list[dict]:
-    """A verifier is told how many steps to judge, and never sees the gold answer."""
+    """Returns the messages that ask for a verdict on each step and on the whole. The verifier is
+    told how many steps there are, and never sees the gold answer.
+    """
     count = len(split_steps(solution))
     return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
 
 
 def mark(right: bool) -> str:
-    """A verdict in the form that `VERIFY` asks for."""
+    """Returns a verdict in the form that `VERIFY` asks for."""
     return rf"\boxed{{{'CORRECT' if right else 'INCORRECT'}}}"
 
 
 def read_verdict(text: str, choices: Iterable[str]) -> str | None:
-    r"""The one of the choices that the text ends with, in a box or in bold type; None if it ends
-    with anything else, or the words just before deny the choice.
+    r"""Returns the choice that the text ends with, in a box or in bold type; None if it ends with
+    anything else, or if the words just before deny the choice.
 
     >>> read_verdict(r"It says \boxed{NO}, but \[ \boxed{\text{Yes}} \].", ("YES", "NO"))
     'YES'
@@ -88,8 +91,8 @@ def read_verdict(text: str, choices: Iterable[str]) -> str | None:
 
 
 def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
-    r"""The first of the choices that stands alone in a box or in bold type, where a verdict is
-    followed by its reason, which may quote another.
+    r"""Returns the first choice that stands alone in a box or in bold type, or None. Use it if a
+    verdict's reason follows the verdict; the reason may quote another choice.
 
     >>> read_first_verdict("3+4 is 7. **No.** For **YES** it must be 8", ("YES", "NO"))
     'NO'
@@ -112,8 +115,9 @@ def final_verdict(judgement: str) -> bool | None:
 
 
 def read_score(text: str, allowed: Iterable[float]) -> float | None:
-    r"""The score of the line "Score: ..." that the text ends with; None if there is none, or one
-    that is not allowed. Many of the latter get a warning: they look like rewards of 0.
+    r"""Returns the score of the line "Score: ..." that the text ends with; None if there is no
+    score, or a score that is not allowed. If many scores are not allowed, a warning says so,
+    because their rewards look like 0.
 
     >>> read_score("A step is wrong.\n**Score:** $\\boxed{0.5}$.", (0, 0.5, 1))
     0.5
@@ -136,8 +140,8 @@ def read_score(text: str, allowed: Iterable[float]) -> float | None:
 
 
 def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysis | None:
-    r"""The two lines "Defects: ..." and "Score: ..." that the text ends with. None if they are not
-    there, or name a step that the solution does not have.
+    r"""Returns the two lines "Defects: ..." and "Score: ..." that the text ends with; None if they
+    are missing, or if they name a step that the solution does not have.
 
     >>> solution = "<step>3*2 = 7</step> <step>7+1 = 8</step>"
     >>> read_analysis("**Defects:** 1 and 2.\n\nScore: 0", solution, (0, 0.5, 1))
@@ -156,14 +160,23 @@ def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysi
 
 
 def verdict_metrics(verdicts: list[bool | None], right: list[bool]) -> dict[str, float]:
-    """Verdicts, None where unreadable, on solutions of which it is known whether they are right.
+    """Compares verdicts with the truth.
+
+    Args:
+        verdicts: True accepts, False rejects, None cannot be read.
+        right: whether each solution is right.
 
     Returns:
-        tpr, tnr: share of the right, of the wrong solutions that are judged so; each if there are
-            any. An unreadable verdict is wrong in both classes.
-        balanced_accuracy: the mean of both; every constant verdict has 0.5.
-        accuracy, best_constant: share of true verdicts; what the better constant verdict would get.
-        says_correct, parsed: share of verdicts that accept, and that can be read.
+        tpr: the true-positive rate, the share of right solutions that are accepted; left out if no
+            solution is right.
+        tnr: the true-negative rate, the share of wrong solutions that are rejected; left out if no
+            solution is wrong. A verdict that cannot be read is wrong in both.
+        balanced_accuracy: the mean of tpr and tnr. A verifier that always gives the same verdict
+            has 0.5.
+        accuracy: the share of true verdicts.
+        best_constant: the accuracy of the better of the two constant verdicts.
+        says_correct: the share of verdicts that accept.
+        parsed: the share of verdicts that can be read.
     """
     hits = {"tpr": [], "tnr": []}
     for verdict, label in zip(verdicts, right, strict=True):
@@ -181,7 +194,7 @@ def verdict_metrics(verdicts: list[bool | None], right: list[bool]) -> dict[str,
 
 
 def stands(found: re.Match | None) -> bool:
-    """Whether there is such a choice, and the words just before do not deny it."""
+    """Whether a choice was found, and the words just before do not deny it."""
     return bool(found) and not DENIAL.search(found.string[: found.start()][-40:])
 
 
@@ -191,5 +204,5 @@ def last(label: re.Pattern, text: str) -> re.Match | None:
 
 
 def balanced(text: str) -> bool:
-    r"""Whether every brace is closed: `\boxed{0` may have been cut from `\boxed{0.5}`."""
+    r"""Whether every brace is closed; if not, `\boxed{0` may have been cut from `\boxed{0.5}`."""
     return text.count("{") == text.count("}")

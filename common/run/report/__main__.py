@@ -1,4 +1,4 @@
-"""python -m common.run.report RUN [RUN ...] [--out FILE]: a run's page again, or a comparison."""
+"""python -m common.run.report RUN [RUN ...] [--out FILE] makes a run's page, or a comparison."""
 
 import sys
 from pathlib import Path

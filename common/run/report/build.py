@@ -1,7 +1,8 @@
-"""report.html, the page of one run: from its folder to the data on the page, and the page itself.
+"""Makes report.html, the page of a run: from the run's folder to the data on the page, and the page
+itself.
 
-The page is page.html with the data put in. It needs no library and no network, and whatever a model
-wrote stays text. docs/report.md says how to read it.
+The page is page.html with the data put in. It needs neither a library nor a network. What a model
+wrote stays text. docs/report.md says how to read the page.
 """
 
 import base64
@@ -37,10 +38,10 @@ UNDRAWN = {"step", "seconds", "step_time", "epoch"}
 
 # ------------------------------------------------------------------ reading a run folder
 def read_run(folder: str | Path) -> dict:
-    """What a run has written so far.
+    """Returns what a run has written so far.
 
     Raises:
-        UserError: this is not the folder of a run, or no step of it has been written yet.
+        UserError: this is not the folder of a run, or the run has not written a step yet.
     """
     folder, run = Path(folder), {"remarks": []}
     for name, is_whole in (("args", is_args), ("versions", is_versions), ("about", is_about)):
@@ -48,7 +49,7 @@ def read_run(folder: str | Path) -> dict:
             run[name] = {} | json.loads((folder / f"{name}.json").read_text())
             if not is_whole(run[name]):
                 raise ValueError("an entry is missing or is not what a run writes")
-        # not only no JSON: no text, no object
+        # it may be no JSON, no text, or no object
         except (OSError, ValueError, TypeError, RecursionError) as error:
             reason = f"{name}.json cannot be read ({error})"
             raise UserError(f"{folder}: not the folder of a run; {reason}.") from None
@@ -80,7 +81,7 @@ def is_versions(content: dict) -> bool:
 
 
 def is_about(content: dict) -> bool:
-    """A script's name, its docstring, and its CURVES."""
+    """Whether it holds a script's name, its docstring, and its CURVES."""
     lists = content["curves"].values() if isinstance(content.get("curves"), dict) else [None]
     texts = [content.get("script"), content.get("about")]
     for names in lists:
@@ -94,7 +95,7 @@ def is_metrics(row: dict) -> bool:
 
 
 def is_rollout(row: dict) -> bool:
-    """What the page cannot do without."""
+    """Whether a row of rollouts.jsonl has what the page needs."""
     texts, A = row.get("tokens"), row.get("advantages")
     known = isinstance(texts, list) and isinstance(A, list) and is_metrics(row)
     return known and all(isinstance(text, str) for text in [row.get("prompt"), *texts])
@@ -102,8 +103,9 @@ def is_rollout(row: dict) -> bool:
 
 # ------------------------------------------------------------------ curves
 def axes(run: dict) -> dict[str, list[float]]:
-    """For each row of metrics.jsonl: its step, minutes, and samples: questions * group_size per
-    step and process, whatever else a step samples, unless the script counts them as co/samples.
+    """Returns for each row of metrics.jsonl its step, its minutes and its samples. Samples are
+    questions * group_size for each step and process, whatever else a step samples, unless the
+    script counts them as co/samples.
     """
     args, rows = run["args"], run["metrics"]
     per_step = args.get("questions", 1) * args.get("group_size", 1)
@@ -118,22 +120,24 @@ def axes(run: dict) -> dict[str, list[float]]:
 
 
 def values(run: dict, key: str) -> tuple[list[int], list[float]]:
-    """(rows of metrics.jsonl with this metric, its values): at most POINTS, the last among them."""
+    """Returns (rows of metrics.jsonl that have this metric, its values), at most POINTS, with the
+    last.
+    """
     at = [i for i, row in enumerate(run["metrics"]) if is_number(row.get(key))]
     at = at[:: -max(1, math.ceil(len(at) / POINTS))][::-1]
     return at, [rounded(run["metrics"][i][key]) for i in at]
 
 
 def metrics_of(runs: list[dict]) -> list[str]:
-    """Everything that can be drawn, without "eval/", in the order of the files."""
+    """Returns all metrics that can be drawn, without "eval/", in the order of the files."""
     rows = [row for run in runs for row in run["metrics"]]
     keys = [key for row in rows for key, value in row.items() if is_number(value)]
     return list(dict.fromkeys(key.removeprefix("eval/") for key in keys if key not in UNDRAWN))
 
 
 def panels(keys: list[str], curves: dict[str, list[str]]) -> list[dict]:
-    """Which metrics are drawn together: those of the script's CURVES, then HEALTH, and all others
-    by what follows the player's name.
+    """Returns which metrics are drawn together: the script's CURVES, then the panels of HEALTH, and
+    then all other metrics, by what follows the player's name.
     """
     players = [player_of(name) for names in [*curves.values(), keys] for name in names]
     keys = sorted(keys, key=lambda key: players.index(player_of(key)))
@@ -157,8 +161,8 @@ def panels(keys: list[str], curves: dict[str, list[str]]) -> list[dict]:
 
 
 def own_steps(run: dict) -> dict[str, list[int | None]]:
-    """Player -> for each row of metrics.jsonl, how often it has been trained by then; None in steps
-    of others. Empty where all players always are.
+    """Returns player -> for each row of metrics.jsonl, how often the player has been trained by
+    then, or None in a step of another player. It is empty if every step trains all players.
     """
     found = {}
     for player in dict.fromkeys(player for *_, player in phases(run)):
@@ -171,8 +175,8 @@ def own_steps(run: dict) -> dict[str, list[int | None]]:
 
 
 def phases(run: dict) -> list[list]:
-    """[first row, last row, player] for every stretch of steps in which one player was trained: the
-    one with a loss. Empty where all of them always are.
+    """Returns [first row, last row, player] for every stretch of steps that trained the same
+    player. It is empty if a step trains several players.
     """
     trained = []
     for i, row in enumerate(run["metrics"]):
@@ -226,7 +230,7 @@ def meaning(key: str) -> str:
 
 
 def _series(run: dict, keys: list[str]) -> list[dict]:
-    """The curves of one panel: those of a metric in training and held out have the same colour."""
+    """Returns the curves of a panel. A metric has the same colour in training and held out."""
     series = []
     for color, key in enumerate(keys):
         for held_out in (False, True):
@@ -237,8 +241,8 @@ def _series(run: dict, keys: list[str]) -> list[dict]:
 
 
 def rollouts_for_page(rows: list[dict], most: int = ROLLOUT_BYTES) -> tuple[list[dict], int]:
-    """(rows of the last step and of as many others as fit, number of all steps). The others are
-    drawn at random: every n-th step could always be the same player's.
+    """Returns (rows of the last step and of as many other steps as fit, the number of all steps).
+    The other steps are drawn at random, because every n-th step could be the same player's.
     """
     steps = defaultdict(list)
     for row in rows:
@@ -253,7 +257,7 @@ def rollouts_for_page(rows: list[dict], most: int = ROLLOUT_BYTES) -> tuple[list
 
 
 def command(run: dict) -> str:
-    """The command that repeats the run, with every argument written out."""
+    """Returns the command that repeats the run, with every argument written out."""
     processes, words = run["versions"].get("processes", 1), []
     for name, value in run["args"].items():
         flag = name.replace("_", "-")
@@ -266,7 +270,9 @@ def command(run: dict) -> str:
 
 
 def page(data: dict) -> str:
-    """The HTML. Its policy lets only its own script run, by its hash, and nothing be fetched."""
+    """Returns the HTML. By its policy only its own script runs, by its hash, and nothing is
+    fetched.
+    """
     text = TEMPLATE.read_text(encoding="utf-8")
     for tag in ("style", "script"):
         inline = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1]

@@ -1,4 +1,4 @@
-"""comparison.html: several runs side by side, the seeds of one variant as mean and band."""
+"""Makes comparison.html: several runs side by side, and the seeds of a variant as mean and band."""
 
 from collections import defaultdict
 
@@ -20,8 +20,9 @@ import numpy as np
 
 
 def variants(runs: list[dict]) -> dict[str, list[dict]]:
-    """Runs of the same script, byte by byte, whose arguments differ in the seed only are one
-    variant. It is called by what tells it from the others.
+    """Returns name -> runs of a variant. Runs are the same variant if their scripts are equal byte
+    by byte and their arguments differ only in the seed. Its name says how it differs from the
+    others.
     """
     identities = [
         {f"{run['script']}.py": run["code"], **run["args"], "seed": None, "out": None}
@@ -37,10 +38,10 @@ def variants(runs: list[dict]) -> dict[str, list[dict]]:
 
 
 def band(curves: list[tuple[list[float], list[float]]]) -> dict[str, list[float]]:
-    """Curves (x, y) of several seeds as x, y (their mean), low and high.
+    """Returns curves (x, y) of several seeds as x, y (their mean), low and high.
 
-    A curve is a straight line between its points; where one has not begun yet or has ended, the
-    band is that of the others.
+    A curve is a straight line between its points. Where a curve has not begun or has ended, mean
+    and band are of the other curves.
     """
     grid = np.unique(np.concatenate([x for x, _ in curves]))
     if len(grid) > POINTS // 2:
@@ -54,8 +55,8 @@ def band(curves: list[tuple[list[float], list[float]]]) -> dict[str, list[float]
 
 
 def variant_curves(by_label: dict[str, list[dict]], key: str) -> list[dict]:
-    """One series per variant that has this metric: a band by step, by samples, by minutes, and by
-    the player's own steps where players take turns.
+    """Returns a series for each variant that has this metric: bands by step, by samples and by
+    minutes, and by the player's own steps if players take turns.
     """
     series = []
     for color, (label, runs) in enumerate(by_label.items()):
@@ -75,7 +76,7 @@ def variant_curves(by_label: dict[str, list[dict]], key: str) -> list[dict]:
 
 
 def comparison_data(runs: list[dict]) -> dict:
-    """What the page of several runs shows: one panel per metric, one series per variant."""
+    """Returns what the page of several runs shows: a panel per metric, a series per variant."""
     by_label, metrics = variants(runs), metrics_of(runs)
     curves = {title: names for run in runs for title, names in run["curves"].items()}
     section_of = {f"eval/{metric}": "held out" for metric in metrics}
@@ -104,7 +105,7 @@ def comparison_data(runs: list[dict]) -> dict:
 
 
 def _variant(label: str, runs: list[dict], evaluated: list[str]) -> dict:
-    """A row of the table: one entry per seed, and the last held-out values of each."""
+    """Returns a row of the table: an entry for each seed, and the last held-out values of each."""
     return {
         "label": label,
         "seeds": [run["args"].get("seed") for run in runs],

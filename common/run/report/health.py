@@ -1,4 +1,4 @@
-"""How co-training goes wrong: the metrics that show it, and the sentences that say so."""
+"""How co-training goes wrong: the metrics that show it, and the sentences about them."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ class Health(NamedTuple):
     sentence: str
 
 
-# In the order in which it shows. The bounds are rules of thumb: they say where to look first.
+# The order is that of the page. The bounds are rules of thumb: they say where to look first.
 HEALTH = {
     "accepts right, rejects wrong": Health(
         ".+/(tpr|tnr)",
@@ -83,8 +83,9 @@ HEALTH = {
 
 
 def sentences(rows: list[dict]) -> list[str]:
-    """A sentence for each metric of metrics.jsonl that stands out in the last third of its values
-    in training, or in the last three of fewer than twelve; it says nothing of one or two.
+    """Returns a sentence for each metric of metrics.jsonl that stands out in the last third of its
+    values in training. If it has fewer than twelve values, the last three count. About a metric
+    with one or two values there is no sentence.
     """
     evaluations = [row for row in rows if is_evaluation(row)] or [{}]
     values = defaultdict(list)  # metric -> its values in training
@@ -120,25 +121,25 @@ MEANINGS = {
     "parsed": "share that could be read",
     "greedy": "accuracy of the likeliest answer",
 }
-"""Held-out metrics whose names do not say what they are, by what follows the player's name."""
+"""What held-out metrics are whose names do not say it, by what follows the player's name."""
 
 
 # ------------------------------------------------------------------ the result
 def main_metrics(curves: dict[str, list[str]], found: Iterable[str]) -> list[str]:
-    """Of each panel of the script's CURVES the first metric that was found; all, if none was."""
+    """Returns the first metric of each panel of CURVES that was found; all metrics, if none was."""
     panels = [[key for key in keys if key in found] for keys in curves.values()]
     return [keys[0] for keys in panels if keys] or [*found]
 
 
 def highest_of(evaluations: list[dict], key: str) -> tuple[float, int]:
-    """The highest value of a metric, and the first step that has it."""
+    """Returns the highest value of a metric, and the first step that has it."""
     row = max((row for row in evaluations if is_number(row.get(key))), key=lambda row: row[key])
     return row[key], row["step"]
 
 
 def result(rows: list[dict], curves: dict[str, list[str]]) -> str:
-    """One sentence on how the main metrics have changed on held-out questions; "" before there are
-    two evaluations.
+    """Returns a sentence on how the main metrics have changed on held-out questions; "" before
+    there are two evaluations.
     """
     evaluations = [row for row in rows if is_evaluation(row)] or [{}]
     first, last = evaluations[0], evaluations[-1]
