@@ -1,12 +1,13 @@
 """Rollouts by a vLLM server that the user has started (`--rollouts URL`), in place of our sampler.
 
-The server holds the base. An adapter is published to it as PEFT saves it, unmerged, when its player
-first writes after a change; docs/scale.md has the server's command.
+The server holds the base. When a player first writes after a change, its adapter is published to
+the server as PEFT saves it, unmerged. docs/scale.md has the server's command.
 
-Every version has a new name and a new folder, with a word of the run in it. Traps: a name that the
-server knows is not read again; its cache of prompts goes by names, so a name used twice would be
-answered from the old adapter's keys; a server that was not stopped still knows the adapters of an
-earlier run; and `load_inplace` reads the folder again at every token.
+Every version of an adapter has a new name and a new folder, with a word of the run in it. Traps:
+    the server does not read an adapter again whose name it knows
+    its cache of prompts goes by names, so under an old name the old adapter's keys would answer
+    a server that was not stopped still knows the adapters of an earlier run
+    `load_inplace` would read the folder again at every token
 """
 
 import atexit
@@ -29,17 +30,18 @@ from filelock import FileLock
 from peft.tuners.lora import LoraLayer
 
 TIMEOUT = 10, 3600
-"""Seconds to connect, and for an answer, which waits for those that were asked for before it."""
+"""Seconds to connect, and for an answer, which waits for the answers that were asked for before."""
 LARGEST_GAP = 0.2
-"""Nats a token. Between bfloat16 here and there it is about a tenth of that."""
+"""Nats a token. Between bfloat16 here and bfloat16 there, the gap is about a tenth of this."""
 FEWEST = 32
-"""Tokens of which that is the mean."""
+"""The gap is a mean over at least as many tokens."""
 AT_ONCE = 256
-"""Requests under way, one for each row."""
+"""Largest number of requests under way; a request is for a row."""
 WHOLE_VOCABULARY = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
-"""Without these the model's generation_config would count, and scoring knows nothing of it."""
+"""Without these settings the model's generation_config would count, and scoring does not know it.
+"""
 MALFORMED = LookupError, ValueError, TypeError, AttributeError, RecursionError
-"""What reading an answer raises where it is no JSON, or has another form."""
+"""Errors of reading an answer that is not JSON or has another form."""
 
 
 def find_base(url: str) -> tuple[str, int]:
@@ -59,13 +61,15 @@ def find_base(url: str) -> tuple[str, int]:
 
 
 class Server:
-    """Its `generate` is that of common/core/plain.py."""
+    """A server whose `generate` takes the place of common/core/plain.py's."""
 
     def __init__(self, url: str, folder: str, word: str):
         """
         Args:
-            folder: the run's, in which adapters are published; the server must see the same path.
-            word: the same on all processes of a run, and another one in every run.
+            url: the server's address.
+            folder: the run's folder, in which adapters are published; the server must see the same
+                path.
+            word: the same on all processes of a run, and different in every run.
         """
         self.url, self.word = url, word
         self.base, self.longest = find_base(url)
@@ -78,11 +82,12 @@ class Server:
 
     # ------------------------------------------------------------------ before a run
     def check(self, trainer):
-        """Publishes every adapter and lets every player write a few tokens, whose log-probs must be
-        those of the trainer.
+        """Publishes every adapter, and lets every player write a few tokens. Their log-probs must
+        be those that the trainer computes.
 
         Raises:
-            UserError: the server cannot load the adapters, has another base, or shorter texts.
+            UserError: the server cannot load the adapters, has another base, or allows only shorter
+                texts.
         """
         base, tokenizer = trainer.model.get_base_model(), trainer.processing_class
         prompts = tokenize([[{"role": "user", "content": "2+3"}]], tokenizer)
@@ -103,14 +108,16 @@ class Server:
                 )
 
     def watch(self, name: str, gaps: torch.Tensor):
-        """`check` while the run lasts: the server may be restarted with another base, or answer
-        from an adapter that is not the one it was given.
+        """Does while the run lasts what `check` does before it: the server may be restarted with
+        another base, or answer from another adapter than it was given.
 
-        name: the player that wrote. gaps: (N,) nats between the log-probs of N tokens here and
-        there, of one micro-batch that is trained on.
+        Args:
+            name: the player that wrote.
+            gaps: (N,), the distances in nats between the log-probs here and there, of the tokens of
+                a micro-batch that is trained on.
 
         Raises:
-            UserError: they are too far from each other.
+            UserError: the log-probs are too far from each other.
         """
         self.gaps += gaps.tolist()
         if len(self.gaps) < FEWEST:
@@ -134,10 +141,12 @@ class Server:
     def generate(self, model, prompt_ids, max_tokens: int, temperature: float, eos_ids, keys):
         """Returns the token ids of each row, and the log-prob of each token; see `plain.generate`.
 
-        Each row is a request of its own, whose seed is the row's key; the server's cache of prompts
-        reads a prompt once that rows share. The server draws with random numbers of its own and
-        with logits that depend on what else it computes, so the same seed need not give the same
-        texts once more.
+        Each row is a request of its own, whose seed is the row's key. If rows share a prompt, the
+        server's cache reads it once. The server draws with random numbers of its own, and its
+        logits depend on what else it computes; so the same seed need not give the same texts again.
+
+        Raises:
+            UserError: the server refuses, does not answer, or answers with something else.
         """
         self.check_length(max(map(len, prompt_ids)) + max_tokens)
         folder = self.publish(model)
@@ -168,13 +177,15 @@ class Server:
         return [ids for ids, _ in found], [logps for _, logps in found]
 
     def check_seeds(self, prompt_ids: list[list[int]], found: list[tuple[list, list]]):
-        """A server that takes no notice of seeds may write one text for all rows of a prompt."""
+        """Raises UserError if too many rows of a prompt have the same text: a server that takes no
+        notice of seeds may write a single text for all of them.
+        """
         prompts = [tuple(ids) for ids in prompt_ids]
         texts = [(prompt, tuple(ids)) for prompt, (ids, _) in zip(prompts, found)]
         of_prompt, of_text = Counter(prompts), Counter(texts)
         for prompt, text, (_, logps) in zip(prompts, texts, found):
             count, same = of_prompt[prompt], of_text[text] - 1
-            # P(`same` others of the n - 1 are this one, too) <= C(n - 1, same) p^same
+            # P(`same` others of the n - 1 are also this text) <= C(n - 1, same) p^same
             if math.log(math.comb(count - 1, same)) + same * sum(logps) < -30:  # one in 10^13
                 raise self.error(
                     f"{same + 1} of {count} completions of a prompt are the same text, which "
@@ -195,8 +206,8 @@ class Server:
     # ------------------------------------------------------------------ publishing
     def publish(self, model) -> Path | None:
         """Returns the folder of the adapter that plays, as it is now, whose name is the server's;
-        None where the base plays. Of several processes the first one to ask publishes for all:
-        their weights are equal, and the name holds a checksum of them.
+        None if the base plays. Of several processes the first to ask publishes for all, because
+        their weights are equal. The name holds a checksum of the weights.
         """
         layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
         if layers[0].disable_adapters:
@@ -228,7 +239,7 @@ class Server:
             raise self.error(f"it cannot load the adapter in {folder}: {reason}")
 
     def forget(self):
-        """At the end the server is to know nothing of this run."""
+        """Removes this run's adapters from the server, at the end."""
         for folder in self.folder.glob("*/*"):
             with suppress(requests.RequestException):
                 body = {"lora_name": folder.name}
@@ -240,7 +251,7 @@ def read_completion(answer: dict, limit: int, ends: set) -> tuple[list[int], lis
     """Returns the token ids of the one completion in vLLM's answer, and the log-prob of each.
 
     Raises:
-        MALFORMED: it is not whole, or has log-probs that nothing can be trained on.
+        MALFORMED: the completion is not whole, or its log-probs are not usable.
     """
     [choice] = answer["choices"]
     ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]

@@ -1,15 +1,17 @@
-"""Phase 0, before RL: teach a model the form in which a script reads what it writes.
+"""Phase 0, before RL: teaches a model the form in which a script reads what the model writes.
 
     python -m common.run.warm_up tango.py --model MODEL --dataset rows.jsonl --out warm
     python tango.py --model warm --dataset rows.jsonl
 
 RL rewards what can be read, so a model that never writes `<step>` learns nothing. TRL's SFTTrainer
-teaches it the references of the training questions, arithmetic and, where the script has a verifier
-of steps, judgements (common/tasks/demonstrations.py), with a LoRA adapter that is merged in the
-end. It stops as soon as nine of ten answers to held-out questions can be read: more of it would
-make the model surer of one answer, and RL needs several to choose from. With --until ready it goes
-on until the held-out answers leave RL something to work with. Given its own output as --model, it
-judges solutions that this model writes.
+teaches it demonstrations (common/tasks/demonstrations.py): the references of the training
+questions, arithmetic, and judgements if the script has a verifier of steps. The LoRA adapter is
+merged in the end.
+
+The warm-up stops as soon as nine of ten answers to held-out questions can be read. More steps would
+make the model surer of a single answer, and RL needs several answers to choose from. With --until
+ready it goes on until the held-out answers leave RL something to work with. If --model is the
+output of a warm-up, judgements are made of solutions that this model writes.
 """
 
 import dataclasses
@@ -42,13 +44,13 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 KEPT = 0.9  # share of held-out answers that can be read
-READY = {  # what RL has something to work with: held-out figures
+READY = {  # held-out figures with which RL has something to work with
     "accuracy": 0.35,
     "groups with two outcomes": 0.5,
     "judgements read": 0.95,
     "verifier, balanced_accuracy": 0.7,
 }
-QUESTIONS, SAMPLES = 128, 4  # held-out ones, and answers to each, before and after
+QUESTIONS, SAMPLES = 128, 4  # held out, and answers to each, before and after
 ROWS, MICRO = 16, 8  # of an optimiser step, and of a micro-batch
 SAVES = 10  # steps between two checkpoints
 LOOKS = {"read": (10, 1), "ready": (50, 4)}  # steps between two looks, answers to each question
@@ -65,13 +67,13 @@ class Args:
     dataset: str
     """a hub id, or a .jsonl file with question, answer and solution, reference or equation"""
     out: str
-    """the folder that --model takes afterwards; given again, the warm-up resumes"""
+    """the folder that --model takes afterwards; if you give it again, the warm-up resumes"""
     steps: Count = 150
-    """optimiser steps at most, of sixteen solutions, judgements and drills"""
+    """largest number of optimiser steps; a step has sixteen solutions, judgements and drills"""
     until: Literal["read", "ready"] = "read"
     """stop when nine of ten held-out answers can be read, or when RL has something to work with"""
     lr: Weight = 3e-4
-    """learning rate, up in ten steps and then down to 0"""
+    """learning rate, which rises for ten steps and then falls to 0"""
     solution_tokens: Tokens = 128
     """length limit of a solution"""
     judgement_tokens: Tokens = 256
@@ -83,14 +85,16 @@ class Args:
 
 
 class WarmUp(TrainerCallback):
-    """Looks at the held-out questions, says what it sees, and stops when the form is kept."""
+    """Looks at the held-out questions, prints what it sees, and stops when the form is kept."""
 
     def __init__(self, args: Args, script, tokenizer, held_out: list[dict]):
         self.cfg, self.script, self.tokenizer = args, script, tokenizer
         self.held_out, self.started, self.begun = held_out, time.time(), []  # begun: steps
 
     def look(self, model, samples: int, again: int = 0) -> dict[str, float]:
-        """With the same random numbers every time, or others `again`; training draws none."""
+        """Returns held-out figures, with the same random numbers every time, or with others if
+        `again` is another number. The training has no random numbers that this could change.
+        """
         model.eval()  # Trainer's next step puts it back
         write = functools.partial(self.write, model, again)
         return figures(self.script, self.held_out, samples, write)
@@ -117,7 +121,7 @@ class WarmUp(TrainerCallback):
         every, samples = LOOKS[self.cfg.until]
         if state.global_step % every:
             return
-        # one look at so few questions is ready by luck now and then
+        # a single look at so few questions is ready by luck now and then
         for again in range(2 if self.cfg.until == "ready" else 1):
             found = self.look(model, samples, again)
             wanted = [k for k in found if k.endswith(" read") or self.cfg.until == "ready"]
@@ -136,7 +140,7 @@ def is_enough(found: dict[str, float], until: str) -> bool:
 
 
 def own_solutions(progress: WarmUp, model, rows: list[dict]) -> dict[str, list[str]]:
-    """question -> four solutions of the model, of OWN training questions."""
+    """Returns question -> four solutions that the model writes, of OWN training questions."""
     rows = random.Random(progress.cfg.seed).sample(rows, min(OWN, len(rows)))
     say(f"answers to {len(rows)} training questions, 4 each, to be judged")
     prompts = [progress.script.solve_prompt(row["question"]) for row in rows for _ in range(4)]
@@ -159,7 +163,7 @@ def trainer_of(args: Args, model, rows: list[dict], progress: WarmUp) -> SFTTrai
     trainer = SFTTrainer(
         model, config, train_dataset=data, processing_class=tokenizer, callbacks=[progress]
     )
-    trainer.create_model_card = lambda **_: None  # of the adapter, where the user's own may be
+    trainer.create_model_card = lambda **_: None  # it would go where the user's own card may be
     return trainer
 
 
@@ -175,10 +179,10 @@ def main(args: Args):
     begin(args.model)
     disable_progress_bars()
     train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed, args.held_out)
-    demonstrations(script, train, 1, args.seed, {})  # says at once what is missing
+    demonstrations(script, train, 1, args.seed, {})  # says immediately what is missing
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     out, checkpoint = claim(args.out, "warm_up", given)
-    # figures are of these arguments, or of others that have left no checkpoint
+    # the figures may be of other arguments, of a warm-up that has left no checkpoint
     noted = (out / FIGURES).exists() and read_arguments(out) == given
     notes = read_arguments(out, FIGURES) if noted else {}
     write_whole(out / "args.json", json.dumps(given, indent=1) + "\n")

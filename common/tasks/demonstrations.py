@@ -1,6 +1,6 @@
-"""What a warm-up teaches (common/run/warm_up.py), and what has been learned: solutions in the form
-that prompts ask for, judgements of them, and arithmetic. All are made of references whose steps
-hold plain equations, as 3 * 2 = 6.
+"""What a warm-up teaches (common/run/warm_up.py): solutions in the form that prompts ask for,
+judgements of these solutions, and arithmetic; and figures of what a model has learned. All are made
+from references whose steps hold plain equations, such as 3 * 2 = 6.
 """
 
 import random
@@ -34,8 +34,9 @@ DRILL = "Work out:"
 
 
 def reworded(reference: str, rng: random.Random) -> str:
-    """Steps that are an equation and nothing else in one of several wordings, sums and products
-    half of the time the other way round; so that there is more than one way to begin.
+    """Returns a reference in other words, so that there is more than one way to begin. A step that
+    is an equation and nothing else gets one of several wordings. The operands of half of the sums
+    and products change places.
     """
 
     def step(found: re.Match) -> str:
@@ -51,16 +52,16 @@ def reworded(reference: str, rng: random.Random) -> str:
 
 
 def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str] | None:
-    r"""(a solution, the judgement of it, as `VERIFY` asks for it). A third of the solutions in two
-    steps or more lack the first or the last one, and in another third the result or the operation
-    of one step is changed; so it is in half of the solutions in one step. None unless every step is
-    one plain equation that holds, the last of which gives the answer, and every result is told from
-    the problem's numbers.
+    r"""Returns (a solution, the judgement of it, in the form that `VERIFY` asks for). Of the
+    solutions with two steps or more, a third lacks the first or the last step, and in another third
+    the result or the operation of a step is changed. Of the solutions with a single step, half are
+    changed. The result is None unless every step is a plain equation that holds, the last equation
+    gives the answer, and every result can be told from the problem's numbers.
 
-    Steps after the changed one take over its result, and are right if they are computed right: each
-    verdict is about its own step, and the final one about the answer. Where a step is missing, the
-    next one takes a number of the problem for its result. All verdicts on steps are CORRECT then,
-    and the final one is INCORRECT: it is not their AND.
+    Steps after a changed step take over its result, and they are right if they are computed right:
+    a step's verdict is about this step, and the final verdict is about the answer. If a step is
+    missing, the next step takes a number of the problem for its result. Then all verdicts on steps
+    are CORRECT, and the final verdict is INCORRECT: it is not their AND.
     """
     equations, gold = plain_equations(reference), boxed(reference) or ""
     if not equations or not re.fullmatch(NUMBER, gold) or float(equations[-1][-1]) != float(gold):
@@ -102,9 +103,9 @@ def judged(question: str, reference: str, rng: random.Random) -> tuple[str, str]
 
 
 def judged_own(reference: str, text: str, rng: random.Random) -> tuple[str, str] | None:
-    """(a model's solution in one step, the judgement of it): it is wrong where it does not compute
-    what the reference does, or slips. None where the two have not one plain equation each, or the
-    model reaches the answer by another way.
+    """Returns (a model's solution in a single step, the judgement of it). The solution is wrong if
+    it computes something else than the reference, or slips. The result is None unless both have a
+    single plain equation, or if the model reaches the answer by another way.
     """
     equations, steps = plain_equations(reference), split_steps(text)
     found = EQUATION.findall(steps[0]) if len(steps) == 1 else []
@@ -125,12 +126,13 @@ def judged_own(reference: str, text: str, rng: random.Random) -> tuple[str, str]
 
 
 def comment(asked: tuple, used: tuple, said: str, rng: random.Random) -> tuple[str, bool]:
-    """(what a judgement says of a step, whether the step is right). A step that computes what is
-    `asked`, (a, sign, b), is checked by the inverse operation, which must lead from what was `said`
-    back to a.
+    """Returns (what a judgement says of a step, whether the step is right). If the step computes
+    what is `asked`, (a, sign, b), it is checked by the inverse operation, which must lead from what
+    was `said` back to a.
 
     Raises:
-        ValueError, ArithmeticError: a result has no end, as a third, or is divided by zero.
+        ValueError, ArithmeticError: a result has no end, as a third has none, or something is
+            divided by zero.
     """
     a, sign, b = used
     if used != asked:
@@ -145,8 +147,9 @@ def comment(asked: tuple, used: tuple, said: str, rng: random.Random) -> tuple[s
 
 
 def judgement(comments: list[tuple[str, bool]], right: bool, lacks: str) -> str:
-    """What `VERIFY` asks for, of steps and of the answer. What a solution `lacks` is said at the
-    end, behind the last comment: the final verdict has room for a box alone.
+    """Returns a judgement of steps and of the answer, in the form that `VERIFY` asks for. What the
+    solution `lacks` is said after the last comment, because the final verdict has room for a box
+    alone.
     """
     (last, holds), before = comments[-1], comments[:-1]
     said = [*before, (f"{last} {lacks}", holds)]
@@ -156,13 +159,13 @@ def judgement(comments: list[tuple[str, bool]], right: bool, lacks: str) -> str:
 
 
 def drill(numbers: list[int], rng: random.Random) -> tuple[list[dict], str]:
-    """A prompt with eight sums, differences, products and quotients of two of these numbers, and
-    the equations that answer it.
+    """Returns (a prompt, the equations that answer it). The prompt has eight sums, differences,
+    products or quotients of two of these numbers.
     """
     asked, answered = [], []
     for _ in range(8):
         (a, b), sign = rng.choices(numbers, k=2), rng.choice("+-*/")
-        if sign in "-/":  # what comes out is a
+        if sign in "-/":  # so that the result is a
             a = a + b if sign == "-" else a * b
         asked.append(f"{a} {sign} {b}")
         answered.append(f"{asked[-1]} = {as_number(OPERATIONS[sign](float(a), float(b)))}")
@@ -170,7 +173,9 @@ def drill(numbers: list[int], rng: random.Random) -> tuple[list[dict], str]:
 
 
 def plain_equations(reference: str) -> list[tuple[str, ...]]:
-    """(a, sign, gap, b, result) of each step; [] unless each has one equation, and it holds."""
+    """Returns (a, sign, gap, b, result) of each step; [] unless each step has a single equation,
+    and it holds.
+    """
     found = [EQUATION.findall(step) for step in split_steps(reference)]
     if any(len(of_step) != 1 for of_step in found):
         return []
@@ -183,8 +188,9 @@ def plain_equations(reference: str) -> list[tuple[str, ...]]:
 
 
 def results_stand_out(question: str, equations: list[tuple[str, ...]]) -> bool:
-    """Whether an operand that equals the result of a step is that result: all results differ from
-    one another and from the problem's numbers, and none is both operands of a step.
+    """Whether an operand that equals the result of a step must be that result. This is so if all
+    results differ from one another and from the problem's numbers, and no result is both operands
+    of a step.
     """
     question = re.sub(r"(?<=\d),(?=\d{3})", "", question)
     words = re.findall(r"[a-z]+|\d+(?:\.\d+)?", question)
@@ -205,7 +211,7 @@ def judges(script) -> bool:
 
 
 def is_judgement(text: str, count: int) -> bool:
-    """Whether it has the form that `VERIFY` asks for, and a verdict for each of so many steps."""
+    """Whether a text has the form that `VERIFY` asks for, with verdicts on `count` steps."""
     form = JUDGEMENT.fullmatch(text)
     if not form or final_verdict(text) is None:
         return False
@@ -214,14 +220,19 @@ def is_judgement(text: str, count: int) -> bool:
 
 
 def demonstrations(script, rows: list[dict], count: int, seed: int, own: dict) -> list[dict]:
-    """So many rows for TRL, mixed: of each question in turn a solution and, where the script has a
-    verifier of steps, a judgement; and a drill for every second question.
+    """Returns rows for TRL, mixed. Each question in turn gives a solution and, if the script has a
+    verifier of steps, a judgement. Every second question also gives a drill.
 
-    own: question -> solutions that the model has written; judgements are of one of these, where
-        its truth is known.
+    Args:
+        script: the module of the script whose form is taught.
+        rows: {question, answer, reference}.
+        count: number of rows.
+        seed: random seed.
+        own: question -> solutions that the model has written. A judgement is of one of these if its
+            truth is known.
 
     Raises:
-        UserError: no row has a reference, or none that a judgement can be made of.
+        UserError: no row has a reference, or no reference can give a judgement.
     """
     rng, made, judgements = random.Random(seed), [], 0
     rows = [row for row in rows if row["reference"]]
@@ -251,11 +262,15 @@ def demonstrations(script, rows: list[dict], count: int, seed: int, own: dict) -
 
 
 def figures(script, rows: list[dict], samples: int, write: Callable) -> dict[str, float]:
-    """How a model does on these questions, each answered `samples` times; its judgements are of a
-    quarter of these answers.
+    """Returns figures of a model on these questions, each of which it answers `samples` times. It
+    then judges a quarter of its answers, if the script has a verifier of steps.
 
-    write: (prompts, whether they ask for judgements) -> texts, and the mean of -log p over all
-        their tokens.
+    Args:
+        script: the module of the script.
+        rows: {question, answer}.
+        samples: answers to each question.
+        write: (prompts, whether they ask for judgements) -> (texts, the mean of -log p over all
+            their tokens, in nats).
     """
     rows = [row for row in rows for _ in range(samples)]
     texts, entropy = write([script.solve_prompt(row["question"]) for row in rows], False)
