@@ -1,29 +1,30 @@
-r"""APO, Adversarial Preference Optimization: a reward model learns to prefer golden answers to what
-the generator writes, which learns to please it (Cheng et al. 2024, arXiv:2311.08045).
+r"""APO, Adversarial Preference Optimization: a reward model learns to prefer golden answers to the
+generator's answers, and the generator learns to please it (Cheng et al. 2024, arXiv:2311.08045).
 
-    python apo.py                                         the embedded model on a CPU, 2 minutes
+    python apo.py                                         the small model on a CPU, 2 minutes
     python apo.py --adversarial 0                         plain DPO: the reward model is fixed
     python apo.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The game of r, the reward model (RM), and pi, the generator; x is a question, y* its golden answer
     min over pi, max over r:   E[r(x, y*)] - E over y ~ pi of [r(x, y)]
 
-The loop; half of the questions are the RM's, half are the generator's
-    PEOPLE = `human_pairs`, once   y+ > y-: right above wrong answers to a few labelled questions
+The loop; half of the questions are the RM's, half are the generator's; y+ > y- is a pair
+    PEOPLE = `human_pairs`, once   pairs right > wrong of answers to a few labelled questions
     for t = 1 .. iterations
         ATTACK = `start_round`     pi writes y_1 .. y_S to the RM's questions; pairs y* > y_i
-        RM                         r <- the base again, then trained on both kinds of pairs
+        RM                         starts from the base again and learns from both kinds of pairs
                                    loss = mean of - w log sigmoid(r(x, y+) - r(x, y-))
                                    w = anchor for people's pairs, adversarial / S for y* > y_i
-        SCORE = `start_generator`  pi writes S answers to its own questions; best > worst by r
+        SCORE = `start_generator`  pi writes S answers to its own questions, and r ranks them
         GENERATOR                  loss = - log sigmoid(h(y best) - h(y worst))
                                    h(y) = beta log(pi(y | x) / base(y | x))
 
 Our changes that matter (more in docs/apo.md)
     1. r(x, y) = beta_r log V(y | x), the answer's likelihood under the RM's adapter. The paper's r
-       is a linear head. No head was tried; a likelihood falls with the length.
-    2. The truth stands for people: right answers of the first model's above its wrong ones.
-    3. DPO's pairs, which are left open, are the best and the worst of S answers.
+       is a linear head. We have tried no head. A likelihood falls with the length of the answer.
+    2. The truth stands for people, who here prefer the first model's right answers to its wrong
+       answers.
+    3. The paper leaves DPO's pairs open. Ours are the best and the worst of S answers.
 
 Shapes: B pairs, b of them in a micro-batch, T completion tokens, S answers to a question.
 """
@@ -53,7 +54,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 72
     """optimiser steps of all rounds; must be a multiple of --iterations"""
     rm_steps: Count = 12
-    """of a round's steps the RM's; the rest are the generator's"""
+    """steps of a round that train the RM; the other steps train the generator"""
     questions: Count = 32
     """pairs per step and process (paper: 64)"""
     micro_batch: Count = per_model(tiny=16, real=4)
@@ -65,27 +66,27 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     iterations: Count = 3
     """rounds (paper: 3)"""
     pool: Count = per_model(tiny=128, real=1024)
-    """questions of the RM, and as many of the generator; the same in every round"""
+    """questions of the RM, and as many questions of the generator; the same in every round"""
     samples: TwoOrMore = 4
     """S, answers to each question and round (paper: 4)"""
     labelled: CountOrZero = 32
-    """the first of the RM's questions, of which is known whether an answer is right"""
+    """so many of the RM's questions are labelled: it is known whether an answer is right"""
     anchor: Weight = 1.0
-    """weight of a pair of people's; ablation: 0 leaves them out (paper: 1.0)"""
+    """weight of a pair from people; ablation: 0 leaves these pairs out (paper: 1.0)"""
     adversarial: Weight = 1.0
-    """weight of the S pairs y* > y_i of a question together; ablation, plain DPO: 0 leaves them
-    out, and every round has the same RM (paper: 0.1)"""
+    """weight of the S pairs y* > y_i of a question together (paper: 0.1); ablation, plain DPO: 0
+    leaves these pairs out, and every round has the same RM"""
     diff: bool = False
     """ablation, as in WGAN: a pair y* > y_i adds - w (r(x, y*) - r(x, y_i)) to the loss"""
     restart: bool = True
-    """every round trains the base anew; ablation: it continues the last RM"""
+    """every round starts its RM from the base; ablation: it continues the last RM"""
     improve: Literal["dpo", "rejection", "golden"] = "dpo"
     """the generator learns by DPO; by SFT on the RM's favourites; or, without any RM, by SFT on the
     golden answers of the RM's questions"""
     beta: Scale = 0.1
     """scale of the generator's log-ratios"""
     rm_beta: Scale = 0.5
-    """scale of r, which is how sure the RM is; below 1 the untrained one is nearly calibrated"""
+    """scale of r, which is how sure the RM is; below 1 the untrained RM is nearly calibrated"""
     eval_every: CountOrZero = 24
     """steps between evaluations on held-out questions; 0 = only first and last"""
     solution_tokens: Tokens = per_model(tiny=80, real=512)
@@ -116,9 +117,11 @@ import torch.nn.functional as F
 
 # ------------------------------------------------------------------ the paper's mathematics
 def rm_losses(margin, human, anchor: float, adversarial: float, diff: bool = False):
-    """(B,) margins r(x, y+) - r(x, y-), (B,) whether a pair is people's, and the weight of a pair
-    of either kind -> (B,) losses. As in the released code, the RM's loss is their mean over BOTH
-    kinds of pairs in the step, so that the rarer kind counts less.
+    """The RM's loss on each pair, (B,). As in the released code, the RM's loss is the mean over
+    BOTH kinds of pairs in the step, so that the rarer kind counts less.
+
+    margin: (B,), r(x, y+) - r(x, y-). human: (B,), whether a pair is from people. anchor,
+        adversarial: the weights of a pair from people and of a pair with a golden answer.
     """
     # - w log sigmoid(r(x, y+) - r(x, y-));   diff, y* > y_i only: - w (r(x, y+) - r(x, y-))
     game = -margin if diff else -F.logsigmoid(margin)
@@ -126,22 +129,22 @@ def rm_losses(margin, human, anchor: float, adversarial: float, diff: bool = Fal
 
 
 def dpo_losses(best: torch.Tensor, worst: torch.Tensor, beta: float) -> torch.Tensor:
-    """(B,) log-ratios log(pi / base), SUMS over an answer's tokens, never means -> (B,) losses."""
+    """(B,) losses of (B,) log-ratios log(pi / base): SUMS over an answer's tokens, never means."""
     # - log sigmoid(h(y best) - h(y worst)),   h = beta * log-ratio
     return -F.logsigmoid(beta * (best - worst))
 
 
 def best_and_worst(answers: list[dict], scores: list[float]) -> list[dict]:
-    """The answers to one question with the highest and the lowest score, the first of equal ones;
-    [] if these are the same text, between which DPO has no gradient, or have the same score.
+    """The answers to one question with the highest and the lowest score, the first among equal
+    scores. [] if all scores are equal, or if both are the same text: DPO has no gradient then.
     """
     best, worst = (answers[scores.index(end(scores))] for end in (max, min))
     return [best, worst] if best["ids"] != worst["ids"] else []
 
 
 def calibration_error(margins: list[float], bins: int = 10) -> float:
-    """ECE of p = sigmoid(r(right) - r(wrong)), the RM's belief that the right answer is the better
-    one, over pairs. The RM is as sure as max(p, 1 - p), so that the bins divide [.5, 1].
+    """The expected calibration error of p = sigmoid(r(right) - r(wrong)), the probability by the RM
+    that the right answer is better. The RM is as sure as max(p, 1 - p): the bins divide [.5, 1].
     """
     # ECE = SUM over bins of |SUM over its pairs of ([in order] - confidence)| / all pairs
     margin = torch.tensor(margins, dtype=torch.float64)  # (n,)
@@ -154,8 +157,8 @@ def calibration_error(margins: list[float], bins: int = 10) -> float:
 
 # ------------------------------------------------------------------ the trainer
 class Apo(CoTrainer):
-    """`step` is the loop. `saved` is the same on all processes: the round, people's pairs, those of
-    the RM, the round whose answers the RM has scored, and the generator's pairs.
+    """`step` is the loop. `saved` is the same on all processes: the round, people's pairs, the RM's
+    pairs, the last round whose answers the RM has scored, and the generator's pairs.
     """
 
     def __init__(self, *inputs):
@@ -172,7 +175,7 @@ class Apo(CoTrainer):
         }
 
     def step(self, rows):
-        """rows: not used, pairs are made twice in every round."""
+        """One batch of pairs. rows: not used, because pairs are made twice in every round."""
         t, turn = divmod(self.state.global_step, self.cfg.steps // self.cfg.iterations)
         if self.saved["round"] < t:
             self.start_round(t)
@@ -183,8 +186,8 @@ class Apo(CoTrainer):
         return [self.next_pairs("generator", turn, t)]
 
     def next_pairs(self, player: str, turn: int, t: int) -> Batch:
-        """Of shuffled epochs over the round's pairs; an RM that starts again takes its own in the
-        same order in every round, so that from the same pairs it becomes the same RM.
+        """The next pairs of shuffled epochs over the round's pairs. An RM that starts again takes
+        its pairs in the same order in every round: from the same pairs it becomes the same RM.
         """
         key = "" if player == "rm" and self.cfg.restart else f"{t}"
         pairs = self.from_epochs(self.saved[player], turn, key)  # of all processes
@@ -217,7 +220,7 @@ class Apo(CoTrainer):
 
     # --- what the RM learns
     def start_round(self, t: int):
-        """The generator answers the RM's questions, and the RM is the base again."""
+        """The generator answers the RM's questions, and the RM starts from the base again."""
         cfg = self.cfg
         if t == 0:
             self.saved["human"] = self.human_pairs() if cfg.anchor else []
@@ -233,13 +236,13 @@ class Apo(CoTrainer):
             self.restart("rm")
 
     def human_pairs(self) -> list[dict]:
-        """Right above wrong, of the first model's answers to the labelled questions."""
+        """All pairs of a right and a wrong answer of the first model to a labelled question."""
         S = self.cfg.samples
         pairs = right_and_wrong(self.answers_to(self.rm_rows[: self.cfg.labelled], S), S)
         return [a_pair(y, y["ids"], z["ids"], human=True) for y, z in pairs]
 
     def with_golden(self, rows: list[dict]) -> list[dict]:
-        """Rows whose golden answer fits with its end token: it is never cut."""
+        """The rows whose golden answer and its end token fit: no golden answer is cut."""
         limit, tokenizer = self.cfg.solution_tokens, self.processing_class
         texts, end = [row["reference"].strip() for row in rows], tokenizer.eos_token_id
         ids = tokenizer(texts, add_special_tokens=False).input_ids
@@ -251,7 +254,7 @@ class Apo(CoTrainer):
 
     # --- what the generator learns
     def start_generator(self, t: int):
-        """It answers its own questions; of each the RM chooses the best and the worst answer."""
+        """It answers its own questions, and the RM picks each question's best and worst answer."""
         S = self.cfg.samples
         answers = self.answers_to(self.generator_rows, S)
         scores = self.in_parallel(self.scores, answers)
@@ -266,7 +269,7 @@ class Apo(CoTrainer):
         self.saved |= {"scored": t, "generator": pairs}
 
     def answers_to(self, rows: list[dict], n: int) -> list[dict]:
-        """n answers to each question, adjacent, by the generator as it is."""
+        """n answers to each question, adjacent, by the present generator."""
         return self.in_parallel(self.answers, [row for row in rows for _ in range(n)])
 
     def answers(self, rows: list[dict]) -> list[dict]:
@@ -277,7 +280,7 @@ class Apo(CoTrainer):
         return [{"question": x, "ids": y, "right": z} for x, y, z in zip(asked, ids, right)]
 
     def scores(self, answers: list[dict]) -> list[float]:
-        """r(x, y) of each answer by the RM as it is."""
+        """r(x, y) of each answer by the present RM."""
         if not answers:
             return []
         prompts = [solve_prompt(y["question"]) for y in answers]
@@ -306,7 +309,7 @@ class Apo(CoTrainer):
 
 
 def right_and_wrong(answers: list[dict], n: int) -> list[tuple[dict, dict]]:
-    """Every right answer with every wrong one to the same question, whose n are adjacent."""
+    """All pairs of a right and a wrong answer to a question, whose n answers are adjacent."""
     return [(y, z) for of in chunk(answers, n) for y in of for z in of if y["right"] > z["right"]]
 
 
@@ -316,8 +319,9 @@ def a_pair(row: dict, chosen: list[int], rejected: list[int], human: bool = Fals
 
 # ------------------------------------------------------------------ evaluation
 def rm_figures(answers: list[dict], scores: list[float], n: int) -> dict[str, float]:
-    """Of pairs of a right and a wrong answer to one question: the share in which the right one
-    scores higher, ties half, how sure the RM is, and the calibration error; {} of none.
+    """Figures of all pairs of a right and a wrong answer to one question: the share in which the
+    right answer scores higher, where a tie counts one half; how sure the RM is; and the
+    calibration error. {} if there are no pairs.
     """
     scored = [y | {"r": r} for y, r in zip(answers, scores)]
     margins = [y["r"] - z["r"] for y, z in right_and_wrong(scored, n)]
@@ -329,8 +333,8 @@ def rm_figures(answers: list[dict], scores: list[float], n: int) -> dict[str, fl
 
 
 def evaluate(trainer: Apo, held_out: list[dict]) -> dict[str, float]:
-    """The generator alone, and with the RM's choice of n answers; the RM on the generator's answers
-    of now, and on those of the first model at step 0, which are the same in all evaluations.
+    """The generator alone, and with the RM's choice among n answers. The RM on the generator's
+    present answers, and on the answers of the first model at step 0, always the same.
     """
     n = trainer.cfg.eval_samples
     _, greedy = solve(trainer, "generator", held_out, greedy=True)

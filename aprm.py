@@ -1,15 +1,16 @@
-r"""APRM (Juneja, Nathani and Wang 2025, arXiv:2511.22888): a verifier of steps that learns from
-errors which an adversary puts into right solutions, harder ones as it gets better.
+r"""APRM (Juneja, Nathani and Wang 2025, arXiv:2511.22888): a verifier of steps learns from
+errors that an adversary puts into right solutions, and the errors become harder with it.
 
-    python aprm.py                                        the embedded model on a CPU, 1 minute
+    python aprm.py                                        the small model on a CPU, 1 minute
     python aprm.py --corruptor random                     a control: steps are made wrong by chance
     python aprm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU
 
 The loop is `Aprm.step`. A right solution of each question is given: its chain
-    CORRUPTOR  G edits of every chain; each rewrites one step. An oracle works the step out again:
-               wrong or harmless. The verifier marks the steps of every chain that is wrong, once
-    VERIFIER   one chain per question, a share --untouched of them unedited; G judgements of each
-    UPDATE     one of each player, along 2 g_t - g_{t-1}: twice its gradient minus the one before
+    CORRUPTOR  writes G edits of every chain; each edit rewrites one step. An oracle works the step
+               out again and finds it wrong or harmless. The verifier marks every wrong chain once
+    VERIFIER   writes G judgements of one chain per question; a share --untouched of the chains is
+               unedited
+    UPDATE     one of each player, along 2 g_t - g_{t-1}, where g_t is the gradient of step t
 
                 the edited step is     wrong, and accepted    wrong, and caught    still right
               R_corruptor                      1                      0                 -1
@@ -19,10 +20,12 @@ A caught error is worth more than a harmless edit; otherwise the safe move is to
 verifier is meant for a solver that is not trained here, and is evaluated on that solver's errors.
 
 Our changes that matter (more in docs/aprm.md)
-    1. The corruptor chooses the step, and the verifier marks all of a chain. On embedded questions
-       what follows an edit is worked out from it; elsewhere it stays, without a label.
-    2. On embedded questions the oracle is exact; elsewhere it only recognises false equations.
-    3. A policy gradient instead of PPO, no entropy bonus; AdamW takes the optimistic gradient.
+    1. The corruptor chooses the step, and the verifier marks all steps of a chain. On tiny
+       questions (--dataset tiny and its like) the steps after an edit are worked out from it.
+       Elsewhere they stay as they were, without a label.
+    2. On tiny questions the oracle is exact; elsewhere it only recognises false equations.
+    3. We use a policy gradient instead of PPO, and no entropy bonus. AdamW takes the optimistic
+       gradient.
 
 Shapes: P questions, G edits of a chain or judgements of it, B = P * G, K steps, T tokens.
 """
@@ -61,14 +64,14 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.005
     """tau, weight of the k3 penalty towards the base, which keeps edits diverse"""
     untouched: Share = 0.5
-    """share of the chains that the verifier is trained on as they were"""
+    """share of unedited chains among the chains that the verifier is trained on"""
     check_cost: Share = 0.0
-    """c, the price of a check (28*5=18 is one of 42/5=28); embedded questions only"""
+    """c, the price of a check (28*5=18 checks 42/5=28); tiny questions only"""
     optimistic: bool = True
     """step along 2 g_t - g_{t-1}; control: plain gradients"""
     corruptor: Literal["co-trained", "frozen", "random", "misconceptions"] = "co-trained"
-    """controls: never trained; random, wrong numbers by chance; misconceptions, the errors that the
-    embedded solver itself makes"""
+    """controls: frozen is never trained; random changes numbers by chance; misconceptions makes the
+    errors that the small model itself makes as a solver"""
     eval_samples: Several = 1
     """the solver's solutions of each held-out question, all of which are judged"""
     edit_tokens: Tokens = per_model(tiny=40, real=256)
@@ -124,8 +127,8 @@ def corrupt_prompt(question: str, solution: str) -> list[dict]:
 
 
 def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
-    """(place of the step from 0 on, the new step), or None. An edit with a box, or that ends in a
-    verdict in bold type, is refused: a verifier that copies the step would have marked it.
+    """(index of the step, the new step), or None if the edit cannot be read. An edit with a box or
+    with a bold verdict at its end is refused: a verifier that copies it would have marked it.
     """
     found, count = EDIT.fullmatch(text), len(split_steps(row["reference"]))
     step = found[2].strip() if found and 1 <= int(found[1]) <= count else ""
@@ -136,7 +139,7 @@ def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
 
 
 def parse_marks(text: str, count: int) -> list[bool] | None:
-    """Whether each of a solution's steps is marked CORRECT; None unless every one has a mark."""
+    """Whether each of `count` steps is marked CORRECT; None if a step has no mark."""
     said = [read_verdict(step, MARKS) for step in split_steps(text)]
     return [s == "CORRECT" for s in said] if len(said) == count > 0 and all(said) else None
 
@@ -151,10 +154,11 @@ class Chain(NamedTuple):
 def chain_of(row: dict, edit: tuple | None, rng: random.Random) -> Chain:
     """The row's right solution, or what becomes of it with this edit, and the labels of its steps.
 
-    Embedded: a step is right if it applies the question's operation to the value before it and gets
-    the result right. Carrying an error forward correctly is not a second error. Steps sound sure
-    now and then, whoever wrote them, or `!` would give the corruptor away. Elsewhere an edited step
-    is wrong if an equation in it is false; otherwise, and of what follows it, nobody can tell.
+    Tiny questions: a step is right if it applies the question's operation to the value before it
+    and gets the result right. Carrying an error forward correctly is not a second error. Steps
+    sound sure now and then, whoever wrote them; otherwise `!` would give the corruptor away.
+    Elsewhere an edited step is wrong if an equation in it is false. If no equation is false, the
+    edited step has no label, and the steps after an edit never have one.
     """
     steps, answer = split_steps(row["reference"]), row["answer"]
     embedded, labels = parse_question(row["question"]), [True] * len(steps)
@@ -174,7 +178,7 @@ def chain_of(row: dict, edit: tuple | None, rng: random.Random) -> Chain:
 
 
 def static_edit(row: dict, kind: str, rng: random.Random) -> tuple | None:
-    """Another last number in any step, or a misconception; None if no step has a number."""
+    """An edit by chance: another last number in some step, or a misconception; None without one."""
     steps, embedded = split_steps(row["reference"]), parse_question(row["question"])
     places = [k for k, step in enumerate(steps) if LAST_NUMBER.search(step)]
     believed = [k for k in places if kind == "misconceptions" and "/" in steps[k]]
@@ -190,24 +194,24 @@ def static_edit(row: dict, kind: str, rng: random.Random) -> tuple | None:
 
 # ------------------------------------------------------------------ rewards
 def corruptor_reward(label: bool | None, accepted: bool | None) -> float:
-    """label: of the edited step; accepted: its mark. None where edit or mark was not readable."""
+    """label: of the edited step; accepted: its mark. None if the edit or mark is unreadable."""
     # fooled > caught > harmless: the order is the paper's, its numbers are not known to us
     return -1.0 if label is not False else 1.0 if accepted else 0.0
 
 
 def mark_rewards(marks: list | None, checks: list, labels: list, cost: float) -> list[float]:
-    """(K,), one per step; NaN where the oracle cannot tell, 0 if the judgement is not readable."""
+    """(K,), a reward per step: NaN where the oracle cannot tell, 0 in an unreadable judgement."""
     marked = zip(marks, checks, labels) if marks else [(None, 0, y) for y in labels]
     # r_k = [mark_k == label_k] - c [a check is written]
     return [torch.nan if y is None else float(m == y) - cost * c for m, c, y in marked]
 
 
 def mark_advantages(r, ends: list, mask, group_size: int) -> torch.Tensor:
-    """(B, K) rewards of marks, B lists of the token at which each mark ends, None if a judgement is
-    not readable, (B, T) mask -> (B, T). Tokens after the last mark get 0.
+    """(B, T) advantages of (B, K) rewards of marks and a (B, T) mask. Tokens after the last mark
+    get 0. ends: for each judgement the token at which each mark ends, or None if it is unreadable.
     """
-    # A_ik = r_ik - mean of r_k over the G judgements of a chain; not divided by the deviation,
-    # which would make the price of a check as large as an error wherever all marks are right
+    # A_ik = r_ik - mean of r_k over the G judgements of a chain. It is not divided by the standard
+    # deviation: where all marks are right, a check would then cost as much as an error
     A = torch.stack([group_advantage(x, group_size, scale=False) for x in r.T], 1)  # (B, K)
     of_tokens = torch.zeros(mask.shape, device=mask.device)  # (B, T)
     for i, end in enumerate(ends):
@@ -222,8 +226,8 @@ def mark_advantages(r, ends: list, mask, group_size: int) -> torch.Tensor:
 
 # ------------------------------------------------------------------ the trainer
 class Aprm(CoTrainer):
-    """`step` is the loop. The solver is the base; its solutions, sampled before step 1, are in
-    `saved`.
+    """`step` is the loop. The solver is the base. Its solutions are sampled before step 1 and kept
+    in `saved`.
     """
 
     def step(self, rows):
@@ -248,7 +252,7 @@ class Aprm(CoTrainer):
         }
 
     def corruptor_step(self, rows) -> tuple[dict, list[list[Chain]]]:
-        """(batch, the chains that its readable edits have made of each question's)"""
+        """(the batch, the chains that its readable edits made of each question's chain)"""
         asked = [corrupt_prompt(row["question"], row["reference"]) for row in rows]
         batch = self.rollout("corruptor", [{"prompt": prompt} for prompt in asked])
         edits = [parse_edit(text, row) for text, row in zip(batch.texts, rows)]
@@ -266,7 +270,7 @@ class Aprm(CoTrainer):
         return batch, [[c for c in chains[i : i + G] if c] for i in range(0, len(rows), G)]
 
     def verifier_step(self, questions, chains: list[list[Chain]]) -> Batch:
-        """chains: of each question; one of the wrong ones is judged, or the untouched one."""
+        """chains: of each question. One wrong chain is judged, or the untouched chain."""
         cfg, rng, judged = self.cfg, self.random_numbers(), []
         share, done = cfg.untouched * len(questions), self.state.global_step
         count = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
@@ -333,7 +337,7 @@ class Aprm(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def step_figures(marks: list, labels: list) -> dict[str, float]:
-    """Marks of steps, None of a judgement that is not readable, against the known labels."""
+    """Compares marks of steps (None for an unreadable judgement) with the known labels."""
     pairs = [(row and row[k], y) for row, of in zip(marks, labels) for k, y in enumerate(of)]
     right, wrong = ([mark for mark, y in pairs if y is label] for label in (True, False))
     figures = {"wrong_steps_accepted": wrong.count(True) / len(wrong)} if wrong else {}
@@ -345,7 +349,7 @@ def step_figures(marks: list, labels: list) -> dict[str, float]:
 
 
 def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
-    """The verifier on what the solver, the base, has written: the same in every evaluation."""
+    """The verifier on solutions of the base, which are the same in every evaluation."""
     n, saved = trainer.cfg.eval_samples, trainer.saved
     if "solver" not in saved:
         saved["solver"] = solve(trainer, "solver", held_out, n)[0]
@@ -358,7 +362,7 @@ def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
     found = verdict_metrics(accepted, right)
     figures = {name: found[name] for name in ("balanced_accuracy", "parsed")}
     labels = [gold_steps(row["question"], text) for row, text in zip(rows, solutions)]
-    if None not in labels:  # all questions are embedded ones
+    if None not in labels:  # all questions are tiny questions
         sure = [[y if sounds_sure(s) else None for s, y in zip(*of)] for of in zip(steps, labels)]
         of_sure = step_figures(marks, sure).items()
         figures |= {f"sure_{key}": x for key, x in of_sure if key == "wrong_steps_accepted"}

@@ -1,33 +1,34 @@
 r"""AZR, Absolute Zero: one model writes programming tasks for itself and solves them (Zhao et al.
 2025, arXiv:2505.03335).
 
-    python azr.py                                         the embedded model on a CPU, 2 minutes
+    python azr.py                                         the small model on a CPU, 2 minutes
     python azr.py --gate off --solver-reward vote         what execution is worth
     python azr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU
 
-The loop (algorithm 1).  A buffer of tasks for each of three kinds, all about a program f:
+The loop (algorithm 1).  There are three kinds of tasks about a program f, with a buffer for each:
     deduction  program, input -> output;  abduction  program, output -> input;
     induction  examples and a message -> program
 
-    PROPOSER   writes a program and an input, or for induction inputs and a      `propose`
-               message for a known program; what runs twice with equal results
-               joins the kind's buffer                                           `admitted`
-               r = 1 - rate of n answers that are right, if 0 < rate < 1;
-               -0.5 if the rate is 0 or 1;  -1 if it did not join                eq. 4, 6
-    SOLVER     answers tasks of the buffers, the newest ones first               `solve`
+    PROPOSER   writes a program and an input; for induction it writes inputs     `propose`
+               and a message for a known program. A task that runs twice with
+               equal results joins its kind's buffer                             `admitted`
+               rate = share of n answers to the task that are right
+               r = 1 - rate if 0 < rate < 1;  -0.5 if the rate is 0 or 1;
+               -1 if the task did not join                                       eq. 4, 6
+    SOLVER     answers tasks of the buffers, the newest tasks first              `solve`
                r = 1 right,  -0.5 wrong,  -1 without an answer                   eq. 5, 6
-    A = (r - mean) / std within each kind and role;  ONE update on all six       eq. 8
+    A = (r - mean) / std within each kind and role;  ONE update on all groups    eq. 8
 
-Python runs every program, in common/sandbox, and knows every answer; no human wrote a task. --gate
-and the two rewards can take that away: a self-rewarded run cannot detect its own failure, which is
-why co/rewarded_minus_true is logged.
+Python runs every program, in common/sandbox, and knows every answer. --gate and the two rewards can
+take that away. A run that rewards itself cannot detect its own failure, so the script logs
+co/rewarded_minus_true.
 
 Our changes that matter (more in docs/azr.md)
     1. One LoRA adapter plays both roles (paper: all weights). No entropy bonus.
-    2. Advantages are whitened over rows; in the released code over tokens.
-    3. Inputs and results are literals, compared by value; the released code evaluates what the
-       solver wrote, and cuts results at 400 characters.
-    4. A full buffer drops its oldest task; the released code silently drops the new ones.
+    2. Advantages are whitened over rows. The released code whitens them over tokens.
+    3. Inputs and results are literals, and are compared by value. The released code evaluates what
+       the solver wrote, and cuts results at 400 characters.
+    4. A full buffer drops its oldest task; the released code silently drops new tasks.
     5. The first tasks are made of a data set's programs; the paper grows them from one program.
 
 Shapes: N rows of each kind and role, B = 6 * N rows of a step, n answers for a rate.
@@ -58,9 +59,9 @@ from common.run.args import (
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     model: str = "tiny-programs"
-    """the embedded model of programs, a hub id or a folder"""
+    """the small model of programs that comes with the repository, a hub id or a folder"""
     dataset: str = "tiny"
-    """the embedded functions; or a .jsonl file or hub data set with program and inputs, or MBPP"""
+    """our own functions; or a .jsonl file or hub data set with program and inputs, or MBPP"""
     steps: Count = 32
     """optimiser steps, each on both roles and all kinds (paper: 500)"""
     questions: GroupSize = 16
@@ -72,17 +73,17 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     train_proposer: bool = True
     """ablation: train the solver only; the proposer still plays"""
     references: CountOrZero = per_model(tiny=2, real=6)
-    """programs that a proposer is shown, to write another one (paper: 6; ablation: 0)"""
+    """programs that a proposer is shown before it writes its own (paper: 6; ablation: 0)"""
     difficulty_samples: Count = per_model(tiny=4, real=8)
     """n, answers that a task's rate is measured with (paper: 8)"""
     paper_extremes: bool = False
-    """learnability: reward rates 0 and 1 with 0, as in eq. 4, not with -0.5 as the released code"""
+    """the rates 0 and 1 earn 0, as in eq. 4, and not -0.5 as in the released code"""
     inputs: GroupSize = per_model(tiny=6, real=10)
     """inputs of an induction task, half of them hidden from the solver (paper: 10)"""
     gate: Literal["execution", "syntax", "off", "leak"] = "execution"
-    """tasks that join: that run; that Python can parse; all; that run, and a share of the others"""
+    """which tasks join: those that run; that Python can parse; all; that run, and --leak others"""
     leak: Share = 0.2
-    """with --gate leak: that share"""
+    """with --gate leak: the share of tasks that do not run and join all the same"""
     proposer_reward: Literal["grounded", "rzero"] = "grounded"
     """by the rate of right answers; or R-Zero's, by the share of the most frequent answer"""
     solver_reward: Literal["grounded", "vote"] = "grounded"
@@ -173,7 +174,7 @@ def fenced(program: str) -> str:
 
 
 def task_prompt(task: dict) -> list[dict]:
-    """What the solver sees of a task: never its answer, of an induction task half of the inputs."""
+    """What the solver sees: never the answer, and half of an induction task's inputs."""
     if task["kind"] == "deduction":
         user = f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"
     elif task["kind"] == "abduction":
@@ -186,12 +187,12 @@ def task_prompt(task: dict) -> list[dict]:
 
 
 def shown(task: dict) -> int:
-    """How many of an induction task's inputs, two at least, the solver sees: half."""
+    """The solver sees half of an induction task's inputs, of which there are at least two."""
     return (len(task["inputs"]) + 1) // 2
 
 
 def propose_prompt(kind: str, references: list[dict], inputs: int) -> list[dict]:
-    """references: tasks whose programs are shown; for induction one, to write inputs for."""
+    """references: tasks whose programs are shown; for induction the one that gets inputs."""
     programs = [fenced(task["program"]) for task in references]
     if kind == "induction":
         user = f"{programs[0]}\nPropose inputs and a message."
@@ -208,7 +209,7 @@ def blocks(text: str, kind: str) -> list[str]:
 
 
 def parse_answer(kind: str, text: str) -> str | None:
-    """A solver's output, input or program; None if there is none, or it is no literal."""
+    """A solver's output, input or program; None if it is missing or is not a literal."""
     written = blocks(text, BLOCK[kind])
     if not written:
         return None
@@ -225,7 +226,7 @@ def parse_answer(kind: str, text: str) -> str | None:
 def parse_proposal(kind: str, text: str, reference: dict | None, count: int) -> dict | None:
     """A proposer's task, without outputs; None if a part is missing. Only its form is checked.
 
-    reference: the task of whose program an induction task is made; count: its inputs.
+    reference: the task that lends an induction task its program. count: the number of its inputs.
     """
     inputs = blocks(text, "input")
     if kind == "induction":
@@ -250,7 +251,7 @@ def is_well_formed(task: dict) -> bool:
 
 
 def calls_to_check(task: dict, answer: str | None) -> list[tuple]:
-    """(program, input): what must be run to know whether an answer is right."""
+    """The pairs (program, input) that must run to show whether an answer is right."""
     if answer is None or task["kind"] == "deduction":
         return []
     if task["kind"] == "abduction":
@@ -259,7 +260,7 @@ def calls_to_check(task: dict, answer: str | None) -> list[tuple]:
 
 
 def is_right(task: dict, answer: str | None, returned: list[str | None]) -> bool:
-    """Whether an answer is right by the task's outputs; returned: of `calls_to_check`."""
+    """Whether an answer is right. returned: what the calls of `calls_to_check` returned."""
     if answer is None:
         return False
     if task["kind"] == "deduction":
@@ -273,10 +274,10 @@ def is_right(task: dict, answer: str | None, returned: list[str | None]) -> bool
 def make_tasks(
     sandbox: Sandbox, rows: list[dict], inputs: int, time_limit: float
 ) -> dict[str, list[dict]]:
-    """Kind -> tasks made of a data set's programs. A program that does not run twice with equal
-    results, or imports what is banned, makes none; one with a single input no induction task.
+    """Kind -> tasks made of a data set's programs. A program makes no task if it does not run twice
+    with equal results or imports what is banned. With a single input it makes no induction task.
 
-    inputs: of an induction task, at most.
+    inputs: most inputs of an induction task.
     """
     calls = [[(row["program"], given) for given in row["inputs"]] for row in rows]
     first, second = (call_each(sandbox, calls, time_limit) for _ in range(2))
@@ -307,14 +308,15 @@ def proposer_reward(joined: bool, rate: float, extremes: float = -0.5) -> float:
 def rzero_reward(joined: bool, majority: float, repetition: float) -> float:
     """R-Zero's challenger: max(0, 1 - 2 |majority - 1/2| - repetition), 0 if it did not join.
 
-    majority: share of the most frequent answer; repetition: share of the step's proposals that are
-    the same (R-Zero: similar by BLEU). Its released code: min(majority, 1 - majority), half of it.
+    majority: share of the most frequent answer. repetition: share of the step's proposals that are
+    the same; R-Zero counts similar proposals, by BLEU. R-Zero's released code has min(majority,
+    1 - majority), which is half of the first two terms.
     """
     return max(0.0, 1 - 2 * abs(majority - 0.5) - repetition) if joined else 0.0
 
 
 def majority_share(answers: list[str | None]) -> float:
-    """Of all answers; one that cannot be read agrees with none."""
+    """Share of the most frequent answer. An unreadable answer agrees with no other answer."""
     counts = Counter(answer for answer in answers if answer is not None)
     return max(counts.values(), default=0) / len(answers)
 
@@ -344,9 +346,9 @@ def task_role_advantages(rewards: torch.Tensor, group: torch.Tensor) -> torch.Te
 class Azr(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates.
 
-    `saved` holds the buffers, the same on all processes: kind -> tasks, oldest first; and how many
-    tasks of a kind joined in the last step. A task is {kind, program, inputs, outputs, message,
-    runs}. If its program does not run, its outputs are those that the model expects.
+    `saved` is the same on all processes. It holds the buffers, kind -> tasks, oldest first, and how
+    many tasks of a kind joined in the last step. A task is {kind, program, inputs, outputs,
+    message, runs}. If its program does not run, its outputs are what the model expects.
     """
 
     def __init__(self, *inputs, sandbox: Sandbox):
@@ -357,7 +359,7 @@ class Azr(CoTrainer):
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
-        """Without reward functions: `step` rewards them when the programs have been run."""
+        """The players have no reward functions: `step` rewards them after the programs ran."""
         shared = {"group_size": 1, "adapter": "agent"}
         proposal, reads = args.proposal_tokens, args.references * args.proposal_tokens
         return {
@@ -382,7 +384,7 @@ class Azr(CoTrainer):
         return [batch]
 
     def draw(self) -> tuple[list, list]:
-        """(kind, references) of 3 N proposals, and 3 N tasks to solve: the last step's first."""
+        """(kind, references) of 3 N proposals, and 3 N tasks to solve, newest first."""
         cfg, buffers = self.cfg, self.saved["buffers"]
         rng = random.Random(f"{cfg.seed} {self.state.global_step}")
         count = cfg.questions * self.accelerator.num_processes  # everyone's; each takes its share
@@ -424,7 +426,7 @@ class Azr(CoTrainer):
         return batch
 
     def admitted(self, proposals: list[dict | None]) -> dict[int, dict]:
-        """Row -> task with outputs, of the proposals that pass --gate and are not held out."""
+        """Row -> task with outputs, for proposals that pass --gate and are not held out."""
         passes, joined = GATES[self.cfg.gate], {}
         for i, (proposal, task) in enumerate(zip(proposals, self.executed(proposals))):
             key = f"{self.cfg.seed} {self.state.global_step} {i} {proposal}"
@@ -435,8 +437,8 @@ class Azr(CoTrainer):
         return joined
 
     def executed(self, proposals: list[dict | None]) -> list[dict | None]:
-        """Each proposal with what f returns for its inputs, and whether it runs: f returns a
-        literal for every input, and the same one in a second run.
+        """Each proposal with what f returns for its inputs, and whether it runs. It runs if f
+        returns a literal for every input, and the same literal in a second run.
         """
         calls = [[(t["program"], given) for given in t["inputs"]] if t else [] for t in proposals]
         tasks = []
@@ -446,14 +448,14 @@ class Azr(CoTrainer):
         return tasks
 
     def guess_outputs(self, tasks: list[dict]):
-        """For tasks that joined without running: what the model itself takes f to return."""
+        """Asks the model what f returns, for tasks that joined without running."""
         asked = [t | {"kind": "deduction", "inputs": [x]} for t in tasks for x in t["inputs"]]
         answers = iter(self.answers(asked))
         for task in tasks:
             task["outputs"] = [next(answers) or "" for _ in task["inputs"]]
 
     def rates(self, tasks: list[dict]) -> list[float]:
-        """How often n answers of the solver are right; for R-Zero, how often they are the same."""
+        """Each task's share of right answers; for R-Zero, of the most frequent answer."""
         n = self.cfg.difficulty_samples
         tries = [task for task in tasks for _ in range(n)]
         answers = self.answers(tries)
@@ -491,13 +493,13 @@ class Azr(CoTrainer):
         ]
 
     def answers(self, tasks: list[dict]) -> list[str | None]:
-        """The solver's answer to each task, on which nothing is trained; None if unreadable."""
+        """The solver's answer to each task, None if unreadable. Nothing is trained on it."""
         texts = self.generate("solver", [task_prompt(task) for task in tasks])
         return [parse_answer(task["kind"], text) for task, text in zip(tasks, texts)]
 
     def right(self, answered: list[tuple[dict, str | None]]) -> list[bool]:
-        """For (task, answer). Deduction: equal values. Abduction: f returns the output for the
-        answer. Induction: the answer returns all hidden outputs.
+        """Whether each (task, answer) is right. Deduction: the values are equal. Abduction: f
+        returns the output for the answer. Induction: the answer returns all hidden outputs.
         """
         returned = self.run([calls_to_check(*one) for one in answered])
         return [is_right(*one, values) for one, values in zip(answered, returned)]
@@ -536,7 +538,7 @@ class Azr(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
-    """held_out: tasks of all kinds, about programs that never join a buffer."""
+    """Figures on held_out: tasks of all kinds, about programs that never join a buffer."""
     sampled = share_right(trainer, held_out, trainer.cfg.eval_samples)
     greedy = share_right(trainer, held_out, 1, greedy=True)
     result = {f"solver/{name}": share for name, share in sampled.items()}
@@ -555,7 +557,7 @@ def share_right(trainer: Azr, held_out: list[dict], samples: int, greedy=False) 
 
 
 def evaluate_proposer(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
-    """What proposals about held-out programs, the same prompts every time, are worth to Python."""
+    """Proposals about held-out programs, checked by Python. The prompts are always the same."""
     rng, count = random.Random(0), trainer.cfg.inputs
     kinds = [kind for kind in trainer.kinds for _ in held_out[::6]]
     references = [rng.choice(held_out) for _ in kinds]

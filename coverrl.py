@@ -1,33 +1,33 @@
 r"""CoVerRL (2026, arXiv:2603.17775): one model solves, verifies and corrects, without gold answers.
 
-    python coverrl.py                                     the embedded model on a CPU, 2 minutes
+    python coverrl.py                                     the small model on a CPU, 2 minutes
     python coverrl.py --verifier none                     majority vote alone: TTRL
     python coverrl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k    one GPU
 
 The loop (algorithm 1) is `CoVerRL.step`
-    SOLVE     N solutions of each question; m = the most frequent answer, its label
-    VERIFY    V+ = judgements of up to M different solutions with the answer m, one each
+    SOLVE     writes N solutions of each question; its label m is the most frequent answer
+    VERIFY    V+ = judgements of up to M different solutions with the answer m, one for each
               V- = as many judgements of ONE solution with the rarest other answer
-    FILTER    a question is kept if more than half of its V+ say CORRECT
-    CORRECT   each judgement that says INCORRECT gets K corrected solutions
-    UPDATE    one, of one model: T of the N solutions, all judgements, all corrections
+    FILTER    keeps a question if more than half of its V+ say CORRECT
+    CORRECT   writes K corrected solutions after each judgement that says INCORRECT
+    UPDATE    is one update of one model, on T of the N solutions, all judgements, all corrections
               r = [format] + [agrees with m];  a judgement agrees if it accepts a solution with
-              the answer m, or rejects one with another
+              the answer m, or rejects a solution with another answer
               A = (r - mean) / std within a group: the solutions of a question; V+; V-; the
               corrections after one judgement
 
-So the labels come from a vote, and the vote is trusted only where a verifier of the same weights
-accepts it; and the verifier is rewarded for agreeing with the vote. V+ and V- are equally many, so
-a verifier that always says the same is right half of the time.
+So the labels come from a vote, and the vote counts only where a verifier with the same weights
+accepts it. The verifier is rewarded for agreeing with the vote. V+ and V- are equally many, so a
+verifier that always says the same is right half of the time.
 
 Our changes that matter (more in docs/coverrl.md)
-    1. The three turns of a conversation are prompts of their own: what a turn must know of the
-       turns before it is shown in it. The verifier does not see that the solution is its own.
+    1. The three turns of a conversation are separate prompts. Each shows what it must know of the
+       turns before. The verifier does not see that the solution is its own.
     2. If all answers that can be read agree, the question is kept without being verified. In the
-       released code all solutions must also be readable; algorithm 1 verifies such questions, too.
-    3. A question that is dropped has no advantages, but still feels the small KL term and counts
-       in the mean over tokens; so do judgements that are not trained on.
-    4. Only judgements in the form that was asked for are read; the released code also guesses.
+       released code all solutions must also be readable. Algorithm 1 verifies such questions.
+    3. A question that is dropped has advantages of 0, but the small KL term still acts on it and it
+       counts in the mean over tokens. The same holds for judgements that are not trained on.
+    4. Only judgements in the required form are read. The released code also guesses.
 
 Shapes: P questions, N solutions of each, T of them trained, B rows of the joined batch.
 """
@@ -52,9 +52,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     samples: GroupSize = 16
     """N, solutions of a question that vote (paper: 32)"""
     group_size: GroupSize = 8
-    """T, those of them that are trained on (paper: 16)"""
+    """T, solutions of a question that are trained on (paper: 16)"""
     checks: GroupSize = 4
-    """M, at most so many judgements in V+, and as many in V- (paper: 8)"""
+    """M, most judgements in V+, and as many in V- (paper: 8)"""
     corrections: CountOrZero = 2
     """K, corrected solutions after a judgement that says INCORRECT (paper: 6; ablation: 0)"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
@@ -62,9 +62,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.001
     """weight of the k3 penalty towards the base (released code: 0.001)"""
     verifier: Literal["co-trained", "untrained", "none"] = "co-trained"
-    """ablation: judgements are not trained on; or no verifier, which is TTRL"""
+    """ablation: untrained does not train on judgements; none is majority vote alone, TTRL"""
     filter: Literal["verifier", "coin", "none"] = "verifier"
-    """questions kept: those the verifier accepts; as many at random (coin); or all (none)"""
+    """which questions are kept: those the verifier accepts; as many at random (coin); all (none)"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution (released code: 2048)"""
     judgement_tokens: Tokens = per_model(tiny=112, real=1024)
@@ -124,7 +124,7 @@ def correct_prompt(question: str, solution: str, faulty: list[int]) -> list[dict
 
 
 def parse_judgement(text: str) -> tuple[bool | None, list[int]]:
-    r"""(whether it says CORRECT, numbers of the steps that it calls wrong); None without the form.
+    r"""(whether it says CORRECT, the steps that it calls wrong); (None, ...) without the form.
 
     >>> end = r"</step_verification><final_verification>\boxed{INCORRECT}</final_verification>"
     >>> parse_judgement(rf"<step_verification><step>3*2=7:6\boxed{{INCORRECT}}</step>{end}")
@@ -140,8 +140,8 @@ def parse_judgement(text: str) -> tuple[bool | None, list[int]]:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def vote(answers: list[str | None]) -> tuple[str | None, str | None]:
-    """(m, the most frequent answer; the rarest other one): the first of equally frequent answers;
-    None where there is none.
+    """(m, the most frequent answer; the rarest other answer), each the first of equally frequent
+    answers, and None if there is no such answer.
 
     >>> vote(["7", None, "8", "7", "9", "8", "7"]), vote(["7", "7", None]), vote([None])
     (('7', '9'), ('7', None), (None, None))
@@ -152,8 +152,9 @@ def vote(answers: list[str | None]) -> tuple[str | None, str | None]:
 
 
 def to_verify(texts: list[str], answers: list, M: int) -> tuple[list[str], list[str]]:
-    """What V+ and V- judge, equally many: up to M different solutions with the answer m; one
-    solution with the rarest other answer, again and again. Both are empty where all answers agree.
+    """The solutions that V+ and V- judge, equally many. V+ has up to M different solutions with the
+    answer m, and V- has one solution with the rarest other answer, again and again. Both are empty
+    where all answers agree.
     """
     m, rarest = vote(answers)
     if rarest is None:
@@ -163,23 +164,23 @@ def to_verify(texts: list[str], answers: list, M: int) -> tuple[list[str], list[
 
 
 def is_kept(said: list[bool | None]) -> bool:
-    """Whether more than half of V+ say CORRECT; nobody was asked where all answers agree."""
+    """Whether more than half of V+ say CORRECT, or V+ is empty because all answers agree."""
     return not said or sum(s is True for s in said) > len(said) / 2
 
 
 def reward(answer: str | None, m: str | None) -> float:
-    """Of a solution or a correction: r = [it has a boxed answer] + [the answer is m]."""
+    """A solution's or a correction's r = [it has a boxed answer] + [the answer is m]."""
     return float(answer is not None) + float(answer is not None and answer == m)
 
 
 def judgement_reward(said: bool | None, for_m: bool) -> float:
-    """r = [format] + [says CORRECT of m, or INCORRECT of another answer]."""
+    """A judgement's r = [format] + [it says CORRECT of m, or INCORRECT of another answer]."""
     return float(said is not None) + float(said is for_m)
 
 
 def advantages(rewards: torch.Tensor, groups: list) -> torch.Tensor:
-    """A = (r - mean) / (std + 1e-6) of each group; 0 of a row alone in its group, where the
-    released code has r. (B,) rewards, NaN for rows of dropped questions, and a key per row -> (B,)
+    """A = (r - mean) / (std + 1e-6) within each group, (B,). A row alone in its group gets 0, where
+    the released code has r. rewards: (B,), NaN for dropped questions. groups: a key per row.
 
     >>> advantages(torch.tensor([2.0, 1.0, 2.0]), ["a", "a", "b"])
     tensor([ 0.7071, -0.7071,  0.0000])
@@ -234,8 +235,8 @@ class CoVerRL(CoTrainer):
         return [self.concat(batches)]
 
     def verify_and_correct(self, asked: list[Asked]) -> list[Batch]:
-        """Judgements decide which questions are kept; those that find fault are followed by
-        corrections. Both are batches to train on, where there are any.
+        """Judgements decide which questions are kept, and corrections follow the judgements that
+        find fault. Returns the batches of both, leaving out an empty batch.
         """
         rows = []  # a judgement each
         for i, one in enumerate(asked):
@@ -284,8 +285,8 @@ class CoVerRL(CoTrainer):
         return corrector
 
     def set_advantages(self, batch: Batch, rewards: list, keys: list, asked: list[Asked]):
-        """keys: (number of the question, ...), the group of each row. Rows of dropped questions
-        teach nothing.
+        """Sets the advantages, which are 0 for dropped questions. keys: the group of each row, a
+        tuple that starts with the number of the question.
         """
         known = [r if asked[key[0]].kept else torch.nan for r, key in zip(rewards, keys)]
         self.set_rewards(batch, known)
@@ -337,7 +338,7 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
 
 
 def judged(trainer, rows: list[dict], solutions: list[str]) -> list[tuple]:
-    """(row, solution, judgement) of each."""
+    """(row, solution, judgement) for each solution."""
     prompts = [verify_prompt(row["question"], text) for row, text in zip(rows, solutions)]
     texts = trainer.generate_all("verifier", prompts)
     return list(zip(rows, solutions, map(parse_judgement, texts)))

@@ -1,38 +1,39 @@
-r"""CURE: one policy writes programs and tests for them; each role is rewarded through the other's
-output (Wang et al. 2025, arXiv:2506.03136).
+r"""CURE: one policy writes programs and tests for them, and each role is rewarded through the other
+role's output (Wang et al. 2025, arXiv:2506.03136).
 
-    python cure.py                                        the embedded model on a CPU, 3 minutes
+    python cure.py                                        the small model on a CPU, 3 minutes
     python cure.py --tester-reward simple                 the paper's ablation
     python cure.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset mbpp.jsonl         one GPU
 
 The loop (algorithm 1) is `Cure.step`
     for each of P tasks sample N programs and N tests
-    run every program on the task's own tests and on the generated ones (`run_tables`)
+    run every program on the task's own tests and on the generated tests (`run_tables`)
 
     CODER   R = number of the task's own tests that the program passes                        eq. 3
     TESTER  R = + share of wrong programs that fail the test, if ALL correct programs pass it
             R = - share of wrong programs that pass the test, if not                          eq. 4
 
-    A = (R - mean) / std within a task; one update on the programs, then one on the tests, with the
-    loss in common/core/cotrainer.py, `CoTrainer.loss`.
+    A = (R - mean) / std within a task. One update on the programs, then one update on the tests.
+    The loss of both is `CoTrainer.loss` in common/core/cotrainer.py.
 
 A program is correct if it passes all of the task's own tests, which are the only oracle. A test's
 reward estimates mu = p_u (1 - p01) - (1 - p_u) p00, how much more the test favours correct programs
-than wrong ones; mu decides how well tests choose among programs (theorem 3.1). p_u is the
-probability that a test is right, p01 that a wrong program passes a right test, p00 a wrong one.
+than wrong programs. mu decides how well tests choose among programs (theorem 3.1). p_u is the
+probability that a test is right. p01 is the probability that a wrong program passes a right test,
+and p00 is the probability that a wrong program passes a wrong test.
 
 Our changes that matter (more in docs/cure.md)
     1. One LoRA adapter plays both roles; the reference of the KL term is the base without it. In
        the released code it is the policy itself, so that the KL term has no gradient.
-    2. Eq. 4's product is over the correct programs, as in the text and the released code; over all
-       programs, as printed, no reward would ever be positive.
+    2. Eq. 4's product is over the correct programs, as in the text and the released code. It is
+       printed over all programs, and then no reward would ever be positive.
     3. A test that cannot be read gets the worst reward, -1. In the released code it gets 0, which
        beats a wrong test that some wrong program passes.
-    4. One AdamW serves the whole run; the released code starts a new one at every step.
-    5. Programs run in a sandbox with a limit on CPU time, not on time by the clock.
+    4. One AdamW serves the whole run. The released code starts a new AdamW at every step.
+    5. Programs run in a sandbox with a limit on CPU time and not on time by the clock.
 
 Shapes: P tasks, N programs and N tests each, B = P * N rows, t own tests of a task, M tests in
-general. The tables of who passes what are (N, t) and (N, M) bool, on the CPU.
+general. The tables of which program passes which test are (N, t) and (N, M) bool, on the CPU.
 """
 
 import math
@@ -58,9 +59,9 @@ from common.run.args import (
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     model: str = "tiny-programs"
-    """the embedded model of programs, a hub id or a folder"""
+    """the small model of programs that comes with the repository, a hub id or a folder"""
     dataset: str = "tiny"
-    """the embedded tasks, or a .jsonl file: MBPP's, or with question, test_input and test_output
+    """our own tasks, or a .jsonl file: MBPP's, or with question, test_input and test_output
     (lists of strings)"""
     eval_questions: Count = per_model(tiny=128, real=64)
     """held-out tasks"""
@@ -79,9 +80,9 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     tester_reward: Literal["precision", "simple"] = "precision"
     """ablation: 1 if all correct programs pass the test, else 0"""
     short_tests: bool = False
-    """the transform for long reasoning: among good tests, the shorter ones are better (sec. 3.4)"""
+    """the transform for long reasoning: among good tests, shorter tests earn more (sec. 3.4)"""
     own_tests: Count = 8
-    """t, at most this many of a task's own tests are run (released code: 8)"""
+    """t, most of a task's own tests that are run (released code: 8)"""
     program_tokens: Tokens = per_model(tiny=64, real=1024)
     """length limit of a program (released code: 10000, trained on the first 8000)"""
     test_tokens: Tokens = per_model(tiny=96, real=1024)
@@ -106,7 +107,7 @@ from common.tasks.code import load_tasks, parse_program
 
 import torch
 
-OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held at once
+OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held together
 
 # ------------------------------------------------------------------ prompts and parsing
 CODE = r"""You are given a programming task. Think first, then write a Python program that reads its
@@ -136,8 +137,9 @@ def test_prompt(question: str) -> list[dict]:
 
 
 def parse_test(text: str) -> tuple[str, str] | None:
-    """(input, expected output) of the last whole test; None if there is none, or if it expects
-    nothing: programs that print nothing would pass it. An unclosed fence counts as missing.
+    """(input, expected output) of the last whole test. None without a whole test, or if the test
+    expects no output, because programs that print nothing would pass it. A part with an unclosed
+    fence counts as missing.
     """
     text = text.replace("\r\n", "\n")
     start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
@@ -147,8 +149,8 @@ def parse_test(text: str) -> tuple[str, str] | None:
 
 
 def last_part(text: str, heading: str, end: str) -> tuple[int, str]:
-    r"""Where the last part with this heading begins, and its content: the fenced block behind it,
-    without such blocks the text up to `end`; (0, "") if there is none.
+    r"""Where the last part with this heading begins, and its content: the fenced block after the
+    heading, or the text up to `end` if there are no such blocks; (0, "") without the heading.
 
     >>> last_part("**A:** ```plaintext\n1\n``` **A:** 2", "**A:**", r"\*\*")
     (0, '1\n')
@@ -169,7 +171,7 @@ def last_part(text: str, heading: str, end: str) -> tuple[int, str]:
 
 # ------------------------------------------------------------------ rewards
 def coder_rewards(passes_own: torch.Tensor) -> torch.Tensor:
-    """Eq. 3 as a share: (N, t) bool, who passes which own test -> (N,)."""
+    """Eq. 3 as a share: (N, t) bool, which program passes which own test -> (N,)."""
     return passes_own.double().mean(1)
 
 
@@ -179,7 +181,8 @@ def tester_rewards(
     """Eq. 4 over the correct programs: (M,); NaN, no reward, if no program is correct.
 
     Args:
-        passes_own, passes_unit: (N, t) and (N, M) bool, who passes which own, which generated test.
+        passes_own: (N, t) bool, which program passes which of the task's own tests.
+        passes_unit: (N, M) bool, which program passes which generated test.
         kind: "precision", or "simple": 1 if all correct programs pass the test, else 0.
 
     >>> own = torch.tensor([[1], [1], [0], [0]]).bool()  # two correct programs, two wrong ones
@@ -202,8 +205,8 @@ def tester_rewards(
 
 # ------------------------------------------------------------------ the paper's mathematics
 def normalised(rewards: torch.Tensor) -> torch.Tensor:
-    """A = (R - mean) / std over one group, (N,) -> (N,); 0 if all rewards are equal, or NaN. The
-    standard deviation is the population's, without an epsilon.
+    """A = (R - mean) / std over one group, (N,) -> (N,). A is 0 if all rewards are equal, or NaN.
+    The standard deviation is the population's, without an epsilon.
     """
     if not rewards.max() > rewards.min():
         return torch.zeros_like(rewards)
@@ -213,8 +216,8 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
 def shorter_is_better(advantages: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Section 3.4: (M,) advantages r and lengths l in tokens -> (M,).
 
-    Trap: good tests, r > 0, that are longer than their median turn negative, the longest as low as
-    a bad one. Where the median is their shortest or longest length, r stays as it is.
+    Trap: good tests, r > 0, that are longer than their median turn negative, and the longest turns
+    as low as a bad test. Where the median is their shortest or longest length, r does not change.
     """
     good, lengths = advantages > 0, lengths.double()
     if not good.any():
@@ -283,11 +286,11 @@ class Cure(CoTrainer):
         return [coder, tester]
 
     def run_tables(self, tasks: list[tuple[list, list]], runs: dict) -> list[torch.Tensor]:
-        """For every task, (its programs, its tests), the table (N, M) of who passes what. What
-        cannot be read passes nothing.
+        """For every task, (its programs, its tests), the table (N, M) of which program passes which
+        test. A program that cannot be read passes nothing, and nothing passes an unreadable test.
 
         runs: (program, input) -> result, which grows. A pair that occurs twice is run once: samples
-            repeat, and a generated input may be one of the task's own.
+            repeat, and a generated input may be an input of the task's own tests.
         """
         pairs = {
             (program, test[0]): None  # a set that keeps the order
@@ -314,7 +317,7 @@ class Cure(CoTrainer):
 
     # --- what is logged and shown; no method below affects training
     def report_tables(self, coder: Batch, tester: Batch, ran: "Ran", tests: list[list]):
-        """In training a task's correct programs are the only oracle for its tests."""
+        """Logs training figures, in which a task's correct programs are its tests' only oracle."""
         correct = [own.all(1) for own in ran.own]  # (N,) for each of P tasks
         good = {i: ran.unit[i][right].all(0) for i, right in enumerate(correct) if right.any()}
         for name, values in figures(ran, tests, good).items():
@@ -344,12 +347,13 @@ class Ran(NamedTuple):  # of every task
 
 
 def reward_precision(ran: Ran, tests: list[list], good: dict[int, torch.Tensor]) -> dict[str, list]:
-    """What theorem 3.1 is made of, on the tasks of `good`: task -> (M,) bool, its right tests.
-    p01: whether a wrong program passes a right test, of every such pair; p00: whether it passes a
-    wrong test; mu, of every task with a wrong program.
+    """p01, p00 and mu of theorem 3.1, as lists. good: task -> (M,) bool, its right tests.
 
-    Only what can be read counts: nothing passes the rest, and both rates would fall with every
-    completion that loses its format. A test that cannot be read favours nobody: it adds 0 to mu.
+    p01 has, for every wrong program and right test, whether the program passes the test. p00 has
+    the same for wrong tests. mu has a figure for every task with a wrong program.
+
+    p01 and p00 count only what can be read. Nothing passes the rest, and both would fall with every
+    completion that loses its format. A test that cannot be read adds 0 to mu.
     """
     found = {"p01": [], "p00": [], "mu": []}
     for i, right in good.items():
@@ -367,7 +371,7 @@ def reward_precision(ran: Ran, tests: list[list], good: dict[int, torch.Tensor])
 
 
 def figures(ran: Ran, tests: list[list], good: dict[int, torch.Tensor]) -> dict[str, list]:
-    """Of both players, in training as held out; good: see `reward_precision`."""
+    """Figures of both players, in training and held out. good: see `reward_precision`."""
     rates = reward_precision(ran, tests, good)
     return {
         "coder/accuracy": [r for own in ran.own for r in own.all(1).tolist()],
@@ -380,9 +384,9 @@ def figures(ran: Ran, tests: list[list], good: dict[int, torch.Tensor]) -> dict[
 
 
 def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
-    """The coder by the tasks' own tests; the tester by right programs, and by the wrong ones that
-    its tests let pass: the coder's, as in the released code, and those that the base wrote once,
-    which are the same in every evaluation; and both together.
+    """Figures of the coder, by the tasks' own tests; of the tester, by right programs and by the
+    wrong programs that its tests let pass; and of both together. Wrong programs are the coder's, as
+    in the released code, and programs of the base, which are the same in every evaluation.
     """
     n, runs = trainer.cfg.eval_samples, {}
     questions = [row["question"] for row in held_out for _ in range(n)]
@@ -409,7 +413,7 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     for size in {min(4, n), n}:  # the program that passes most tests, the first one of several
         best = [int(unit[:size, :size].sum(1).argmax()) for unit in now.unit]
         values[f"co/best_of_{size}"] = [bool(own[i].all()) for own, i in zip(now.own, best)]
-    # theorem 3.1: P(a correct program scores higher than a wrong one) >= 1 - exp(-mu^2 m / 8)
+    # theorem 3.1: P(a correct program scores higher than a wrong program) >= 1 - exp(-mu^2 m / 8)
     values["co/mu"], values["co/precision"] = of_base["mu"], []
     values["co/precision_bound"] = [1 - math.exp(-(max(0, x) ** 2) * n / 8) for x in of_base["mu"]]
     for passes_own, passes_unit in zip(base.own, base.unit):
@@ -420,10 +424,10 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
 
 
 def oracle(reference: Ran, base: Ran) -> dict[int, torch.Tensor]:
-    """Task -> (M,) bool, which of its tests are right: those that its reference program passes. If
-    there is no valid reference, those that all correct programs of the base pass. The current coder
-    never decides. A task that has neither is left out: by an empty oracle all its tests would be
-    right.
+    """Task -> (M,) bool, which of its tests are right: the tests that its reference program passes.
+    Without a valid reference, they are the tests that all correct programs of the base pass. The
+    current coder never decides. A task that has neither is left out, because by an empty oracle all
+    its tests would be right.
     """
     good = {}
     for i in range(len(reference.own)):

@@ -1,29 +1,31 @@
 r"""DeepSeekMath-V2: a verifier that is itself verified, and a generator that grades itself (Shao et
 al. 2025, arXiv:2511.22570).
 
-    python deepseekmath.py                                the embedded model on a CPU, 3 minutes
+    python deepseekmath.py                                the small model on a CPU, 3 minutes
     python deepseekmath.py --no-meta-reward               a verifier that may invent defects
     python deepseekmath.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k   one GPU
 
 The loop (section 2; all updates by `CoTrainer.loss`, in common/core/cotrainer.py)
-    scores s in {0, 0.5, 1}: the answer is wrong; it is right, but a step is not; all is right
-    VERIFIER with R_meta = 1, META; then rounds of LABELS, VERIFIER mixed with META, GENERATOR
+    scores s: 0, the answer is wrong; 0.5, it is right, but a step is not; 1, all is right
+    first VERIFIER with R_meta = 1 and META; then rounds of LABELS, VERIFIER with META, GENERATOR
 
     LABELS     = `label_solutions`: new solutions Y of the generator and their scores s, in the
                first round by the truth, then by votes: n analyses of Y, m meta-votes on each
     VERIFIER   = `verifier_step`: Y -> an analysis that names the faulty steps, and a score s'
                R_V = R_format * (1 - |s' - s|) * R_meta                             sec. 2.1.2
-    META       = `meta_step`: the steps that an analysis calls faulty -> ms', are they?
+    META       = `meta_step`: the steps that an analysis calls faulty -> ms', whether they are
                R = R_format * (1 - |ms' - ms|)                                      sec. 2.1.2
     GENERATOR  = `generator_step`: question -> a solution Y and below it Z, its analysis of Y
                R = R_format * (0.76 * R_Y + 0.24 * R_Z)                             sec. 2.2
                R_Y = s, the verifier's;  R_Z = (1 - |s_own - s|) * R_meta(Z)
 
 Our changes that matter (more in docs/deepseekmath.md)
-    1. Two LoRA adapters on one base: the generator's, and one for verifier and meta-verifier. The
-       paper starts each from the other's weights and ends with one model for all.
-    2. Proofs graded by experts become solutions with an answer, graded by answer and steps.
-    3. A defect is the number of a step, and the meta-verifier judges these numbers only.
+    1. There are two LoRA adapters on one base: one for the generator, and one for verifier and
+       meta-verifier. The paper starts each model from the other model's weights and ends with a
+       single model.
+    2. The paper has proofs that experts graded. We have solutions with an answer, and grade them by
+       answer and steps.
+    3. A defect is the number of a step, and the meta-verifier reads these numbers only.
 
 Shapes: P questions or solutions per step, M completions of each, B = P * M rows.
 """
@@ -51,9 +53,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.001
     """weight of the k3 penalty towards the base (paper: not given); 0 saves the reference pass"""
     verifier_steps: CountOrZero = 6
-    """verifier steps, at the start and in every round; of a round's, each third is the meta's"""
+    """verifier steps, at the start and in every round; each third step of a round is META"""
     meta_steps: CountOrZero = 6
-    """meta-verifier steps after the verifier's first; with 0 it is never trained"""
+    """meta-verifier steps after the first verifier steps; with 0 it is never trained"""
     generator_steps: CountOrZero = 6
     """generator steps in every round, after the verifier's"""
     eval_every: CountOrZero = 24
@@ -63,7 +65,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     solutions: Count = per_model(tiny=128, real=256)
     """solutions that are labelled at the beginning of every round"""
     analyses: Count = 4
-    """n, analyses of a solution that is labelled by votes (paper: not given)"""
+    """n, analyses of each solution that votes label (paper: not given)"""
     votes: Count = 3
     """m, meta-verifications of an analysis that finds fault (paper: not given)"""
     least_valid: Count = per_model(tiny=1, real=2)
@@ -148,9 +150,9 @@ def meta_prompt(row: dict, defects: tuple[int, ...]) -> list[dict]:
 
 
 def parse_solution(text: str) -> tuple[str, Analysis | None]:
-    """(solution, its analysis of itself). Of the solution only the steps and the answer's box are
-    kept: a verifier that is shown praise might believe it. The analysis is None, too, if the
-    solution lacks steps or a boxed answer, or has the heading twice.
+    """(the solution, its analysis of itself). Of the solution only the steps and the answer's box
+    are kept, because a verifier might believe praise. The analysis is also None if the solution
+    lacks steps or a boxed answer, or has the heading twice.
     """
     before, _, own = text.partition(HEADING)
     before, _, rest = before.partition("<answer>")
@@ -187,8 +189,8 @@ def meta_quality(analysis: Analysis, ms: float | None) -> float:
 
 
 def auto_label(analyses: list[tuple[float, list[bool]]], k: int) -> float | None:
-    """Sec. 2.3: the label of a solution without the truth, by the (score, meta-votes) of analyses;
-    None drops the solution. An analysis is valid if more than half of its votes say so.
+    """Sec. 2.3: the label of a solution without the truth, or None, which drops the solution. An
+    analysis is (score, meta-votes), and is valid if more than half of its votes say so.
 
     >>> yes, no = [True, True, False], [True, False, False]
     >>> auto_label([(0.0, yes), (0.5, yes), (0.5, yes)], 2), auto_label([(0.0, no), (1.0, [])], 2)
@@ -199,7 +201,7 @@ def auto_label(analyses: list[tuple[float, list[bool]]], k: int) -> float | None
     valid = Counter(s for s, votes in analyses if s < 1 and sum(votes) > len(votes) / 2)
     if not valid:
         return 1.0
-    # the lowest score that k valid ones give; the paper looks at those with the lowest of all only
+    # the lowest score that k valid analyses give; in the paper these k must have the lowest of all
     return min((score for score, count in valid.items() if count >= k), default=None)
 
 
@@ -213,7 +215,7 @@ class DeepSeekMath(CoTrainer):
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
-        """Without reward functions: a reward needs what verifier and meta-verifier say."""
+        """The players have no reward functions: rewards need what both verifiers say."""
         M, solution, analysis = args.group_size, args.solution_tokens, args.analysis_tokens
         return {
             "generator": Player([], args.lr, solution, M, reads=solution),  # in `evaluate`
@@ -246,7 +248,7 @@ class DeepSeekMath(CoTrainer):
         return batch
 
     def meta_step(self) -> Batch:
-        """It learns from the first round's solutions, whose faulty steps the truth tells."""
+        """META learns from the first round's solutions, whose faulty steps are known."""
         rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
         pool = [row for row in self.saved["labelled"] if row["faulty"] is not None]
         lessons = [row for row in pool if row["round"] == 0]
@@ -291,8 +293,8 @@ class DeepSeekMath(CoTrainer):
         return [read_analysis(text, row["solution"], SCORES) for text, row in zip(texts, rows)]
 
     def meta_verify(self, rows: list[dict], analyses: list[Analysis | None]) -> list[float]:
-        """R_meta of each row's analysis, by one meta-verification of its claims. An
-        analysis that claims nothing is not asked about: R_meta = 1.
+        """R_meta of each row's analysis, by one meta-verification of its claims. For an analysis
+        that claims nothing ms' is 1 without a meta-verification.
         """
         claiming = [i for i, analysis in enumerate(analyses) if analysis and analysis.defects]
         asked = [meta_prompt(rows[i], analyses[i].defects) for i in claiming]
@@ -302,7 +304,7 @@ class DeepSeekMath(CoTrainer):
 
     # --- labels
     def label_solutions(self, current: int):
-        """A solution of each of the round's questions, by the generator as it is now, labelled."""
+        """Labels a solution of each of the round's questions by the present generator."""
         count, pool = self.cfg.solutions, self.saved["labelled"]
         numbers = range(current * count, (current + 1) * count)
         questions = [self.train_rows[i % len(self.train_rows)] for i in numbers]
@@ -334,7 +336,7 @@ class DeepSeekMath(CoTrainer):
         return solved
 
     def vote(self, rows: list[dict]) -> list[float | None]:
-        """Labels by n analyses of each solution, and m meta-votes on each that finds fault."""
+        """Labels by n analyses of each solution, and m meta-votes on an analysis with claims."""
         n, m, k = self.cfg.analyses, self.cfg.votes, self.cfg.least_valid
         copies = [row for row in rows for _ in range(n)]
         analyses = self.analyse(copies)
@@ -351,10 +353,11 @@ class DeepSeekMath(CoTrainer):
         return labels
 
     def draw(self, pool: list[dict], rng: random.Random) -> list[dict]:
-        """P labelled solutions of this process, every label equally often: else 0 is a safe guess.
+        """P labelled solutions of this process, every label equally often. Otherwise 0 would be a
+        safe guess.
 
-        A label with fewer different solutions than a step needs is drawn as often as it occurs:
-        else a handful of solutions, which votes mostly get wrong, would be a third of all lessons.
+        A label with fewer different solutions than a step needs is drawn as often as it occurs.
+        Otherwise a handful of solutions with mostly wrong labels would be a third of all lessons.
         """
         count = self.cfg.questions * self.accelerator.num_processes
         of_label = {score: [row for row in pool if row["label"] == score] for score in SCORES}
@@ -395,8 +398,9 @@ class DeepSeekMath(CoTrainer):
 
 
 def phase_at(step: int, cfg: Args) -> tuple[str, int]:
-    """(the player of this step, the round): verifier, meta-verifier, then rounds of both and the
-    generator. Every third of a round's verifier steps is the meta-verifier's, lest it forget.
+    """(the player of this step, the round). Verifier and meta-verifier come first, then rounds of
+    both and the generator. Every third verifier step of a round trains the meta-verifier, which
+    would otherwise forget.
     """
     V, meta, G = cfg.verifier_steps, cfg.meta_steps, cfg.generator_steps
     if step < V + meta:
@@ -420,7 +424,7 @@ def refine_prompt(row: dict) -> list[dict]:
 
 
 def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
-    """The generator; and the verifier on the solutions of step 0, which are the base's."""
+    """Figures of the generator, and of the verifier on the base's solutions of step 0."""
     n = trainer.cfg.eval_samples
     samples = trainer.in_parallel(trainer.solve, [row for row in held_out for _ in range(n)])
     greedy = trainer.in_parallel(lambda rows: trainer.solve(rows, greedy=True), held_out)
@@ -440,7 +444,7 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
 
 
 def evaluate_verifier(trainer: DeepSeekMath, rows: list[dict]) -> dict[str, float]:
-    """One analysis of each solution, and what the meta-verifier says of those that find fault."""
+    """By one analysis of each solution, and a meta-verification of each analysis with claims."""
     analyses = trainer.in_parallel(trainer.analyse, rows)
     result = {f"verifier/{k}": x for k, x in analysis_metrics(rows, analyses, meta_quality).items()}
     known = [(row, a) for row, a in zip(rows, analyses) if a and row["faulty"] is not None]

@@ -1,18 +1,18 @@
 r"""Few labels: 32 answers train a verifier, whose verdicts train the generator on all questions.
 
-    python few_labels.py                                  the embedded model on a CPU, minutes
+    python few_labels.py                                  the small model on a CPU, 6 minutes
     python few_labels.py --verifier beforehand            the verifier is trained first, then frozen
-    python few_labels.py --verifier frozen --steps 40     it is never trained
+    python few_labels.py --verifier frozen --steps 40     the verifier is never trained
     python few_labels.py --verifier none --steps 40       plain GRPO on the same 32 answers
 
-This is no paper's method. It is a fork of tango.py: the class overrides what differs, and all the
-rest is tango's. docs/few_labels.md has a command for every row of the table.
+This is no paper's method, but a fork of tango.py: the class overrides what differs, and inherits
+everything else. docs/few_labels.md has a command for every row of its table.
 
 What differs
-    VERIFIER = `verifier_step`: its questions are those with a known answer
-    GENERATOR = `generator_step`: it trains on all questions
-      r_out = [the answer is right]       where it is known; A is tango's
-      r_out = [every step is accepted]    where it is not;   A = (r_out - mean) / std
+    VERIFIER = `verifier_step`: it learns from questions whose answer is known
+    GENERATOR = `generator_step`: it learns from all questions
+      r_out = [the answer is right]       if the answer is known; A is tango's
+      r_out = [every step is accepted]    if it is not;           A = (r_out - mean) / std
       With --votes V the steps must be accepted in each of V judgements.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens.
@@ -38,14 +38,15 @@ import torch
 @dataclass
 class Args(tango.Args):  # another default is the same field again
     verifier: Literal["co-trained", "beforehand", "frozen", "none"] = "co-trained"
-    """beforehand = trained first, in as many of the --steps as co-trained, then frozen; frozen =
-    untrained, none = plain GRPO on the known answers; then all --steps are the generator's"""
+    """beforehand = it has as many of the --steps as co-trained, all of them first, and is frozen
+    then; frozen = untrained, none = plain GRPO on the known answers; with these two all --steps are
+    the generator's"""
     labels: CountOrZero = 32
     """number of training questions whose answers are known; 0: all"""
     votes: Several = 1
-    """V, judgements that a solution must all pass where its answer is not known"""
+    """V, judgements of a solution whose answer is not known; all must accept it"""
     dataset: str = "tiny-hard"
-    """as in tango.py; here the embedded questions with five or six operations"""
+    """as in tango.py; here the small model's questions with five or six operations"""
     steps: Count = 90
     """optimiser steps, both players together; 40 of these 90 are the generator's"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
@@ -69,9 +70,9 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
 
 def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
-    every step, 0 if it rejects one, if its verdicts do not fit the steps, or if there is no step or
-    answer. So a further step never raises the reward. (By the step rewards of tango.py alone, four
-    rejected steps, or none at all, can beat one rejected step.)
+    every step. It is 0 if the verifier rejects a step, if its verdicts do not fit the steps, or if
+    the solution has no step or no answer. So a further step never raises the reward. (By the step
+    rewards of tango.py alone, four rejected steps, or none at all, can beat one rejected step.)
     """
     both = zip([judgement.verdicts for judgement in judgements], solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
@@ -87,14 +88,14 @@ class FewLabels(tango.Tango):
         return players
 
     def player_at(self, step: int) -> str:
-        """Beforehand: the verifier's turns of tango.py's schedule come first, all of them."""
+        """With --verifier beforehand all of the verifier's turns in tango's schedule come first."""
         if self.cfg.verifier != "beforehand":
             return super().player_at(step)
         turns = [tango.Tango.player_at(self, n) for n in range(self.cfg.steps)]
         return "verifier" if step < turns.count("verifier") else "generator"
 
     def with_answers(self, questions: list[dict]) -> list[dict]:
-        """Returns as many questions as these, with a known answer."""
+        """Returns as many questions as these, whose answers are known."""
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]
@@ -120,7 +121,8 @@ class FewLabels(tango.Tango):
         unknown = batch.rewards.isnan()  # (B,)
         r_out = torch.where(unknown, accepted, batch.rewards)  # (B,)
         alpha = self.alpha()
-        # 0 where verdicts are r_out already; a group has one question, so its rows are alike
+        # alpha is 0 where verdicts are r_out already; the rows of a group have one question, so all
+        # of them have the answer or none has
         self.set_advantages(batch, r_out, judgements, alpha * ~unknown[:, None])
         self.log_mean("generator/all_steps_accepted", accepted)
         self.report_generator(rows, batch, judgements, alpha)
@@ -132,7 +134,7 @@ CURVES = tango.CURVES | {"generator": ["generator/all_steps_accepted", "generato
 
 
 def load(args: Args) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows); training answers after the first --labels are ""."""
+    """Returns (training rows, held-out rows); training answers after the first --labels are ""."""
     train, held_out = load_for_steps(args)
     for row in train[args.labels :] if args.labels else []:
         row |= {"answer": "", "reference": ""}

@@ -1,36 +1,36 @@
 r"""GAR: train a reasoner against a discriminator of slices of its reasoning (Liu et al. 2025,
 Generative Adversarial Reasoner, arXiv:2512.16917v2; we found no released code).
 
-    python gar.py                                         the embedded model on a CPU, 1 minute
+    python gar.py                                         the small model on a CPU, 1 minute
     python gar.py --discriminator none                    baseline: plain GRPO
     python gar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop (section 3, stage 2) is `Gar.step`
     sample G solutions per question and cut their reasoning into slices
-    the discriminator says YES or NO to every slice (`judge_once`), but M times to some of them and
-    to as many slices of reference solutions (`judge_often`)
+    the discriminator says YES or NO once to every slice (`judge_once`), and M times to some of the
+    slices and to as many slices of reference solutions (`judge_often`)
 
     DISCRIMINATOR = `judge_often`   R = R_d + 0.5 * R_a for each of the M judgements of a slice
                     R_d  real or generated: YES to a reference slice, NO to a generated one
-                    R_a  agreement: YES to a slice of a correct solution, NO to one of a wrong one
+                    R_a  agreement: YES to slices of correct solutions, NO to slices of wrong ones
     REASONER = `step`               R = R_m + R_s, one number per solution, plain GRPO
                     R_m  the answer is correct
                     R_s  mean of the verdicts on the solution's slices
 
-A whole solution is too long to judge and a single step too short, hence slices. On a slice of a
-correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that has to stay
-a judge. Both are updated with the loss in common/core/cotrainer.py, `CoTrainer.loss`.
+A whole solution is too long to verify and a single step is too short, so the paper takes slices. On
+a slice of a correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that
+must also stay a verifier. Both players have the loss `CoTrainer.loss` in common/core/cotrainer.py.
 
 Our changes that matter (more in docs/gar.md)
-    1. Both players are LoRA adapters on one base; the paper's are models of 7B and 1.5B.
+    1. Both players are LoRA adapters on one base. The paper's players are models of 7B and 1.5B.
     2. The paper's R_d = E_ref[log M_d] + E_gen[log(1 - M_d)] needs M_d, the probability that a
-       slice is real, but does not say how a verdict in words gives one. Here YES means both "sound"
-       and "real", and each verdict earns 0 or 1. So does R_a, which in the paper is a mean over a
-       solution's slices.
-    3. The paper does not describe the discriminator's group. Here it is M judgements of one slice;
-       only the mean is the group's, see `discriminator_advantages`.
+       slice is real, but does not say how a verdict in words gives M_d. Here YES means both "sound"
+       and "real", and R_d is 0 or 1 for each verdict. R_a is also 0 or 1 for each verdict; in the
+       paper it is a mean over a solution's slices.
+    3. The paper does not describe the discriminator's group. Here it is M judgements of one slice,
+       and only the mean is the group's: see `discriminator_advantages`.
     4. The paper does not say who is updated when. Here all slices are judged before either update.
-    5. Stage 1 is supervised and needs `--sft-labels`; the embedded model can judge slices already.
+    5. Stage 1 is supervised and needs `--sft-labels`. The small model can judge slices already.
 
 Shapes: P questions, G solutions each, B = P * G rows, M = G judgements of a slice.
 """
@@ -50,7 +50,7 @@ from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, pa
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     dataset: str = "tiny"
-    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
+    """our own questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
     question, answer and reference, a solution"""
     steps: Count = 24
     """optimiser steps, each of both players (paper: 400)"""
@@ -63,11 +63,11 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     kl: Weight = 0.0
     """weight of the k3 penalty towards the base (paper: not said)"""
     discriminator: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation, rows 7, 4 and 2 of table 4: one that RL never trains, or none (plain GRPO)"""
+    """ablation, rows 7, 4 and 2 of table 4: frozen is never trained by RL, none is plain GRPO"""
     reward: Literal["both", "alignment", "adversarial"] = "both"
-    """ablation, rows 7, 5 and 6 of table 4: the discriminator's reward"""
+    """the discriminator's reward; ablation, rows 7, 5 and 6 of table 4"""
     slice_tokens: Tokens = per_model(tiny=18, real=320)
-    """L, longest slice (paper: 320; longer ones nearly always hold an error)"""
+    """L, longest slice (paper: 320; longer slices nearly always hold an error)"""
     min_slice_tokens: Tokens = per_model(tiny=6, real=48)
     """a cue word ends a slice only once it is as long as this (paper: not said)"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
@@ -122,7 +122,7 @@ def judge_prompt(question: str, part: str) -> list[dict]:
 
 
 def parse_verdict(text: str) -> int | None:
-    """1 = YES, 0 = NO, None = neither: the first verdict, since a reason may quote another."""
+    """The first verdict, because a reason may quote another: 1 = YES, 0 = NO, None = neither."""
     verdict = read_first_verdict(text, ("YES", "NO"))
     return None if verdict is None else int(verdict == "YES")
 
@@ -136,7 +136,7 @@ def match_reward(completions, answer, **_) -> list[float]:
 def reasoner_reward(R_m: float, yes: list[float]) -> float:
     """Reasoner: R = l1 * R_m + l2 * R_s. R_s is a MEAN over slices: a sum would reward length.
 
-    yes: for each slice of the solution the share of YES among its verdicts; no slices, R_s = 0.
+    yes: for each slice of the solution the share of YES among its verdicts. R_s = 0 if empty.
     """
     return LAMBDA_MATCH * R_m + LAMBDA_SLICES * mean(yes)
 
@@ -146,7 +146,7 @@ def discriminator_reward(verdict: int | None, right: bool | None, kind: str = "b
 
     Args:
         verdict: 1 = YES, 0 = NO, None = not parsed.
-        right: whether the slice's solution is correct; None: it is from a reference, without R_a.
+        right: whether the slice's solution is correct. None: a reference slice, without R_a.
         kind: "both", "alignment" (R_a alone) or "adversarial" (R_d alone).
     """
     if verdict is None:
@@ -168,8 +168,9 @@ def judgement_reward(completions, right, kind, **_) -> list[float]:
 def discriminator_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """A = (R - mean over the M judgements of a slice) / std over ALL judgements, (B,) -> (B,).
 
-    Trap: divided by their own std, two different rewards get -0.7 and 0.7, whatever they are. Here
-    YES and NO to a slice of a correct solution, where R_d and R_a disagree, and of a wrong one:
+    Trap: divided by their own std, two different rewards get -0.7 and 0.7, whatever they are. The
+    example has YES and NO to a slice of a correct solution, where R_d and R_a disagree, and then
+    YES and NO to a slice of a wrong solution:
 
     >>> A = discriminator_advantages(torch.tensor([0.5, 1.0, 0.0, 1.5]), group_size=2)
     >>> [round(a, 2) for a in A.tolist()]
@@ -228,7 +229,7 @@ class Gar(CoTrainer):
         self.stop_if_silent(generated)
 
         # R_m + R_s comes before the group normalisation: R_s breaks ties, and decides where the
-        # answers of a group are all correct or all wrong. M verdicts weigh no more than one.
+        # answers of a group are all correct or all wrong. M verdicts count as a single verdict.
         yes = [[mean([v == 1 for v in part.verdicts]) for part in parts] for parts in solutions]
         self.set_rewards(batch, list(map(reasoner_reward, R_m, yes)))
         self.report_reasoner(batch, solutions, yes)
@@ -246,8 +247,8 @@ class Gar(CoTrainer):
         return len(self.processing_class(text, add_special_tokens=False).input_ids)
 
     def judge_often(self, rows: list[dict], generated: list[Slice]) -> Batch | None:
-        """M judgements each of P / 2 generated and P / 2 reference slices: the batch that the
-        discriminator learns from. None if it is frozen, or if a process has too few slices.
+        """The batch that the discriminator learns from: M judgements each of P / 2 generated slices
+        and P / 2 reference slices. None if it is frozen, or if a process has too few slices.
         """
         cfg, M = self.cfg, self.cfg.group_size
         references = [
@@ -295,8 +296,8 @@ class Gar(CoTrainer):
             )
 
     def sft_batch(self, count: int) -> Batch:
-        """Stage 1: as many labels YES as NO. With A = 1 for every token `CoTrainer.loss` has the
-        gradient of the cross-entropy.
+        """A batch of stage 1, with as many labels YES as NO. With A = 1 for every token
+        `CoTrainer.loss` has the gradient of the cross-entropy.
         """
         draw = self.random_numbers()
         rows = [draw.choice(self.labels[i % 2]) for i in range(count)]
@@ -337,8 +338,8 @@ KINDS = {None: "reference", True: "generated_right", False: "generated_wrong"}
 
 # ------------------------------------------------------------------ slices
 def reasoning(text: str) -> str:
-    r"""All before the last answer. A tag in passing must not hide the reasoning that follows it,
-    neither before the next tag nor before the box.
+    r"""All text before the last answer. A tag in passing must not hide the reasoning after it,
+    whether a further tag or a box follows.
 
     >>> reasoning(r"<answer>no <answer>7, as 3+4=7: \boxed{7}</answer>")
     '<answer>no <answer>7, as 3+4=7: '
@@ -362,9 +363,9 @@ CUTS = re.compile(rf"(?<=\n)(?=[^\n])|(?<=[.!?;]\s)(?=(?:{CUES})\b)")
 def slice_reasoning(
     text: str, count_tokens: Callable, max_tokens: int, min_tokens: int
 ) -> list[str]:
-    """The text cut at new lines and cue words, and neighbours merged (paper sec. 3, app. D.1): a
+    """The text cut at new lines and cue words, with neighbours merged (paper sec. 3, app. D.1). A
     slice ends before a cue if it has `min_tokens` already, and anywhere if the next piece would
-    take it past `max_tokens`. Joined, the slices are the text.
+    take it past `max_tokens`. The slices joined together are the text.
 
     >>> count_words = lambda part: len(part.split())
     >>> text = "We add them. Wait, that is wrong. So we subtract. The end."
@@ -383,7 +384,7 @@ def slice_reasoning(
 
 
 def halves(segment: str, count_tokens: Callable, max_tokens: int) -> list[str]:
-    """The segment, halved until every piece fits: only whole strings can be counted in tokens."""
+    """The segment, halved until every piece fits: tokens are counted in whole strings only."""
     if count_tokens(segment) <= max_tokens or len(segment) == 1:
         return [segment]
     parts = segment[: len(segment) // 2], segment[len(segment) // 2 :]
@@ -391,7 +392,7 @@ def halves(segment: str, count_tokens: Callable, max_tokens: int) -> list[str]:
 
 
 def are_sound(question: str, slices: list[str]) -> list[bool | None]:
-    """Embedded questions: whether all steps that end in a slice are correct; None: none ends."""
+    """Tiny questions: whether all steps that end in a slice are correct; None if no step does."""
     sound, steps_before = [], 0
     for k in range(len(slices)):
         labels = gold_steps(question, "".join(slices[: k + 1])) or []  # of the steps so far
@@ -414,8 +415,8 @@ def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
 
 def evaluate_discriminator(trainer: Gar, held_out: list[dict], texts, right) -> dict[str, float]:
     """P(YES) on one slice of each solution (texts, right) and of each reference, by kind of slice.
-    Embedded questions: also on generated slices whose steps are all correct, and on those with a
-    wrong one.
+    On tiny questions also on generated slices whose steps are all correct, and on generated slices
+    with a wrong step.
     """
     references = [(row, row["reference"], None) for row in held_out]
     slices = []

@@ -1,33 +1,33 @@
-r"""GenRM, a generative verifier: a language model says whether a solution is right, and learns to
-say so by predicting the next token, as all else it learns (Zhang et al. 2024, arXiv:2408.15240).
+r"""GenRM, a generative verifier: a language model says whether a solution is right, and learns this
+by predicting the next token, as it learns all else (Zhang et al. 2024, arXiv:2408.15240).
 
-    python genrm.py                                       the embedded model on a CPU, 2 minutes
-    python genrm.py --verifier direct                     Yes or No at once, without a rationale
+    python genrm.py                                       the small model on a CPU, 2 minutes
+    python genrm.py --verifier direct                     Yes or No without a rationale
     python genrm.py --solve-weight 0                      ablation: without the solving loss
     python genrm.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop. The generator G is fixed: it is the base, without any adapter
-    SAMPLE = `collect`             G writes k solutions y of every question x; z = y is right;
-                                   D_verify: as many right as wrong ones;  D_correct: right ones
+    SAMPLE = `collect`             G writes k solutions y of every question x, and z = [y is right]
+                                   D_verify: as many right as wrong y;  D_correct: right y only
     RATIONALES = `with_rationales` cot: V writes a rationale of each y, kept if its verdict is z
     VERIFIER = `step`              loss = L(D_verify) + lambda L(D_correct)
-                                   L = - mean of log V(token) over the tokens of verdicts (and
-                                   rationales), or of solutions
-    TEST = `evaluate`              of N solutions by G the one with the highest score:
+                                   L = - mean of log V(token), over the tokens of verdicts and
+                                   rationales in L(D_verify), of solutions in L(D_correct)
+    TEST = `evaluate`              takes the solution with the highest score of N solutions by G:
         direct                     p = V(Yes | x, y, "Is it right?")
         cot                        p = mean over K rationales c, sampled from V, of
                                    V(CORRECT | x, y, c)
 
-Solving and verifying are one task here, next tokens of one model, and each is meant to help the
-other. The verifier cannot see the reference solution, in training or at test time.
+Solving and verifying are the same task here, predicting the next token, and solving is meant to
+help verifying. The verifier sees no reference solution, neither in training nor at test time.
 
 Our changes that matter (more in docs/genrm.md)
     1. The verifier is a LoRA adapter on the base, trained for a fixed number of steps.
-    2. The verifier writes its own rationales. The paper's were written by a model that had the
-       reference solution in sight.
+    2. The verifier writes its own rationales. The paper's rationales were written by a model that
+       saw the reference solution.
     3. p is normalised over both verdicts, and over the forms in which a tokenizer may write them.
-    4. A rationale judges every step and ends in CORRECT or INCORRECT, in place of Yes or No: the
-       embedded model was pretrained to judge so, and a real one is told how.
+    4. A rationale checks every step and ends in CORRECT or INCORRECT, in place of Yes or No. The
+       small model was pretrained to check so, and a real model is told how.
 
 Shapes: B rows, b of them in a micro-batch, T completion tokens, N solutions of a question.
 """
@@ -45,22 +45,22 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 48
     """optimiser steps"""
     questions: Count = 16
-    """verdicts per step and process, and as many solutions (paper: 64 together)"""
+    """verdicts per step and process, and as many solutions (paper: 64 of both together)"""
     micro_batch: Count = per_model(tiny=32, real=4)
     """rows per forward and backward pass"""
     lr: Weight = per_model(tiny=3e-4, real=2e-5)
     """learning rate of the verifier's adapter, constant"""
     verifier: Literal["cot", "direct"] = "cot"
-    """a rationale before the verdict, or the verdict at once"""
+    """whether the verifier writes a rationale before its verdict (cot) or not (direct)"""
     rationales: Several = 4
-    """K, for --verifier cot: rationales that a score is the mean of (paper: 32)"""
+    """K, for --verifier cot: a score is the mean over K rationales (paper: 32)"""
     solve_weight: Weight = 0.25
     """lambda, weight of the solving loss (paper: 1/4 on GSM8K, 1/3 on algorithmic tasks); ablation:
     0, verification alone"""
     pool: Count = per_model(tiny=192, real=1024)
     """questions that the generator answers for training"""
     samples: Several = per_model(tiny=8, real=16)
-    """k, solutions of each"""
+    """k, solutions of each of these questions"""
     candidates: Several = per_model(tiny=8, real=16)
     """N, solutions of each held-out question that are ranked (paper: 16)"""
     eval_every: CountOrZero = 0
@@ -103,7 +103,7 @@ def ask_prompt(question: str, solution: str) -> list[dict]:
 
 
 def rationale(text: str) -> tuple[str, bool] | None:
-    r"""(a judgement up to its final verdict, whether that is CORRECT); None without a verdict.
+    r"""(a judgement up to its final verdict, whether the verdict is CORRECT), or None without it.
 
     >>> rationale(r"3*2=6 <final_verification>\boxed{INCORRECT}</final_verification>")
     ('3*2=6 <final_verification>', False)
@@ -117,9 +117,9 @@ def rationale(text: str) -> tuple[str, bool] | None:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def row_weights(verify: list[int], solve: list[int], solve_weight: float) -> list[float]:
-    """Each row's factor in the loss, first the verdicts, then the solutions.
+    """Each row's factor in the loss, first for the verdicts, then for the solutions.
 
-    Every mean is over its own tokens: a verdict may be a single one, and solutions would drown it.
+    Every mean is over its own tokens: solutions would drown a verdict, which may be one token.
 
     Args:
         verify, solve: tokens of each row, of all processes.
@@ -134,16 +134,16 @@ def row_weights(verify: list[int], solve: list[int], solve_weight: float) -> lis
 
 
 def p_yes(logps: torch.Tensor) -> torch.Tensor:
-    """(B, 2, forms) log-probs of yes and no -> (B,): p(yes) / (p(yes) + p(no)), each the sum over
-    its forms. Probability on other words must not count: an untrained verifier puts most of it
-    there.
+    """(B, 2, forms) log-probs of yes and no -> (B,): p(yes) / (p(yes) + p(no)), where p is a sum
+    over forms. Probability on other words must not count, because an untrained verifier puts most
+    of it there.
     """
     return logps.logsumexp(2).softmax(1)[:, 0]
 
 
 def balanced(rows: list[dict], rng: random.Random) -> list[dict]:
-    """As many right as wrong solutions, all of the rarer kind, in random order: else always giving
-    the more frequent verdict would be good.
+    """As many right as wrong solutions, all of the rarer kind, in random order. Otherwise it would
+    be good always to give the more frequent verdict.
     """
     right = [row for row in rows if row["right"]]
     wrong = [row for row in rows if not row["right"]]
@@ -155,8 +155,8 @@ def balanced(rows: list[dict], rng: random.Random) -> list[dict]:
 
 # ------------------------------------------------------------------ the trainer
 class GenRM(CoTrainer):
-    """`step` trains the verifier. `saved` holds, the same on all processes, D_verify and D_correct,
-    rows {question, solution, right, well_formed} and in D_verify, for cot, rationale.
+    """`step` trains the verifier. `saved` is the same on all processes and holds D_verify and
+    D_correct: rows {question, solution, right, well_formed}, for cot with a rationale in D_verify.
     """
 
     @staticmethod
@@ -169,7 +169,7 @@ class GenRM(CoTrainer):
         }
 
     def step(self, rows):
-        """rows: not used, solutions are sampled once."""
+        """One batch of both kinds. rows: not used, because solutions are sampled only once."""
         if not self.saved:
             self.collect()
         now = self.state.global_step
@@ -181,7 +181,7 @@ class GenRM(CoTrainer):
         return [self.batch_of(lessons, solutions)]
 
     def batch_of(self, lessons: list[tuple], solutions: list[tuple]) -> Batch:
-        """(prompt, text) of all processes -> a batch of this process's share."""
+        """The batch of this process's share of (prompt, text) pairs of all processes."""
         ids = [self.encode(text) for _, text in lessons + solutions]
         lengths, count = [len(row) for row in ids], len(lessons)
         weights = row_weights(lengths[:count], lengths[count:], self.cfg.solve_weight)
@@ -204,11 +204,11 @@ class GenRM(CoTrainer):
 
     # --- data
     def collect(self):
-        """Sample by the base, once: D_correct, the right solutions; D_verify, what is judged."""
+        """Samples from the base, once, and makes D_correct and D_verify of the solutions."""
         cfg, rng = self.cfg, random.Random(self.cfg.seed)
         questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
-        # one without steps or an answer would teach the verifier to look at the form
+        # a solution without steps or an answer would teach the verifier to look at the form
         well_formed = [row for row in solutions if row["well_formed"]]
         lessons = balanced(well_formed, rng)
         if cfg.verifier == "cot":
@@ -255,23 +255,23 @@ class GenRM(CoTrainer):
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
-        """p of each row's solution, by the verifier as it is."""
+        """p of each row's solution, by the present verifier."""
         if self.cfg.verifier == "direct":
             prompts = [ask_prompt(row["question"], row["solution"]) for row in rows]
             return self.p_after([(messages, "") for messages in prompts], YES, NO)
-        # p = mean over K rationales: one alone may be mistaken, and sampling shows the doubt
+        # p = mean over K rationales: a single rationale may be mistaken, and sampling shows doubt
         K = self.cfg.rationales
         prompts = [verify_prompt(r["question"], r["solution"]) for r in rows for _ in range(K)]
         judged = [rationale(text) for text in self.generate("verifier", prompts)]
         readable = [(messages, read[0]) for messages, read in zip(prompts, judged) if read]
         right, wrong = ((verdict + CLOSING,) for verdict in VERDICTS)
         p = iter(self.p_after(readable, right, wrong))
-        # without a verdict nothing was said for the solution, nor against it
+        # a rationale without a verdict speaks neither for the solution nor against it
         values = [next(p) if read else 0.5 for read in judged]
         return [mean(group) for group in chunk(values, K)]
 
     def p_after(self, prefix: list[tuple], yes: tuple, no: tuple) -> list[float]:
-        """p(yes) as what follows each (prompt, text); yes, no: the forms either may take.
+        """p(yes) after each (prompt, text). yes, no: the forms that either word may take.
 
         Text and form are encoded as one string, as they were taught: many tokenizers merge
         characters across the boundary.
@@ -294,8 +294,8 @@ class GenRM(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: GenRM, held_out: list[dict]) -> dict[str, float]:
-    """N solutions of every held-out question by the fixed generator, the same ones every time,
-    ranked by the verifier; and what the verifier's own solutions are worth.
+    """Ranks N solutions of every held-out question by the verifier. They are by the fixed generator
+    and the same in every evaluation. Also says how many questions the verifier itself solves.
     """
     N = trainer.cfg.candidates
     repeated = [row for row in held_out for _ in range(N)]

@@ -1,35 +1,36 @@
 r"""MAE, Multi-Agent Evolve: one model proposes questions, answers them and judges both (Chen et al.
 2025, arXiv:2510.23595).
 
-    python mae.py                                         the embedded model on a CPU, 2 minutes
+    python mae.py                                         the small model on a CPU, 2 minutes
     python mae.py --no-train-judge                        one of table 6's ablations
     python mae.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
-The loop (algorithm 1) is `Mae.step`.  D: pool of questions, at first the seeds.  S: pool of (q, a)
+The loop (algorithm 1) is `Mae.step`. D is the pool of questions, at first the seeds. S is the pool
+of pairs (q, a). V is the judge's value of a question or an answer
     PROPOSER = `propose`   q ~ proposer(. | a reference from D, or none)                  sec. 4.1
-                           quality = V(q);  difficulty = 1 - mean of V(a_i, q), 5 answers a_i
+                           quality = V(q);  difficulty = 1 - mean of V(a_i, q) over 5 answers a_i
                            r = (quality + difficulty + format) / 3;  quality >= 0.7: q joins D
     SOLVER = `solve`       q ~ D, a ~ solver(. | q)                                       sec. 4.2
                            r = (V(a, q) + format) / 2;  (q, a) joins S
     JUDGE = `judge`        (q, a) ~ S, score ~ judge(. | q, a);  r = format               sec. 4.3
 
     V = (score - 1) / 9, with a score of the judge from 1 to 10
-    A = (r - mean) / std within each role; ONE update on all three batches, with the loss in
-    common/core/cotrainer.py, `CoTrainer.loss`.
+    A = (r - mean) / std within each role. ONE update on all three batches, with the loss
+    `CoTrainer.loss` in common/core/cotrainer.py.
 
-What is sampled only to make rewards, the judge's V and the 5 answers, is never trained on. No gold
-answer is used, and nothing rewards the judge for being right. Whether the model flatters itself is
-in co/flattery: its opinion of its own answers to held-out questions minus their true accuracy.
+The judgements behind V and the 5 answers only make rewards, and are never trained on. No gold
+answer is used, and nothing rewards the judge for being right. co/flattery says whether the model
+flatters itself: V of its own answers to held-out questions minus their true accuracy.
 
 Our changes that matter (more in docs/mae.md)
     1. Format counts the tags in the response and wants one pair, as the paper says. The released
-       code counts those in the prompt, too, so a proposer may write three questions.
-    2. Below the gate the difficulty is 0, as in the released code, not in the paper: nonsense is
-       hard to answer, too.
+       code also counts the tags in the prompt, so a proposer may write three questions.
+    2. Below the gate the difficulty is 0, as in the released code but not in the paper. Nonsense is
+       also hard to answer.
     3. All roles draw from D and S as the last step left them, as in the released code. In algorithm
        1 the solver can already draw this step's questions, and the judge this step's answers.
-    4. A full D drops its oldest self-generated question; the released code keeps the oldest 10,000
-       for ever. S starts empty; the released code starts it with the seeds' gold answers.
+    4. A full D drops its oldest self-generated question. The released code keeps the oldest 10,000
+       for ever. S starts empty. The released code starts S with the seeds' gold answers.
 
 Shapes: N rows of each role, B = 3 * N rows of a step.
 """
@@ -62,11 +63,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the adapter, constant (paper: 1e-6, all weights)"""
     reference_share: Share = 0.5
-    """share of proposals that start from a question of the pool (paper: 0, 0.5 or 1)"""
+    """share of proposals that are shown a question of the pool (paper: 0, 0.5 or 1)"""
     seed_questions: Count = 256
-    """questions in the pool at the start, without answers (paper: 967; 16 of its own in "zero")"""
+    """questions in the pool at the start, without answers (paper: 967, or 16 of the model's own)"""
     pool_size: Count = 10_000
-    """most questions in one pool, most pairs in the other (released code: 10,000 questions)"""
+    """most questions in D, and most pairs in S (released code: 10,000 questions)"""
     difficulty_samples: Several = 5
     """answers that a question's difficulty is measured with (paper: 5)"""
     train_proposer: bool = True
@@ -211,9 +212,9 @@ def part_whiten(rewards: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A = (r - mean) / std over the rows of the same role (sec. 3): (B,) rewards and (B,) numbers
     of roles -> (B,), exactly 0 in a role whose rewards are all equal.
 
-    Trap, also the paper's: if one row of N differs from all others, its A is (N - 1) / sqrt(N) up
-    or down, whatever the size of the difference: 5.5 at N = 32, 11.2 at the paper's 128. The judge
-    comes to that as soon as it keeps to its format: it learns from rare slips.
+    Trap, also the paper's: if one row of N differs from all other rows, its A is (N - 1) / sqrt(N)
+    up or down, however small the difference: 5.5 at N = 32 and 11.2 at the paper's 128. This
+    happens to the judge as soon as it keeps to its format: it then learns from rare slips.
     """
     A = torch.zeros_like(rewards)
     for role in part.unique():
@@ -267,7 +268,7 @@ class Mae(CoTrainer):
         return [batch]
 
     def draw(self) -> tuple[list, list, list]:
-        """N references (None: propose without one), N questions, N pairs, none while S is empty."""
+        """N references (None: propose without it), N questions, and N pairs unless S is empty."""
         cfg, D, S = self.cfg, self.saved["questions"], self.saved["pairs"]
         rng = random.Random(f"{cfg.seed} {self.state.global_step}")
         count = cfg.questions * self.accelerator.num_processes  # everyone's; each takes its share
@@ -335,8 +336,9 @@ class Mae(CoTrainer):
         return [neutral(score) for score in scores], texts
 
     def stop_if_silent(self):
-        """Without scores all rewards are neutral. After PATIENCE such steps in a row this one is
-        the last one, with a checkpoint and an evaluation; `main` says why.
+        """Ends the run after PATIENCE steps in a row in which most judgements have no score:
+        without scores all rewards are neutral. This step is then the last step, with a checkpoint
+        and an evaluation, and `main` says why.
         """
         silent, self.unread = mean(self.gather(self.unread)), []
         self.log_mean("judge/unparsable", silent)
@@ -363,7 +365,7 @@ class Mae(CoTrainer):
 
 # ------------------------------------------------------------------ pools
 def draw_from(rng: random.Random, pool: list, count: int) -> list:
-    """`count` of the pool, without replacement as far as it goes; nothing of an empty pool."""
+    """`count` of the pool, repeated only if it is too small; nothing of an empty pool."""
     more = max(0, count - len(pool))
     return rng.sample(pool, count - more) + rng.choices(pool, k=more) if pool else []
 
@@ -390,8 +392,8 @@ FRACTION = rf"({DECIMAL}|{INTEGER})\s*/\s*({DECIMAL}|{INTEGER})"
 
 
 def first_number(text: str) -> float | None:
-    """The first fraction, else the first decimal, else the first integer; None if there is none, or
-    a division by zero.
+    """The first fraction, else the first decimal, else the first integer. None if the text has no
+    number, or for a division by zero.
     """
     if match := re.search(FRACTION, text, re.ASCII):
         return float(match[1]) / float(match[2]) if float(match[2]) else None
@@ -401,7 +403,7 @@ def first_number(text: str) -> float | None:
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
-    """On held-out questions. The solver samples first: the same random numbers every time."""
+    """Figures of all three roles on held-out questions, the solver's first."""
     n = trainer.cfg.eval_samples
     texts, right = solve(trainer, "solver", held_out, n)
     _, greedy = solve(trainer, "solver", held_out, greedy=True)
@@ -411,8 +413,8 @@ def evaluate(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
 
 
 def evaluate_judge(trainer: Mae, held_out: list[dict], texts, right) -> dict[str, float]:
-    """Its opinion of the solver's own answers (texts, right: one to each question) may be flattery.
-    Its skill is measured on answers that the base wrote once, the same in every evaluation.
+    """Figures of the judge. Its opinion of the solver's own answers (texts, right: one to each
+    question) may be flattery. Its skill is measured on the base's answers, which never change.
     """
 
     def judged(solutions: list[str], greedy: bool = False) -> list[float | None]:
@@ -436,18 +438,18 @@ def evaluate_judge(trainer: Mae, held_out: list[dict], texts, right) -> dict[str
 
 
 def balanced_accuracy(V: list[float | None], right: list[bool]) -> float:
-    """V >= 0.5 taken for "right": the mean over both classes. No score is wrong in both."""
+    """V >= 0.5 means "right". The mean over right and wrong; a missing score is an error."""
     return verdict_metrics([None if v is None else v >= 0.5 for v in V], right)["balanced_accuracy"]
 
 
 def rank_agreement(V: list[float | None], right: list[bool]) -> float:
-    """P(V of a right answer > V of a wrong one), ties half: the area under the ROC curve."""
+    """P(V of a right answer > V of a wrong answer), a tie is half: the area under the ROC curve."""
     wins = pairs_in_order(right, [neutral(v) for v in V])
     return mean(wins) if wins else 0.5
 
 
 def evaluate_proposer(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
-    """One proposal for four held-out questions, with references as in training."""
+    """Figures of one proposal for every four held-out questions, as in training."""
     D, share = trainer.saved["questions"], trainer.cfg.reference_share
     references = draw_references(random.Random(0), D, share, len(held_out[::4]))
     texts = trainer.generate_all("proposer", [propose_prompt(r) for r in references])

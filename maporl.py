@@ -1,39 +1,40 @@
-r"""MAPoRL (Park et al. 2025, arXiv:2502.18439): two solvers learn to debate, each from what the
-debate comes to.
+r"""MAPoRL (Park et al. 2025, arXiv:2502.18439): two solvers learn to debate, and each is
+rewarded for what the debate comes to.
 
-    python maporl.py                                      the embedded model on a CPU, 2 minutes
+    python maporl.py                                      the small model on a CPU, 2 minutes
     python maporl.py --placebo                            control: another question's text is seen
     python maporl.py --turns 1                            control: no debate, plain RL of both
     python maporl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop is `Maporl.step`. Two agents, a LoRA adapter each, T turns
     TURN 1       each agent solves the question
-    TURN 2 .. T  each sees its own last solution and the other's, and writes its own anew
+    TURN 2 .. T  each agent sees both agents' last solutions and writes a new solution
     VERIFIER     says of every solution whether it holds: the gold answer, or a model that reads it
-    UPDATE       both agents; with --verifier co-trained the verifier, too
+    UPDATE       trains both agents, and with --verifier co-trained also the verifier
 
-A solution of turn t is rewarded for itself and for all that comes after it, whoever wrote that
+A solution of turn t is rewarded for itself and for all solutions that come after it
     score = sum over t' >= t of gamma^(t' - t) V(t') / sum of gamma^(t' - t)
-            V(t): of the solution itself, V(t'): the mean over both agents
+            V(t) is of the solution itself, and a later V(t') is the mean over both agents
     bonus   added where a change is from wrong to right, subtracted where it is from right to wrong
-            alpha0   the agent changes to what the other was before    (persuaded, or misled)
-            alpha1   the agent changes, and not to that
-            alpha3   the other changes to what the agent was before    (its text explains it)
-            alpha2   the other changes, and not to that
-            The gold answer says what is right, whatever --verifier says of V.
+            alpha0   agent A changes to what agent B was before        (persuaded, or misled)
+            alpha1   agent A changes to what agent B was not before
+            alpha3   agent B changes to what agent A was before        (A's text explains it)
+            alpha2   agent B changes to what agent A was not before
+            The bonus of A. The gold answer says what is right, whatever --verifier says of V.
 
-So an agent is rewarded for what the other makes of its text, and not only for being right. With
---placebo an agent reads a solution of another question instead: a text that misleads.
+So an agent is also rewarded for what its partner makes of its text, and not only for being right.
+With --placebo an agent reads a solution of another question instead, a text that misleads.
 
 Our changes that matter (more in docs/maporl.md)
     1. The influence terms, alpha2 and alpha3, are as the paper means them. In the released code
-       (--influence-sign released) the first turn has none, so with two turns there are none at all;
-       with three the middle turn's have the other sign, which rewards misleading.
-    2. Group advantages of GRPO, without value heads: one agent's solutions in one turn are compared
-       over the K debates of a question.
+       (--influence-sign released) the first turn has no influence terms, so with two turns they
+       never act. With three turns the middle turn has them with the opposite sign, which rewards
+       misleading.
+    2. Advantages are GRPO's, without value heads: solutions of the same agent in the same turn are
+       compared over the K debates of a question.
     3. The agents do not see the verifier's scores.
-    4. A solution without an answer has V = 0, whatever --verifier says; in the released code -10,
-       which the other agent is charged for, too.
+    4. A solution without an answer has V = 0, whatever --verifier says. In the released code it has
+       V = -10, for which the partner is also charged.
 
 Shapes: P questions, K debates each, B = P * K; T turns.
 """
@@ -66,24 +67,24 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     gamma: Share = 0.3
     """discount of later turns (released code: 0.3)"""
     alpha0: Weight = 0.5
-    """bonus for changing one's mind with the other (the paper tries 0, 0.5, 1 and 2 of all four)"""
+    """bonus for a change to the partner's side (the paper tries 0, 0.5, 1 and 2 for all four)"""
     alpha1: Weight = 0.5
-    """bonus for changing one's mind against the other"""
+    """bonus for a change against the partner's side"""
     alpha2: Weight = 0.5
-    """bonus for an influence that one's own answer does not explain"""
+    """bonus for a change of the partner that the agent's own answer does not explain"""
     alpha3: Weight = 0.5
-    """bonus for an influence that one's own answer explains"""
+    """bonus for a change of the partner that the agent's own answer explains"""
     influence_sign: Literal["intended", "released"] = "intended"
-    """released: no influence term in turn 1, and in the middle one of three turns an agent is
-    rewarded where the other one goes wrong after it"""
+    """released: there is no influence term in turn 1, and in the middle turn of three an agent is
+    rewarded where its partner goes wrong after it"""
     verifier: Literal["answer", "frozen", "co-trained"] = "answer"
-    """who says V: the gold answer; a model that is not trained, or one that learns from it. Bonuses
-    are by the gold answer always"""
+    """who says V: the gold answer; a model that is not trained; or a model that learns from the
+    gold answer. Bonuses always use the gold answer"""
     pool: Literal["question", "role"] = "question"
-    """what a reward is compared with: the same agent and turn, of the same question or of all
-    questions of this process (MARS, arXiv:2510.04935)"""
+    """a reward is compared with rewards of the same agent and turn: of the same question, or of all
+    questions of this process (role: MARS, arXiv:2510.04935)"""
     placebo: bool = False
-    """control: what an agent sees of the other is about another question"""
+    """control: what an agent sees of its partner is about another question"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution of turn 1"""
     debate_tokens: Tokens = per_model(tiny=144, real=1536)
@@ -161,7 +162,7 @@ def about_another(rows: list[dict], texts: list[str]) -> list[str]:
 
 # ------------------------------------------------------------------ rewards
 def scores(V: torch.Tensor, gamma: float) -> torch.Tensor:
-    """The discounted mean of a solution's own value and of what both agents come to later.
+    """The discounted mean of a solution's own value and of both agents' later values.
     (T, 2, B) -> (T, 2, B)
     """
     T = len(V)
@@ -176,9 +177,10 @@ def scores(V: torch.Tensor, gamma: float) -> torch.Tensor:
 
 
 def bonuses(right: torch.Tensor, alphas: list[float], released: bool = False) -> torch.Tensor:
-    """For changes of mind, one's own and the other's: (T, 2, B) of 0 and 1 -> (T, 2, B).
+    """Bonuses for the agent's own changes of mind and its partner's: (T, 2, B) of 0 and 1 ->
+    (T, 2, B).
 
-    released: the influence terms as in the released code, not as the paper means them.
+    released: the influence terms are the released code's, not what the paper means.
     """
     alpha0, alpha1, alpha2, alpha3 = alphas
     first, sign = (1, -1) if released else (0, 1)  # the turn from which there are influence terms
@@ -188,7 +190,7 @@ def bonuses(right: torch.Tensor, alphas: list[float], released: bool = False) ->
             mine, others = right[:, agent], right[:, 1 - agent]  # (T, B)
             if t > 0:  # my own change: +1 to right, -1 to wrong
                 change = mine[t] - mine[t - 1]
-                # with the other: persuaded by one who was right, misled by one who was wrong
+                # with the partner: persuaded by a right partner, or misled by a wrong partner
                 followed = others[t - 1] == mine[t]
                 result[t, agent] += change * torch.where(followed, alpha0, alpha1)
             if first <= t < T - 1:  # the other's change after my text
@@ -200,8 +202,8 @@ def bonuses(right: torch.Tensor, alphas: list[float], released: bool = False) ->
 
 
 def verdict_reward(completions, right, **_) -> list[float]:
-    """The verifier's: 1 if it accepts a right solution or rejects a wrong one, 0 where no verdict
-    can be read. Called by TRL.
+    """The verifier's reward, called by TRL: 1 if it accepts a right solution or rejects a wrong
+    solution, else 0, also where no verdict can be read.
     """
     return [float(final_verdict(c[0]["content"]) is r) for c, r in zip(completions, right)]
 
@@ -264,7 +266,7 @@ class Maporl(CoTrainer):
         return self.turn_of(batches, rows)
 
     def debate_prompts(self, rows: list[dict], texts: list[list[str]], agent: int) -> list:
-        """What an agent is asked in the next turn. For the placebo, the other's text is that about
+        """What an agent is asked in the next turn. With the placebo, the partner's text is about
         the next question.
         """
         own, other = texts[agent], texts[1 - agent]
@@ -296,7 +298,7 @@ class Maporl(CoTrainer):
         return torch.tensor(V).float().reshape(len(turns), 2, len(rows))
 
     def train_verifier(self, rows: list[dict], turns: list[Turn]) -> Batch:
-        """K judgements of one solution of each question, of any agent and turn."""
+        """K judgements of a single solution of each question, by any agent in any turn."""
         rng, judged = random.Random(f"{self.cfg.seed} {self.state.global_step}"), []
         for i in range(0, len(rows), self.cfg.group_size):
             turn, agent = rng.choice(turns), rng.randrange(2)
@@ -317,8 +319,9 @@ class Maporl(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def debate_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
-    """Of debates, with an entry per solution: (T, 2, B) texts and 0 or 1. first and last are the
-    accuracies of these turns, gain their difference; with three turns, also each later turn's own.
+    """Figures of debates, (T, 2, B) texts and whether they are right, with an entry per solution.
+    first and last are the accuracies of these turns, and gain is their difference. With three turns
+    there are also figures of each later turn.
     """
     T, of = len(texts), {"first": right[0], "last": right[-1], "gain": right[-1] - right[0]}
     found = {name: values.flatten().tolist() for name, values in of.items()}
@@ -332,8 +335,8 @@ def debate_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[st
 
 
 def turn_metrics(texts: list[list[list[str]]], right: torch.Tensor) -> dict[str, list[float]]:
-    """Of one turn and that before, (2, 2, B). A copy repeats the other's steps of the turn before,
-    where one's own were different.
+    """Figures of a turn and the turn before, (2, 2, B). A copy repeats the partner's steps of the
+    turn before, where the agent's own steps were different.
     """
     before, after = [[[*map(plain_steps, own)] for own in turn] for turn in texts]
     change = (right[1] - right[0]).flatten()

@@ -1,42 +1,43 @@
-r"""PRIME: train a policy on token rewards from a reward model that learns online, from outcomes
+r"""PRIME: a policy learns from token rewards of a reward model that learns online, from outcomes
 (Cui et al. 2025, Process Reinforcement through Implicit Rewards, arXiv:2502.01456).
 
-    python prime.py                                       the embedded model on a CPU, 2 minutes
+    python prime.py                                       the small model on a CPU, 2 minutes
     python prime.py --no-process-reward                   baseline: outcome rewards only
     python prime.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1)
     repeat
       FILTER = `fill_batch`
-        sample K responses per question, keep the groups with right and wrong ones, sample further
-        questions until there are P groups
+        sample K responses per question and keep the groups with right and wrong responses; sample
+        further questions until there are P groups
       PRM = `prm_batch` and `loss`
         d_t = log pi_prm(y_t) - log pi_ref(y_t)
         loss = cross-entropy of sigmoid(beta * sum_t d_t) with the outcome                 eq. 2
       POLICY = `credit`; its loss is `CoTrainer.loss` in common/core/cotrainer.py
-        d_t is its reward at token t, beside the outcome's at the end: returns-to-go of both,
-        minus leave-one-out baselines, added 1:1, then whitened as released             eq. 5, 6
+        d_t is the process reward at token t, and the outcome is the reward at the last token.
+        A = whiten(returns-to-go of both, minus leave-one-out baselines, added 1:1)      eq. 5, 6
 
-The PRM is a language model that never sees a step label: trained to tell correct responses from
-wrong ones by its log-ratio to a reference, it spreads that judgement over the tokens.
+The PRM is a language model that never sees a step label. It learns to tell correct responses from
+wrong responses by its log-ratio to a reference, which is a sum over tokens. So every token gets its
+part of that judgement.
 
 Our changes that matter (more in docs/prime.md)
-    1. Policy and PRM are LoRA adapters on one base, and the base is the reference; the paper has
+    1. Policy and PRM are LoRA adapters on one base, and the base is the reference. The paper has
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
        As released, a token's deviation from its response's mean is scaled by K / (K - 1).
-    3. Process rewards are divided by the largest return-to-go of the batch; the released code takes
-       that of each device. PRM and reference start equal, so d is rounding noise at first: process
-       rewards stay 0 until d exceeds the noise measured in step 1.
-    4. One update of each player per batch. The paper has four; in the released code minibatches 2
-       to 4 are scored by an already updated PRM.
-    5. The PRM scores in a separate forward pass; the released code takes the scores from its
+    3. Process rewards are divided by the largest return-to-go of the batch. The released code
+       divides by the largest on each device. PRM and reference start equal, so d is rounding noise
+       at first. Process rewards stay 0 until d exceeds the noise measured in step 1.
+    4. Each player has one update per batch. The paper has four, and in the released code
+       minibatches 2 to 4 are scored by an already updated PRM.
+    5. The PRM scores in a separate forward pass. The released code takes the scores from its
        training pass.
-    6. If `--max-refills` rounds of sampling do not fill the batch, the step trains on the groups
-       there are; the released code samples until it is full.
+    6. If `--max-refills` rounds of sampling do not fill the batch, the step trains on fewer groups.
+       The released code samples until the batch is full.
     7. An offline PRM (--prm-warmup 15 --prm-update none) learns from the untrained policy's
-       responses; the paper's was trained on 500,000 others.
+       responses. The paper's offline PRM was trained on 500,000 other responses.
 
 Shapes: P questions, K responses each, B = P * K rows, T completion tokens.
 """
@@ -80,10 +81,10 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     process_reward: bool = True
     """ablation: without it, leave-one-out on the outcome only, the paper's baseline"""
     prm_update: Literal["after", "before", "none"] = "after"
-    """update the PRM after it has scored the batch ("single forward" in the paper), before
-    ("double forward"), or never once --prm-warmup is over, which makes it offline"""
+    """the PRM is updated after it has scored the batch ("single forward" in the paper), before that
+    ("double forward"), or never after --prm-warmup, which makes it offline"""
     prm_warmup: CountOrZero = 0
-    """first steps in which only the PRM is trained, on the untrained policy's responses (paper: 0,
+    """first steps, in which only the PRM is trained, on the untrained policy's responses (paper: 0,
     and an ablation with a PRM trained on other data)"""
     prm_reference: Literal["base", "policy"] = "base"
     """what the PRM is compared with: the frozen base, or the current policy (appendix B.1)"""
@@ -143,7 +144,7 @@ def outcome_reward(completions, answer, **_) -> list[float]:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def prm_loss(d, outcome, mask, beta: float = 0.05) -> torch.Tensor:
-    """Eq. 2, a scalar: how badly the PRM's log-ratio tells correct responses from wrong ones.
+    """Eq. 2, a scalar: the cross-entropy of the PRM's summed log-ratio with the outcome.
 
     Args:
         d: (B, T) log pi_prm - log pi_ref, with gradient.
@@ -162,7 +163,7 @@ def prm_loss(d, outcome, mask, beta: float = 0.05) -> torch.Tensor:
 
 
 def prm_hits(d, outcome, mask) -> torch.Tensor:
-    """(B,), whether the PRM holds a response for correct, sum_t d_t > 0, just where it is."""
+    """(B,), whether the PRM is right: sum_t d_t > 0 for a correct response, else not."""
     return ((d * mask).sum(1) > 0) == (outcome > 0.5)
 
 
@@ -170,14 +171,14 @@ def prime_advantages(d, outcome, mask, group_size: int, noise: float = 0.0) -> t
     """The policy's per-token advantages, eq. 5 as the released code computes it.
 
     Args:
-        d: (B, T) log pi_prm - log pi_ref, without beta, which cancels; 0: outcome rewards only.
+        d: (B, T) log pi_prm - log pi_ref, without beta, which cancels. 0 for outcomes only.
         outcome: (B,) in [0, 1].
         mask: (B, T) of 0/1.
         group_size: K, at least 2.
-        noise: nats; if no return-to-go of d is larger, there is no process reward.
+        noise: in nats. There is no process reward unless some return-to-go of d is larger.
 
     Returns:
-        A, and what A would be without process rewards, for the report; (B, T), 0 outside the mask.
+        A, and A without process rewards, for the report. Both are (B, T) and 0 outside the mask.
     """
     K = group_size
     # outcome: o_i - mean of the others' o. Given at the last token, so every token's return is this
@@ -196,7 +197,7 @@ def prime_advantages(d, outcome, mask, group_size: int, noise: float = 0.0) -> t
 
 
 def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """RLOO (Ahmadian et al. 2024, eq. 8), (B,) -> (B,): minus the mean of the others of the group.
+    """RLOO (Ahmadian et al. 2024, eq. 8), (B,) -> (B,): each reward minus the others' mean.
 
     >>> leave_one_out(torch.tensor([1.0, 0, 0, 0]), 4)
     tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
@@ -207,7 +208,7 @@ def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def keep_bounds(args: Args) -> tuple[float, float]:
-    """Lowest and highest accuracy of a group that is trained on; by default every
+    """Lowest and highest accuracy of a group that is trained on. By default this is every
     mixed group.
     """
     K = args.group_size
@@ -253,7 +254,7 @@ class Prime(CoTrainer):
         return [batch]
 
     def credit(self, batch, d, noise: float):
-        """The policy's advantages; d: (B, T). Normalised and whitened over all processes' rows."""
+        """Sets the policy's advantages, whitened over all processes' rows. d: (B, T)."""
         K = self.cfg.group_size
 
         def both(d, outcome, mask):
@@ -276,7 +277,7 @@ class Prime(CoTrainer):
         return replace(batch, player="prm", **more, **nothing)
 
     def loss(self, batch):
-        """Eq. 2 for the PRM's micro-batches of b rows; for the policy's, CoTrainer's."""
+        """Eq. 2 for the PRM's micro-batches of b rows, and CoTrainer's loss for the policy's."""
         if batch.player != "prm":
             return super().loss(batch)
         outcome, mask = batch.rewards, batch.completion_mask  # (b,), (b, T)
@@ -287,12 +288,12 @@ class Prime(CoTrainer):
         return loss, {"entropy": entropy, "accuracy": prm_hits(d, outcome, mask)}
 
     def rounding_noise(self, batch) -> float:
-        """The largest return-to-go, in nats, that rounding alone can give d: in bfloat16 far larger
-        than in float32. Measured in the first step and kept.
+        """The largest return-to-go, in nats, that rounding alone can give d. It is far larger in
+        bfloat16 than in float32. It is measured in the first step and kept.
 
-        The base scores the same rows twice, the second time with one more padding token in front,
-        which changes nothing but how numbers are rounded. Doubled, because another sample's maximum
-        is larger half of the time.
+        The base scores the same rows twice, the second time with an additional padding token in
+        front, which changes only how numbers are rounded. The largest difference is doubled,
+        because another sample's maximum is larger half of the time.
         """
         if "noise" in self.saved:
             return self.saved["noise"]
@@ -310,8 +311,8 @@ class Prime(CoTrainer):
 
     # --- the filter
     def fill_batch(self, questions: list[dict]) -> Batch:
-        """P groups of K responses with an accuracy within `keep_bounds`; fewer, if max_refills
-        rounds of sampling do not bring as many.
+        """P groups of K responses with an accuracy within `keep_bounds`. There are fewer groups if
+        max_refills rounds of sampling do not find P.
         """
         cfg, P, K = self.cfg, self.cfg.questions, self.cfg.group_size
         low, high = keep_bounds(cfg)
@@ -346,8 +347,8 @@ class Prime(CoTrainer):
         return batch
 
     def load_queue(self, questions: list[dict]) -> dict:
-        """waiting: the questions that come next; this step's from the loader are at the end. drawn:
-        how many further ones this process has asked for so far.
+        """waiting: the questions that come next, with this step's questions from the loader at the
+        end. drawn: how many further questions this process has asked for so far.
         """
         if "filter" not in self.saved:
             return {"waiting": questions, "drawn": 0}
@@ -355,8 +356,8 @@ class Prime(CoTrainer):
         return {"waiting": mine["waiting"] + questions, "drawn": mine["drawn"]}
 
     def next_questions(self, queue: dict) -> list[dict]:
-        """P questions that wait. Further ones come from the end of the data set, for each process
-        from its own part; the loader shuffles all of it, so some come twice.
+        """P questions that wait. Further questions come from the end of the data set, where each
+        process has its own part. The loader shuffles the whole set, so some questions come twice.
         """
         P, part = self.cfg.questions, self.shard(range(len(self.train_dataset)))
         while len(queue["waiting"]) < P:
@@ -367,8 +368,8 @@ class Prime(CoTrainer):
 
     # --- what is logged and shown; no method below affects training
     def report_filter(self, accuracies: list[float], kept: int, trained: int, tokens: int):
-        """Of this process: the groups' accuracies, how many were kept and trained on, and the
-        sampled tokens.
+        """Logs this process's accuracies of groups, how many groups were kept and trained on, and
+        the sampled tokens.
         """
         samples = len(accuracies) * self.cfg.group_size * self.accelerator.num_processes
         self.saved["samples"] = self.saved.get("samples", 0) + samples
@@ -380,8 +381,8 @@ class Prime(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
-    """The policy on held-out questions. Sampling comes first, so that it meets the same random
-    numbers every time.
+    """Figures of the policy on held-out questions: the accuracy of sampled answers and of greedy
+    answers.
     """
     _, right = solve(trainer, "policy", held_out, trainer.cfg.eval_samples)
     _, greedy = solve(trainer, "policy", held_out, greedy=True)

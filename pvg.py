@@ -1,30 +1,30 @@
 """PVG, Prover-Verifier Games: a verifier learns to tell a helpful prover's right solutions from a
-sneaky prover's wrong ones, round after round (Kirchner et al. 2024, arXiv:2407.13692).
+sneaky prover's wrong solutions, round after round (Kirchner et al. 2024, arXiv:2407.13692).
 
-    python pvg.py                                         the embedded model on a CPU, 3 minutes
+    python pvg.py                                         the small model on a CPU, 3 minutes
     python pvg.py --data base                             the same without a game, to compare with
     python pvg.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop; x is a question, z a solution, c = [z is right]; half of the questions are the verifier's
     for i = 0 .. rounds - 1
         DATA = `start_round`       solutions of the base and of the provers of ALL earlier rounds to
-                                   the verifier's questions; each source half right, half wrong
-                                   all players <- the base: only the data outlive a round
+                                   the verifier's questions; each source is half right, half wrong.
+                                   All players start from the base: only the data outlive a round
         VERIFIER                   loss = - log sigmoid((V(x, z1) - V(x, z2)) sign(c1 - c2))
                                           + lambda V^2                            `verifier_losses`
-        PROVERS = `prover_step`    V stays as it is; h = 1 for the helpful one, 0 for the sneaky one
+        PROVERS = `prover_step`    V is fixed; h = 1 for the helpful and 0 for the sneaky prover
                                    V' = V - mean of V over this question and role
                                    R  = (2c - 1) (2h - 1) V'  if V' > 0, else -1   `prover_rewards`
                                    A  = R - mean of R over this question and role
 
-Every attacker is fresh, so that the steps that one needs to succeed measure the verifier.
+Every attacker starts afresh, so the steps that it needs to succeed measure the verifier.
 
 Our changes that matter (more in docs/pvg.md)
-    1. The provers are two adapters. The paper's are one set of weights, and a prompt says which
-       role is played; here each role is asked for a solution, and only its reward tells it apart.
-    2. V(x, z) = beta log(V(z | x) / base(z | x)), a likelihood. The paper's V is a linear head; no
-       score that is given at once was ever learnt here (docs/genrm.md).
-    3. Every round has the same number of steps. The paper ends one when the attack has succeeded.
+    1. The provers are two adapters. The paper has one set of weights, and a prompt names the role.
+       Here both roles have the same prompt, and only their rewards differ.
+    2. V(x, z) = beta log(V(z | x) / base(z | x)). The paper's V is a linear head. Here no verifier
+       has learnt to score a solution without writing first (docs/genrm.md).
+    3. Every round has the same number of steps. The paper ends a round when the attack succeeds.
     4. A solution that cannot be read gets the lowest reward of its question and role.
 
 Shapes: P questions, G solutions of each per role, B = P * G; b of a micro-batch, T tokens.
@@ -46,16 +46,16 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 72
     """optimiser steps of all rounds; must be a multiple of --rounds"""
     ver_steps: Count = 8
-    """of a round's steps the verifier's, which come first; the rest are the provers'"""
+    """first steps of a round, which train the verifier; the other steps train the provers"""
     rounds: Count = 3
     """rounds (paper: 6)"""
     pool: Count = per_model(tiny=128, real=1024)
-    """questions of the verifier, and as many of the provers; the same in every round"""
+    """questions of the verifier, and as many questions of the provers, in every round the same"""
     samples: GroupSize = 8
-    """solutions of each of the verifier's questions from every source, of provers half by each"""
+    """solutions of each verifier's question by the base, and as many by a round's provers"""
     data: Literal["all", "last", "helpful", "base"] = "all"
     """which solutions join the base's as the verifier's data: those of all earlier rounds, of the
-    last one, of helpful provers only, or more of the base's"""
+    last round, of helpful provers only, or more solutions of the base"""
     pairs: Count = 32
     """pairs of a right and a wrong solution per verifier step and process"""
     questions: Count = 12
@@ -115,8 +115,8 @@ WINDOW = 3  # prover steps over whose mean an attack is said to have succeeded
 
 # ------------------------------------------------------------------ rewards
 def prover_rewards(V: torch.Tensor, right: list[bool], h: int, G: int, kind: str) -> torch.Tensor:
-    """(B,) scores, NaN of what cannot be read, of groups of G; whether each solution is right; h, 1
-    helpful and 0 sneaky -> (B,) rewards. A division by the std would rescale V', but not the -1.
+    """(B,) rewards of (B,) scores V in groups of G, NaN for solutions that cannot be read. h is 1
+    for the helpful and 0 for the sneaky prover. Division by the std would rescale V', not the -1.
     """
     c, unread = torch.tensor(right).to(V), V.isnan()  # (B,) each
     if kind == "cgc":  # R = V if h == c, else -2
@@ -138,8 +138,8 @@ def verifier_losses(V_right: torch.Tensor, V_wrong: torch.Tensor, weight: float)
 
 
 def mixture(sources: list[list[dict]], count: int, rng: random.Random) -> list[dict]:
-    """`count` rows of the sources, the base's first, or as many as there are: of the base
-    BASE_SHARE, of the others equal shares, of each source as many right as wrong ones.
+    """`count` rows of the sources, or as many as there are. The base is the first source and gives
+    BASE_SHARE, the other sources share the rest, and each gives as many right as wrong rows.
     """
     others = len(sources) - 1
     shares = [BASE_SHARE] + [(1 - BASE_SHARE) / others] * others if others else [1.0]
@@ -152,7 +152,7 @@ def mixture(sources: list[list[dict]], count: int, rng: random.Random) -> list[d
 
 
 def right_and_wrong(rows: list[dict], count: int, rng: random.Random) -> list[tuple[dict, dict]]:
-    """`count` pairs of a right and a wrong solution to one question, all if there are fewer."""
+    """`count` pairs of a right and a wrong solution to one question, or all if there are fewer."""
     wrong = {}
     for row in rows:
         if not row["right"]:
@@ -167,7 +167,7 @@ class Pvg(CoTrainer):
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
-        n = len(self.train_rows) // 2  # halves: the lengths of embedded questions alternate
+        n = len(self.train_rows) // 2  # halves: the lengths of tiny questions alternate
         self.verifier_rows, self.prover_rows = self.train_rows[:n], self.train_rows[n:]
         self.pairs_per_step = self.cfg.pairs * self.accelerator.num_processes
         # attack: pairs of the round's last prover steps, in order or not; won: when it succeeded
@@ -180,7 +180,7 @@ class Pvg(CoTrainer):
         return provers | {"verifier": Player([], args.ver_lr, n, rows=2)}
 
     def step(self, rows):
-        """rows: not used, the questions are the same in every round."""
+        """rows: not used, because the questions are the same in every round."""
         i, turn = divmod(self.state.global_step, self.cfg.steps // self.cfg.rounds)
         if self.saved["round"] < i:
             self.start_round(i)
@@ -190,7 +190,7 @@ class Pvg(CoTrainer):
 
     # --- the verifier
     def start_round(self, i: int):
-        """The provers of the last round write solutions for the verifier; then all start again."""
+        """The last round's provers write solutions for the verifier; then all start again."""
         cfg, saved = self.cfg, self.saved
         if cfg.data == "base":
             self.restart("helpful")
@@ -215,13 +215,13 @@ class Pvg(CoTrainer):
         return self.in_parallel(lambda rows: solutions_to_teach(self, role, rows), rows)
 
     def verifier_step(self, turn: int) -> Batch:
-        """The next pairs, of shuffled epochs over the round's."""
+        """The next pairs of shuffled epochs over the round's pairs."""
         mine = self.shard(self.from_epochs(self.saved["pairs"], turn, "V", self.pairs_per_step))
         both = [tuple(self.encode(row["solution"]) for row in pair) for pair in mine]
         return self.pairs("verifier", [solve_prompt(y["question"]) for y, _ in mine], both)
 
     def loss(self, batch):
-        """The provers' is CoTrainer's; the verifier's a share of the mean over the step's pairs."""
+        """CoTrainer's loss for the provers, and a share of the mean over pairs for the verifier."""
         if batch.player != "verifier":
             return super().loss(batch)
         both = as_completions(batch)  # 2b rows: right, wrong, right, ...
@@ -235,13 +235,13 @@ class Pvg(CoTrainer):
         return losses.sum() / self.pairs_per_step, shown
 
     def V(self, batch: Batch) -> torch.Tensor:
-        """(B,) scores of completions by the verifier as it is."""
+        """(B,) scores of completions by the present verifier."""
         # V(x, z) = beta SUM over t of log V(z_t | x, z_<t) / base(z_t | x, z_<t)
         base = self.log_probs(None, batch) if batch.base_logps is None else batch.base_logps
         return self.cfg.beta * (self.log_probs("verifier", batch) - base).sum(1)
 
     def scores(self, rows: list[dict]) -> list[dict]:
-        """Solutions as `unfooled` reads them, V is None of one that cannot be read."""
+        """The rows that `unfooled` reads. V is None for a solution that cannot be read."""
         if not rows:
             return []
         prompts = [solve_prompt(row["question"]) for row in rows]
@@ -251,7 +251,7 @@ class Pvg(CoTrainer):
 
     # --- the provers
     def prover_step(self, turn: int) -> list[Batch]:
-        """Both roles answer the same questions, and in every round the same as in the last one."""
+        """Both roles answer the same questions, which are the same in every round."""
         rows = self.shard(self.from_epochs(self.prover_rows, turn, "P"))  # P
         helpful, sneaky = (self.attempt(role, rows) for role in ROLES)
         self.report_attack(turn, helpful, sneaky)
@@ -272,7 +272,7 @@ class Pvg(CoTrainer):
         return batch
 
     def readable(self, batch: Batch) -> torch.Tensor:
-        """(B,) whether a solution ends, and has steps and an answer."""
+        """(B,), whether a solution ends, and has steps and an answer."""
         last = batch.completion_ids.gather(1, batch.lengths()[:, None] - 1)[:, 0].tolist()  # (B,)
         whole = [bool(split_steps(y)) and final_answer(y) is not None for y in batch.texts]
         ended = [token in self.eos_token_ids for token in last]
@@ -297,13 +297,14 @@ class Pvg(CoTrainer):
         if len(attack) == WINDOW and any(attack) and mean(sum(attack, [])) <= 0.5:
             self.saved["won"] = self.saved["won"] or turn + 1
         last = self.cfg.steps // self.cfg.rounds - self.cfg.ver_steps
-        if turn + 1 == last:  # one that never succeeds counts as a step more
+        if turn + 1 == last:  # an attack that never succeeds counts as a step more
             self.log_mean("co/steps_to_win", self.saved["won"] or last + 1)
 
 
 def unfooled(helpful: list[dict], sneaky: list[dict]) -> list[float]:
-    """For each right solution of the helpful and wrong one of the sneaky prover to one question, of
-    those that can be read: 1 if the right one scores higher, 1/2 if they score the same, else 0.
+    """For each pair of a right solution of the helpful prover and a wrong solution of the sneaky
+    prover to the same question: 1 if the right solution scores higher, 1/2 if they score the same,
+    else 0. Solutions that cannot be read are in no pair.
     """
     of_each = {row["prompt"]: ([], []) for row in helpful}  # V of right ones, V of wrong ones
     for rows, c in ((helpful, True), (sneaky, False)):
@@ -316,7 +317,7 @@ def unfooled(helpful: list[dict], sneaky: list[dict]) -> list[float]:
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Pvg, held_out: list[dict]) -> dict[str, float]:
-    """The provers; V's choice of n; V on solutions of now, and on the base's, always the same."""
+    """The provers, V's choice among n, and V on present solutions and on the base's."""
     n, of, figures = trainer.cfg.eval_samples, {}, {}
     for role in ROLES:
         rows = trainer.written(role, [row for row in held_out for _ in range(n)])

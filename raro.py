@@ -1,30 +1,32 @@
 r"""RARO (Cai, Ryabinin and Provilkov 2025, arXiv:2511.21667): reason like the experts, from their
-demonstrations alone, against a critic that may say tie.
+solutions alone, against a critic that may say tie.
 
-    python raro.py                                        the embedded model on a CPU, 2 minutes
+    python raro.py                                        the small model on a CPU, 2 minutes
     python raro.py --critic frozen                        the critic is never trained
     python raro.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k       one GPU
 
-The loop is `Raro.step`. No checker: an expert's solution of each question is all that is given
-    POLICY    K solutions of each question. The critic sees each one beside the expert's, in random
-              order, and names the better one, or a tie
-    CRITIC    pairs, half of them of this step, half from a buffer of older ones; G judgements each
-    UPDATE    one, on both, of one model (or of two adapters, --no-shared)
+The loop is `Raro.step`. There is no checker: all that is given is an expert's solution of each
+question
+    POLICY    writes K solutions of each question. The critic sees each solution beside the
+              expert's, in random order, and names the better solution, or a tie
+    CRITIC    judges pairs G times each. Half of the pairs are of this step, half come from a buffer
+              of older pairs
+    UPDATE    one update on both, of one model (or of two adapters, --no-shared)
 
                       the critic names      the expert's    the policy's    a tie
               R_policy                           0               1          tau_pol
               R_critic                           1               0          tau_crit
 
-A critic does better to say tie than to name a solution whose chance to be the expert's is below
-tau_crit. And a tie pays the two together more than a decision does (tau_crit + tau_pol > 1), so
-they could settle on it: critic/says_tie shows whether they do.
+The critic earns more by a tie than by naming a solution, unless it is surer than tau_crit that this
+solution is the expert's. A tie pays the two players tau_crit + tau_pol > 1 together, and a decision
+pays them 1. So they could settle for ties; critic/says_tie shows whether they do.
 
 Our changes that matter (more in docs/raro.md)
-    1. The critic is shown steps and answers of both sides, in one form, so that the form does not
-       say who wrote which. The paper's critic sees final answers, without the reasoning.
+    1. The critic is shown steps and answers of both solutions, in one form, so that the form does
+       not say whose solution it is. The paper's critic sees final answers, without the reasoning.
     2. The critic judges a solution once for the policy's reward, and G times for its own.
-    3. A judgement that names nobody earns 0, and gives the policy 0. So does a solution without
-       steps, for the critic is shown steps, or without an answer, whatever the critic says.
+    3. A judgement that names nobody earns 0, and the solution earns 0. A solution that lacks steps
+       or an answer earns 0 as well, whatever the critic says, because the critic is shown both.
     4. The loss is a mean over all tokens of the batch; the paper divides by a constant.
 
 Shapes: P questions, K solutions each; C pairs, G judgements each; T tokens.
@@ -43,36 +45,36 @@ from common.run.args import Count, GroupSize, RunArgs, Share, Tokens, Weight, pa
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     dataset: str = "tiny"
-    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
-    question, answer and reference, an expert's solution"""
+    """questions of the repository: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl
+    file with question, answer and reference, an expert's solution"""
     steps: Count = 24
     """optimiser steps"""
     questions: Count = 4
     """P, questions per step and process"""
     group_size: GroupSize = 8
-    """K, solutions of a question, and G, judgements of a pair (an unofficial port: 16)"""
+    """K, solutions of a question, and G, judgements of a pair (the unofficial port: 16)"""
     pairs: Count = 4
     """C, pairs that the critic is trained on per step and process"""
     old_share: Share = 0.5
-    """share of them from the buffer, as far as there are any (an unofficial port: a half)"""
+    """share of these pairs that comes from the buffer, if it has as many (port: a half)"""
     buffer: Count = 10_000
-    """pairs that are kept, the newest (an unofficial port: 10,000)"""
+    """how many of the newest pairs are kept (port: 10,000)"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
-    """learning rate, constant (an unofficial port: 1e-6, all weights)"""
+    """learning rate, constant (port: 1e-6, all weights)"""
     kl: Weight = 0.001
-    """weight of the k3 penalty towards the base (an unofficial port: 0.001)"""
+    """weight of the k3 penalty towards the base (port: 0.001)"""
     tau_pol: Share = 0.6
-    """the policy's reward for a tie (an unofficial port: 0.6)"""
+    """the policy's reward for a tie (port: 0.6)"""
     tau_crit: Share = 0.55
-    """the critic's reward for a tie (an unofficial port: 0.55); ablation: 0, it must choose"""
+    """the critic's reward for a tie (port: 0.55); ablation: 0, so that it must choose"""
     weight_pol: Weight = 1.0
-    """of the policy's advantages (an unofficial port: 1/9)"""
+    """weight of the policy's advantages (port: 1/9)"""
     weight_crit: Weight = 1.0
-    """of the critic's advantages (an unofficial port: 8/9)"""
+    """weight of the critic's advantages (port: 8/9)"""
     critic: Literal["co-trained", "frozen", "coin"] = "co-trained"
-    """controls: never trained; or one that knows nothing, and is never trained"""
+    """controls: a critic that is never trained; or a coin in its place"""
     shared: bool = True
-    """policy and critic are one model, as in the paper; or two adapters"""
+    """policy and critic are one model, as in the paper; if not, two adapters"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution"""
     judgement_tokens: Tokens = per_model(tiny=176, real=1024)
@@ -124,8 +126,8 @@ def compare_prompt(question: str, first: str, second: str) -> list[dict]:
 
 
 def shown(text: str) -> str:
-    r"""A solution as the critic sees it, in one form whoever wrote it: each step on a line of its
-    own, as an expert's is (references.py), and the boxed answer.
+    r"""Returns a solution as the critic sees it, in one form whoever wrote it: each step on a line
+    of its own, as in an expert's solution (references.py), and the boxed answer.
 
     >>> shown("Well: <step>3+4\n=7</step> <answer>so \\boxed{ 7}.</answer>")
     '<step>3+4 =7</step>\n<answer>\\boxed{7}</answer>'
@@ -140,7 +142,7 @@ def is_whole(text: str) -> bool:
 
 
 def parse_choice(text: str) -> str | None:
-    r"""What a judgement ends with: "1", "2" or "tie"; None if it ends with anything else.
+    r"""Returns what a judgement ends with: "1", "2" or "tie"; None if it ends with anything else.
 
     >>> parse_choice("Both hold: **Tie.**"), parse_choice("\\boxed{2} or a tie")
     ('tie', None)
@@ -150,7 +152,8 @@ def parse_choice(text: str) -> str | None:
 
 # ------------------------------------------------------------------ rewards
 def policy_reward(choice: str | None, expert: str, tau_pol: float) -> float:
-    """Of a solution: 1 if the critic takes it for the expert's, tau_pol for a tie, else 0.
+    """Returns a solution's reward: 1 if the critic takes it for the expert's, tau_pol for a tie,
+    else 0.
 
     expert: the place of the expert's solution, "1" or "2".
     """
@@ -160,8 +163,8 @@ def policy_reward(choice: str | None, expert: str, tau_pol: float) -> float:
 
 
 def critic_reward(completions, expert, tau_crit, **_) -> list[float]:
-    """Of a judgement: 1 if it names the expert's solution, tau_crit for a tie, else 0. Called by
-    TRL with the columns of the rows.
+    """Returns a reward for each judgement: 1 if it names the expert's solution, tau_crit for a tie,
+    else 0. TRL calls it with the columns of the rows.
     """
     choices = [parse_choice(completion[0]["content"]) for completion in completions]
     return [
@@ -204,7 +207,7 @@ class Raro(CoTrainer):
         return [self.concat(batches)] if cfg.shared and len(batches) > 1 else batches
 
     def judged(self, pairs: list[dict], rng: random.Random) -> list[str | None]:
-        """One judgement of each pair, which nothing is trained on."""
+        """Judges each pair once; nothing is trained on these judgements."""
         if self.cfg.critic == "coin":
             return [rng.choice("12") for _ in pairs]
         with self.as_critic():
@@ -216,7 +219,7 @@ class Raro(CoTrainer):
         return self.playing(None) if frozen else nullcontext()
 
     def train_critic(self, new: list[dict], rng: random.Random) -> Batch:
-        """G judgements of each of C pairs, of this step and of old policies."""
+        """Judges C pairs G times each; the pairs are of this step and of old policies."""
         cfg, buffer = self.cfg, self.saved.get("buffer", [])
         share, done = cfg.pairs * cfg.old_share, self.state.global_step
         old = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
@@ -232,8 +235,8 @@ class Raro(CoTrainer):
         return critic
 
     def advantages(self, batch: Batch) -> torch.Tensor:
-        """A = r - mean over the group, without dividing by its deviation (Dr. GRPO); 0 for a
-        completion that was cut at its limit. (B,)
+        """Returns A = r - mean over the group, (B,), without a division by its deviation (Dr.
+        GRPO). A is 0 for a completion that was cut at its length limit.
         """
         # A = R - mean(R of the group)
         A = group_advantage(batch.rewards, self.cfg.group_size, scale=False)  # (B,)
@@ -252,7 +255,7 @@ class Raro(CoTrainer):
 
 
 def pair_of(row: dict, text: str, place: str) -> dict:
-    """A solution beside the expert's, which is shown in this place."""
+    """Returns a solution with the expert's, which is shown in this place."""
     return {
         "question": row["question"],
         "expert": place,
@@ -268,10 +271,10 @@ def asked(pair: dict) -> list[dict]:
 
 
 def by_truth(pairs: list[dict], choices: list[str | None]) -> dict[str, list[bool]]:
-    """What the critic says of right and of wrong solutions beside the expert's.
+    """Returns what the critic says of right and of wrong solutions beside the expert's.
 
-    Of a right one it should say tie in the end: a critic that still names the expert recognises
-    the style and not the error.
+    Of a right solution it should say tie in the end: a critic that still names the expert
+    recognises the style and not a mistake.
     """
     said = list(zip(pairs, choices))
     return {
@@ -283,8 +286,8 @@ def by_truth(pairs: list[dict], choices: list[str | None]) -> dict[str, list[boo
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
-    """The policy; and the critic on solutions of the base, the same in every evaluation. Only its
-    judgements are drawn anew.
+    """Measures the policy, and the critic on solutions of the base. These solutions are the same in
+    every evaluation; only the judgements are drawn anew.
     """
     n = trainer.cfg.eval_samples
     texts, right = solve(trainer, "policy", held_out, n)

@@ -1,26 +1,27 @@
 r"""rStar-Math: a search tree says which step is better than its siblings, and a process preference
-model (PPM) learns that from pairs (Guan et al. 2025, arXiv:2501.04519). One of its four rounds.
+model (PPM) learns this from pairs (Guan et al. 2025, arXiv:2501.04519). One of its four rounds.
 
-    python rstar.py                       the embedded model on a CPU, 2 minutes
-    python rstar.py --verifier orm        pairs of whole solutions alone, of the same trees
+    python rstar.py                       the small model on a CPU, 2 minutes
+    python rstar.py --verifier orm        pairs of whole solutions alone, from the same trees
     python rstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (section 3; a node s is a question x and the first steps of a solution)
-    SEARCH = `search`             --samples times per question: from the root on, go to the child
-                                  with the largest UCT as long as a node has --width rollouts,
+    SEARCH = `search`             --samples times per question: start at the root; while the node
+                                  has --width rollouts, go to its child with the largest UCT,
                                     UCT(s) = Q(s) + c sqrt(ln N_parent / N(s)),  Q(s) = q(s) / N(s)
-                                  let G finish this solution, and for every s in it
+                                  let G finish the solution from there; for every s in it
                                     q(s) += 1 if the answer is right, else q(s) -= 1
-    GENERATOR = `generator_step`  loss = - mean of log G(y | x) per token, y: of every question the
-                                  two right solutions with the highest mean Q
+    GENERATOR = `generator_step`  loss = - mean of log G(y | x) per token; y: the two right
+                                  solutions of a question with the highest mean Q
     PPM = `verifier_step`         loss = - 1/(2*2) SUM log sigmoid(r(x, y+) - r(x, y-)),
                                   y+: the two siblings with the highest Q, y-: with the lowest
-    TEST = `evaluate`             of N solutions by G the one with the highest log V(y | x)
+    TEST = `evaluate`             G writes N solutions, V picks y with the highest log V(y | x)
 
 Our changes that matter (more in docs/rstar.md)
-    1. One round, without a teacher; the PPM neither starts a node's Q nor guides a search.
-    2. r has no head: r = beta log(V / base), as in vstar.py, which also ranks by log V alone.
-    3. A rollout is a whole solution, so no child exists that nobody visited.
+    1. One round, without a teacher. The PPM does not set the first Q of a node, and it does not
+       guide a search.
+    2. r has no head: r = beta log(V / base). As in vstar.py, log V alone ranks solutions.
+    3. A rollout is a whole solution, so every child has been visited.
 
 Shapes: B pairs or solutions, b of them in a micro-batch, T completion tokens.
 """
@@ -49,7 +50,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 64
     """optimiser steps: the generator's, then the verifier's"""
     ver_steps: CountOrZero = 48
-    """of these the verifier's"""
+    """how many of the steps are the verifier's"""
     questions: Count = 32
     """solutions, or pairs, per step and process"""
     micro_batch: Count = per_model(tiny=16, real=4)
@@ -68,7 +69,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     c: Weight = 2.0
     """how much UCT prefers children with few rollouts (paper: 2)"""
     verifier: Literal["ppm", "orm"] = "ppm"
-    """pairs of siblings and of whole solutions, or of the latter alone"""
+    """ppm: pairs of siblings and pairs of whole solutions; orm: pairs of whole solutions alone"""
     beta: Scale = 0.1
     """scale of the log-ratios"""
     eval_every: CountOrZero = 0
@@ -103,7 +104,7 @@ import torch.nn.functional as F
 # ------------------------------------------------------------------ the paper's mathematics
 @dataclass
 class Node:
-    """The beginning of a solution, by steps, or all of one."""
+    """The beginning of a solution, up to the end of a step, or a whole solution."""
 
     ended: bool  # it is a whole solution
     N: int = 0  # rollouts through it
@@ -119,13 +120,13 @@ Tree = dict[str, Node]  # text -> node, of those that a rollout goes through; ""
 
 
 def uct(N: int, Q: float, N_parent: int, c: float) -> float:
-    """How promising a child is."""
+    """Returns how promising a child is."""
     # UCT(s) = Q(s) + c sqrt(ln N_parent / N(s))
     return Q + c * math.sqrt(math.log(N_parent) / N)
 
 
 def next_start(tree: Tree, width: int, c: float) -> str:
-    """The node that the next rollout goes on from; of equally promising children the first."""
+    """Returns the node that the next rollout goes on from; of equal children the first."""
     text = ""
     while (parent := tree[text]).N >= width and parent.steps:
         text = max(parent.steps, key=lambda s: uct(tree[s].N, tree[s].Q, parent.N, c))
@@ -133,12 +134,12 @@ def next_start(tree: Tree, width: int, c: float) -> str:
 
 
 def path_of(solution: str) -> list[str]:
-    """The root, the solution up to the end of each of its steps, and all of it."""
+    """Returns the root, the solution up to the end of each of its steps, and the whole solution."""
     return ["", *beginnings(solution), solution]
 
 
 def back_up(tree: Tree, solution: str, right: bool):
-    """A rollout counts for every node on its path, the root included."""
+    """Counts a rollout for every node on its path, the root included."""
     path = path_of(solution)
     for parent, text in zip([None, *path], path):
         if text not in tree:
@@ -150,31 +151,31 @@ def back_up(tree: Tree, solution: str, right: bool):
 
 
 def best_against_worst(tree: Tree, values: dict[str, float]) -> list[dict]:
-    """The two best texts through which an answer was right, each with the two worst through which
-    one was wrong -> pairs {chosen, rejected, weight}. A text may be on both sides, but equal values
-    are no pair.
+    """Returns pairs {chosen, rejected, weight}: the two texts with the highest values that led to a
+    right answer, each with the two texts with the lowest values that led to a wrong answer. A text
+    may be on both sides, but two equal values make no pair.
     """
     good = sorted((s for s in values if tree[s].q > -tree[s].N), key=lambda s: -values[s])[:2]
     bad = sorted((s for s in values if tree[s].q < tree[s].N), key=lambda s: values[s])[:2]
     pairs = [(a, b) for a in good for b in bad if values[a] > values[b]]
-    # 1/(2*2); where there are fewer pairs, 1 by their number: a parent counts once
+    # 1/(2*2), or 1 / the number of pairs if there are fewer: every parent counts once
     return [{"chosen": a, "rejected": b, "weight": 1 / len(pairs)} for a, b in pairs]
 
 
 def sibling_pairs(tree: Tree) -> list[dict]:
-    """Steps that go on from the same node, compared by Q."""
+    """Returns pairs of steps that go on from the same node, compared by Q."""
     of_each = [{s: tree[s].Q for s in parent.steps} for parent in tree.values()]
     return [pair for values in of_each for pair in best_against_worst(tree, values)]
 
 
 def mean_Q(tree: Tree) -> dict[str, float]:
-    """Of every whole solution: over its path, without the root."""
+    """Returns the mean Q over the path of every whole solution, without the root."""
     whole = [text for text, node in tree.items() if node.ended]
     return {text: mean(tree[s].Q for s in path_of(text)[1:]) for text in whole}
 
 
 def best_solutions(tree: Tree) -> list[str]:
-    """The two right solutions with the highest mean Q, which the generator learns."""
+    """Returns the two right solutions with the highest mean Q, which the generator learns."""
     values = mean_Q(tree)
     return sorted((y for y in values if tree[y].q > 0), key=lambda y: -values[y])[:2]
 
@@ -205,7 +206,7 @@ class RStar(CoTrainer):
 
     # --- the trees
     def start(self):
-        """Grow a tree for every question, and take from it what either player learns."""
+        """Grows a tree for every question, and takes from it what the two players learn."""
         trees, saved = [{"": Node(False)} for _ in self.train_rows], self.saved
         self.search(self.train_rows, trees, self.cfg.samples)
         siblings, whole = [], []
@@ -227,7 +228,7 @@ class RStar(CoTrainer):
         self.log_mean("co/true_pairs", [good[-1] and not bad[-1] for good, bad in both if good])
 
     def search(self, rows: list[dict], trees: list[Tree], rollouts: int):
-        """Adds so many rollouts to the tree of each question."""
+        """Adds this number of rollouts to the tree of each question."""
         for _ in range(rollouts):
             starts = [next_start(tree, self.cfg.width, self.cfg.c) for tree in trees]
             prefix = [row | {"prefix": text} for row, text in zip(rows, starts)]
@@ -236,7 +237,9 @@ class RStar(CoTrainer):
                     back_up(tree, new["solution"], new["right"])
 
     def sample_solutions(self, rows: list[dict]) -> list[dict]:
-        """What follows `prefix`, if a row has that, may be too long for it, or nothing."""
+        """Writes a solution for each row. A solution that goes on from a `prefix` is not well
+        formed if it is too long as a whole, or if nothing follows the prefix.
+        """
         found = solutions_to_teach(self, "generator", rows)
         for row in found:
             fits = len(self.encode(row["solution"])) <= self.cfg.solution_tokens
@@ -254,7 +257,7 @@ class RStar(CoTrainer):
         return batch
 
     def verifier_step(self) -> Batch:
-        """The next pairs, as B times (y+, y-); a step that is not the last has no end token."""
+        """Returns the next pairs, as B times (y+, y-). Only a whole solution has an end token."""
         rows = self.from_epochs(self.saved["pairs"], self.state.global_step, "V")
         total = sum(row["weight"] for row in rows)  # of all processes
         mine = self.shard(rows)  # B
@@ -266,7 +269,9 @@ class RStar(CoTrainer):
         return batch
 
     def loss(self, batch):
-        """A micro-batch's share of the mean over the tokens, or over the parents, of the step."""
+        """Returns a micro-batch's share of the mean over the step's tokens (generator) or over its
+        parents (verifier), and what is shown.
+        """
         if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
@@ -295,7 +300,7 @@ class RStar(CoTrainer):
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
-        """log V(y | x) of each row's solution, or of its beginning, a sum over tokens."""
+        """Returns log V(y | x) of each row's solution or beginning, a sum over tokens."""
         if not rows:
             return []
         ids = [self.encode(row["solution"], row.get("ended", True)) for row in rows]
@@ -305,10 +310,11 @@ class RStar(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def step_figures(trainer: RStar, rows: list[dict]) -> dict[str, float]:
-    """How often, of a right and a wrong step behind the same right steps, the right one has the
-    higher Q (after 4, 8, ... rollouts and after all), and the higher log V; ties count one half.
+    """Compares right steps with wrong steps that go on from the same right steps. Returns how often
+    the right step has the higher Q (after 4, 8, ... rollouts and after all of them) and the higher
+    log V; ties count one half.
 
-    rows: embedded questions, whose steps have gold labels.
+    rows: questions of the repository, whose steps have gold labels.
     """
     trees, figures, done, most = [{"": Node(False)} for _ in rows], {}, 0, trainer.cfg.samples
     for total in [n for n in (4, 8, 16, 32, 64) if n < most] + [most]:
@@ -329,7 +335,7 @@ def step_figures(trainer: RStar, rows: list[dict]) -> dict[str, float]:
 
 
 def evaluate(trainer: RStar, held_out: list[dict]) -> dict[str, float]:
-    """N solutions of every held-out question by the generator, ranked by the verifier."""
+    """Has the verifier rank N solutions of every held-out question by the generator."""
     N = trainer.cfg.candidates
     _, greedy = solve(trainer, "generator", held_out, greedy=True)
     repeated = [row for row in held_out for _ in range(N)]

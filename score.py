@@ -1,15 +1,16 @@
 r"""SCoRe (Kumar et al. 2024, arXiv:2409.12917): a model learns to correct itself, by RL in two
 turns.
 
-    python score.py                                       the embedded model on a CPU, 3 minutes
+    python score.py                                       the small model on a CPU, 3 minutes
     python score.py --stage1-steps 0 --alpha 0            ablation: plain RL in two turns
     python score.py --turns 1                             control: RL in one turn, no second try
     python score.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop is `Score.step`. One model plays both turns, and nobody tells it whether it was right
-    FIRST     K solutions y1 of each question
-    SECOND    after each y1 the same instruction, "there may be an error": one y2
-    UPDATE    one, of both turns together; each turn is rewarded for its own answer only (gamma = 0)
+    FIRST     writes K solutions y1 of each question
+    SECOND    gets the same instruction after every y1, "there may be an error", and writes y2
+    UPDATE    one update, on both turns together; each turn is rewarded for its own answer only
+              (gamma = 0)
 
               stage I                       stage II
     FIRST     no reward, held at the base   r1
@@ -19,15 +20,16 @@ The loop is `Score.step`. One model plays both turns, and nobody tells it whethe
                     right -> right    wrong -> right    right -> wrong    wrong -> wrong
               r2'         1              1 + alpha          -alpha              0
 
-Plain RL in two turns has two optima: to improve between the turns, or to answer as well as one can
-at once and copy, y2 = y1. In the paper it ends in the second. Stage I moves only the second turn;
-in stage II the bonus makes a change between the turns count alpha times as much as the answer.
+Plain RL in two turns has two optima: to improve between the turns, or to answer as well as possible
+in the first turn and to copy, y2 = y1. In the paper it ends in copying. Stage I moves only the
+second turn. In stage II the bonus makes a change between the turns count alpha times as much as the
+answer.
 
 Our changes that matter (more in docs/score.md)
-    1. The second turn is a prompt of its own that quotes question and y1, not a second message
-       of one conversation, which the embedded model has never seen.
-    2. A = r - mean over the K second tries of a question, and over its K first ones. We do not
-       divide by the deviation: that would divide alpha out again.
+    1. The second turn is a prompt of its own that quotes question and y1. The paper has one
+       conversation with two messages, which the small model has never seen.
+    2. A = r - mean over the K first tries of a question, and over its K second tries. We do not
+       divide by the deviation, which would divide alpha out again.
     3. AdamW starts anew with stage II, whose rewards are up to 11 times as large.
     4. All first tries are the model's own; the paper mixes in some of the base's.
 
@@ -56,7 +58,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 40
     """optimiser steps of both stages together (paper: 3000 on MATH)"""
     stage1_steps: CountOrZero = 16
-    """those of stage I; ablation: 0 (the paper does not say how it divides them)"""
+    """how many of the steps are stage I; ablation: 0 (the paper does not say)"""
     turns: Literal[1, 2] = 2
     """turns that are trained; control: 1, plain RL of the first try, without stage I"""
     questions: Count = 8
@@ -70,7 +72,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.01
     """beta1, weight of the k3 penalty towards the base in both turns (paper: 0.01)"""
     first_kl: Weight = 0.1
-    """beta2, what is added to it in the first turn in stage I (paper: 0.1 MATH, 0.25 MBPP)"""
+    """beta2, added to beta1 for the first turn in stage I (paper: 0.1 MATH, 0.25 MBPP)"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a first try"""
     second_tokens: Tokens = per_model(tiny=144, real=1536)
@@ -108,13 +110,13 @@ the last one the answer in this form: <answer>\boxed{...}</answer>."""
 
 
 def again_prompt(question: str, first: str) -> list[dict]:
-    """The second turn: the same words whether the first try is right or not."""
+    """Returns the second turn's prompt: the same words whether the first try is right or not."""
     return prompt(AGAIN, f"Problem: {question}\nSolution:\n{first}\nTry again.")
 
 
 def content(text: str) -> tuple | str:
-    r"""What a try says, without its thoughts and without `!`: its steps and answer, or its text if
-    it has neither.
+    r"""Returns what a try says, without its thoughts and without `!`: its steps and its answer, or
+    its text if it has no steps and no answer.
 
     >>> content("<think>\n3+4=8:8-4=4\n</think>\n<step>3+4=7!</step> <answer>\\boxed{7}</answer>")
     (['3+4=7'], '7')
@@ -126,24 +128,24 @@ def content(text: str) -> tuple | str:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def are_right(tries: list[str], rows: list[dict]) -> list[bool]:
-    """What the checker says of each try: r = 1 or 0."""
+    """Returns whether each try is right: r = 1 or 0."""
     return [is_correct(without_thoughts(y), row["answer"]) for y, row in zip(tries, rows)]
 
 
 def shaped(r1: torch.Tensor, r2: torch.Tensor, alpha: float) -> torch.Tensor:
-    """The second turn's reward. (B,) each -> (B,)
+    """Returns the second turn's reward. (B,) each -> (B,)
 
-    Given y1, -alpha r1 is the same for every y2, and so, like any baseline, it has no share in the
-    expected gradient of the second turn, which becomes 1 + alpha times that of r2.
+    Given y1, -alpha r1 is the same for every y2. So, like any baseline, it has no share in the
+    expected gradient of the second turn: this gradient is 1 + alpha times the gradient of r2.
     """
     # r2' = r2 + b,   b = alpha (r2 - r1)
     return r2 + alpha * (r2 - r1)
 
 
 def transitions(first: list[bool], second: list[bool]) -> dict[str, list[float]]:
-    """Of pairs of tries, which are right or not, what happens between the turns, as shares of all
-    pairs: delta = wrong_to_right - right_to_wrong. The fewer first tries are wrong, the smaller
-    wrong_to_right can be; corrected does not depend on it, because it is a share of the wrong ones.
+    """Returns what happens between the turns, for pairs of tries that are right or wrong. delta =
+    wrong_to_right - right_to_wrong; all three are shares of all pairs. corrected is the share of
+    the wrong first tries whose second try is right, so it can stay high when few tries are wrong.
     """
     pairs = list(zip(first, second, strict=True))
     return {
@@ -156,7 +158,7 @@ def transitions(first: list[bool], second: list[bool]) -> dict[str, list[float]]
 
 # ------------------------------------------------------------------ the trainer
 class Score(CoTrainer):
-    """`step` is the loop, `loss` has a KL weight for each row."""
+    """`step` is the loop. Each row has its own KL weight."""
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
@@ -173,7 +175,7 @@ class Score(CoTrainer):
         stage1 = cfg.turns == 2 and done < cfg.stage1_steps
         if cfg.turns == 2 and done == cfg.stage1_steps:
             self.optimizer.state.clear()  # AdamW's moments are those of smaller rewards
-        # a switch, for each row has its own weight: at 0 the base's log-probs are not computed
+        # this is a switch, because each row has its own weight: at 0 nothing scores with the base
         self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)
         first = self.rollout("first", rows)  # B tries y1
         r1 = torch.tensor(are_right(first.texts, rows)).to(first.rewards)  # (B,)
@@ -193,8 +195,8 @@ class Score(CoTrainer):
         return [self.concat([first, second])]
 
     def set_turn_rewards(self, batch: Batch, rewards: torch.Tensor):
-        """Rewards of one turn, and its advantages: the K tries of a question are a group, also in
-        the second turn, where they follow different first tries.
+        """Sets the rewards and the advantages of one turn. The K tries of a question are a group,
+        also in the second turn, where they follow different first tries.
         """
         K = self.cfg.group_size
         mine = self.accelerator.process_index  # a process's questions are its own groups
@@ -215,7 +217,7 @@ class Score(CoTrainer):
             note["rewards"] |= {"r1": right1, "r2": right2}
 
     def show_loss(self, batch, shown):
-        """The KL term and the entropy, (b, T), of each turn by itself."""
+        """Logs the KL term and the entropy, (b, T), of each turn by itself."""
         mask = batch.completion_mask.bool()
         turn = batch.row * 0 if batch.source is None else batch.source  # (b,) 0 or 1
         for name, values in shown.items():
@@ -225,7 +227,7 @@ class Score(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Score, held_out: list[dict]) -> dict[str, float]:
-    """Both turns on held-out questions, sampled and greedily."""
+    """Measures both turns on held-out questions, sampled and greedily."""
     result = {}
     for greedy in (False, True):
         n = 1 if greedy else trainer.cfg.eval_samples

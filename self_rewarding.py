@@ -1,32 +1,32 @@
 r"""Self-Rewarding Language Models: one model answers, scores its own answers, and is trained to
-prefer the better ones (Yuan et al. 2024, arXiv:2401.10020).
+prefer the answers with the higher score (Yuan et al. 2024, arXiv:2401.10020).
 
-    python self_rewarding.py                              the embedded model on a CPU, 2 minutes
+    python self_rewarding.py                              the small model on a CPU, 2 minutes
     python self_rewarding.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
                                                           one GPU
 
 The loop (section 2).  M_1 is the model as it is given; x are questions, y answers
     for t = 1 .. iterations                                              `step`, `start_round`
-        ANSWER   y_1 .. y_N by M_t for every question x of a new pool              `answers`
+        ANSWER   M_t writes y_1 .. y_N to every question x of a new pool           `answers`
         JUDGE    s_i = mean of several scores of y_i, each sampled from M_t       `readings`
         PAIR     y+ = highest score, y- = lowest; no pair if they are equal        `pair_of`
         TRAIN    M_{t+1} = M_t trained by                                             `loss`
                  loss = - log sigmoid(r(x, y+) - r(x, y-)),
                  r(x, y) = beta log(M(y | x) / M_t(y | x))
 
-There is no reward and no advantage: the loss is on pairs. No right answer is used in training; the
-data set's answers only measure how often the model prefers what is right. Nothing trains the judge
-either. It changes because it is the same model.
+The loss is on pairs, without a reward or an advantage. No right answer is used in training; the
+data set's answers only measure how often the model prefers what is right. Nothing trains the judge.
+It changes because solver and judge are the same model.
 
 Our changes that matter (more in docs/self_rewarding.md)
     1. M_t is a LoRA adapter on one base. A second adapter, the copy made when the round begins, is
        the reference.
-    2. The model is not fine-tuned on judging first. The embedded one was pretrained to judge; a
-       small instruction-tuned one may be a poor judge.
-    3. The score adds two half points instead of five points: our questions have right answers, and
-       steps that hold or do not.
+    2. The model is not first fine-tuned on judgements. The small model was pretrained to judge;
+       an instruction-tuned model of few parameters may be a poor judge.
+    3. The score adds up two half points, in the paper five points: our questions have right
+       answers, and steps that are right or wrong.
     4. Questions come from a data set; the paper's model writes them. Answers are sampled at
-       temperature 1 (paper: 0.7 and top-p 0.9), and answers with the same text count as one.
+       temperature 1 (paper: 0.7 and top-p 0.9). Answers with the same text count as one answer.
 
 Shapes: B pairs, b of them in a micro-batch, T completion tokens, N answers to a question.
 """
@@ -115,7 +115,7 @@ def score_prompt(question: str, solution: str) -> list[dict]:
 
 
 def parse_score(text: str) -> float | None:
-    r"""The score at the end of a judgement. None if it cannot be read, which is not a score of 0.
+    r"""Returns the score at the end of a judgement. None, not 0, if it cannot be read.
 
     >>> parse_score("Defects: none\nScore: \\boxed{1}"), parse_score("Score: \\boxed{9}")
     (1.0, None)
@@ -125,15 +125,15 @@ def parse_score(text: str) -> float | None:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def mean_score(readings: list[float | None]) -> float | None:
-    """The mean of the readings that could be parsed; None unless more than half of them could: one
-    lucky reading must not make an answer the best one.
+    """Returns the mean of the readings that could be parsed. It is None unless more than half of
+    them could: a single lucky reading must not make an answer the best answer.
     """
     read = [score for score in readings if score is not None]
     return sum(read) / len(read) if 2 * len(read) > len(readings) else None
 
 
 def best_and_worst(scores: list[float | None]) -> tuple[int, int] | None:
-    """Indices of the highest and the lowest score, the first of equal ones.
+    """Returns the indices of the highest and the lowest score, of equal scores the first.
 
     None if fewer than two scores are known or all are equal: such a question teaches nothing.
 
@@ -148,10 +148,11 @@ def best_and_worst(scores: list[float | None]) -> tuple[int, int] | None:
 
 
 def pair_of(answers: list[dict], readings: list[list[float | None]]) -> dict | None:
-    """y+ and y- among the answers to one question, with their scores; None if there is no pair.
+    """Returns y+ and y- among the answers to one question, with their scores; None if there is no
+    pair.
 
-    Answers with the same text count as one, which has the readings of all: DPO has no gradient
-    between a text and itself.
+    Answers with the same text count as one answer, which has the readings of all of them: DPO has
+    no gradient between a text and itself.
     """
     by_text, readings_by_text = {}, {}
     for answer, its_readings in zip(answers, readings):
@@ -172,11 +173,11 @@ def pair_of(answers: list[dict], readings: list[list[float | None]]) -> dict | N
 
 
 def dpo_loss(chosen: torch.Tensor, rejected: torch.Tensor, beta: float) -> torch.Tensor:
-    """- log sigmoid(beta (log-ratio of y+ - log-ratio of y-)), one value per pair.
+    """Returns - log sigmoid(beta (log-ratio of y+ - log-ratio of y-)), a value for each pair.
 
     Args:
-        chosen, rejected: (B,), log-ratios log(M / M_t) SUMMED over the tokens of y+ and y-. With
-            means over tokens it would be another method.
+        chosen, rejected: (B,), log-ratios log(M / M_t) SUMMED over the tokens of y+ and y-. Means
+            over tokens would make another method.
 
     Returns:
         (B,); ln 2 where M = M_t.
@@ -188,7 +189,7 @@ def dpo_loss(chosen: torch.Tensor, rejected: torch.Tensor, beta: float) -> torch
 class SelfRewarding(CoTrainer):
     """`step` is the loop of section 2, `loss` is the paper's.
 
-    `saved` holds the pairs of the round, the same on all processes, and the number of that round.
+    `saved` holds the number of the round and its pairs, the same on all processes.
     """
 
     def __init__(self, *inputs):
@@ -197,7 +198,7 @@ class SelfRewarding(CoTrainer):
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
-        """Solver and judge are one model: one adapter plays both."""
+        """Returns the players. One adapter plays solver and judge."""
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
             "solver": Player([], args.lr, solution, adapter="agent", rows=2),
@@ -215,7 +216,7 @@ class SelfRewarding(CoTrainer):
         return [self.preference_batch(self.shard(pairs))]
 
     def start_round(self, t: int):
-        """M_t answers, M_t scores, M_t becomes the reference."""
+        """Has M_t answer and score its answers, and makes M_t the reference."""
         self.freeze_reference()
         N = self.cfg.samples
         rows = [row for row in self.pool(t) for _ in range(N)]
@@ -235,20 +236,20 @@ class SelfRewarding(CoTrainer):
         self.saved |= {"round": t, "pairs": pairs}
 
     def freeze_reference(self):
-        """The reference becomes the model as it is now; Adam starts without moments, because the
-        loss is another one from here on.
+        """Makes the model as it is now the reference. Adam forgets its moments, because the loss
+        changes with the reference.
         """
         copy_adapter(self.model, "agent", "previous")
         self.optimizer.state.clear()
 
     def pool(self, t: int) -> list[dict]:
-        """The questions of a round: new ones as long as there are any, then the first again."""
+        """Returns the questions of a round: new questions, and after the last the first again."""
         rows, first = self.train_rows, t * self.cfg.pool
         return [rows[i % len(rows)] for i in range(first, first + self.cfg.pool)]
 
     def answers(self, rows: list[dict]) -> list[dict]:
-        """One answer per row, as sampled: an answer cut at the length limit has no end token, and
-        gets none here.
+        """Samples one answer for each row. An answer that was cut at the length limit has no end
+        token, and none is added.
         """
         ids = self.generate_ids("solver", [solve_prompt(row["question"]) for row in rows])
         texts = self.decode(ids)
@@ -263,7 +264,7 @@ class SelfRewarding(CoTrainer):
         ]
 
     def readings(self, answers: list[dict]) -> list[list[float | None]]:
-        """The scores that the judge gives to each answer, --readings of them."""
+        """Returns the scores that the judge gives to each answer, --readings of them."""
         R = self.cfg.readings
         prompts = [score_prompt(a["question"], a["text"]) for a in answers for _ in range(R)]
         return chunk([parse_score(text) for text in self.generate("judge", prompts)], R)
@@ -278,13 +279,13 @@ class SelfRewarding(CoTrainer):
         return batch
 
     def loss(self, batch):
-        """A micro-batch's part of the mean over the pairs of the step."""
+        """Returns a micro-batch's share of the mean over the step's pairs, and what is shown."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, chosen, ...
         logp, entropy = self.score(both)  # (2b, T), under M
         # scored in the same micro-batches as M, so that the loss is ln 2 when a round begins
         with torch.no_grad(), self.playing("previous"):
             ref = self.score(both)[0]  # (2b, T), under M_t
-        log_ratio = logp - ref  # (2b, T), log(M / M_t) of every token, 0 behind the end
+        log_ratio = logp - ref  # (2b, T), log(M / M_t) of every token, 0 after the end
         chosen, rejected = chosen_and_rejected(log_ratio.sum(1))  # (b,) each
         # loss = - log sigmoid(r(x, y+) - r(x, y-))
         losses = dpo_loss(chosen, rejected, self.cfg.beta)  # (b,)
@@ -324,11 +325,11 @@ class SelfRewarding(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: SelfRewarding, held_out: list[dict]) -> dict[str, float]:
-    """The solver alone; the solver with the judge, who picks one of n answers; and the judge, on a
-    right and a wrong answer to the same question.
+    """Measures the solver alone; the solver with the judge, who picks one of n answers; and the
+    judge, on a right and a wrong answer to the same question.
 
-    The judge sees two sets of such pairs: one of the model as it is now, and one that the first
-    model wrote at step 0, which is the same in all evaluations.
+    The judge sees two sets of such pairs. The model as it is now writes the first set. The model
+    of step 0 has written the second set, which is the same in all evaluations.
     """
     n = trainer.cfg.eval_samples
     _, greedy = solve(trainer, "solver", held_out, greedy=True)
@@ -357,8 +358,9 @@ def evaluate_judge(trainer: SelfRewarding, bank: list) -> dict[str, float]:
     """bank: pairs of a right and a wrong answer.
 
     Returns:
-        first_pairs: how often the right one has the higher score; equal scores count half.
-        readings_right: share of single readings above 0 for a right answer, 0 for a wrong one.
+        first_pairs: how often the right answer has the higher score; equal scores count half.
+        readings_right: share of single readings that are above 0 for a right answer, or 0 for a
+            wrong answer.
     """
     if not bank:
         return {}
@@ -374,7 +376,7 @@ def evaluate_judge(trainer: SelfRewarding, bank: list) -> dict[str, float]:
 
 
 def rank_score(readings: list[float | None]) -> float:
-    """The score by which answers are ranked; an answer without a score comes last."""
+    """Returns the score by which answers are ranked; an answer without a score comes last."""
     score = mean_score(readings)
     return -1.0 if score is None else score
 

@@ -1,31 +1,33 @@
 r"""Self-Taught Evaluators: a judge that learns from its own judgements, where it is known which of
 two answers is better (Wang et al. 2024, arXiv:2408.02666).
 
-    python self_taught.py                                 the embedded model on a CPU, 2 minutes
+    python self_taught.py                                 the small model on a CPU, 2 minutes
     python self_taught.py --samples 1                     one try at each comparison
     python self_taught.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k
                                                           one GPU
 
 The loop (section 3).  M_0 is the model as it is given; x are questions
     once, by M_0                                                          `make_pairs`
-        y answers x;  y' answers x', a changed x: as an answer to x, y' is worse by construction
+        y answers x;  y' answers x', a changed x, so that y' is a worse answer to x
     for t = 0 .. iterations - 1                                           `step`, `start_round`
         JUDGE    M_t compares y and y' in both orders, N times each       `judge`
-        KEEP     one judgement j per comparison that prefers y, as many   `balanced`
-                 that name solution 1 as solution 2
-        RESTART  the adapter is M_0 again, and Adam has no moments        `restart`
+        KEEP     one judgement j of a comparison, if any prefers y;       `first_right`
+                 as many that name solution 1 as solution 2               `balanced`
+        RESTART  makes the adapter M_0 again, and clears Adam's moments   `restart`
         TRAIN    M_{t+1} = M_0 fine-tuned by                              `loss`
                  loss = - mean of log M(j | x, y, y') over the tokens of all j
 
 No right answer is used in training, and nobody labels anything. A better M_t judges more of the
-comparisons rightly, harder ones among them, and M_{t+1} learns from these. A judgement can be right
-by luck, though, and is kept all the same. Only the judge is trained; nobody learns to answer.
+comparisons rightly, also harder comparisons, and M_{t+1} learns from these judgements. But a
+judgement may be right by luck, and then it is kept as well. Only the judge is trained; nobody
+learns to answer.
 
 Our changes that matter (more in docs/self_taught.md)
-    1. The judge is one LoRA adapter on the base, M_0. To restart is to make it untrained, A and B.
+    1. The judge is one LoRA adapter on the base, which is M_0. A restart makes the adapter
+       untrained: A is drawn anew, the same A every time, and B is 0.
     2. The script changes one number of the question; the paper's model rewrites the instruction.
-       The embedded model, which compares solutions by their calculations, hardly notices.
-    3. Pairs without two different final answers are left out: they cannot be told apart.
+       The small model hardly notices, because it compares solutions by their calculations.
+    3. A pair is left out unless its answers have different final answers: nothing tells them apart.
     4. Judgements are sampled at temperature 1 (paper: 0.7 and top-p 0.9).
     5. We measure on pairs of a right and a wrong answer; the paper on RewardBench.
 
@@ -54,9 +56,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     iterations: Count = 3
     """rounds, each of which trains the first model anew"""
     pool: Count = per_model(tiny=192, real=1024)
-    """questions of which pairs are made, once"""
+    """questions from which pairs are made, once"""
     samples: Several = per_model(tiny=4, real=8)
-    """N, tries at every comparison, of which one right one is kept"""
+    """N, tries at every comparison, of which one right try is kept"""
     eval_every: CountOrZero = 24
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: Count = per_model(tiny=128, real=128)
@@ -99,7 +101,7 @@ def compare_prompt(question: str, first: str, second: str) -> list[dict]:
 
 
 def parse_choice(text: str) -> int | None:
-    r"""The solution that a judgement names at its end, 1 or 2; None if it names none.
+    r"""Returns the solution that a judgement names at its end, 1 or 2; None if it names none.
 
     >>> parse_choice("The second one. \\boxed{2}"), parse_choice("\\boxed{2} is right")
     (2, None)
@@ -109,11 +111,11 @@ def parse_choice(text: str) -> int | None:
 
 
 def changed_question(rng: random.Random, question: str) -> str | None:
-    """x': the question with one number replaced by another that has as many digits; None if it has
-    no number.
+    """Returns x': the question with one number replaced by another number that has as many digits;
+    None if the question has no number.
 
-    Where there are several, the last one is never changed: it is the modulus of an embedded
-    question. Decimals, numbers with thousands separators and digits within words do not count.
+    The last of several numbers is never changed, because it is the modulus in questions of the
+    repository. Decimals, numbers with thousands separators and digits within words do not count.
 
     >>> changed_question(random.Random(0), "(42/5)*7 mod 61")
     '(42/7)*7 mod 61'
@@ -124,14 +126,14 @@ def changed_question(rng: random.Random, question: str) -> str | None:
     number = rng.choice(numbers[:-1] or numbers)
     digits = len(number[0])
     least, most = (10 ** (digits - 1), 10**digits - 1) if digits > 1 else (1, 9)
-    if parse_question(question):  # an embedded one: numbers are below the modulus
+    if parse_question(question):  # a question of the repository: numbers are below the modulus
         most = min(most, MODULO - 1)
     others = [n for n in rng.sample(range(least, most + 1), 2) if n != int(number[0])]
     return question[: number.start()] + str(others[0]) + question[number.end() :]
 
 
 def comparisons_of(question: str, better: str, worse: str) -> list[dict]:
-    """The two comparisons of a pair, one in each order."""
+    """Returns the two comparisons of a pair, one in each order."""
     return [
         {"prompt": compare_prompt(question, better, worse), "better": 1},
         {"prompt": compare_prompt(question, worse, better), "better": 2},
@@ -140,17 +142,17 @@ def comparisons_of(question: str, better: str, worse: str) -> list[dict]:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def first_right(judgements: list[dict]) -> dict | None:
-    """Of the N judgements of one comparison the first that prefers the better answer; None if none
-    does: then the comparison is left out of this round.
+    """Returns the first of a comparison's N judgements that prefers the better answer; None if no
+    judgement does: then the comparison is left out of this round.
 
-    The N are independent samples, so the first is as random as any other.
+    The N judgements are independent samples, so the first is as random as any other judgement.
     """
     return next((j for j in judgements if j["choice"] == j["better"]), None)
 
 
 def balanced(judgements: list[dict], rng: random.Random) -> list[dict]:
-    """As many that name solution 1 as solution 2, in random order; otherwise a judge with a
-    position bias would be taught more of it.
+    """Returns as many judgements that name solution 1 as solution 2, in random order; otherwise a
+    judge with a position bias would be taught more of this bias.
     """
     named = [[j for j in judgements if j["choice"] == number] for number in (1, 2)]
     count = min(map(len, named))
@@ -162,8 +164,8 @@ def balanced(judgements: list[dict], rng: random.Random) -> list[dict]:
 class SelfTaught(CoTrainer):
     """`step` is the loop of section 3, `loss` is the fine-tuning of the judge.
 
-    `saved` holds the comparisons, which M_0 has made, and the round's number and lessons: the
-    judgements that its steps train on. All are the same on all processes.
+    `saved` holds the comparisons, which M_0 has made, the number of the round, and its lessons: the
+    judgements that its steps train on. All processes hold the same.
     """
 
     def __init__(self, *inputs):
@@ -172,8 +174,8 @@ class SelfTaught(CoTrainer):
 
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
-        """The solver only plays at step 0, where the judge's adapter still is M_0, so it
-        needs no adapter.
+        """Returns the players. The solver only plays at step 0, where the judge's adapter still is
+        M_0, so the solver needs no adapter of its own.
         """
         solution, judgement = args.solution_tokens, args.judgement_tokens
         return {
@@ -190,7 +192,7 @@ class SelfTaught(CoTrainer):
         return [self.lesson_batch(self.from_epochs(self.saved["lessons"], now, "j"))]
 
     def start_round(self, t: int):
-        """M_t judges; M_0 learns from the right judgements and becomes M_{t+1}."""
+        """Has M_t judge, keeps right judgements, and makes the adapter M_0 again."""
         rng = random.Random(f"{self.cfg.seed} {t}")
         if t == 0:
             pairs = self.make_pairs(self.train_rows, rng)
@@ -216,7 +218,7 @@ class SelfTaught(CoTrainer):
         self.saved |= {"round": t, "lessons": lessons}
 
     def make_pairs(self, rows: list[dict], rng: random.Random) -> list[dict]:
-        """y and y' for every question that can be changed, where their final answers differ."""
+        """Returns y and y' of every question that can be changed, if their final answers differ."""
         changed = [row | {"changed": changed_question(rng, row["question"])} for row in rows]
         changed = [row for row in changed if row["changed"]]
         better = self.answers([row["question"] for row in changed])
@@ -233,12 +235,12 @@ class SelfTaught(CoTrainer):
         return pairs
 
     def answers(self, questions: list[str]) -> list[str]:
-        """One answer to each question, the work shared between processes."""
+        """Returns one answer to each question; the processes share the work."""
         prompts = [solve_prompt(question) for question in questions]
         return [text.strip() for text in self.generate_all("solver", prompts)]
 
     def judge(self, comparisons: list[dict]) -> list[dict]:
-        """One judgement of each: its token ids as sampled, and the solution that it names."""
+        """Judges each comparison once; adds the sampled token ids and the solution named."""
         ids = self.generate_ids("judge", [row["prompt"] for row in comparisons])
         texts = self.decode(ids)
         return [
@@ -247,7 +249,7 @@ class SelfTaught(CoTrainer):
         ]
 
     def lesson_batch(self, everyones: list[dict]) -> Batch:
-        """everyones: the lessons of the step on all processes, by whose tokens `loss` divides."""
+        """everyones: the step's lessons on all processes; `loss` divides by their tokens."""
         mine = self.shard(everyones)  # B
         prompts, ids = [row["prompt"] for row in mine], [row["ids"] for row in mine]
         batch = self.completions("judge", prompts, ids)
@@ -255,8 +257,8 @@ class SelfTaught(CoTrainer):
         return batch
 
     def loss(self, batch):
-        """A micro-batch's part of - mean of log M(j | x, y, y') over all tokens of the step."""
-        logp = self.score(batch)[0]  # (b, T), 0 behind the end of a judgement
+        """Returns a micro-batch's share of - mean of log M(j | x, y, y') over the step's tokens."""
+        logp = self.score(batch)[0]  # (b, T), 0 after the end of a judgement
         return -logp.sum() / batch.total_tokens, {"logp": logp.sum(1), "credit": logp}
 
     # --- what is logged and shown; no method below affects training
@@ -279,10 +281,11 @@ class SelfTaught(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
-    """The judge on two sets of pairs to held-out questions, written by M_0 at step 0 and the same
-    in all evaluations: true ones, of a right and a wrong answer, and ones made as in training.
+    """Measures the judge on two sets of pairs to held-out questions. M_0 writes both sets at step
+    0, and they are the same in all evaluations. A true pair is a right and a wrong answer to one
+    question; a made pair is made as in training.
 
-    What it gains on the second set and not on the first is about changed questions alone.
+    What the judge gains on made pairs and not on true pairs is about changed questions alone.
     """
     if "true" not in trainer.saved:
         made = trainer.make_pairs(held_out, random.Random(0))
@@ -295,8 +298,8 @@ def evaluate(trainer: SelfTaught, held_out: list[dict]) -> dict[str, float]:
 
 
 def true_pairs(trainer: SelfTaught, held_out: list[dict]) -> list[list[str]]:
-    """[question, right answer, wrong answer] of every question to which M_0 has written both. What
-    has no answer, since it was cut, is no wrong one: a judge would tell it by its form.
+    """Returns [question, right answer, wrong answer] of every question to which M_0 has written
+    both. A text that was cut before its answer is no wrong answer: its form would give it away.
     """
     n = trainer.cfg.eval_samples
     answers = trainer.answers([row["question"] for row in held_out for _ in range(n)])
@@ -312,9 +315,9 @@ def evaluate_judge(trainer: SelfTaught, pairs: list, samples: int) -> dict[str, 
     """pairs: [question, better, worse]; each is judged `samples` times in both orders.
 
     Returns:
-        accuracy: share of judgements that prefer the better one; guessing gets 0.5.
-        both_orders: share that do so in this order and in the other; guessing gets 0.25.
-        vote: the same as accuracy for the majority of all judgements of a pair; a tie counts half.
+        accuracy: share of judgements that prefer the better answer; guessing gets 0.5.
+        both_orders: share of tries that prefer it in both orders; guessing gets 0.25.
+        vote: as accuracy, for the majority of all judgements of a pair; a tie counts half.
         unreadable: share of judgements that name no solution.
     """
     if not pairs:
@@ -331,7 +334,9 @@ def evaluate_judge(trainer: SelfTaught, pairs: list, samples: int) -> dict[str, 
 
 
 def majority(judgements: list[dict]) -> float:
-    """1 if most judgements of a pair prefer the better answer, 0 if the worse, 0.5 for a tie."""
+    """Returns 1 if most judgements of a pair prefer the better answer, 0 if most prefer the worse
+    answer, 0.5 for a tie.
+    """
     hits = [j["choice"] == j["better"] for j in judgements if j["choice"] is not None]
     right, wrong = sum(hits), len(hits) - sum(hits)
     return float(right > wrong) + 0.5 * (right == wrong)

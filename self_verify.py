@@ -1,32 +1,32 @@
 r"""Learning to Self-Verify (Chen et al. 2026, arXiv:2602.07594): one model solves, and is taught to
-judge its own answers.
+verify its own solutions.
 
-    python self_verify.py                                 the embedded model on a CPU, 2 minutes
+    python self_verify.py                                 the small model on a CPU, 2 minutes
     python self_verify.py --schedule generate             plain GRPO
     python self_verify.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k  one GPU
 
-The loop is `SelfVerify.step`. One adapter, two tasks:
-    GENERATE   G solutions per question;  r = [the answer is right]
-    VERIFY     judgements of solutions that the model has written, about half of them right;
-               G judgements per solution;
+The loop is `SelfVerify.step`. One adapter learns two tasks:
+    GENERATE   write G solutions of each question;  r = [the answer is right]
+    VERIFY     judge solutions that the model has written, about half of them right, G times each;
                r = [verdict == answer is right] * min(pass rate of the question, .5)
-    A = (r - mean) / std over the G of a group; the loss is `CoTrainer.loss` in common/core/.
+    A = (r - mean) / std over the G completions of a group; the loss is `CoTrainer.loss` in
+    common/core/.
 
     --schedule generate    plain GRPO
-               verify      solutions are only there to be judged, and never trained on
-               init        first --init-steps of verify, then generate
-               alter       after every --interval generate steps a verify step, on the solutions
-                           since the last, delayed by one generate step
-               mixed       both in one update (as RISE, arXiv:2505.13445)
+               verify      solutions are only written to be judged, and are never trained on
+               init        --init-steps verify steps come first, then generate steps
+               alter       after every --interval generate steps comes a verify step; it judges
+                           solutions since the last verify step, delayed by one generate step
+               mixed       both tasks in one update (as RISE, arXiv:2505.13445)
 
-The paper's claim is an asymmetry: who learns to verify gets better at solving, too, and who learns
-to solve gets no better at verifying. A gold answer is needed for both tasks.
+The paper's claim is an asymmetry: a model that learns to verify also gets better at solving, and a
+model that learns to solve gets no better at verifying. Both tasks need gold answers.
 
 Our changes that matter (more in docs/self_verify.md)
-    1. --task solution, the default, shows the judge the whole solution, as the released code can;
-       what it runs shows the boxed answer alone (--task answer).
-    2. In the released code the factor min(pass rate, .5) has no effect, because it is the same for
-       all judgements of a group and the division by std takes it out. It has none here either.
+    1. --task solution, the default, shows the verifier the whole solution. The released code has
+       this mode, but its scripts show the boxed answer alone (--task answer).
+    2. The factor min(pass rate, .5) is the same for all judgements of a group, so the division by
+       std takes it out again. It has no effect, neither here nor in the released code.
 
 Shapes: P questions, G samples each, B = P * G rows.
 """
@@ -54,11 +54,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     schedule: Literal["generate", "verify", "init", "alter", "mixed"] = "alter"
     """which of the two tasks a step trains (paper: all five)"""
     init_steps: Count = 12
-    """verify steps before everything else, with --schedule init (paper: 400 of 1000)"""
+    """verify steps that come first, with --schedule init (paper: 400 of 1000)"""
     interval: Count = 5
     """generate steps before each verify step, with --schedule alter (paper: 5)"""
     task: Literal["solution", "answer"] = "solution"
-    """what is judged (released code: both, and it runs the answer)"""
+    """what the verifier is shown (the released code has both, its scripts show the answer)"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a solution (released code: 10240)"""
     judgement_tokens: Tokens = per_model(tiny=208, real=1024)
@@ -88,7 +88,7 @@ from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
 
-MOST = 0.5  # of the pass rate, in the verifier's reward
+MOST = 0.5  # the largest factor that a pass rate becomes in the verifier's reward
 
 # ------------------------------------------------------------------ prompts and parsing
 SCORE = """Score an answer to a question from 1 to 10. First solve the question yourself inside of
@@ -103,8 +103,8 @@ def judge_prompt(task: str, question: str, solution: str) -> list[dict]:
 
 
 def parse_verdict(task: str, text: str) -> bool | None:
-    """Whether a judgement accepts; None if that cannot be read. A score must be whole, from 1 to
-    10, and end the text.
+    """Returns whether a judgement accepts; None if it cannot be read. A score must be a whole
+    number from 1 to 10, and end the text.
 
     >>> parse_verdict("answer", "<think>No.</think> <score>3</score>"), parse_verdict("answer", "9")
     (False, None)
@@ -118,25 +118,25 @@ def parse_verdict(task: str, text: str) -> bool | None:
 
 # ------------------------------------------------------------------ rewards
 def answer_reward(completions, answer, **_) -> list[float]:
-    """GENERATE, called by TRL: is the answer right?"""
+    """GENERATE, called by TRL: returns for each solution 1 if its answer is right, else 0."""
     return [float(is_correct(c[0]["content"], a)) for c, a in zip(completions, answer)]
 
 
 def verdict_reward(verdict: bool | None, right: bool, pass_rate: float) -> float:
-    """VERIFY: r = [verdict == answer is right] * min(pass rate, .5); 0 if it cannot be read."""
+    """VERIFY: returns [verdict == answer is right] * min(pass rate, .5); 0 if it is unreadable."""
     return float(verdict is right) * min(pass_rate, MOST)
 
 
 # ------------------------------------------------------------------ what is judged
 def samples_of(groups: list[list[dict]], rng: random.Random) -> list[dict]:
-    """Right and wrong solutions, of each class at most half as many as there are groups.
+    """Returns right and wrong solutions, of each class at most half as many as there are groups.
 
-    Of each question with both one of each is taken, and one more of each waits in a pool; of one
-    that is always answered rightly one waits; of one that is always wrong, none. Each class is
-    filled from its pool, first without and then with replacement. A class whose pool is empty stays
-    short (the released code).
+    A question with right and wrong solutions gives one of each class, and one more of each class
+    waits in a pool. If all solutions of a question are right, one of them waits; if all are wrong,
+    none does. Each class is filled from its pool, first without and then with replacement. A class
+    whose pool is empty stays short. All this is as in the released code.
 
-    groups: of each question its solutions, {"right": bool, ...}, those that can be read.
+    groups: the readable solutions of each question, {"right": bool, ...}.
     """
     groups = [group for group in groups if group]
     half, taken, pools = len(groups) // 2, {True: [], False: []}, {True: [], False: []}
@@ -162,8 +162,8 @@ def samples_of(groups: list[list[dict]], rng: random.Random) -> list[dict]:
 
 # ------------------------------------------------------------------ the trainer
 class SelfVerify(CoTrainer):
-    """`saved` holds, the same on all processes: buffer, samples to be judged, and last, those of
-    the last generate step, which come into the buffer one step later.
+    """`saved` holds, the same on all processes: `buffer`, solutions to be judged, and `last`, the
+    solutions of the last generate step, which come into the buffer one step later.
     """
 
     def __init__(self, *inputs):
@@ -173,7 +173,7 @@ class SelfVerify(CoTrainer):
     @staticmethod
     def define_players(args: Args) -> dict[str, Player]:
         solution, judgement = args.solution_tokens, args.judgement_tokens
-        shown = solution if args.task == "solution" else 32  # tokens that the judge reads of it
+        shown = solution if args.task == "solution" else 32  # tokens of it that are read
         G, shared = args.group_size, {"adapter": "agent"}
         return {
             "generator": Player([answer_reward], args.lr, solution, G, **shared),
@@ -207,7 +207,7 @@ class SelfVerify(CoTrainer):
         return "both" if cfg.schedule == "mixed" else cfg.schedule
 
     def to_judge(self, rows: list[dict], texts: list[str]) -> list[dict]:
-        """Of the solutions of all processes those that are to be judged."""
+        """Returns which solutions of all processes are to be judged."""
         right = [is_correct(text, row["answer"]) for row, text in zip(rows, texts)]
         groups = []
         for i, group in enumerate(chunk(texts, self.cfg.group_size)):
@@ -219,7 +219,7 @@ class SelfVerify(CoTrainer):
         return samples_of(self.gather(groups), rng)
 
     def verify(self, samples: list[dict]) -> Batch:
-        """Judgements of P of the samples, G each."""
+        """Judges P of the samples G times each."""
         rng = random.Random(f"{self.cfg.seed} {self.state.global_step} verify")
         count = min(len(samples), self.cfg.questions * self.accelerator.num_processes)
         mine = self.shard(rng.sample(samples, count))
@@ -247,12 +247,12 @@ class SelfVerify(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
-    """The generator; and the verifier, on the same solutions of the base in every evaluation."""
+    """Measures the generator, and the verifier on the base's solutions of step 0."""
     n, task = trainer.cfg.eval_samples, trainer.cfg.task
     texts, right = solve(trainer, "generator", held_out, n)
     _, greedy = solve(trainer, "generator", held_out, greedy=True)
     base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the base's
-    # as in training, what has no box is not judged
+    # as in training, only solutions with a box are judged
     judged = [(row, text) for row, text in zip(held_out, base) if boxed(text) is not None]
     prompts = [judge_prompt(task, row["question"], text) for row, text in judged]
     judgements = trainer.generate_all("verifier", prompts)

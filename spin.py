@@ -1,7 +1,7 @@
-r"""SPIN, Self-Play Fine-Tuning: a model learns to prefer human answers to those of its own previous
-iterate (Chen et al. 2024, arXiv:2401.01335).
+r"""SPIN, Self-Play Fine-Tuning: a model learns to prefer human answers to the answers of its own
+previous iterate (Chen et al. 2024, arXiv:2401.01335).
 
-    python spin.py                                        the embedded model on a CPU, 1 minute
+    python spin.py                                        the small model on a CPU, 1 minute
     python spin.py --opponent none                        control: continued SFT on the same answers
     python spin.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
@@ -9,31 +9,32 @@ The loop (algorithm 1)
     for t = 0 .. iterations - 1
       OPPONENT = `start_iteration`
         opponent <- frozen copy of the player
-        y' ~ opponent(. | x), one for every prompt x that has a human answer y
+        y' ~ opponent(. | x), one y' for every prompt x that has a human answer y
       PLAYER = `step` and `loss`, until the iteration is over
         take pairs (y, y') of this iteration and of the previous one
         h = lambda * [ (log p(y) - log p_opp(y)) - (log p(y') - log p_opp(y')) ]
         loss = mean of log(1 + e^-h)                                                     eq. 4.7
 
-There is no reward model and no preference label, only the data of supervised fine-tuning. The
+SPIN needs only the data of supervised fine-tuning, not a reward model or preference labels. The
 opponent's best response is the player itself (eq. 4.1-4.6), so its update is a copy of weights. At
 the first step of every iteration player and opponent are equal, and the loss is exactly ln 2.
 
 Our changes that matter (more in docs/spin.md)
-    1. Player and opponent are LoRA adapters on one base; the opponent's is called "ref". The
-       released code, given adapters that are not merged, keeps the base as the opponent.
+    1. Player and opponent are LoRA adapters on one base; the opponent's adapter is called "ref".
+       The released code keeps the base as the opponent if adapters are not merged.
     2. The previous iteration's pairs are mixed in, as in the paper's experiments; algorithm 1 has
-       the current ones only. They are scored against the new opponent, which did not write them.
+       the current pairs only. Old pairs are scored against the new opponent, which did not write
+       them.
     3. The opponent samples at temperature 1, as the theory asks; the released code leaves it open.
-    4. One chat template generates and trains, and a completion cut at the length limit gets no end
-       token. The released code has two templates and always appends an end token; both tell the
-       human's answer from the opponent's whatever they say.
+    4. One chat template generates and trains, and a completion that was cut at the length limit
+       gets no end token. The released code has two templates and always appends an end token. Both
+       differences tell the human's answer from the opponent's answer, whatever the answers say.
     5. AdamW instead of RMSProp, with LoRA's learning rate; 32 pairs a step instead of 64. As in the
        released code every iteration starts with a new optimiser.
-    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs; two in
-       the first iteration, which has nothing to mix in.
+    6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs. The
+       first iteration has nothing to mix in, so it makes two passes.
     7. Questions with checkable answers, and a system prompt of our own. The paper's first model was
-       fine-tuned on the human answers before; ours need not have been.
+       fine-tuned on the human answers before; our first model need not have been.
 
 Shapes: B pairs, b of them in a micro-batch, P prompt tokens, T completion tokens.
 """
@@ -49,8 +50,8 @@ from common.run.args import Count, CountOrZero, RunArgs, Scale, Tokens, Weight, 
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     dataset: str = "tiny"
-    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
-    question, answer and reference, the human answer"""
+    """questions of the repository: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl
+    file with question, answer and reference, the human answer"""
     steps: Count = 64
     """optimiser steps of all iterations together"""
     questions: Count = 32
@@ -70,8 +71,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     last_beta: Scale = 5.0
     """lambda in the last iteration, even if it is the only one (paper: 5.0 in its fourth)"""
     opponent: Literal["previous", "sft", "none"] = "previous"
-    """who writes y': the previous iterate; the first model in every iteration (DPO against its
-    completions, sampled again each time); nobody, which is continued SFT on the human answers"""
+    """who writes y'. previous: the previous iterate. sft: the first model in every iteration, which
+    is DPO against its completions, sampled again each time. none: nobody, which is continued SFT on
+    the human answers"""
     mix_previous: bool = True
     """train on the previous iteration's pairs as well"""
     opponent_temperature: Weight = 1.0
@@ -109,18 +111,18 @@ WARMUP = 0.1  # share of an iteration's steps (paper: 10 %)
 
 # ------------------------------------------------------------------ prompts and parsing
 def human_ids(row: dict, tokenizer) -> list[int]:
-    """The human answer as the model would have written it: with an end token."""
+    """Returns the human answer as the model would have written it: with an end token."""
     ids = tokenizer(row["reference"], add_special_tokens=False).input_ids
     return ids + [tokenizer.eos_token_id]
 
 
 # ------------------------------------------------------------------ the paper's mathematics
 def spin_loss(logp_real, ref_logp_real, logp_generated, ref_logp_generated, beta: float):
-    """Eq. 4.7 with the logistic loss.
+    """Computes eq. 4.7 with the logistic loss.
 
     Args:
         logp_real, logp_generated: (B,), the player's log-prob of the human and of the opponent's
-            completion: SUMS over tokens, a mean would be another method.
+            completion: SUMS over tokens. A mean would make another method.
         ref_logp_real, ref_logp_generated: (B,), the opponent's.
         beta: lambda.
 
@@ -135,10 +137,10 @@ def spin_loss(logp_real, ref_logp_real, logp_generated, ref_logp_generated, beta
 
 
 def learning_rate_at(step: int, length: int) -> float:
-    """Relative to --lr, in iterations of `length` steps.
+    """Returns the learning rate as a share of --lr, in iterations of `length` steps.
 
-    Linear warm-up over a tenth of the iteration, then linear decay; a fifth from the third
-    iteration on.
+    It warms up linearly over a tenth of the iteration and then decays linearly. From the third
+    iteration it is a fifth of that.
     """
     inside, warmup = step % length, max(1, round(WARMUP * length))
     shape = min((inside + 1) / warmup, (length - inside) / (length - warmup + 1))
@@ -185,7 +187,7 @@ class Spin(CoTrainer):
         return [batch]
 
     def start_iteration(self, t: int):
-        """Freeze the opponent, let it answer every prompt once, start with a new optimiser."""
+        """Freezes the opponent, has it answer every prompt once, and clears the optimiser."""
         if self.cfg.opponent == "previous":
             copy_adapter(self.model, "player", "ref")
         rows, previous = self.prompts(), self.saved.get("pairs", [])
@@ -202,12 +204,12 @@ class Spin(CoTrainer):
         self.optimizer.state.clear()  # AdamW's moments; for the rate see learning_rate_at
 
     def prompts(self) -> list[dict]:
-        """The same in every iteration; as many as make one pass over the mixed pairs."""
+        """Returns the prompts, the same in every iteration: one pass over the mixed pairs."""
         count = self.length * self.questions_per_step
         return self.train_rows[: max(1, count // 2) if self.cfg.mix_previous else count]
 
     def with_human_answers(self, rows: list[dict]) -> list[dict]:
-        """Rows with a human answer that fits; a human answer is never cut."""
+        """Returns the rows with a human answer that fits; a human answer is never cut."""
         limit = self.cfg.solution_tokens
         fitting = [row for row in rows if row["reference"].strip()]
         fitting = [row for row in fitting if len(human_ids(row, self.processing_class)) <= limit]
@@ -219,7 +221,7 @@ class Spin(CoTrainer):
         return fitting
 
     def make_pairs(self, rows: list[dict]) -> list[dict]:
-        """A pair (y, y') of token ids for each row."""
+        """Returns a pair (y, y') of token ids for each row."""
         real = [human_ids(row, self.processing_class) for row in rows]
         generated = real  # continued SFT needs no y'
         if self.cfg.opponent != "none":
@@ -232,7 +234,7 @@ class Spin(CoTrainer):
         ]
 
     def loss(self, batch):
-        """What b pairs contribute to the mean over all pairs of the step."""
+        """Returns what b pairs add to the mean over the step's pairs, and what is shown."""
         both = as_completions(batch)  # 2b rows: human, opponent's, human, ...
         logp, entropy = self.score(both)  # (2b, T), of the player
         real, generated = chosen_and_rejected(logp.sum(1))  # (b,) each
@@ -251,7 +253,7 @@ class Spin(CoTrainer):
         return loss * (len(real) / self.questions_per_step), shown
 
     def scale(self) -> float:
-        """lambda: larger, and so the step smaller, in the last iteration."""
+        """Returns lambda. It is larger in the last iteration, which makes the update smaller."""
         last = self.state.global_step // self.length == self.cfg.iterations - 1
         return self.cfg.last_beta if last else self.cfg.beta
 
@@ -286,7 +288,7 @@ class Spin(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
-    """The player's completions for held-out questions, and its log-likelihood of human answers."""
+    """Measures the player's answers to held-out questions, and its log-likelihood of human ones."""
 
     def logp_human(rows: list[dict]) -> list[float]:
         if not rows:

@@ -1,36 +1,38 @@
 """SSP, Search Self-Play (Lu et al. 2025, arXiv:2510.18821): a proposer writes questions that a
 solver of the same weights answers, and a gate keeps those whose answer somebody else recovers.
 
-    python ssp.py                                         the embedded model on a CPU, 2 minutes
+    python ssp.py                                         the small model on a CPU, 2 minutes
     python ssp.py --penalty 0.1                           the paper's "death spiral", or not
     python ssp.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k        one GPU
 
 The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers that are right
     PROPOSER  writes a question                                                 `rollout`
-    RULES     one is there, is short, does not name a*, is not held out         `follows_rules`
+    RULES     a question is there; it is short, does not name a*, and is not    `follows_rules`
+              held out
     GATE      an answerer that is not trained must recover a*                   `gate`
-    REUSE     for each question that fails, an earlier one that did not         `reused`
-    SOLVER    n answers to each, r = [equals a*], A = (r - mean) / std          `solve`
-    UPDATE    two, on the same weights: the proposer's, then the solver's
+    REUSE     an earlier valid question takes the place of each that fails      `reused`
+    SOLVER    writes n answers to each, r = [equals a*], A = (r - mean) / std   `solve`
+    UPDATE    two updates of the same weights: the proposer's, then the solver's
 
-    r_proposer = 1 - s                                                          `proposer_reward`
-                 -penalty (0) of a question that fails
-    A_proposer = r_proposer      the code standardises a group of one, so nothing is subtracted
+    r_proposer = 1 - s           of a valid question                            `proposer_reward`
+               = -penalty        of a question that fails (default: 0)
+    A_proposer = r_proposer      the released code standardises a group of one question with mean 0
+                                 and deviation 1, so nothing is subtracted
 
-The released script's penalty is 0 (its code's default: 1). With .1, the authors report, the
-proposer ends up writing hardly anything valid. At 0 no advantage of the proposer is negative. Two
-explanations go together there, the penalty and the missing baseline; --baseline batch takes them
+The released script's penalty is 0 (its code's default: 1). With a penalty of .1, the authors
+report, the proposer ends up writing hardly anything valid. With 0 no advantage of the proposer is
+negative. So the penalty may explain this, or the missing baseline; --baseline batch takes the two
 apart.
 
 Our changes that matter (more in docs/ssp.md)
-    1. No search. The paper's answerer reads what the proposer has found, and four documents of
-       others. Here the rule that the data are made by is the answerer, where they have one.
-    2. On embedded questions the proposer is NOT given a*, for the model has not been taught to end
-       a chain in a number: a* is the value of the question, if it has one, and so the gate asks
-       whether it has one. A chain whose value is one of its own numbers names a*, and fails, too.
-       With other data a* is given, as in the paper, and the gate is the base.
-    3. --gate-error is the share of verdicts that a coin turns round. A question without a value
-       that gets through cannot be solved: s = 0, the largest reward.
+    1. Nobody searches. The paper's answerer reads what the proposer has found, and four other
+       documents. With questions of the repository, the grammar that makes them is the answerer.
+    2. With questions of the repository the proposer is NOT given a*, because the model has not been
+       taught to end a chain in a number. Here a* is the value of the question, and the gate asks
+       whether the question has a value. A chain whose value is one of its own numbers names a*, so
+       it fails. With other data a* is given, as in the paper, and the gate is the base.
+    3. --gate-error is the share of verdicts that a coin turns round. If a question without a value
+       passes, nobody can solve it: s = 0, the largest reward.
 
 Shapes: P questions, n answers each.
 """
@@ -59,7 +61,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.01
     """weight of the k3 penalty towards the base (paper: 0.01)"""
     proposer_reward: Literal["1-acc", "intermediate_difficulty", "format_only"] = "1-acc"
-    """of a valid question, named as in the code: 1 - s; 4 s (1 - s); 1"""
+    """reward of a valid question, named as in the released code: 1 - s; 4 s (1 - s); 1"""
     penalty: Weight = 0.0
     """what a question that fails costs (paper: 0; ablation: 0.1)"""
     baseline: Literal["none", "batch"] = "none"
@@ -67,11 +69,11 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     reuse: bool = True
     """an earlier question takes the place of one that fails; ablation: nothing does"""
     pool_steps: Count = 10
-    """after so many steps the earlier questions are forgotten (paper: 10)"""
+    """number of steps after which the earlier questions are forgotten (paper: 10)"""
     gate_error: Share = 0.0
     """share of the gate's verdicts that are turned round"""
     proposer: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation: never trained; or questions of the data instead, which is plain GRPO"""
+    """ablations. frozen: never trained. none: questions of the data set, which is plain GRPO"""
     train_solver: bool = True
     """ablation: train the proposer only; the solver still answers"""
     proposal_tokens: Tokens = per_model(tiny=64, real=1024)
@@ -115,8 +117,8 @@ def propose_prompt(answer: str | None) -> list[dict]:
 
 
 def proposed_question(text: str) -> str:
-    """What stands in the first pair of tags, "" without one. Of a tag that is opened again before
-    it is closed the last opening counts.
+    """Returns what stands in the first pair of tags, "" if there is no pair. If a tag is opened
+    again before it is closed, the last opening counts.
 
     >>> proposed_question("<question> 1+2 mod 61\\n</question><question>x</question>")
     '1+2 mod 61'
@@ -126,7 +128,7 @@ def proposed_question(text: str) -> str:
 
 
 def follows_rules(question: str, answer: str | None) -> bool:
-    """It is there, is not too long, and does not name a* as a word of its own."""
+    """Returns whether a question is there, is short enough, and does not name a* as a word."""
     word = rf"(?<!\w){re.escape(answer or '')}(?!\w)"
     named = answer is not None and re.search(word, question, re.IGNORECASE) is not None
     return 0 < len(question) <= LONGEST and not named
@@ -147,8 +149,8 @@ def proposer_reward(s: float | None, kind: str, penalty: float) -> float:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def proposer_advantages(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
-    """A = r, what the released code makes of a group of one, with mean 0 and deviation 1; or
-    A = r - mean of the batch. (B,) -> (B,), 0 where a reward is missing (NaN)
+    """Returns A = r, which the released code makes of a group of one question, with mean 0 and
+    deviation 1; or A = r - mean of the batch. (B,) -> (B,); A = 0 if a reward is missing (NaN).
 
     >>> proposer_advantages(torch.tensor([0.5, -0.25, torch.nan]), "batch")
     tensor([ 0.3750, -0.3750,  0.0000])
@@ -169,14 +171,14 @@ class Question:
 class Ssp(CoTrainer):
     """`step` is the loop. CoTrainer samples, scores, computes the loss and updates.
 
-    `saved["pool"]`: question -> a* of earlier valid ones, each once (released: a list that repeats
-    them), the same on all processes.
+    `saved["pool"]` maps earlier valid questions to their a*, each question once (the released code
+    has a list that repeats them). It is the same on all processes.
     """
 
     def __init__(self, *inputs):
         super().__init__(*inputs)
         self.saved = {"pool": {}}
-        # whether the embedded grammar knows every question's value
+        # whether the repository's grammar knows every question's value
         self.has_grammar = all(parse_question(row["question"]) for row in self.train_rows)
 
     @staticmethod
@@ -206,7 +208,7 @@ class Ssp(CoTrainer):
 
         rates = iter([mean(hits) for hits in chunk(right, cfg.group_size)])
         s = [next(rates) if question.valid else None for question in proposed]  # P
-        # to punish held-out questions would be to train on them, too
+        # to punish held-out questions would also be to train on them
         rewards = [
             torch.nan if question.held_out else proposer_reward(r, cfg.proposer_reward, cfg.penalty)
             for question, r in zip(proposed, s)
@@ -217,19 +219,20 @@ class Ssp(CoTrainer):
         proposer.advantages = self.over_all_processes(advantages, proposer.rewards)  # (P,)
         self.saved["pool"] |= dict(self.gather([(q.text, q.answer) for q in valid]))
         self.report_step(proposer, proposed, truly, s, reused)
-        # one after the other: the second ignores that the first has moved the weights
+        # two updates: the solver's ignores that the proposer's has moved the weights
         return [proposer] * (cfg.proposer == "co-trained") + [solver] * cfg.train_solver
 
     def proposing(self):
-        """A proposer that is never trained is the base, though the solver moves their adapter."""
+        """Plays a frozen proposer as the base, because the solver moves their common adapter."""
         return self.playing(None) if self.cfg.proposer == "frozen" else nullcontext()
 
     def propose_prompts(self, answers: list[str]) -> list:
         return [propose_prompt(None if self.has_grammar else answer) for answer in answers]
 
     def gate(self, texts: list[str], answers: list[str]) -> list[Question]:
-        """The question in each text; it is valid if the rules are kept and a* is recovered from it:
-        by the grammar, which then says what a* is; or by the base, greedily, with the a* given.
+        """Returns the question in each text. It is valid if it keeps the rules and a* is recovered
+        from it. The grammar recovers a* by saying what a* is. The base recovers an a* that was
+        given, by a greedy solution.
         """
         grammar = self.has_grammar
         answers = [None] * len(texts) if grammar else answers
@@ -251,15 +254,15 @@ class Ssp(CoTrainer):
         return found
 
     def turn_round(self, proposed: list[Question], rng: random.Random):
-        """The gate errs: a coin turns this share of its verdicts round, but never the rules'."""
+        """Makes the gate err: a coin turns --gate-error of its verdicts round, never the rules'."""
         for q in proposed:
             if rng.random() < self.cfg.gate_error and not q.held_out:
                 q.valid = not q.valid and follows_rules(q.text, q.answer)
 
     def reused(self, count: int, rng: random.Random) -> list[Question]:
-        """`count` earlier valid questions, as the last step left them; none while there are none.
+        """Returns `count` earlier valid questions, or nothing while there are no earlier questions.
 
-        The proposer of one that has failed is not rewarded for what takes its place.
+        The proposer of a question that has failed is not rewarded for what takes its place.
         """
         if self.state.global_step % self.cfg.pool_steps == 0:
             self.saved["pool"] = {}
@@ -268,8 +271,8 @@ class Ssp(CoTrainer):
         return [Question(text, answer) for text, answer in drawn]
 
     def solve(self, questions: list[Question]) -> tuple[Batch, list[bool]]:
-        """n answers to each question -> (batch with rewards and advantages, whether each is right).
-        Nothing is right for a question that has no answer.
+        """Writes n answers to each question -> (batch with rewards and advantages, whether each
+        answer is right). No answer to a question without a* is right.
         """
         several = [q for q in questions for _ in range(self.cfg.group_size)]
         rows = [{"prompt": solve_prompt(q.text), "question": q.text} for q in several]
@@ -296,7 +299,7 @@ class Ssp(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Ssp, held_out: list[dict]) -> dict[str, float]:
-    """The solver on held-out questions; as many proposals, by a gate that does not err."""
+    """Measures the solver on held-out questions, and as many proposals by a gate without errors."""
     texts, right = solve(trainer, "solver", held_out, trainer.cfg.eval_samples)
     _, greedy = solve(trainer, "solver", held_out, greedy=True)
     result = {"solver/accuracy": mean(right), "solver/greedy": mean(greedy)}

@@ -1,25 +1,26 @@
 r"""SSR, Self-play SWE-RL (Wei et al. 2025, arXiv:2512.18552): one model puts bugs into programs,
 hides tests that would show them, and repairs them; the tests are the only ground truth.
 
-    python ssr.py                                         the embedded model on a CPU, 3 minutes
+    python ssr.py                                         the small model on a CPU, 3 minutes
     python ssr.py --train solver                          nobody teaches the injector
     python ssr.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --dataset mbpp.jsonl    one GPU
 
 The loop is `Ssr.step`
     INJECTOR  sees a program and its tests, writes the program with a bug, and names tests to hide:
-              they leave the suite, so that those that stay show less of the bug
-    CHECKS    seven, by running programs: it runs; twice alike; then those of             `check`
-              `failed_check`, the last of which is inverse mutation: each edited line, put right
-              alone, must make a failing test pass
-    SOLVER    G attempts on each bug that passes; it sees the program and, as its         `attempt`
-              specification, the hidden tests. Right is what passes ALL tests of the original
+              these leave the suite, so that the tests that stay show less of the bug
+    CHECKS    seven checks run programs: the program runs; it runs twice alike; then      `check`
+              the checks of `failed_check`. The last check is inverse mutation: each edited line,
+              put right alone, must make a failing test pass
+    SOLVER    makes G attempts on each bug that passes. It sees the program and, as its   `attempt`
+              specification, the hidden tests. An attempt is right if it passes ALL tests of the
+              original
     AGAIN     some wrong attempts are bugs of second order: G more attempts on each
 
     r_injector = -1                    a check fails
                = -alpha                s is 0 or 1            s = share of the G attempts that
                = 1 - (1 + alpha) s     0 < s < 1                  are right
     r_solver   = 1 right, -1 wrong
-    A = (r - mean) / (std + 1e-6) of a program's bugs, or of a bug's attempts; ONE update on all
+    A = (r - mean) / (std + 1e-6) over a program's bugs, or a bug's attempts; ONE update on all
 
 Our changes that matter (more in docs/ssr.md)
     1. A program with its tests stands for a repository; each player writes the whole program in one
@@ -28,7 +29,7 @@ Our changes that matter (more in docs/ssr.md)
        files. No player can change a test that decides.
     3. The prompts are "change a line" and "remove a line"; the paper's are "remove code" and
        "revert a commit", which a lone program does not have.
-    4. The paper leaves open how advantages are made of rewards; groups of GRPO are ours.
+    4. The paper does not say how rewards become advantages; we take the groups of GRPO.
 
 Shapes: P programs, N bugs of each, G attempts on each bug, t tests, E edited lines of a bug.
 """
@@ -56,10 +57,10 @@ from common.run.args import (
 @dataclass
 class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/run/args.py
     model: str = "tiny-repairs"
-    """the embedded model of bugs and repairs, a hub id or a folder"""
+    """the small model of bugs and repairs, a hub id or a folder"""
     dataset: str = "tiny"
-    """the embedded programs, or a .jsonl file: MBPP's, or with question, test_input, test_output
-    and reference, the program"""
+    """the repository's programs, or a .jsonl file: MBPP's, or with question, test_input,
+    test_output and reference, the program"""
     steps: Count = 40
     """optimiser steps (paper: 150)"""
     questions: Count = 8
@@ -69,17 +70,17 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     group_size: GroupSize = 8
     """G, attempts on a bug (paper: 8)"""
     second_order: CountOrZero = 2
-    """wrong attempts that are bugs of second order, per step and process; ablation: 0"""
+    """wrong attempts that become bugs of second order, per step and process; ablation: 0"""
     inverse_mutation: bool = True
     """ablation: without it, edited lines need not matter to the bug"""
     train: Literal["both", "injector", "solver"] = "both"
-    """ablation: whose completions are trained on; both play"""
+    """ablation: whose completions are trained on; both players play in any case"""
     alpha: Weight = 0.8
     """what a bug costs that is always, or never, repaired (paper: 0.8)"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
     """learning rate of the adapter, constant (paper: 3e-6, all weights)"""
     own_tests: Count = 4
-    """t, at most this many of a program's tests are shown and run"""
+    """t, the most tests of a program that are shown and run"""
     bug_tokens: Tokens = per_model(tiny=64, real=1024)
     """length limit of a bug"""
     repair_tokens: Tokens = per_model(tiny=112, real=1024)
@@ -124,7 +125,7 @@ with ```python and ends with ```."""
 
 
 def shown(program: str, tests: list[tuple[str, str]], number: bool) -> str:
-    """What a player sees, each test on a line."""
+    """Returns what a player sees, each test on a line of its own."""
     one_line = lambda text: text.strip().replace("\n", "\\n")  # noqa: E731
     lines = [f"{one_line(a)}->{one_line(b)}\n" for a, b in tests]
     lines = [f"{k}: {line}" for k, line in enumerate(lines, 1)] if number else lines
@@ -132,7 +133,7 @@ def shown(program: str, tests: list[tuple[str, str]], number: bool) -> str:
 
 
 def inject_prompt(question: str) -> list[dict]:
-    """question: program and tests as `shown`. Which of the two prompts it gets is drawn once."""
+    """question: program and tests as `shown`. A question always gets the same prompt of two."""
     how, ending = random.Random(question).choice(HOW)
     return prompt(INJECT.format(how=how), question + ending)
 
@@ -152,14 +153,14 @@ class Bug:
     hidden: list[int]  # numbers of tests, from 1 on
 
 
-# `1, 2 and 3`, not the 1 of `1-3`, `1 to 3` or `1 & 2`: no other number behind it on the line
+# `1, 2 and 3`, not the 1 of `1-3`, `1 to 3` or `1 & 2`: no other number follows on the line
 NAMED = r"Hidden tests\**:\**\s*([0-9]{1,3}(?:(?:\s*,|,? and)\s*[0-9]{1,3})*)"
 NAMED += r"(?!(?:[^\n0-9]*|\s+)[0-9])"
 
 
 def parse_bug(text: str, row: dict) -> Bug | None:
-    """The last program, and the tests named behind it; None without one of them, or if a number is
-    no test's.
+    """Returns the last program and the tests that are named after it; None if the program or the
+    tests are missing, or if there is no test of a named number.
 
     >>> row = {"program": "print(1)", "tests": [("1", "1"), ("2", "1")]}
     >>> bug = parse_bug("```python\\nprint(2)\\n```\\n**Hidden tests:** 2, 1", row)
@@ -175,8 +176,8 @@ def parse_bug(text: str, row: dict) -> Bug | None:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def reverted(before: str, after: str) -> list[str]:
-    r"""For each edited line the text `after` with this line alone as it was `before`. Blank lines
-    and white space at the end of a line are no edits.
+    r"""Returns for each edited line the text `after` with this line alone as it was `before`. Blank
+    lines and white space at the end of a line do not count as edits.
 
     >>> reverted("a\n\nb\nc", "a\nB\n"), reverted("a\nb", "a\nnew\nb"), reverted("a", "a ")
     (['a\nb', 'a\nB\nc'], ['a\nb'], [])
@@ -193,11 +194,11 @@ def reverted(before: str, after: str) -> list[str]:
 
 
 def failed_check(passed: torch.Tensor, hidden: list[int], inverse_mutation=True) -> str | None:
-    """The first check that a bug fails; None if it is valid.
+    """Returns the first check that a bug fails; None if the bug is valid.
 
     Args:
-        passed: (2 + E, t) bool, the tests that pass: without the bug, with it, and with it but for
-            one edited line, for each of them.
+        passed: (2 + E, t) bool, the tests that pass. Row 0 is the program without the bug, row 1 is
+            the program with it, and each further row has one edited line put right.
         hidden: numbers of the hidden tests, from 1 on.
     """
     original, fails, undone = passed[0], ~passed[1], passed[2:]  # (t,), (t,), (E, t)
@@ -250,15 +251,15 @@ class Ssr(CoTrainer):
         solver, right, wrong = self.attempt(valid)  # G attempts on each
         rates = iter([mean(hits) for hits in chunk(right, self.cfg.group_size)])
         s = [next(rates) if reason is None else None for reason in failed]  # P * N
-        # to punish held-out programs would be to train on them, too
+        # to punish held-out programs would also be to train on them
         rewards = [
             torch.nan if reason == HELD_OUT else injector_reward(rate, self.cfg.alpha)
             for rate, reason in zip(s, failed)
         ]
         self.set_rewards(injector, rewards)
 
-        # wrong attempts on top of the bug, with the same tests hidden; what comes of them is no
-        # longer the injector's merit, and their own wrong attempts go no further
+        # these are wrong attempts on top of the bug, with the same tests hidden. Their repairs say
+        # nothing of the injector, and their own wrong attempts go no further
         rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
         second = rng.sample(wrong, min(self.cfg.second_order, len(wrong)))
         again, right_again, _ = self.attempt(second)
@@ -271,7 +272,7 @@ class Ssr(CoTrainer):
         return [self.concat(batches)]
 
     def check(self, bugs: list[Bug | None]) -> list[str | None]:
-        """Of each bug the first check that it fails, None if it is valid."""
+        """Returns of each bug the first check that it fails, None if the bug is valid."""
         several = []  # of each bug 2 + E programs
         for bug in bugs:
             one_undone = reverted(bug.row["program"], bug.program) if bug else []
@@ -294,8 +295,8 @@ class Ssr(CoTrainer):
         return failed
 
     def attempt(self, bugs: list[Bug]) -> tuple[Batch, list[bool], list[Bug]]:
-        """G repairs of each bug -> (batch with rewards, whether each one is right, wrong ones as
-        bugs of the next order: programs unlike the one that was to be repaired).
+        """Makes G repairs of each bug -> (batch with rewards, whether each repair is right, wrong
+        repairs as bugs of the next order: programs that differ from the bug).
         """
         G = self.cfg.group_size
         prompts = [repair_prompt(bug) for bug in bugs for _ in range(G)]
@@ -312,8 +313,8 @@ class Ssr(CoTrainer):
         return batch, right, wrong
 
     def pass_all_tests(self, attempts: list[tuple[str | None, Bug]]) -> list[bool]:
-        """Whether a program passes all of the original's tests, hidden or not. They are the data
-        set's; what a player wrote about tests has no part in it.
+        """Returns whether each program passes all tests of the original, hidden or not. The tests
+        are those of the data set; what a player wrote about tests does not matter.
         """
         passed = self.run_tests([(program, bug.row) for program, bug in attempts])
         return [bool(tests.all()) for tests in passed]
@@ -327,8 +328,8 @@ class Ssr(CoTrainer):
         ]
 
     def outputs(self, tried: list[tuple[str | None, dict]]) -> list[list[bytes | None]]:
-        """For each (program, row) what it prints for each of the row's tests; None where it fails
-        or cannot be read. What occurs twice is run once.
+        """Returns for each (program, row) what it prints for each of the row's tests; None if it
+        fails or cannot be read. What occurs twice is run once.
         """
         runs = dict.fromkeys((p, given) for p, row in tried if p for given, _ in row["tests"])
         limits = {"time_limit": self.cfg.time_limit, "output_limit": 1 << 16}  # bytes
@@ -354,8 +355,8 @@ class Ssr(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
-    """The solver on bugs that nobody chose, the same in every evaluation: a held-out program
-    without one of its lines. The injector on held-out programs.
+    """Measures the solver on bugs that nobody chose, the same in every evaluation: each is a
+    held-out program without one of its lines. Measures the injector on held-out programs.
     """
     bugs, n = removals(trainer, held_out), trainer.cfg.eval_samples
     result = {}
@@ -372,7 +373,9 @@ def evaluate(trainer: Ssr, held_out: list[dict]) -> dict[str, float]:
 
 
 def removals(trainer: Ssr, held_out: list[dict]) -> list[Bug]:
-    """Of each program an inner line removed, drawn once, if a test then fails; three are shown."""
+    """Returns each program without an inner line, drawn once, if a test then fails; the solver sees
+    three tests.
+    """
     bugs = []
     for row in held_out:
         lines = row["program"].splitlines()

@@ -1,24 +1,24 @@
 r"""SWEET-RL: a critic that is shown the reference solution learns from pairs of whole dialogues and
 ranks an actor's next turns (Zhou et al. 2025, arXiv:2503.15478).
 
-    python sweet_rl.py                                    the embedded model on a CPU, 2 minutes
+    python sweet_rl.py                                    the small model on a CPU, 2 minutes
     python sweet_rl.py --no-privileged                    ablation: a critic that is shown nothing
     python sweet_rl.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop; all texts are sampled once, from the base
     DIALOGUES = `start_dialogues`   k solutions o of every question; c is its reference solution
-    CRITIC = `lesson`, `loss`       pairs (o+, o-) of one question, the best against every worse one
+    CRITIC = `lesson`, `loss`       pairs (o+, o-) of one question: the best o with every worse o
         A(o_t)  = (1 / L_t) sum_l log[ pi_critic(o_tl | o_<t, c) / pi_ref(o_tl | o_<t, c) ]
         loss    = - log sigmoid(beta sum_t A(o+_t) - beta sum_t A(o-_t))
     TURNS = `start_actor`           n candidates at every turn of stored dialogues, ranked by A;
-                                    pairs of one of the upper and one of the lower half
+                                    pairs of a turn of the upper half and a turn of the lower half
     ACTOR = `lesson`, `loss`        never sees c;  r(a) = sum_l log[ pi_actor(a_l) / pi_ref(a_l) ]
         loss    = - log sigmoid(beta r(a+) - beta r(a-)) - 0.01 (mean of log pi_actor(a+) per token)
 
 Our changes that matter (more in docs/sweet_rl.md)
-    1. A turn is a step of one solution, and its answer. Nobody replies between them.
+    1. The turns are the steps of one solution, and its answer. Nobody replies between them.
     2. Critic and actor are LoRA adapters on one base, which is the reference of both.
-    3. In the paper's formula, our default, the reference sees c, too. The released code teaches
+    3. In the paper's formula, our default, the reference also sees c. The released code teaches
        the critic so, but ranks turns without c in the reference: --critic-reference released.
     4. Fixed numbers of optimiser steps in place of epochs.
 
@@ -47,13 +47,13 @@ from common.run.args import (
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     dataset: str = "tiny"
-    """embedded questions: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl file with
-    question, answer and reference, the solution that the critic is shown"""
+    """questions of the repository: tiny, tiny-hard, tiny-long; a hub id (openai/gsm8k) or a .jsonl
+    file with question, answer and reference, the solution that the critic is shown"""
     steps: Count = 72
     """optimiser steps: the critic's, then the actor's"""
     critic_steps: CountOrZero = 48
-    """of these the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0, except with
-    --critic-reference released"""
+    """how many of the steps are the critic's (paper: 4 epochs, 1 of the actor); with 0 A is 0,
+    except with --critic-reference released"""
     questions: Count = 32
     """pairs per step and process (paper: 8)"""
     lr: Weight = per_model(tiny=3e-4, real=2e-5)
@@ -71,8 +71,9 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     privileged: bool = True
     """ablation: the critic is not shown the reference solution"""
     critic_reference: Literal["privileged", "released"] = "privileged"
-    """privileged: the base that the critic is compared with sees the solution, too (paper);
-    released: it does while the critic learns, but not where turns are ranked (released code)"""
+    """privileged: the base that the critic is compared with also sees the solution (paper);
+    released: it sees the solution while the critic learns, but not where turns are ranked (released
+    code)"""
     turn_mean: bool = True
     """ablation: A is a sum over the tokens of a turn, without 1 / L_t"""
     actor_pairs: Literal["turns", "dialogues"] = "turns"
@@ -108,7 +109,7 @@ import torch.nn.functional as F
 
 NLL = 0.01  # weight of the chosen turn's likelihood in the actor's loss (paper: 0.01)
 PAIRS_PER_TURN = 4  # drawn of the candidates (paper: 4)
-RANKED = 20  # of so many dialogues one has its turns ranked (released code: the first tenth)
+RANKED = 20  # one dialogue of so many has its turns ranked (released code: the first tenth)
 
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -118,40 +119,40 @@ word none. Write the solution again without these faults, in the same form: ever
 
 
 def critic_prompt(question: str, reference: str) -> list[dict]:
-    """With c. The embedded model copies a solution in which no fault is named, and no other."""
+    """Returns the prompt with c. The small model copies a solution only if no fault is named."""
     solution = f"Problem: {question}\nSolution:\n{reference.strip()}"
     return prompt(AGAIN, f"{solution}\nDefects: none\nCorrect it.")
 
 
 def turns_of(ids: list[int], tokenizer) -> list[list[int]]:
-    """The tokens of every step, up to what completes its tag, and of what follows the last one."""
+    """Returns the tokens of every step, up to the end of its tag, and of what follows the last."""
     ends = [0, *(end + 1 for end in step_ends(ids, tokenizer)), len(ids)]
     return [ids[a:b] for a, b in zip(ends, ends[1:]) if a < b]
 
 
 # ------------------------------------------------------------------ the paper's mathematics
 def token_weights(prefix: list[int], turns: list[list[int]], turn_mean: bool) -> list[float]:
-    """What each token's log-ratio counts in sum_t A: 1 / L_t, or 1; 0 of what was there before."""
+    """Returns the weight of each token's log-ratio in sum_t A: 1 / L_t, or 1; 0 in the prefix."""
     own = [1.0 / len(turn) if turn_mean else 1.0 for turn in turns for _ in turn]
     return [0.0] * len(prefix) + own
 
 
 def preference_loss(chosen, rejected, beta: float) -> torch.Tensor:
-    """(B,) sum_t A or r, of the better and of the worse text -> (B,) losses."""
+    """(B,) sum_t A or r of the better text, and of the worse text -> (B,) losses."""
     # loss = - log sigmoid(beta sum_t A(o+_t) - beta sum_t A(o-_t))
     return -F.logsigmoid(beta * (chosen - rejected))
 
 
 def best_against_worse(group: list[dict]) -> list[tuple[dict, dict]]:
-    """Of the dialogues of one question the best one, if it is right, against every worse one."""
+    """Returns pairs of a question's best dialogue, if it is right, and every worse dialogue."""
     best = max(group, key=lambda row: row["reward"])
     worse = [row for row in group if row["reward"] < best["reward"]]
     return [(best, row) for row in worse] if best["reward"] >= 1 else []
 
 
 def upper_against_lower(candidates: list, A: list[float], rng) -> list[tuple]:
-    """Pairs, drawn with replacement, of one of the upper half by A and one of the lower. What was
-    sampled twice stands there twice, but a pair of equals is none.
+    """Returns pairs, drawn with replacement, of a candidate of the upper half by A and a candidate
+    of the lower half. Equal candidates count as often as they were written, but make no pair.
     """
     order, half = sorted(range(len(A)), key=lambda i: -A[i]), len(A) // 2
     drawn = [(rng.randrange(half), rng.randrange(half)) for _ in range(PAIRS_PER_TURN) if half]
@@ -164,7 +165,8 @@ class SweetRL(CoTrainer):
     """`step` is the loop. `saved` holds, the same on all processes and all as token ids, the pairs
     of both players, the dialogues whose turns are ranked, and the held-out turns.
 
-    A row is a question with its reference and what was `begun` before; a text is (row, token ids).
+    A row is a question with its reference and what has `begun`, the tokens that are there already;
+    a text is (row, token ids).
     """
 
     def __init__(self, *inputs):
@@ -191,7 +193,7 @@ class SweetRL(CoTrainer):
         return [self.lesson("actor")]
 
     def lesson(self, player: str) -> Batch:
-        """The player's next pairs."""
+        """Returns the player's next pairs."""
         pairs = self.from_epochs(self.saved[player], self.state.global_step, player)
         mine = self.shard(pairs)  # B
         both = [(pair, pair[side]) for pair in mine for side in ("chosen", "rejected")]  # 2B
@@ -204,7 +206,7 @@ class SweetRL(CoTrainer):
         return batch
 
     def loss(self, batch):
-        """A micro-batch's share of the mean over the pairs of the step."""
+        """Returns a micro-batch's share of the mean over the step's pairs, and what is shown."""
         both = as_completions(batch)  # 2b rows: chosen, rejected, ...
         logp, _ = self.score(both)  # (2b, T)
         ref, weight = (batch.token_extras[n].flatten(0, 1) for n in ("ref", "weight"))  # (2b, T)
@@ -224,13 +226,14 @@ class SweetRL(CoTrainer):
 
     # --- advantages
     def prompt_of(self, player: str, row: dict) -> list[dict]:
-        """Trap: c must not reach the actor, which has to act without it."""
+        """Returns a player's prompt. Trap: c must never reach the actor, which acts without c."""
         if player == "critic" and self.cfg.privileged:
             return critic_prompt(row["question"], row["reference"])
         return solve_prompt(row["question"])
 
     def texts(self, player: str, texts: list[tuple[dict, list[int]]], seen: str) -> Batch:
-        """N texts; in token_extras the reference's log-probs and the tokens' weights, (N, T) each.
+        """Returns N texts, with the reference's log-probs and the tokens' weights, (N, T) each, in
+        token_extras.
 
         Args:
             seen: the player whose prompt the reference sees
@@ -248,7 +251,7 @@ class SweetRL(CoTrainer):
         return batch
 
     def advantages(self, turns: list[tuple[dict, list[int]]]) -> list[float]:
-        """A of each turn, by the critic as it is. What was sampled twice is scored once."""
+        """Returns A of each turn, by the critic as it is. What was sampled twice is scored once."""
         if not turns:
             return []
         keys = [(row["question"], *row["begun"], -1, *turn) for row, turn in turns]
@@ -262,7 +265,7 @@ class SweetRL(CoTrainer):
         return [A[key] for key in keys]
 
     def start_dialogues(self):
-        """The base's dialogues, and pairs of them."""
+        """Samples the base's dialogues, and makes pairs of them."""
         k, pool = self.cfg.samples, self.cfg.pool
         dialogues = self.in_parallel(self.write, [r for r in self.train_rows for _ in range(k)])
         pairs = [pair for group in chunk(dialogues, k) for pair in best_against_worse(group)]
@@ -274,7 +277,7 @@ class SweetRL(CoTrainer):
         self.log_mean("actor/accuracy", [row["reward"] for row in dialogues])
 
     def write(self, rows: list[dict]) -> list[dict]:
-        """A dialogue of each row's question, as the actor is."""
+        """Returns a dialogue for each row's question, by the actor as it is."""
         written = self.generate_ids("actor", [solve_prompt(row["question"]) for row in rows])
         right = [is_correct(t, row["answer"]) for t, row in zip(self.decode(written), rows)]
         new = [{"begun": [], "ids": ids, "reward": float(x)} for ids, x in zip(written, right)]
@@ -282,7 +285,7 @@ class SweetRL(CoTrainer):
 
     # --- what the actor learns
     def start_actor(self):
-        """Pairs of turns, or those of the critic."""
+        """Makes the actor's pairs: pairs of turns, or the critic's pairs of dialogues."""
         self.saved["actor"] = self.saved["critic"]
         if self.cfg.actor_pairs == "turns":
             places = [place for row in self.saved["dialogues"] for place in self.places(row)]
@@ -293,23 +296,23 @@ class SweetRL(CoTrainer):
             raise UserError(f"--candidates {self.cfg.candidates}: at no turn do two differ.")
 
     def places(self, dialogue: dict) -> list[dict]:
-        """Where each turn of a dialogue begins."""
+        """Returns the places where a turn of the dialogue begins."""
         turns = turns_of(dialogue["ids"], self.processing_class)
         return [dialogue | {"begun": sum(turns[:t], [])} for t in range(len(turns))]
 
     def turn_pairs(self, places: list[dict]) -> list[list[dict]]:
-        """Of each place the pairs that the actor is taught there."""
+        """Returns for each place the pairs that the actor is taught there."""
         written, found = self.write_turns(places), []
         turns = [(place, turn) for place, some in zip(places, written) for turn in some]
         A = iter(self.advantages(turns))
         for place, some in zip(places, written):
-            rng = random.Random(f"{self.cfg.seed} {place}")  # the names of its keys count, too
+            rng = random.Random(f"{self.cfg.seed} {place}")  # the names of its keys count as well
             pairs = upper_against_lower(some, [next(A) for _ in some], rng)
             found.append([place | {"chosen": a, "rejected": b} for a, b in pairs])
         return found
 
     def write_turns(self, places: list[dict]) -> list[list[list[int]]]:
-        """The candidates of each place, by the actor as it is, without those that were cut."""
+        """Returns the candidates of each place, by the actor as it is, without cut candidates."""
         n, tokenizer = self.cfg.candidates, self.processing_class
         rows = [place for place in places for _ in range(n)]
         prompts = [solve_prompt(row["question"]) for row in rows]
@@ -320,13 +323,13 @@ class SweetRL(CoTrainer):
 
     # --- what is logged and shown; no method below affects training
     def label(self, place: dict, turn: list[int]) -> bool | None:
-        """Gold label; None if the turn is no step, or the question not an embedded one."""
+        """Returns the gold label of a turn; None if it is no step or its question has no labels."""
         prefix, text = self.decode([place["begun"], turn])
         labels = gold_steps(place["question"], prefix + text)
         return labels[-1] if labels and text.endswith("</step>") else None
 
     def report_pairs(self, pairs: list[dict]):
-        """How often the turns that win and lose are right."""
+        """Logs how often the turns that win are right, and the turns that lose."""
         self.log_mean("co/turn_pairs", len(pairs))
         for side in ("chosen", "rejected"):
             labels = [self.label(pair, pair[side]) for pair in pairs]
@@ -335,7 +338,7 @@ class SweetRL(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: SweetRL, held_out: list[dict]) -> dict[str, float]:
-    """The actor; and how the critic orders sibling turns, candidates of the base at one place."""
+    """Measures the actor, and how the critic orders sibling turns, the base's at one place."""
     _, greedy = solve(trainer, "actor", held_out, greedy=True)
     _, right = solve(trainer, "actor", held_out, trainer.cfg.eval_samples)
     figures = {"actor/greedy": mean(greedy), "actor/accuracy": mean(right)}
@@ -352,8 +355,9 @@ def evaluate(trainer: SweetRL, held_out: list[dict]) -> dict[str, float]:
 
 
 def siblings(trainer: SweetRL, held_out: list[dict]) -> list[dict]:
-    """Places in a dialogue of each embedded question, and different candidates there, all of them
-    steps and some right, some wrong. off_track: a step before is wrong.
+    """Returns places in a dialogue of each question with gold labels, and different candidates
+    there. All of them are steps; some are right and some are wrong. off_track: an earlier step is
+    wrong.
     """
     written = trainer.in_parallel(trainer.write, held_out)
     places = [place for row in written for place in trainer.places(row)]

@@ -1,23 +1,24 @@
 r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its verifier in turns.
 
-    python tango.py                                       the embedded model on a CPU, 2 minutes
+    python tango.py                                       the small model on a CPU, 2 minutes
     python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/core/cotrainer.py)
     ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
     GENERATOR = `generator_step`
-      sample M solutions per question; the verifier judges each solution once, step by step
+      sample M solutions of each question; the verifier judges each solution once, step by step
       A = (1 - alpha) * A_outcome + alpha * A_step                                      eq. 4-7
     VERIFIER = `verifier_step`
-      sample one solution per question, and M judgements of it
+      sample one solution of each question, and M judgements of it
       r = [final verdict is right] + 0.8 * format, classes reweighted                   eq. 8-9
 
-RL sees no step labels: the verifier gets better at judging steps only if that improves its final
-verdict. (The embedded model learnt step judging before RL.) The generator is rewarded for its
-answer and the verdicts on its steps; fooling the final verdict earns nothing.
+RL sees no labels of steps: the verifier gets better at judging steps only if that improves its
+final verdict. (The small model, which comes with the repository, learnt to judge steps before RL.)
+The generator is rewarded for its answer and for the verdicts on its steps. The final verdict is no
+part of its reward, so it earns nothing by fooling it.
 
-Our changes that matter (more in docs/tango.md)
+Our changes that matter (docs/tango.md has more)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
     3. The supervised warm-up is a command of its own, for both players: common/run/warm_up.py.
@@ -117,8 +118,8 @@ class Judgement(NamedTuple):
 
 
 def parse_judgement(text: str) -> Judgement:
-    """A step's verdict is what its block ends with, the final verdict comes after all steps;
-    verdicts quoted elsewhere are ignored.
+    """Returns the verdicts of a judgement. A step's verdict is what its block ends with, and the
+    final verdict comes after all steps. Verdicts that are quoted elsewhere are ignored.
     """
     section = SECTION.search(text)
     final = final_verdict(text[section.end() if section else 0 :])
@@ -127,7 +128,7 @@ def parse_judgement(text: str) -> Judgement:
 
 
 def has_countable_steps(solution: str) -> bool:
-    """Whether a solution keeps to its format, so that a judgement must have a verdict per step."""
+    """Whether a solution keeps to its format. Then a judgement must have a verdict on each step."""
     answer = re.search(r"<answer>(.*?)</answer>", solution, re.DOTALL)
     in_a_box = answer and re.fullmatch(r"\s*\\boxed\{.*\}\s*", answer[1], re.DOTALL)
     return bool(in_a_box and split_steps(solution))
@@ -180,8 +181,9 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
-    and (B, K) token indices; NaN and -1 where a solution has fewer than K steps. Trap: where
-    verdicts do not fit the steps, all are NaN and add 0 to A; a rejected step mostly adds less.
+    and (B, K) token indices. A solution of fewer steps has NaN and -1 in their place. Trap: where
+    verdicts do not fit the steps, all rewards are NaN, and A gets 0 from each step. A rejected step
+    mostly gives A less than 0, so a solution can gain by having no verdicts that fit.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -194,7 +196,8 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
 
 
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> tuple:
-    """Eq. 4-7: the generator's per-token advantages, as two terms that add up to them.
+    """Eq. 4-7: returns the two terms of the generator's advantage of each token, of the outcome and
+    of the steps; the advantage is their sum.
     (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask, alpha: a number or (B, 1)
     -> (B, T), (B, T)
 
@@ -213,9 +216,10 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> t
     alone = (~r_step.isnan()).unflatten(0, (-1, group_size)).sum((1, 2)) == 1  # (P,)
     z = torch.where(alone.repeat_interleave(group_size)[:, None], r_step.nan_to_num(0.0), z)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
-    at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # no step: z is 0
+    at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # z is 0 at -1
     A_step = return_to_go(at_ends, mask)  # (B, T)
-    # A = (1 - alpha) A_out + alpha A_step: normalised apart; the paper found merging less stable
+    # A = (1 - alpha) A_out + alpha A_step. Each is normalised by itself: the paper found it less
+    # stable to add the rewards first.
     return (1 - alpha) * A_out, alpha * A_step
 
 
@@ -260,7 +264,7 @@ class Tango(CoTrainer):
 
     def ask_verifier(self, rows, batch) -> list[Judgement]:
         """A judgement of each of B solutions."""
-        # one each, at temperature 1: a stochastic verifier is harder to game, the paper says
+        # It samples at temperature 1: a stochastic verifier is harder to game, the paper says.
         prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch.texts)]
         batch.extras["judgement"] = self.generate("verifier", prompts)
         return [parse_judgement(text) for text in batch.extras["judgement"]]
@@ -314,7 +318,7 @@ class Tango(CoTrainer):
 
     # --- what is logged and shown; nothing below affects training; all processes call it
     def report_generator(self, rows, batch, judgements, alpha):
-        # batch.rewards is correctness here; with a further reward function, log is_correct instead.
+        # batch.rewards says here who is right; with a further reward function, log is_correct.
         known = ~batch.rewards.isnan()  # (B,): all, unless a fork knows only some answers
         self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)
@@ -326,7 +330,7 @@ class Tango(CoTrainer):
             self.log_mean("co/step_rewards_dropped", dropped)
             for note, text, verdict in zip(batch.notes, batch.extras["judgement"], verdicts):
                 note |= {"judgement": text, "verdicts": verdict}
-        report_steps(self, rows, batch, verdicts)  # on the embedded questions
+        report_steps(self, rows, batch, verdicts)  # if the questions are the small model's
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
@@ -350,13 +354,13 @@ class Tango(CoTrainer):
 
 # ------------------------------------------------------------------ evaluation
 def judgement_metrics(judgements: list[Judgement], labels: list[bool]) -> dict[str, float]:
-    """Final verdicts against gold. One that is not readable is wrong in both classes."""
+    """Compares final verdicts with gold. A verdict that cannot be read is wrong in both classes."""
     found = verdict_metrics([judgement.final for judgement in judgements], labels)
     return {name: x for name, x in found.items() if name not in ("accuracy", "best_constant")}
 
 
 def step_f1(gold: list[list[bool]], judgements: list[Judgement]) -> float:
-    """F1 of finding wrong steps. With more or fewer verdicts than steps none is found."""
+    """F1 of finding wrong steps. Where verdicts do not fit the steps, no wrong step is found."""
     hits = flagged = wrong = 0
     for labels, (verdicts, _) in zip(gold, judgements):
         wrong += labels.count(False)
@@ -367,20 +371,22 @@ def step_f1(gold: list[list[bool]], judgements: list[Judgement]) -> float:
 
 
 def evaluate_generator(trainer, held_out) -> tuple:
-    """(metrics, n samples of each question, whether each is right)"""
+    """Returns (metrics, n samples of each question, whether each sample is right)."""
     several = [row for row in held_out for _ in range(trainer.cfg.eval_samples)]
     samples, right = solve(trainer, "generator", held_out, trainer.cfg.eval_samples)
     greedy, greedy_right = solve(trainer, "generator", held_out, greedy=True)
     result = {"generator/accuracy": mean(right), "generator/greedy": mean(greedy_right)}
     for suffix, rows, texts in (("", several, samples), ("_greedy", held_out, greedy)):
         gold = [gold_steps(row["question"], text) for row, text in zip(rows, texts)]
-        if None not in gold:  # all questions are embedded ones
+        if None not in gold:  # all questions are the small model's
             result[f"generator/step_accuracy{suffix}"] = mean([g for steps in gold for g in steps])
     return result, samples, right
 
 
 def evaluate_verifier(trainer, held_out, solutions) -> dict[str, float]:
-    """Sampled as in training, and greedily, which an untrained verifier is better at."""
+    """Asks for judgements twice: sampled, as in training, and greedy. An untrained verifier judges
+    better greedily, so compare each figure with its own before training.
+    """
     labels = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
     gold = [gold_steps(row["question"], text) for row, text in zip(held_out, solutions)]
     sampled = judge(trainer, held_out, solutions)
@@ -393,17 +399,18 @@ def evaluate_verifier(trainer, held_out, solutions) -> dict[str, float]:
 
 
 def judge(trainer, rows, solutions: list[str], greedy: bool = False) -> list[Judgement]:
+    """Returns the verifier's judgement of each solution."""
     prompts = [verify_prompt(row["question"], text) for row, text in zip(rows, solutions)]
     return [parse_judgement(text) for text in trainer.generate_all("verifier", prompts, greedy)]
 
 
 def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
-    """Each player by itself; and both: the verifier picks one of n samples of a question."""
+    """Evaluates each player by itself, and both: the verifier picks one of n samples."""
     n = trainer.cfg.eval_samples
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # Always the base's solutions, of step 0, so that only the verifier changes these figures.
+    # These are always the base's solutions, of step 0, so only the verifier changes these figures.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.

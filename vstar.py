@@ -1,24 +1,24 @@
-r"""V-STaR: a generator learns from its right solutions, a verifier from right and wrong ones, and
-the verifier picks the best of many (Hosseini et al. 2024, arXiv:2402.06457).
+r"""V-STaR: a generator learns from its right solutions, a verifier learns from right and wrong
+solutions, and the verifier picks the best of many (Hosseini et al. 2024, arXiv:2402.06457).
 
-    python vstar.py                                       the embedded model on a CPU, 2 minutes
+    python vstar.py                                       the small model on a CPU, 2 minutes
     python vstar.py --verifier orm                        the paper's baseline on the same solutions
     python vstar.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1)
     for t = 1 .. iterations
         SAMPLE = `start_iteration`    G writes k solutions y of every question x; z = y is right
-                                      D_gen += the right ones,  D_ver += all;  G <- the base again
+                                      D_gen += the right y,  D_ver += all y;  G <- the base again
         GENERATOR = `generator_step`  loss = - mean of log G(y | x) per token, y from D_gen
     LESSONS = `start_verifier`        pairs (y+, y-) of one question, from D_ver
     VERIFIER = `verifier_step`        loss = - log sigmoid(r(y+) - r(y-)),  r = beta log(V / G_sft)
-    TEST = `evaluate`                 of N solutions by G the one with the highest log V(y | x)
+    TEST = `evaluate`                 G writes N solutions, V picks y with the highest log V(y | x)
 
-Nothing is rewarded, and without --verifier-in-loop the verifier never reaches the generator: the
-data grow, and a verifier is trained on them at the end. So other verifiers can be trained on the
-very same solutions:
-    --verifier orm    outcomes: p = sigmoid of a logit behind y,  loss = BCE of p and z
-    --verifier prm    steps: the same behind every step, z from completions of it (Math-Shepherd,
+There are no rewards. Without --verifier-in-loop the generator never hears of the verifier: the data
+grow, and a verifier is trained on them at the end. So other verifiers can be trained on the very
+same solutions:
+    --verifier orm    outcomes: p = sigmoid of a logit after y,  loss = BCE of p and z
+    --verifier prm    steps: the same after every step, z from completions of it (Math-Shepherd,
                       Wang et al. 2023, arXiv:2312.08935)
 
 Our changes that matter (more in docs/vstar.md)
@@ -55,7 +55,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     steps: Count = 96
     """optimiser steps: the generator's in all iterations, then the verifier's"""
     ver_steps: CountOrZero = 48
-    """of these the verifier's; the rest must be a multiple of --iterations"""
+    """how many of the steps are the verifier's; the rest must be a multiple of --iterations"""
     questions: Count = 32
     """solutions, or pairs of them, per step and process"""
     micro_batch: Count = per_model(tiny=16, real=4)
@@ -73,8 +73,8 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     restart: bool = True
     """every iteration trains the first model anew; ablation: it continues the last generator"""
     verifier: Literal["dpo", "orm", "prm"] = "dpo"
-    """the paper's, its baseline, or one of steps; without --verifier-in-loop the generator is the
-    same with all of them"""
+    """the paper's verifier, its baseline, or a verifier of steps; without --verifier-in-loop the
+    generator is the same with all of them"""
     beta: Scale = 0.1
     """for --verifier dpo: scale of the log-ratios"""
     step_samples: Several = 4
@@ -127,15 +127,15 @@ GOOD, BAD = "+", "-"  # the tokens whose difference is the logit of orm and prm
 def dpo_loss(chosen, ref_chosen, rejected, ref_rejected, beta: float) -> torch.Tensor:
     """(B,) log-probs of y+ and y-, under V and under the reference G_sft -> (B,) losses.
 
-    Sums over tokens, never means: the score at test time is a sum, and a mean would train another
-    ranking.
+    The log-probs are sums over tokens, never means: the score at test time is a sum, and a mean
+    would train another ranking.
     """
     # loss = - log sigmoid(r(y+) - r(y-)),   r(y) = beta (log V(y | x) - log G_sft(y | x))
     return -F.logsigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected)))
 
 
 def verdict_loss(logit: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """(B,) logits and (B,) labels in [0, 1], soft ones included -> (B,) losses."""
+    """(B,) logits and (B,) labels in [0, 1], hard or soft -> (B,) losses."""
     # loss = - z log p - (1 - z) log(1 - p),   p = sigmoid(logit)
     return -(z * F.logsigmoid(logit) + (1 - z) * F.logsigmoid(-logit))
 
@@ -170,7 +170,7 @@ class VStar(CoTrainer):
         return [self.verifier_step()]
 
     def generator_step(self) -> Batch:
-        """The next solutions of D_gen."""
+        """Returns the next solutions of D_gen."""
         rows = self.from_epochs(self.saved["D_gen"], self.state.global_step, "G")
         tokens = sum(len(self.encode(row["solution"])) for row in rows)  # of all processes
         mine = self.shard(rows)  # B
@@ -181,7 +181,7 @@ class VStar(CoTrainer):
         return batch
 
     def verifier_step(self) -> Batch:
-        """The next lessons, as pairs: y+ and y-, or either verdict behind the same text."""
+        """Returns the next lessons as pairs: y+ and y-, or the two verdicts after the same text."""
         lessons = self.from_epochs(self.saved["lessons"], self.state.global_step, "V")
         mine = self.shard(lessons)  # B
         prompts = [solve_prompt(row["question"]) for row in mine]
@@ -196,7 +196,9 @@ class VStar(CoTrainer):
         return batch
 
     def loss(self, batch):
-        """A micro-batch's share of the mean over the tokens, or over the pairs, of the step."""
+        """Returns a micro-batch's share of the mean over the step's tokens (generator) or pairs
+        (verifier), and what is shown.
+        """
         if batch.player == "generator":
             logp, _ = self.score(batch)  # (b, T)
             likelihood = logp.sum(1)  # (b,)
@@ -230,11 +232,11 @@ class VStar(CoTrainer):
 
     # --- what the generator learns
     def start_iteration(self, t: int):
-        """Sample by the generator as it is, add to D_gen and D_ver, then start it from the base."""
+        """Samples by the generator, adds to D_gen and D_ver, and then restarts the generator."""
         cfg = self.cfg
         questions = [row for row in self.train_rows for _ in range(cfg.samples)]
         solutions = self.in_parallel(self.sample_solutions, questions)
-        # one without steps or an answer would teach the verifier to look at the form
+        # a solution without steps or an answer would teach the verifier to look at the form
         new = [row | {"iteration": t} for row in solutions if row["well_formed"]]
         right = [row for row in new if row["right"]]
         if cfg.verifier_in_loop and t > 0:
@@ -262,7 +264,7 @@ class VStar(CoTrainer):
         return solutions_to_teach(self, "generator", rows)
 
     def better_half(self, right: list[dict]) -> list[dict]:
-        """Of each question's right solutions the half that the verifier scores best."""
+        """Returns the half of each question's right solutions that the verifier scores best."""
         scores = self.in_parallel(self.scores, right)
         ranked = {row["question"]: [] for row in right}  # of each question, the best first
         for _, row in sorted(zip(scores, right), key=lambda pair: -pair[0]):
@@ -271,8 +273,8 @@ class VStar(CoTrainer):
 
     # --- what the verifier learns
     def start_verifier(self, t: int):
-        """Make the lessons, from the solutions of ALL iterations: what the last generator writes
-        has fewer kinds of mistakes.
+        """Makes the lessons from the solutions of ALL iterations: the last generator makes fewer
+        kinds of mistakes.
         """
         rng = random.Random(f"{self.cfg.seed} {t}")
         right = [row for row in self.saved["D_ver"] if row["right"]]
@@ -294,7 +296,7 @@ class VStar(CoTrainer):
         self.saved["lessons"], self.saved["taught"] = lessons, t
 
     def preferences(self, rng: random.Random) -> list[dict]:
-        """For every right solution, one wrong solution of the same question at random."""
+        """Pairs every right solution with one wrong solution of the same question, at random."""
         wrong = {}
         for row in self.saved["D_ver"]:
             if not row["right"]:
@@ -306,8 +308,9 @@ class VStar(CoTrainer):
         ]
 
     def judged_parts(self, rows: list[dict]) -> list[dict]:
-        """orm: every solution and its z. prm: also every beginning of a solution, whose z needs
-        completions; so only of as many solutions as there are questions.
+        """Returns the lessons of orm: every solution and its z. prm also has every beginning of a
+        solution. Its z needs completions, so prm takes only as many solutions as there are
+        questions.
         """
         rows = rows[: len(self.train_rows)] if self.cfg.verifier == "prm" else rows
         lessons = [
@@ -321,26 +324,26 @@ class VStar(CoTrainer):
         return lessons
 
     def parts(self, solution: str) -> list[str]:
-        """The texts behind which orm or prm gives a verdict."""
+        """Returns the texts after which orm or prm gives a verdict."""
         ends = beginnings(solution) if self.cfg.verifier == "prm" else []
         return [*ends[:-1], solution]
 
     def step_labels(self, lessons: list[dict]) -> list[float]:
-        """z of unfinished solutions, by what the GENERATOR makes of them (Math-Shepherd)."""
+        """Returns z of unfinished solutions, by how the GENERATOR ends them (Math-Shepherd)."""
         # hard: z = 1 if any of n completions is right;  soft: z = the share that is
         n = self.cfg.step_samples
         repeated = [lesson for lesson in lessons for _ in range(n)]
         prefix = [self.encode(row["part"], ended=False) for row in repeated]
         prompts = [solve_prompt(row["question"]) for row in repeated]
         texts = self.decode(self.generate_ids("generator", prompts, prefix=prefix))
-        # of the completion alone: a box in the part is no answer that it has come to
+        # of the completion alone: a box in the part is not the completion's answer
         right = [is_correct(text, row["answer"]) for text, row in zip(texts, repeated)]
         label = any if self.cfg.step_labels == "hard" else mean
         return [float(label(completions)) for completions in chunk(right, n)]
 
     # --- scores
     def scores(self, rows: list[dict]) -> list[float]:
-        """Of each row's solution, by the verifier as it is; only their order is used."""
+        """Returns the verifier's score of each row's solution; only the order of scores counts."""
         if not rows:
             return []
         if self.cfg.verifier == "dpo":  # log V(y | x) itself, not its ratio to G_sft
@@ -354,20 +357,20 @@ class VStar(CoTrainer):
         return [min(next(p) for _ in texts) for texts in parts]
 
     def likelihoods(self, rows: list[dict], ids: list[list[int]]) -> list[float]:
-        """log V(y | x), a sum over tokens."""
+        """Returns log V(y | x), a sum over tokens."""
         batch = self.completions("verifier", [solve_prompt(row["question"]) for row in rows], ids)
         return self.log_probs("verifier", batch).sum(1).tolist()
 
     def with_verdicts(self, text: str) -> tuple[list[int], list[int]]:
-        """The text with the token for good behind it, and with the one for bad."""
+        """Returns the text with the token for good at its end, and with the token for bad."""
         parts = [text, GOOD, BAD]
         ids, good, bad = self.processing_class(parts, add_special_tokens=False).input_ids
         return ids + good[-1:], ids + bad[-1:]
 
 
 def player_at(step: int, cfg: Args) -> tuple[str, int]:
-    """(who is trained in this step, the iteration, from 0 on): the generator in all iterations,
-    then the verifier; with the verifier in the loop both in each.
+    """Returns (who is trained in this step, the iteration, counted from 0). The generator is
+    trained in all iterations, then the verifier; with --verifier-in-loop both in each iteration.
     """
     own = (cfg.steps - cfg.ver_steps) // cfg.iterations  # generator steps in an iteration
     if cfg.verifier_in_loop:
@@ -380,7 +383,7 @@ def player_at(step: int, cfg: Args) -> tuple[str, int]:
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: VStar, held_out: list[dict]) -> dict[str, float]:
-    """N solutions of every held-out question by the generator, ranked by the verifier."""
+    """Has the verifier rank N solutions of every held-out question by the generator."""
     N = trainer.cfg.candidates
     _, greedy = solve(trainer, "generator", held_out, greedy=True)
     repeated = [row for row in held_out for _ in range(N)]

@@ -21,6 +21,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import tango
 from common.core.lists import mean
 from common.run import launch
 from common.tasks.answers import boxed, is_correct, split_steps
@@ -182,25 +183,25 @@ def judged_alone_slowly(few_labels):
     judged_alone(few_labels, 1e-4)
 
 
-def final_verdict_counts(tango):
+def final_verdict_counts(few_labels):
     """`all_accepted` asks for the final verdict, too, where a verifier can reject a solution that
     lacks a step although every step of it is right.
     """
-    of_steps = tango.all_accepted
+    of_steps = few_labels.all_accepted
 
     def all_accepted(judgements, solutions):
         final = torch.tensor([judgement.final is True for judgement in judgements])  # (B,)
         return of_steps(judgements, solutions) * final
 
-    tango.all_accepted = all_accepted
+    few_labels.all_accepted = all_accepted
 
 
-def several_operations(tango):
+def several_operations(script):
     """Evaluations of the generator also say how many solutions are right of those to questions of
     two or more operations. A frozen verifier is not evaluated, and before training plain GRPO alone
     is: the others have its weights and its draws then.
     """
-    of_generator, evaluate = tango.evaluate_generator, tango.evaluate
+    of_generator, evaluate = tango.evaluate_generator, script.evaluate
 
     def evaluate_generator(trainer, held_out):
         found, samples, right = of_generator(trainer, held_out)
@@ -216,7 +217,7 @@ def several_operations(tango):
             return tango.evaluate_generator(trainer, held_out)[0]
         return evaluate(trainer, held_out)
 
-    tango.evaluate_generator, tango.evaluate = evaluate_generator, evaluate_what_learns
+    tango.evaluate_generator, script.evaluate = evaluate_generator, evaluate_what_learns
 
 
 def in_bfloat16(script):

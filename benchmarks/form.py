@@ -15,10 +15,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from side_by_side import ROOT  # isort: skip
-from common.draws import row_key
+from common.core.draws import row_key
+from common.core.lists import chunk
+from common.core.model import tokenize
 from common.fast import generate
-from common.model import load_model, tokenize
-from common.tasks.answers import chunk, is_correct, solve_prompt, split_steps
+from common.run.models import load_model
+from common.tasks.answers import is_correct, solve_prompt, split_steps
 from common.tasks.demonstrations import COMPLETE, EQUATION, judged, reworded
 from common.tasks.math import load_questions
 from common.tasks.references import OPERATIONS

@@ -158,19 +158,6 @@ def with_both_sets(row: dict) -> str:
     return figure_of(row) + both
 
 
-def in_words(row: dict) -> str:
-    """`+5.1 [1.2, 9.0] points: a 55.0, b 60.1`; and what the correction leaves of it."""
-    text = with_both_sets(row)
-    if len(row["variants"]) == 2:
-        ratio = row["kind"] == "ratio"
-        sizes = [f"{mean:,.0f}" if ratio else f"{100 * mean:.1f}" for mean in row["means"]]
-        text += f": {', '.join(f'{v} {size}' for v, size in zip(row['variants'], sizes))}"
-        never = [f"{v} {n}" for v, n in zip(row["variants"], row["never"]) if n]
-        if never:
-            text += f" (never there: {', '.join(never)} of {row['seeds']}, counted as a whole run)"
-    return f"{text}; {verdict(row)}"
-
-
 def verdict(row: dict) -> str:
     """What Holm's correction leaves of it."""
     if row["seeds"] < 2:
@@ -206,9 +193,9 @@ def counted(rows: list[dict]) -> str:
     found = Counter(map(stands, after))
     return (
         f"Of {len(rows)} claims the 95 % interval of {len(apart)} leaves out zero, and "
-        f"{len(after)} stand after Holm's correction for {SHOWN['family']} comparisons: of these "
-        f"{found[SIGNS[0]]} have their paper's sign, {found[SIGNS[1]]} the opposite one, "
-        f"{found[SIGNS[2]]} compare what no paper does.\n"
+        f"{len(after)} stand after Holm's correction for {SHOWN['family']} comparisons. Of these "
+        f"{len(after)}, {found[SIGNS[0]]} have the sign that the paper reports, {found[SIGNS[1]]} "
+        f"have the opposite sign, and for {found[SIGNS[2]]} no paper reports the comparison.\n"
     )
 
 
@@ -412,7 +399,7 @@ def headline() -> str:
         if any(ends):
             cells = [f"{cell(some, True)} ({len(some)})" if some else "-" for some in ends]
             rows.append([reward, gold, *cells, share(*collapses(name, variants))])
-    titles = ["after 40 steps, % (seeds)", "after 110", "collapsed"]
+    titles = ["after 40 steps, % (seeds)", "after 110", "far below"]
     return text + markdown(["the generator's reward", "who sees gold answers", *titles], rows)
 
 
@@ -434,13 +421,14 @@ def share(k: int, n: int) -> str:
 
 
 def collapsed() -> str:
-    """Of docs/tango.md: with verifiers that are trained, beforehand or along, and with others."""
+    """Of docs/few_labels.md: under a verifier that is trained, and under another."""
     chosen = SHOWN["headline"]
     both, alone = ([r for r in chosen["rows"] if r[1].startswith(w)] for w in ("both", "generator"))
     untrained = next(row for row in alone if "verdicts" in row[0])
     trained = share(*collapses(chosen["experiment"], [v for row in both for v in row[2:]]))
-    text = f"With a trained verifier {trained} collapsed, with one before RL "
-    return text + share(*collapses(chosen["experiment"], untrained[2:])) + ".\n"
+    never = share(*collapses(chosen["experiment"], untrained[2:]))
+    text = f"Of the runs with a trained verifier {trained} end far below the others; with a "
+    return text + f"verifier that is never trained it is {never}.\n"
 
 
 # ------------------------------------------------------------------ writing
@@ -451,12 +439,9 @@ def blocks() -> dict[tuple[str, str], str]:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
         found[f"docs/{page}", f"results: {name}"] = block(name, rows)
     known = {row["claim"]: row for row in rows}
-    some, nulls = ([known[n] for n in SHOWN[k] if n in known] for k in ("readme", "nulls"))
+    some = [known[name] for name in SHOWN["readme"] if name in known]
     readme = [[linked(r, "docs/"), with_both_sets(r), verdict(r)] for r in some]
     of_readme = ["what", "second minus first [95 % interval]", "after the correction"]
-    nulls = markdown(
-        ["what", "mean [95 % interval]"], [[linked(r, ""), in_words(r)] for r in nulls]
-    )
     gap, verdicts = one_question()
     cells = gpu.read(gpu.OUT)
     return found | {
@@ -464,13 +449,12 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/idea.md", "verdicts"): verdicts,
         ("README.md", "headline"): headline(),
         ("README.md", "evidence"): f"{counted(rows)}\n{markdown(of_readme, readme)}",
-        ("docs/idea.md", "nulls"): nulls,
         ("docs/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
         f"{provenance('tango_default')}\n\n{table('tango_default')}",
-        ("docs/tango.md", "collapses"): collapsed(),
+        ("docs/few_labels.md", "collapses"): collapsed(),
         ("docs/measured.md", "claims"): claims_table(rows),
         ("docs/measured.md", "minutes"): minutes(),
-        ("docs/measured.md", "speed"): speed(),
+        ("docs/speed.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
         ("docs/real-model.md", "table: warm_up"): warm_up(),
         ("docs/one-gpu.md", "table: cards"): markdown(*gpu_tables.cards_table()),
