@@ -99,8 +99,17 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
     """length limit of a response (released script: 3072)"""
 
+    def keep_bounds(self) -> tuple[float, float]:
+        """Returns the lowest and the highest accuracy of a group that is trained on. By default
+        this is every mixed group.
+        """
+        K = self.group_size
+        low = 1 / K if self.keep_low is None else self.keep_low
+        high = 1 - 1 / K if self.keep_high is None else self.keep_high
+        return low, high
+
     def check(self):
-        low, high = keep_bounds(self)
+        low, high = self.keep_bounds()
         if low > high:
             raise UserError(f"--keep-low {low:g} is over --keep-high {high:g}: no group is kept.")
         if self.prm_warmup >= self.steps:
@@ -207,16 +216,6 @@ def leave_one_out(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     return (pool - others).reshape(rewards.shape)
 
 
-def keep_bounds(args: Args) -> tuple[float, float]:
-    """Lowest and highest accuracy of a group that is trained on. By default this is every
-    mixed group.
-    """
-    K = args.group_size
-    low = 1 / K if args.keep_low is None else args.keep_low
-    high = 1 - 1 / K if args.keep_high is None else args.keep_high
-    return low, high
-
-
 # ------------------------------------------------------------------ the trainer
 class Prime(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the policy's loss and updates."""
@@ -315,7 +314,7 @@ class Prime(CoTrainer):
         max_refills rounds of sampling do not find P.
         """
         cfg, P, K = self.cfg, self.cfg.questions, self.cfg.group_size
-        low, high = keep_bounds(cfg)
+        low, high = cfg.keep_bounds()
         queue = self.load_queue(questions)
         kept, accuracies, tokens = [], [], 0  # kept: (question, its group of a batch)
         for _ in range(cfg.max_refills):

@@ -179,7 +179,7 @@ class Score(CoTrainer):
         self.kl = cfg.kl + (cfg.first_kl if stage1 else 0.0)
         first = self.rollout("first", rows)  # B tries y1
         r1 = torch.tensor(are_right(first.texts, rows)).to(first.rewards)  # (B,)
-        self.set_turn_rewards(first, r1)
+        self.set_turn_rewards(first, rows, r1)
         if stage1:
             first.advantages = torch.zeros_like(r1)  # A1 = 0: only its KL term is left
         first.kl_weights = torch.full_like(r1, self.kl)  # (B,)
@@ -189,18 +189,18 @@ class Score(CoTrainer):
         asked = [again_prompt(row["question"], y1) for row, y1 in zip(rows, first.texts)]
         second = self.rollout("second", [{"prompt": x2} for x2 in asked])  # B tries y2
         r2 = torch.tensor(are_right(second.texts, rows)).to(second.rewards)  # (B,)
-        self.set_turn_rewards(second, r2 if stage1 else shaped(r1, r2, cfg.alpha))
+        r = r2 if stage1 else shaped(r1, r2, cfg.alpha)  # (B,)
+        self.set_turn_rewards(second, rows, r)
         second.kl_weights = torch.full_like(r2, cfg.kl)  # (B,)
         self.report_step(first, second, r1, r2)
         return [self.concat([first, second])]
 
-    def set_turn_rewards(self, batch: Batch, rewards: torch.Tensor):
+    def set_turn_rewards(self, batch: Batch, rows: list[dict], rewards: torch.Tensor):
         """Sets the rewards and the advantages of one turn. The K tries of a question are a group,
         also in the second turn, where they follow different first tries.
         """
         K = self.cfg.group_size
-        mine = self.accelerator.process_index  # a process's questions are its own groups
-        self.set_rewards(batch, rewards, groups=[(mine, i // K) for i in range(len(rewards))])
+        self.set_rewards(batch, rewards, groups=[row["question"] for row in rows])
         # A = r - mean; not / std, which would scale 11 and -10 back to the size of 1 and 0
         batch.advantages = group_advantage(rewards, K, scale=False)  # (B,)
 

@@ -44,6 +44,7 @@ from side_by_side import GPU, ROOT, libraries, machine, now  # isort: skip
 from common.checked import CoTrainer, Player
 from common.core.batch import Batch
 from common.core.cotrainer import with_adapters
+from common.core.draws import row_key
 from common.core.model import copy_adapter, tokenize, without_checkpointing
 from common.core.plain import float32_logits
 from common.fast.layers import FusedNorm
@@ -200,7 +201,8 @@ def gap(bench: Bench, size: str) -> dict:
     prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
     model.set_adapter("player")
     with as_scripts_do(model):
-        texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [])
+        keys = [row_key(i) for i in range(len(prompts))]
+        texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [], keys)
     sampled = torch.tensor(logps, device=model.device)  # (B, T)
     batch = trainer.completions("player", prompts, texts)
     own, equal = (trainer.log_probs(name, batch) for name in names)

@@ -23,6 +23,7 @@ from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.checked import CoTrainer, Player
 from common.core.batch import Batch
 from common.core.cotrainer import with_adapters
+from common.core.draws import row_key
 from common.fast.layers import FrozenLinear, FusedLora
 from common.fast.sampling import sample
 from common.run.args import RunArgs
@@ -136,7 +137,8 @@ def by_generate(model, tokenizer, prompts, tokens: int, ends=(), **more):
 
 def by_sample(model, tokenizer, prompts, tokens: int, ends=(), temperature=1.0) -> list[list[int]]:
     ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
-    return sample(model, ids, tokens, temperature, list(ends))[0]
+    keys = [row_key(i) for i in range(len(ids))]
+    return sample(model, ids, tokens, temperature, list(ends), keys)[0]
 
 
 def sampling(theirs: GRPOTrainer, ours: CoTrainer, rows: list[dict], repeats: int) -> list[dict]:

@@ -77,8 +77,8 @@ def without_model(kind, cfg, texts=(), **attributes):
             self.eos_token_ids = [Characters.eos_token_id]
             self.asked_in_evaluation = None
             self.held_out = []
-            vars(self).update(attributes)
             self.begin_checks()
+            vars(self).update(attributes)
 
         def generate(self, name, prompts, greedy=False):
             self.asked += [(name, prompt[-1]["content"]) for prompt in prompts]

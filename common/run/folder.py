@@ -152,7 +152,9 @@ def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
             f"longer."
         )
     # a run without this may have ended while it wrote its first checkpoint
-    saved = steps > before["save_every"] or any(folder.glob("*/adapter_model.safetensors"))
+    saved = steps > before.get("save_every", steps) or any(
+        folder.glob("*/adapter_model.safetensors")
+    )
     if checkpoint is None and saved:
         raise UserError(
             f"--out {folder}: holds a run of {steps} steps, but no checkpoint to resume from; it "

@@ -83,6 +83,7 @@ def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatc
     checkpoint: a second Ctrl-C in a step, what a user or a script got wrong, a mistake.
     """
     monkeypatch.chdir(tmp_path)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
     monkeypatch.setattr("tango.evaluate", lambda *_: {"generator/accuracy": 0.5})
     tango, start = module_of("tango.py"), small("tango.py", "run")[:-2]  # without --out
     with pytest.MonkeyPatch.context() as patch:

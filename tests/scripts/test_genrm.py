@@ -89,11 +89,11 @@ def test_the_generator_stays_the_base(tmp_path):
     rows = [{"question": question, "answer": "50"}] * 8
 
     def written() -> list[str]:
-        torch.manual_seed(0)
+        trainer.sample_calls = 0  # so that it draws the same
         return trainer.generate("generator", [solve_prompt(question)] * 8)
 
     own = written()
-    torch.manual_seed(0)
+    trainer.sample_calls = 0
     solutions = [row["solution"] for row in trainer.sample_solutions(rows)]
     for name, p in trainer.model.named_parameters():
         if "lora_B" in name:

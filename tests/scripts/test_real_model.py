@@ -104,7 +104,7 @@ class Writer:
         self.tokenizer, self.known, self.prompts = tokenizer, known, []
         self.whole = {}  # program without its last line -> program
 
-    def __call__(self, model, prompt_ids, max_tokens, temperature, ends):
+    def __call__(self, model, prompt_ids, max_tokens, temperature, ends, keys):
         written = []
         for number, ids in enumerate(prompt_ids):
             user = self.read(ids)
