@@ -117,16 +117,3 @@ def other_table(cells: dict[str, dict]) -> tuple[list, list]:
             texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
             rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
     return ["cell", "figures"], rows
-
-
-def steps_table(cells: dict[str, dict]) -> tuple[list, list]:
-    """Every step that a script took; the first one compiles kernels."""
-    titles = ["cell", "seconds", "of them sampling", "tokens sampled", "GiB", "`--micro-batch`"]
-    rows = []
-    for name, cell in cells.items():
-        if name.startswith("step/") and "error" not in cell:
-            steps = [cell["seconds"], cell["sampling"], cell["tokens"]]
-            texts = [", ".join(f"{x:.1f}".removesuffix(".0") for x in part) for part in steps]
-            gib = f"{cell['allocated']:.1f} ({cell['reserved']:.1f})"
-            rows.append([f"`{name}`", *texts, gib, cell["micro_batch"]])
-    return titles, rows
