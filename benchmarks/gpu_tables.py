@@ -48,25 +48,6 @@ def cards_table() -> tuple[list, list]:
     return [*titles, *parts], rows
 
 
-def parts_table() -> tuple[list, list]:
-    one, two = need("7b"), need("7b", micro_batch=2)
-    length = f"{max(map(sum, TURNS)):,} tokens"
-    base = "base: NF4 with double quantisation; embeddings and head in bfloat16"
-    passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
-    adapters = "two adapters of rank 16 in float32, and the gradient of one"
-    logits = "log-probs: a block of logits, on 24 GB"
-    rows = [
-        (base, one["weights"], "a smaller model"),
-        (adapters, one["adapters"] + one["gradients"], "`--lora-rank`"),
-        ("Adam's moments", one["adam"], "`--lora-rank`"),
-        (f"KV cache, per row of {length}", one["kv_cache"], "`--generation-batch-size`"),
-        (f"activations, per row of {length}", passing, "`--micro-batch`"),
-        (logits, one["logprob"], "nothing; it is a 32nd of the card"),
-    ]
-    rows = [(what, f"{size / GIB:.2f}", lower) for what, size, lower in rows]
-    return ["what", "7B, GiB", "lower it with"], rows
-
-
 def used(part: dict) -> str:
     """`0.58 s`, with GiB at the highest point where they were measured."""
     seconds = f"{part['seconds']:.2f} s"

@@ -73,9 +73,8 @@ class CoTrainer(cotrainer.CoTrainer):
         self.asked_in_training = None  # texts, once an evaluation has asked
         questions = [row["question"] for row in self.held_out if "question" in row]
         self.held_out_questions = {*questions, *map(stripped, questions)}
-        self.attributes = (
-            None  # names of the trainer's own attributes; all later ones are the script's
-        )
+        # names of the trainer's own attributes; all that come later are the script's
+        self.attributes = None
         self.attributes = {*vars(self)}
 
     def warn_once(self, sentence: str, more: str = ""):
