@@ -394,6 +394,7 @@ class CoTrainer(PlayersTrainer):
         return self.in_parallel(lambda share: self.generate(name, share, greedy), prompts)
 
     def decode(self, ids: list[list[int]]) -> list[str]:
+        """Returns token ids as texts, without special tokens."""
         # batch_decode would turn an empty list into one empty text
         return self.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
 

@@ -103,6 +103,7 @@ class PlayersTrainer(GRPOTrainer):
         return self.optimizer
 
     def parameters_of(self, adapter: str) -> list[torch.Tensor]:
+        """Returns the weights of an adapter: A and B of every layer."""
         # ...q_proj.lora_A.generator.weight
         named = [(n.split("."), p) for n, p in self.model.named_parameters() if "lora_" in n]
         return [p for name, p in named if name[-2] == adapter]

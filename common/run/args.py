@@ -75,10 +75,10 @@ def per_model(tiny, real):
 @dataclass
 class RunArgs:
     model: str = "tiny"
-    """tiny, which is the small model, a hub id or a folder"""
+    """tiny (the small model), a hub id or a folder"""
     dataset: str = "tiny"
-    """tiny, tiny-hard or tiny-long, which are questions for the small model; a hub id
-    (openai/gsm8k); or a .jsonl file with question and answer"""
+    """tiny, tiny-hard or tiny-long (questions for the small model), a hub id
+    (openai/gsm8k), or a .jsonl file with question and answer"""
     held_out: str | None = None
     """a .jsonl file whose rows are held out; by default the data set's own test or validation
     split is held out, or a tenth of its questions"""

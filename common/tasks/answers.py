@@ -47,10 +47,12 @@ tags. For example, for 15-(3*2):
 
 
 def prompt(system: str, user: str) -> list[dict]:
+    """Returns the messages of a prompt: the instructions, and what the user says."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def solve_prompt(question: str) -> list[dict]:
+    """Returns the messages that ask for a solution in steps, with its answer in a box."""
     return prompt(SOLVE, question)
 
 

@@ -45,6 +45,8 @@ MANY = 10  # of them get a warning, once; a few are a model's slips
 
 
 class Analysis(NamedTuple):
+    """What an analysis of a solution says: which steps are faulty, and a score."""
+
     defects: tuple[int, ...]  # numbers of the steps that it calls faulty, counted from 1
     score: float
 
