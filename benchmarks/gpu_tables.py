@@ -48,25 +48,6 @@ def cards_table() -> tuple[list, list]:
     return [*titles, *parts], rows
 
 
-def parts_table() -> tuple[list, list]:
-    one, two = need("7b"), need("7b", micro_batch=2)
-    length = f"{max(map(sum, TURNS)):,} tokens"
-    base = "base: NF4 with double quantisation; embeddings and head in bfloat16"
-    passing = two["kept"] + two["layer"] - one["kept"] - one["layer"]
-    adapters = "two adapters of rank 16 in float32, and the gradient of one"
-    logits = "log-probs: a block of logits, on 24 GB"
-    rows = [
-        (base, one["weights"], "a smaller model"),
-        (adapters, one["adapters"] + one["gradients"], "`--lora-rank`"),
-        ("Adam's moments", one["adam"], "`--lora-rank`"),
-        (f"KV cache, per row of {length}", one["kv_cache"], "`--generation-batch-size`"),
-        (f"activations, per row of {length}", passing, "`--micro-batch`"),
-        (logits, one["logprob"], "nothing; it is a 32nd of the card"),
-    ]
-    rows = [(what, f"{size / GIB:.2f}", lower) for what, size, lower in rows]
-    return ["what", "7B, GiB", "lower it with"], rows
-
-
 def used(part: dict) -> str:
     """`0.58 s`, with GiB at the highest point where they were measured."""
     seconds = f"{part['seconds']:.2f} s"
@@ -117,16 +98,3 @@ def other_table(cells: dict[str, dict]) -> tuple[list, list]:
             texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
             rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
     return ["cell", "figures"], rows
-
-
-def steps_table(cells: dict[str, dict]) -> tuple[list, list]:
-    """Every step that a script took; the first one compiles kernels."""
-    titles = ["cell", "seconds", "of them sampling", "tokens sampled", "GiB", "`--micro-batch`"]
-    rows = []
-    for name, cell in cells.items():
-        if name.startswith("step/") and "error" not in cell:
-            steps = [cell["seconds"], cell["sampling"], cell["tokens"]]
-            texts = [", ".join(f"{x:.1f}".removesuffix(".0") for x in part) for part in steps]
-            gib = f"{cell['allocated']:.1f} ({cell['reserved']:.1f})"
-            rows.append([f"`{name}`", *texts, gib, cell["micro_batch"]])
-    return titles, rows

@@ -458,9 +458,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/test-bed.md", "table: bed"): bed(),
         ("docs/real-model.md", "table: warm_up"): warm_up(),
         ("docs/one-gpu.md", "table: cards"): markdown(*gpu_tables.cards_table()),
-        ("docs/one-gpu.md", "table: parts"): markdown(*gpu_tables.parts_table()),
         ("docs/one-gpu.md", "table: measured"): markdown(*gpu_tables.measured_table(cells)),
-        ("docs/one-gpu.md", "table: steps"): markdown(*gpu_tables.steps_table(cells)),
         ("docs/one-gpu.md", "table: other"): markdown(*gpu_tables.other_table(cells)),
     }
 

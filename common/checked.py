@@ -31,7 +31,9 @@ TRLS = "completion completions completion_ids prompts trainer_state log_extra lo
 
 @dataclass(eq=False)
 class Fate:
-    """What the guards remember of a rollout, or of a joined batch, while a batch has rows of it."""
+    """What the guards remember of a rollout, or of a joined batch. Every batch that has rows of it
+    holds a reference.
+    """
 
     player: str
     rewards: torch.Tensor | None  # (B,), from which the advantages were made
@@ -71,7 +73,8 @@ class CoTrainer(cotrainer.CoTrainer):
         self.asked_in_training = None  # texts, once an evaluation has asked
         questions = [row["question"] for row in self.held_out if "question" in row]
         self.held_out_questions = {*questions, *map(stripped, questions)}
-        self.attributes = None  # what the trainer has now is not the script's
+        # names of the trainer's own attributes; all that come later are the script's
+        self.attributes = None
         self.attributes = {*vars(self)}
 
     def warn_once(self, sentence: str, more: str = ""):
@@ -85,7 +88,8 @@ class CoTrainer(cotrainer.CoTrainer):
     # ------------------------------------------------------------------ a run
     def train(self, *args, **more):
         found = super().train(*args, **more)
-        # a role of an adapter that others train; of a run that resumed, this process knows a part
+        # A player may share its adapter with players that are trained, so nothing else shows this.
+        # A resumed run has not seen its first steps, so it says nothing.
         for name in sorted(self.sampled_for - self.trained_for) if not self._resumed_at else ():
             player, adapters = self.players[name], {p.adapter for p in self.players.values()}
             if self.checks and player.lr > 0 and len(adapters) < len(self.players):
@@ -156,8 +160,9 @@ class CoTrainer(cotrainer.CoTrainer):
         return super().generate_ids(name, prompts, *rest, **more)
 
     def check_prompts(self, name: str, prompts: list):
-        """Whether prompts have known roles, end with the user's message and say something; whether
-        the small model was taught such prompts; and whether `evaluate` asks training questions.
+        """Checks that prompts have known roles, end with the user's message and are not empty.
+        Warns if the small model was not taught to answer them, or if `evaluate` asks training
+        questions.
         """
         if not prompts:  # of a process that has none
             return
@@ -189,7 +194,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 self.warn_once("`evaluate` asks training questions: its figures are not held out")
 
     def check_rollout(self, name: str, rows: list[dict]):
-        """Whether rows are groups of one prompt, and whether a question is held out."""
+        """Checks that rows are groups of one prompt, and that no question is held out."""
         player = self.player_named(name)
         G, counts = player.group_size, self.gather([len(rows)])
         if player.rewards and len(set(counts)) > 1:
@@ -217,7 +222,7 @@ class CoTrainer(cotrainer.CoTrainer):
                     f"set_rewards(batch, rewards, groups=[a key of each row])"
                 )
         copies = math.gcd(*(len([*same]) for _, same in itertools.groupby(map(str, prompts))))
-        # later on, different prompts may hold the same text of a player
+        # only in the first step: later, two prompts can be equal because they quote equal texts
         at_start, several = self.state.global_step == 0, copies < len(rows)
         if at_start and several and 1 < G < copies and copies % G == 0:
             self.warn_once(
@@ -241,8 +246,7 @@ class CoTrainer(cotrainer.CoTrainer):
 
     def check_gold(self, name: str, rows: list[dict]):
         """Warns if every prompt shows its row's gold answer or reference solution. An answer in the
-        question, or in a player's text that the prompt quotes, does not count. A single prompt may
-        show the answer: a verifier reads right solutions.
+        question, or in a player's text that the prompt quotes, does not count.
         """
         written = {text for texts in self.latest_texts.values() for text in texts if text}
         answers, references, golds = [], [], set()
@@ -350,7 +354,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 self.remember_training(part, adapter)
 
     def check_batch(self, batch: Batch):
-        """Whether this batch can be trained on as it is."""
+        """Checks that this batch can be trained on as it is."""
         if self.asked_in_evaluation is not None:
             raise ScriptError("update inside of `evaluate` would train on held-out questions")
         name, A, mask = batch.player, batch.advantages, batch.completion_mask
@@ -361,7 +365,7 @@ class CoTrainer(cotrainer.CoTrainer):
                     f"the {name} cannot be trained on what the {writer} has written: its samples "
                     f"are not the {name}'s own"
                 )
-        own_loss = type(self).loss.__qualname__ != "CoTrainer.loss"  # it may do without
+        own_loss = type(self).loss.__qualname__ != "CoTrainer.loss"  # it may need no advantages
         self.check_trained_once(batch, adapter, own_loss)
         if A is None and not own_loss:
             raise ScriptError(
@@ -394,9 +398,9 @@ class CoTrainer(cotrainer.CoTrainer):
             self.check_shares(batch)
 
     def check_trained_once(self, batch: Batch, adapter: str, own_loss: bool):
-        """Whether no row is trained on twice. A script with a loss of its own may do two things: a
-        player may learn from another player's rollout, as PRIME's reward model does, and several
-        updates may take disjoint rows of a rollout, because the loss can have PPO's ratio.
+        """Checks that no row is trained on twice. Two things are allowed to a script with a loss of
+        its own. A player may learn from another player's rollout, as PRIME's reward model does. And
+        several updates may take disjoint rows of a rollout, because the loss can have PPO's ratio.
         """
         rows = set(batch.row.tolist())
         for fate in batch.rollouts:
@@ -448,7 +452,8 @@ class CoTrainer(cotrainer.CoTrainer):
         gradient.
         """
         name, A = batch.player, batch.advantages
-        if name in self.losses_seen or self.accelerator.num_processes > 1:  # `loss` may wait
+        # with several processes a `loss` may wait for the others, and a process may have no rows
+        if name in self.losses_seen or self.accelerator.num_processes > 1:
             return
         self.losses_seen.add(name)
         rows = [*self.micro_batches(batch)[:1]]
@@ -462,7 +467,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 with torch.no_grad():
                     parts = rows[0], *rows[0].tensor_split(2)
                     whole, one, other = [self.loss(alike.take(part))[0] for part in parts]
-                # what is mistaken for a share is no small number
+                # rounding gives small differences; a mean in place of a share gives a large one
                 if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 0.01):
                     self.warn_once(
                         f"the {name}'s loss of a micro-batch is not the sum of those of its "

@@ -85,7 +85,9 @@ class Batch:
         return len(self.prompt_ids)
 
     def lengths(self) -> Tensor:
-        """Returns the number of tokens of each row's completion, (B,); of a pair's longer text."""
+        """Returns the number of tokens of each row's completion, (B,), or of the longer text of
+        each pair.
+        """
         lengths = self.completion_mask.sum(-1)
         return lengths if lengths.dim() == 1 else lengths.amax(1)
 
@@ -94,8 +96,8 @@ class Batch:
         (B, P + T) each.
 
         Position ids skip padding, because in some models attention depends on absolute positions.
-        The exception is padding in front of *all* rows. It moves the positions, and prime.py
-        measures rounding with it.
+        Only padding that stands in front of *all* rows moves the positions. prime.py adds such
+        padding, to measure how much the log-probs change by rounding.
         """
         ids = torch.cat([self.prompt_ids, self.completion_ids], 1)
         mask = torch.cat([self.prompt_mask, self.completion_mask], 1)

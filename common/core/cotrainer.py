@@ -7,8 +7,8 @@ batches to train on, in order. It is written with these verbs:
     rollout(player, rows)            samples completions and rewards them -> batch with advantages
     generate(player, prompts)        samples without training -> texts (generate_ids: token ids)
     set_rewards(batch, rewards)      sets rewards that are known only later, and group advantages;
-                                     of several rollouts together; groups= compares other rows
-    concat(batches)                  joins several rollouts of one adapter to one batch
+                                     it also takes several rollouts, or other groups
+    concat(batches)                  joins several rollouts of one adapter into one batch
     completions(player, prompts, ids), pairs(player, prompts, pairs)
                                      make a batch of texts that this step has not sampled
     update(batch)                    trains immediately, before `step` continues
@@ -70,7 +70,8 @@ class Player:
     reads: int = 0
     """largest number of tokens of other players' texts in its prompt; memory is planned from it"""
     rows: int = 1
-    """sequences for each row of --micro-batch, which is 2 for pairs; memory is planned from it"""
+    """sequences in a row of a micro-batch: 2 if the player is trained on pairs; memory is planned
+    from it"""
 
 
 class CoTrainer(PlayersTrainer):
@@ -467,7 +468,8 @@ class CoTrainer(PlayersTrainer):
             batch.advantages = batch.advantages if A is None else A[rows]
             for note, reward in zip(batch.notes, R[rows].tolist()):
                 note["rewards"]["total"] = reward
-            if self.player_named(batch.player).rewards:  # `rollout` has logged this without them
+            # `rollout` has logged this of the reward functions' rewards, which R replaces
+            if self.player_named(batch.player).rewards:
                 self._sums.pop(f"{batch.player}/frac_reward_zero_std", None)
             its_groups = None if groups is None else groups[rows]
             self.log_rewards(batch.player, "total_reward", R[rows], its_groups)
@@ -489,7 +491,7 @@ class CoTrainer(PlayersTrainer):
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
             logp, entropy = self.engine.token_logps(self.model.get_base_model(), batch, temperature)
-        # a gradient means: scored under the player that is trained, which has sampled the batch
+        # a gradient means that `loss` scores the batch under the player that is trained
         if logp.requires_grad and batch.sampled_logps is not None:
             gap = (logp.detach() - batch.sampled_logps).abs()[batch.completion_mask.bool()]
             self.log_mean("co/sampler_gap", gap)

@@ -1,12 +1,11 @@
 """Which token is drawn: each token has a uniform number of its own, which is a hash and needs no
 generator with a state.
 
-A generator with a state gives the n-th draw of a process. Then a text would depend on how many rows
-were sampled before it: on the parts in which a step's rows are sampled, which on a GPU follow from
-its free memory, on the engine, and on the number of processes. Here the number is a hash of what
-the token is for: seed, step, player, call, row and place in the completion. So a seed means the
-same texts, however the work is divided and wherever a run resumes. Only the rounding of the logits
-can change a text.
+With a generator that has a state, a text would depend on how many rows the process has sampled
+before it. That number depends on the number of processes, and on a GPU on its free memory. Here the
+number is a hash of what the token is for: seed, step, player, call, row and place in the
+completion. So a seed means the same texts, however the work is divided and wherever a run resumes.
+Only the rounding of the logits can change a text.
 
 Shapes: b rows that are sampled together.
 """

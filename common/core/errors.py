@@ -21,10 +21,10 @@ def visible(text: str) -> str:
 def say(text: str):
     """Prints a line of the run; only the main process prints."""
     text = visible(text)
-    if os.environ.get("RANK", "0") == "0":  # as accelerate has it, which imports torch
+    if os.environ.get("RANK", "0") == "0":  # accelerate knows it too, but would import torch
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # `| head` has seen enough: as Ctrl-C, see Run.on_step_end
+        except BrokenPipeError:  # `| head` has seen enough; Run.on_step_end then ends the run
             sys.stdout = NOBODY
         except UnicodeEncodeError:  # a model may write what a terminal cannot show
             print(text.encode("ascii", "backslashreplace").decode(), flush=True)

@@ -18,15 +18,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor
 
 READ_AT_ONCE = {"cpu": 512, "cuda": 64}
-"""Tokens of each row that go through the model in one pass while prompts are read; on a GPU, for
-each 24 GiB of its memory. If a long prompt were read in a single pass, the MLP would need more
-memory than the KV cache takes.
+"""Tokens of each row that go through the model in one pass while prompts are read. If a long prompt
+were read in a single pass, the MLP would need more memory than the KV cache takes.
 """
 
 
 def read_at_once(kind: str, gpu_bytes: int | None = None) -> int:
-    """Returns READ_AT_ONCE of a kind of device; a GPU has it once for each 24 GiB of its memory,
-    and at least once.
+    """Returns how many tokens of each row this kind of device reads in one pass: READ_AT_ONCE. A
+    GPU reads as many for each 24 GiB of its memory.
 
     gpu_bytes: a GPU's memory; by default the memory of the GPU that is there.
     """

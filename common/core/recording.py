@@ -61,8 +61,8 @@ def rows_to_show(notes: list[dict]) -> list[int]:
     completions. These are its first completion, and the next completion with another reward; if all
     have the same reward, the last completion.
 
-    Prompts with two rewards come first, because a contrast shows credit. Proportions are in the
-    metrics.
+    Prompts whose two completions have different rewards come first, because they show what is
+    rewarded. So the rows are no random sample of the batch.
     """
     groups = defaultdict(lambda: defaultdict(list))  # player -> prompt -> its rows
     for i, note in enumerate(notes):

@@ -64,7 +64,7 @@ class PlayersTrainer(GRPOTrainer):
         self.train_rows, self.held_out = list(train_rows), list(held_out)
         self.saved = {}
         self._sums = {}  # metric -> (sum, count) of this process and step
-        self._resumed_at = 0  # step
+        self._resumed_at = 0  # the step after which this run was resumed
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
         config.beta = 0.0
         super().__init__(
@@ -217,8 +217,8 @@ class PlayersTrainer(GRPOTrainer):
             credit: the numbers on the tokens, (b, T), or (2b, T) for pairs.
             name: what `values` is.
             values: a number for each row or pair, which the report shows as its reward.
-            sides: of pairs, the names of who wrote the chosen and the rejected text; of
-                completions, the name of who wrote them. By default the batch's player.
+            sides: for pairs, two names: who wrote the chosen text, and who wrote the rejected text.
+                For completions, one name: who wrote them. By default it is the batch's player.
             of: what `credit` is; by default log-probabilities.
         """
         if 0 not in batch.row:
@@ -348,7 +348,7 @@ class PlayersTrainer(GRPOTrainer):
             written = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
             (written / "saved.json").write_text(json.dumps(self.saved))
             folder = Path(self.args.output_dir, written.name)
-            shutil.rmtree(folder, ignore_errors=True)  # of this step, without its state
+            shutil.rmtree(folder, ignore_errors=True)  # an earlier checkpoint of the same step
             written.rename(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):

@@ -1,19 +1,17 @@
-"""benchmarks/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures; what
-docs/scale.md says can be done. That docs/one-gpu.md holds the tables is tested in test_docs.py.
+"""benchmarks/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures;
+two players are estimated to fit their cards; the files of docs/accelerate are read. That
+docs/one-gpu.md holds the tables is tested in test_docs.py.
 """
 
-import re
 import shutil
 from pathlib import Path
 
-import tango
 from common.run.memory import GIB
 from common.tiny import TINY
 
 import gpu
 import gpu_tables
 import pytest
-import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import ROOT, write_rows
 
@@ -81,31 +79,6 @@ def test_every_plan_names_cells_that_there_are():
             named = [part for part in about if part in gpu.SHAPES]
             assert kind == "logprob" or len(named) == 1
             assert kind != "step" or about[0] in gpu.STEPS
-
-
-# ------------------------------------------------------------------ docs/scale.md
-def test_the_example_for_verl_gives_tangos_advantages():
-    """Rows of groups not side by side, responses of unlike length, one without steps."""
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/scale.md").read_text(), re.DOTALL)
-    names = {}
-    exec(block, names)
-    torch.manual_seed(0)
-    lengths = torch.tensor([9, 5, 7, 9, 1, 8])
-    mask = (torch.arange(9) < lengths[:, None]).float()
-    outcome = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-    ends = torch.tensor([[2, 4], [1, -1], [0, 5], [3, 6], [-1, -1], [2, 3]])
-    values = torch.tensor([0.5, -0.5, 1.0, -1.0]).repeat(3).reshape(6, 2)
-    values = torch.where(ends >= 0, values, torch.nan)
-    expected = sum(tango.tango_advantages(outcome, values, ends, mask, 3, 0.3))
-    rewards = torch.zeros(6, 9).scatter(1, lengths[:, None] - 1, outcome[:, None])
-    for row, (some, which) in enumerate(zip(ends, values)):
-        for end, value in zip(some.tolist(), which.tolist()):
-            if end >= 0:
-                rewards[row, end] = value
-    order = torch.tensor([3, 0, 4, 1, 5, 2])
-    index = [["a", "b"][i // 3] for i in order.tolist()]
-    found, returns = names["tango_estimator"](rewards[order], mask[order], index, alpha=0.3)
-    assert torch.allclose(found, expected[order], atol=1e-6) and torch.equal(found, returns)
 
 
 @pytest.mark.parametrize("size, micro_batch, limit", [("7b", 4, 22), ("1.5b", 4, 10)])
