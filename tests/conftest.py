@@ -51,7 +51,7 @@ SMALL = {
     "few_labels.py": "--dataset tiny --steps 6 --questions 2 --group-size 4 --micro-batch 4"
     " --ver-warmup 1 --solution-tokens 64 --judgement-tokens 112",
     "prime.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --keep-low 0.1",
-    "gar.py": "--steps 3 --questions 4 --group-size 4 --micro-batch 8",
+    "gar.py": "--steps 3 --questions 4 --group-size 4 --micro-batch 8 --seed 1",
     "cure.py": "--steps 3 --questions 2 --group-size 8 --micro-batch 8 --test-tokens 72",
     "spin.py": "--steps 8 --questions 8 --micro-batch 4 --iterations 4",
     "coverrl.py": "--steps 3 --questions 2 --group-size 4 --samples 6 --micro-batch 8",

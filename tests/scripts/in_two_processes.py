@@ -32,12 +32,13 @@ MORE["few_labels.py"] = "--steps 4 --seed 1"
 MORE["apo.py"] = "--steps 2 --rm-steps 1 --iterations 1"
 MORE["pvg.py"] = "--rounds 1 --steps 2"
 MORE["azr.py"] = "--steps 1"
+MORE["aprm.py"] = "--steps 2 --seed 1"
 MORE["deepseekmath.py"] = "--steps 4"  # the first with its generator
 MORE["self_verify.py"] = "--steps 3 --interval 2"  # the third is the verifier's
 MORE["vstar.py"] = "--steps 4 --ver-steps 1"
 MORE["rstar.py"] = "--steps 2 --ver-steps 1"
 MORE["sweet_rl.py"] = "--steps 2 --critic-steps 1"
-"""Arguments of the runs here; with seed 1 the verifier's first judgements differ in their rewards.
+"""Arguments of the runs here; with seed 1 the first judgements differ in their rewards.
 All other scripts train every player within two steps."""
 last = {}
 update, add_up_gradients = CoTrainer.update, CoTrainer.add_up_gradients

@@ -84,8 +84,7 @@ def rows_of(trainer) -> list[dict]:
 
 
 def test_a_step_judges_first_and_then_trains_both(tmp_path):
-    trainer = make_gar(tmp_path)
-    torch.manual_seed(0)
+    trainer = make_gar(tmp_path, seed=1)
     cut, judge_often = [], trainer.judge_often
     trainer.judge_often = lambda rows, slices: cut.extend(slices) or judge_often(rows, slices)
     trainer.over_all_processes = lambda fn, rewards: 2 * fn(rewards)
