@@ -154,7 +154,7 @@ def figure_of(row: dict, key: str = "") -> str:
 
 def with_both_sets(row: dict) -> str:
     """Where there is an earlier set of runs, too, also the figure of both."""
-    both = f" ({figure_of(row, 'pooled')} with an earlier set of runs)" if row["pooled"] else ""
+    both = f" (over these and earlier runs {figure_of(row, 'pooled')})" if row["pooled"] else ""
     return figure_of(row) + both
 
 
@@ -193,7 +193,8 @@ def counted(rows: list[dict]) -> str:
     found = Counter(map(stands, after))
     return (
         f"Of {len(rows)} claims the 95 % interval of {len(apart)} leaves out zero, and "
-        f"{len(after)} stand after Holm's correction for {SHOWN['family']} comparisons. Of these "
+        f"{len(after)} stand after Holm's correction. The correction counts {SHOWN['family']} "
+        "comparisons, because comparisons that were claims before count also. Of the "
         f"{len(after)}, {found[SIGNS[0]]} have the sign that the paper reports, {found[SIGNS[1]]} "
         f"have the opposite sign, and for {found[SIGNS[2]]} no paper reports the comparison.\n"
     )
@@ -307,14 +308,17 @@ def block(name: str, rows: list[dict] = ()) -> str:
         return f"Not measured yet: `python benchmarks/evidence.py {name}`.\n"
     seed = min(runs_of(name, ran[0]))
     variant = ran[0] if re.fullmatch(r"[\w-]+", ran[0]) else json.dumps(ran[0])
-    text = f"`python benchmarks/evidence.py {name} {variant} --seed {seed}` runs seed {seed} of "
-    text += "row one and prints it beside the committed run; the other rows likewise."
+    text = (
+        f"`python benchmarks/evidence.py {name} {variant} --seed {seed}` runs seed {seed} of the "
+    )
+    text += f"row *{ran[0]}* and prints it beside the committed run; other rows likewise."
     missing = [v for v in experiment.variants if v not in ran and experiment.variants[v].seeds]
     text += f" Not run yet: {', '.join(missing)}." * bool(missing) + f" {provenance(name)}\n\n"
     claimed = {claim.name for claim in CLAIMS if claim.experiment == name}
     if own := [row for row in rows if row["claim"] in claimed]:
-        claims = "; ".join(f"{r['claim']} {with_both_sets(r)}, {verdict(r)}" for r in own)
-        text += f"[Claims](measured.md#claims): {claims}.\n\n"
+        text += "[Claims](measured.md#claims), and what Holm's correction leaves of each:\n\n"
+        lines = [f"- {r['says']}: {with_both_sets(r)}, {verdict(r)}.\n" for r in own]
+        text += "".join(lines) + "\n"
     if experiment.panels:
         text += f"![{name}: curves](evidence/{name}.png)\n\n"
     return text + table(name)
