@@ -317,7 +317,7 @@ def block(name: str, rows: list[dict] = ()) -> str:
     claimed = {claim.name for claim in CLAIMS if claim.experiment == name}
     if own := [row for row in rows if row["claim"] in claimed]:
         text += "[Claims](measured.md#claims), and what Holm's correction leaves of each:\n\n"
-        lines = [f"- {r['says']}: {with_both_sets(r)}, {verdict(r)}.\n" for r in own]
+        lines = [f"- {r['says']}: {figure_of(r)}, {verdict(r)}.\n" for r in own]
         text += "".join(lines) + "\n"
     if experiment.panels:
         text += f"![{name}: curves](evidence/{name}.png)\n\n"
