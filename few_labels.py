@@ -1,19 +1,20 @@
 r"""Few labels: 32 answers train a verifier, whose verdicts train the generator on all questions.
 
-    python few_labels.py                                  the small model on a CPU, 6 minutes
+    python few_labels.py                                  on a CPU, 6 minutes
     python few_labels.py --verifier beforehand            the verifier is trained first, then frozen
     python few_labels.py --verifier frozen --steps 40     the verifier is never trained
     python few_labels.py --verifier none --steps 40       plain GRPO on the same 32 answers
 
 This is no paper's method, but a fork of tango.py: the class overrides what differs, and inherits
-everything else. docs/few_labels.md has a command for every row of its table.
+everything else. Without --model both train the small model that comes with the repository.
+docs/few_labels.md has a command for every row of its table.
 
 What differs
     VERIFIER = `verifier_step`: it learns from questions whose answer is known
     GENERATOR = `generator_step`: it learns from all questions
-      r_out = [the answer is right]       if the answer is known; A is tango's
-      r_out = [every step is accepted]    if it is not;           A = (r_out - mean) / std
-      With --votes V the steps must be accepted in each of V judgements.
+      r_out = [the answer is right]       if the answer is known;    A as in tango.py
+      r_out = [every step is accepted]    if no answer is known;     A = (r_out - mean) / std
+      With --votes V each of V judgements must accept every step.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens.
 """
@@ -36,17 +37,17 @@ import torch
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(tango.Args):  # another default is the same field again
+class Args(tango.Args):  # fields of tango.Args that stand here again have another default
     verifier: Literal["co-trained", "beforehand", "frozen", "none"] = "co-trained"
-    """beforehand = it has as many of the --steps as co-trained, all of them first, and is frozen
-    then; frozen = untrained, none = plain GRPO on the known answers; with these two all --steps are
-    the generator's"""
+    """beforehand = the verifier's steps, as many as with co-trained, all come first, and then it is
+    frozen; frozen = untrained, none = plain GRPO on the known answers; with these two all --steps
+    are the generator's"""
     labels: CountOrZero = 32
     """number of training questions whose answers are known; 0: all"""
     votes: Several = 1
     """V, judgements of a solution whose answer is not known; all must accept it"""
     dataset: str = "tiny-hard"
-    """as in tango.py; here the small model's questions with five or six operations"""
+    """as in tango.py; the default is the small model's questions with five or six operations"""
     steps: Count = 90
     """optimiser steps, both players together; 40 of these 90 are the generator's"""
     lr: Weight = per_model(tiny=1e-3, real=2e-5)
@@ -54,7 +55,7 @@ class Args(tango.Args):  # another default is the same field again
     ver_warmup: CountOrZero = 10
     """verifier steps before everything else"""
     gen_steps: CountOrZero = 1
-    """N_g, generator steps per cycle; at 3 the generator outran its verifier on one of two seeds"""
+    """N_g, generator steps per cycle (tango.py: 3)"""
     eval_every: CountOrZero = 20
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: Count = per_model(tiny=128, real=128)
@@ -71,8 +72,8 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
 def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
     every step. It is 0 if the verifier rejects a step, if its verdicts do not fit the steps, or if
-    the solution has no step or no answer. So a further step never raises the reward. (By the step
-    rewards of tango.py alone, four rejected steps, or none at all, can beat one rejected step.)
+    the solution has no step or no answer. So a further step never raises the reward. (With the step
+    rewards of tango.py alone a solution of four rejected steps can beat a solution of one.)
     """
     both = zip([judgement.verdicts for judgement in judgements], solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
@@ -115,14 +116,14 @@ class FewLabels(tango.Tango):
             return super().generator_step([row for row in known for _ in range(M)])
         batch, votes = self.rollout("generator", rows), []
         for _ in range(self.cfg.votes):
-            judgements = self.ask_verifier(rows, batch)  # B; metrics and report are of the last
+            judgements = self.ask_verifier(rows, batch)  # B; the last ones are reported
             votes.append(all_accepted(judgements, batch.texts))
         accepted = torch.stack(votes).amin(0).to(batch.rewards)  # (B,): by all votes
         unknown = batch.rewards.isnan()  # (B,)
         r_out = torch.where(unknown, accepted, batch.rewards)  # (B,)
         alpha = self.alpha()
-        # alpha is 0 where verdicts are r_out already; the rows of a group have one question, so all
-        # of them have the answer or none has
+        # Where verdicts are r_out already, A has no step term. All rows of a group have the same
+        # question, so the answer is known for all of them or for none.
         self.set_advantages(batch, r_out, judgements, alpha * ~unknown[:, None])
         self.log_mean("generator/all_steps_accepted", accepted)
         self.report_generator(rows, batch, judgements, alpha)

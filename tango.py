@@ -15,13 +15,14 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
 
 RL sees no labels of steps: the verifier gets better at judging steps only if that improves its
 final verdict. (The small model, which comes with the repository, learnt to judge steps before RL.)
-The generator is rewarded for its answer and for the verdicts on its steps. The final verdict is no
-part of its reward, so it earns nothing by fooling it.
+The generator is rewarded for its answer and for the verdicts on its steps, and not for the final
+verdict.
 
 Our changes that matter (docs/tango.md has more)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
-    3. The supervised warm-up is a command of its own, for both players: common/run/warm_up.py.
+    3. Supervised training before RL is a command of its own, for both players:
+       common/run/warm_up.py. (--ver-warmup counts RL steps.)
     4. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.
@@ -69,7 +70,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     alpha_end: Share = 0.001
     """what --alpha falls to by the end (paper: 0.001); --alpha 1 --alpha-end 1 keeps it at 1"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation: frozen = untrained, none = plain GRPO; then all --steps are the generator's"""
+    """ablation: frozen = untrained, none = plain GRPO; with both all --steps are the generator's"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
@@ -216,7 +217,8 @@ def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> t
     alone = (~r_step.isnan()).unflatten(0, (-1, group_size)).sum((1, 2)) == 1  # (P,)
     z = torch.where(alone.repeat_interleave(group_size)[:, None], r_step.nan_to_num(0.0), z)
     # A_step[t] = SUM of the z of steps that end at or after t: no mean, no discount
-    at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)  # z is 0 at -1
+    # A missing step has the index -1, which becomes 0, and its z is 0, so it adds nothing there.
+    at_ends = torch.zeros_like(A_out).scatter_add(1, tokens.clamp(min=0), z)
     A_step = return_to_go(at_ends, mask)  # (B, T)
     # A = (1 - alpha) A_out + alpha A_step. Each is normalised by itself: the paper found it less
     # stable to add the rewards first.
@@ -263,8 +265,8 @@ class Tango(CoTrainer):
         return batch
 
     def ask_verifier(self, rows, batch) -> list[Judgement]:
-        """A judgement of each of B solutions."""
-        # It samples at temperature 1: a stochastic verifier is harder to game, the paper says.
+        """Returns a judgement of each of B solutions."""
+        # Judgements are sampled at temperature 1: the paper says this makes gaming harder.
         prompts = [verify_prompt(row["question"], s) for row, s in zip(rows, batch.texts)]
         batch.extras["judgement"] = self.generate("verifier", prompts)
         return [parse_judgement(text) for text in batch.extras["judgement"]]
@@ -297,7 +299,7 @@ class Tango(CoTrainer):
         return batch
 
     def alpha(self) -> float:
-        """It falls with the generator's steps, not with all steps."""
+        """Returns the weight of the step advantage, which falls with the generator's steps."""
         if self.cfg.verifier == "none":
             return 0.0
         steps = [n for n in range(self.cfg.steps) if self.player_at(n) == "generator"]
@@ -318,7 +320,8 @@ class Tango(CoTrainer):
 
     # --- what is logged and shown; nothing below affects training; all processes call it
     def report_generator(self, rows, batch, judgements, alpha):
-        # batch.rewards says here who is right; with a further reward function, log is_correct.
+        # batch.rewards says who is right, because outcome_reward is the only reward function. In a
+        # fork with a further reward function, log is_correct here.
         known = ~batch.rewards.isnan()  # (B,): all, unless a fork knows only some answers
         self.log_mean("generator/accuracy", batch.rewards[known])
         self.log_mean("co/alpha", alpha)
@@ -342,7 +345,7 @@ class Tango(CoTrainer):
             note["gold"] = gold_steps(row["question"], row["solution"])
 
     def report_verdicts(self, judgements: list[Judgement], labels: list[bool]):
-        """Co-training that goes wrong shows here first."""
+        """Logs how verdicts compare with gold. Co-training that goes wrong shows here first."""
         judgements, labels = self.gather(judgements), self.gather(labels)
         if not labels:
             return
@@ -426,7 +429,7 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; a step prints the first metric of each
+CURVES = {  # panels of report.html; each step prints the first metric of every panel
     "generator": ["generator/accuracy"],
     "verifier": ["verifier/balanced_accuracy", "verifier/tpr", "verifier/tnr", "verifier/parsed"],
     "health": ["verifier/says_correct", "co/verdict_minus_gold", "generator/frac_advantage_zero"],
