@@ -83,7 +83,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
 
     def check(self):
         if self.dataset not in LEVELS and (self.check_cost or self.corruptor == "misconceptions"):
-            what = "--check-cost and --corruptor misconceptions are for embedded questions only"
+            what = "--check-cost and --corruptor misconceptions are for the small model's questions"
             raise UserError(f"--dataset {self.dataset}: {what}.")
 
 

@@ -289,7 +289,7 @@ class Gar(CoTrainer):
         if silent > self.cfg.silent_share:
             helps = "Train it first (--sft-labels), or allow longer judgements."
             if self.cfg.model == "tiny" and self.cfg.dataset not in LEVELS:
-                helps = "The embedded model knows embedded questions only; take another --model."
+                helps = "The small model knows its own questions only; take another --model."
             raise UserError(
                 f"step {self.state.global_step}: {silent:.0%} of the judgements have no "
                 f"**YES** or **NO** within --judgement-tokens {self.cfg.judgement_tokens}. {helps}"

@@ -90,9 +90,9 @@ if __name__ == "__main__":  # before torch and TRL are imported, which takes ten
     args = parse(Args)
 
 
-from common.checked import CoTrainer, Player, stripped
+from common.checked import CoTrainer, Player
 from common.core.cotrainer import Batch
-from common.core.lists import chunk, mean
+from common.core.lists import chunk, mean, stripped
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt

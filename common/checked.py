@@ -17,6 +17,7 @@ from common.core import cotrainer
 from common.core.batch import Batch
 from common.core.cotrainer import Player
 from common.core.errors import ScriptError, say
+from common.core.lists import stripped
 from common.run.memory import QUESTION_TOKENS
 from common.run.models import not_taught
 
@@ -58,9 +59,10 @@ class CoTrainer(cotrainer.CoTrainer):
     """False turns all guards off."""
 
     def __init__(self, model, players: dict[str, Player], *rest, **more):
-        if "saved" in vars(self):
+        if self.checks and "saved" in vars(self):
             raise ScriptError("set self.saved after super().__init__, which makes it")
-        check_players(players)
+        if self.checks:
+            check_players(players)
         super().__init__(model, players, *rest, **more)
         self.begin_checks()
 
@@ -71,8 +73,6 @@ class CoTrainer(cotrainer.CoTrainer):
         self.latest_texts = {}  # player -> the texts of its latest rollout
         self.losses_seen = set()  # players whose own loss was looked at
         self.asked_in_training = None  # texts, once an evaluation has asked
-        questions = [row["question"] for row in self.held_out if "question" in row]
-        self.held_out_questions = {*questions, *map(stripped, questions)}
         # names of the trainer's own attributes; all that come later are the script's
         self.attributes = None
         self.attributes = {*vars(self)}
@@ -439,7 +439,7 @@ class CoTrainer(cotrainer.CoTrainer):
 
     # ------------------------------------------------------------------ losses
     def score(self, batch: Batch):
-        if not self.turns:
+        if self.checks and not self.turns:
             raise ScriptError(
                 "score belongs in `loss`, or in `with self.playing(name)`: here nobody plays. In "
                 "`step`, take self.log_probs(name, batch)"
@@ -556,11 +556,6 @@ def check_players(players: dict[str, Player]):
 
 
 # ------------------------------------------------------------------ texts and state
-def stripped(question: str) -> str:
-    """Returns the same text for questions that differ only in spaces at the ends of their lines."""
-    return "\n".join(line.rstrip() for line in question.strip().splitlines())
-
-
 def asked_about(trainer, text: str) -> dict:
     """Returns the training row whose question a verifier's prompt shows, or {}."""
     ours = (row for row in trainer.train_rows if row.get("question") and "answer" in row)

@@ -76,7 +76,7 @@ def without_model(kind, cfg, texts=(), **attributes):
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
             self.eos_token_ids = [Characters.eos_token_id]
             self.asked_in_evaluation = None
-            self.held_out = []
+            self.held_out, self.held_out_questions = [], set()
             self.begin_checks()
             vars(self).update(attributes)
 

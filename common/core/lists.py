@@ -1,4 +1,4 @@
-"""Functions on plain lists: the mean, groups of rows, and shuffled epochs."""
+"""Functions on lists and texts: the mean, groups of rows, shuffled epochs, equal questions."""
 
 import random
 
@@ -32,3 +32,8 @@ def epochs(items: list, first: int, count: int, key: str) -> list:
         random.Random(f"{key} {number}").shuffle(order)
         taken += [items[i] for i in order[offset : offset + count - len(taken)]]
     return taken
+
+
+def stripped(question: str) -> str:
+    """Returns the same text for questions that differ only in spaces at the ends of their lines."""
+    return "\n".join(line.rstrip() for line in question.strip().splitlines())

@@ -18,11 +18,12 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from common.core.batch import Batch, as_completions, padded
 from common.core.errors import ScriptError
-from common.core.lists import epochs
+from common.core.lists import epochs, stripped
 from common.core.model import reset_adapter
 from common.core.recording import write_rows
 
@@ -62,6 +63,9 @@ class PlayersTrainer(GRPOTrainer):
         """
         self.players, self.cfg = players, cfg
         self.train_rows, self.held_out = list(train_rows), list(held_out)
+        questions = [row["question"] for row in held_out if "question" in row]
+        # what training must not see, as it stands and without spaces at the ends of lines
+        self.held_out_questions = {*questions, *map(stripped, questions)}
         self.saved = {}
         self._sums = {}  # metric -> (sum, count) of this process and step
         self._resumed_at = 0  # the step after which this run was resumed
@@ -350,6 +354,8 @@ class PlayersTrainer(GRPOTrainer):
             folder = Path(self.args.output_dir, written.name)
             shutil.rmtree(folder, ignore_errors=True)  # an earlier checkpoint of the same step
             written.rename(folder)
+            with suppress(OSError):  # one that was cut short may lie there, too
+                written.parent.rmdir()
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Loads every adapter by its own name; Trainer would load into the active adapter."""

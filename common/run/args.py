@@ -63,7 +63,7 @@ def per_model(tiny, real):
         for_tiny, for_real = tiny, real
 
         def __str__(self):  # what --help shows
-            return f"{tiny} embedded, {'else by memory' if real is None else f'{real} real'}"
+            return f"{tiny} small model, {'else by memory' if real is None else f'{real} real'}"
 
         def __hash__(self):  # tyro keeps types by their defaults, and would take this for its int
             return hash(str(self))
@@ -134,15 +134,15 @@ class RunArgs:
         own = type(self).model
         if self.model in MODELS and own in MODELS and self.model != own:
             raise UserError(
-                f"--model {self.model}: this embedded model has learnt nothing that this script "
+                f"--model {self.model}: this small model has learnt nothing that this script "
                 f"asks of it; take --model {own}."
             )
         if self.model in LEVELS and self.model not in MODELS:
             raise UserError(f"--model {self.model}: that is a data set, --dataset {self.model}.")
         if self.held_out and self.dataset in LEVELS:
             raise UserError(
-                f"--held-out {self.held_out}: the embedded questions, --dataset {self.dataset}, "
-                f"have a held-out part of their own."
+                f"--held-out {self.held_out}: the small model's questions, --dataset "
+                f"{self.dataset}, have a held-out part of their own."
             )
         for name, value in vars(self).items():
             if hasattr(value, "for_tiny"):

@@ -229,13 +229,13 @@ def not_taught(model: str, name: str, texts: list[str]) -> list[tuple[str, str]]
     """
     said, endings = [], "|".join(ENDINGS.get(model, ()))
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
-        asked = f"the embedded model has not been taught to answer what the {name} is asked"
+        asked = f"the small model has not been taught to answer what the {name} is asked"
         quoted = " ".join(texts[0].split()[-8:])[-160:]
         more = f" ({quoted!r}); docs/your-own-script.md lists what it understands"
         said.append((asked, more))
     odd = [found for text in texts if (found := misfit(text))]
     if model == "tiny" and len(odd) > len(texts) / 2:
-        asked = f"the embedded model has not been taught what the {name} is asked: {odd[0]}"
+        asked = f"the small model has not been taught what the {name} is asked: {odd[0]}"
         said.append((asked, ""))
     return said
 

@@ -53,7 +53,7 @@ def test_what_was_not_given_fits_the_model(model, expected):
     values = dataclasses.asdict(args)
     assert [type(values[k]) for k in ("lr", "tokens", "micro_batch")] == [float, int, int]
     assert json.loads(json.dumps(values)) == values  # what args.json holds
-    assert str(Args.lr) == "0.002 embedded, 2e-05 real"  # what --help shows
+    assert str(Args.lr) == "0.002 small model, 2e-05 real"  # what --help shows
 
 
 def test_what_was_given_counts_even_if_it_is_the_other_models_default():

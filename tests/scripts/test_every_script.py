@@ -56,6 +56,7 @@ def test_a_run_shows_and_leaves_what_it_says(finished, script):
     for name in [*names.split(), script, f"checkpoint-{steps}"]:
         assert (folder / name).exists(), name
     assert not (folder / "README.md").exists()  # a form of PEFT's
+    assert not (folder / ".unfinished").exists()  # where checkpoints are written
     for adapter in adapters_of(script):  # a model card, with figures and arguments
         card = (folder / adapter / "README.md").read_text()
         assert f"`{adapter}` of `{script}`" in card and f'"steps": {steps}' in card
@@ -215,7 +216,7 @@ def test_help_is_one_flat_list_with_the_defaults_of_both_kinds_of_model(script, 
         if type(field.default).__name__ == "PerModel":
             assert f"{field.default}" in text, field.name
     shown = [str(f.default) for f in fields if f.name in ("micro_batch", "eval_questions")]
-    assert all(re.fullmatch(r"\d+ embedded, \d+ real", x) for x in shown)
+    assert all(re.fullmatch(r"\d+ small model, \d+ real", x) for x in shown)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
