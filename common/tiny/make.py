@@ -155,9 +155,11 @@ def batch_loss(model, tokenizer, examples) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum")
 
 
-def train(model, tokenizer, name: str, rng, steps: int, clean_share: float, batch_size, lr):
-    """AdamW, with linear warm-up and cosine decay in each of the two stages."""
-    parts, weights = list(PARTS[name]), list(PARTS[name].values())
+def train(model, tokenizer, shares: dict, rng, steps: int, clean_share: float, batch_size, lr):
+    """AdamW, with linear warm-up and cosine decay in each of the two stages. `shares` says of every
+    part its share of the examples.
+    """
+    parts, weights = list(shares), list(shares.values())
     clean = round(steps * clean_share)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     start, done = time.time(), 0
@@ -202,7 +204,8 @@ def main():
     model = make_model(tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     rng = random.Random(args.seed)
-    train(model, tokenizer, args.name, rng, args.steps, args.clean_share, args.batch_size, args.lr)
+    shares = PARTS[args.name]
+    train(model, tokenizer, shares, rng, args.steps, args.clean_share, args.batch_size, args.lr)
     args.out = args.out or FOLDER / args.name
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
