@@ -1,6 +1,6 @@
 """Other small models on which few_labels.py can start, for the experiment `bases`:
 
-    python benchmarks/bases.py --seed 1 --drill 0.25
+    python -m benchmarks.bases --seed 1 --drill 0.25
 
 They have the shape of common/tiny/arithmetic and its tokenizer, but other initial weights, and they
 were taught only what few_labels.py asks for: to solve, and to verify step by step. `--drill` is how

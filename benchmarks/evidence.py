@@ -219,6 +219,9 @@ def command(name: str, variant: str, seed: int) -> list[str]:
     words += [chosen.script or experiment.script, *controls]
     quiet = "" if experiment.timed else QUIET
     options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed}"
+    for base in re.findall(r"runs/bases/\S+", options):
+        with MAKING:
+            make_base(base)
     for file in re.findall(r"--(?:model|dataset) (\S*[/.]\S*)", options):
         if not (ROOT / file).exists():
             raise SystemExit(f"{name} needs {file}; docs/real-model.md says where it comes from.")
@@ -293,6 +296,14 @@ def repeat(name: str, variant: str, seed: int):
         v = found["versions"]
         code = "today's code" if found.get("code") == here["code"] else "older code"
         print(f"{whose}: commit {v['commit']}, {code}, Python {v['python']}, torch {v['torch']}")
+
+
+def make_base(base: str):
+    """runs/bases/SEED-DRILL or runs/bases/SEED-DRILL-asked, a model of bases.py."""
+    if not (ROOT / base / "config.json").exists():
+        seed, share, *asked = Path(base).name.split("-")
+        words = [sys.executable, "-m", "benchmarks.bases", "--seed", seed, "--drill", share]
+        subprocess.run([*words, *["--asked" for _ in asked]], cwd=ROOT, check=True)
 
 
 def spin_base():
