@@ -456,7 +456,7 @@ def evaluate_proposer(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
     questions = [proposed_question(text) for text in texts]
     well_formed = [q != "" and tag_format(t, "question") == 1 for q, t in zip(questions, texts)]
     result = {"proposer/well_formed": mean(well_formed)}
-    if all(parse_question(row["question"]) for row in held_out):  # embedded: the grammar decides
+    if all(parse_question(row["question"]) for row in held_out):  # small model: the grammar decides
         result["proposer/answerable"] = mean([parse_question(q) is not None for q in questions])
     new = set(questions) - {"", *D}  # each counted once
     return result | {"proposer/new": len(new) / len(questions)}

@@ -83,7 +83,7 @@ def coin_solutions(tango):
 
 
 def judge_from(tango, folder: str):
-    """The verifier is that of another script's run: an adapter on the same embedded model, asked in
+    """The verifier is that of another script's run: an adapter on the same small model, asked in
     the same form, in this folder.
     """
     Tango = getattr(tango, "tango", tango).Tango  # few_labels.py is a fork of it
@@ -349,7 +349,7 @@ def labelled_by_chance(script):
 # ------------------------------------------------------------------ sweet_rl.py: references
 def others_references(script):
     """The critic is shown the solution of another question, of as many operations: the rows of the
-    embedded tasks have two lengths in turn.
+    small model's tasks have two lengths in turn.
     """
     load = script.load
 

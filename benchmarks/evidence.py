@@ -157,7 +157,7 @@ def code_of_controls(names: list[str]) -> dict[str, str]:
 
 
 def code_of(name: str, variant: str) -> str:
-    """A hash of what a run of this variant executes: the script and common/, the embedded models,
+    """A hash of what a run of this variant executes: the script and common/, the small models,
     its controls, its arguments. The prerequisites of a run are not in it.
     """
     experiment, chosen = EXPERIMENTS[name], EXPERIMENTS[name].variants[variant]
@@ -308,7 +308,7 @@ def make_base(base: str):
 
 def spin_base():
     """A model on which continued SFT has nothing left to give. SPIN starts where SFT on the human
-    answers has ended: the embedded model is trained on the right solutions of 1,200 questions for
+    answers has ended: the small model is trained on the right solutions of 1,200 questions for
     many passes, and the adapter is merged into it. Seed 21, which no experiment reports.
     """
     folder = RUNS / "spin_base"

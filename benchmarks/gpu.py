@@ -214,7 +214,7 @@ def gap(bench: Bench, size: str) -> dict:
 
 # ------------------------------------------------------------------ updates, ours and TRL's
 def arguments(micro: int, gradient_checkpointing="on") -> Args:
-    """model: an embedded one would not run on the GPU; kl: TRL's, beside ours, has no such term."""
+    """model: a small model would not run on the GPU; kl: TRL's, beside ours, has no such term."""
     more = {"micro_batch": micro, "gradient_checkpointing": gradient_checkpointing}
     args = Args(model="random weights", **more)
     args.steps, args.kl, args.save_every = 4, 0.0, 10**6

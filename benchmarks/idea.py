@@ -1,6 +1,6 @@
 """One question, by hand: docs/evidence/idea.json, for two blocks of docs/idea.md.
 
-    python benchmarks/idea.py                    the embedded model as it is
+    python benchmarks/idea.py                    the small model as it is
     python benchmarks/idea.py "trained along" RUN/verifier      and a trained verifier beside it
 
 The model solves the question many times. Its most frequent solution, which is wrong, is judged many

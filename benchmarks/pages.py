@@ -349,7 +349,7 @@ def speed() -> str:
 
 
 def bed() -> str:
-    """What the embedded models can do untrained, see bed.py."""
+    """What the small models can do untrained, see bed.py."""
     rows, columns = [], ["sampled", "greedy"]
     percent = lambda value: "-" if value is None else f"{100 * value:.0f}"  # noqa: E731
     for name, found in json.loads((FOLDER / "bed.json").read_text())["parts"].items():

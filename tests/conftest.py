@@ -376,7 +376,7 @@ def copied(finished, tmp_path):
 
 
 def build(kind, folder, args, players, prompt, rows=8, **config):
-    """A trainer on the embedded model, with adapters of rank 4; groups of 4 from the loader."""
+    """A trainer on the small model, with adapters of rank 4; groups of 4 from the loader."""
     from common import fast
     from common.core import plain
     from common.core.cotrainer import with_adapters
@@ -403,7 +403,7 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
 
 
 def make_trainer(folder, micro_batch=8, kl=0.0, **change):
-    """A Tango trainer on the embedded model: 2 questions, groups of 4, a verifier step first."""
+    """A Tango trainer on the small model: 2 questions, groups of 4, a verifier step first."""
     from tango import Args, Tango, solve_prompt
 
     cfg = {"questions": 2, "group_size": 4, "lr": 1e-3, "ver_warmup": 1, "kl": kl} | change

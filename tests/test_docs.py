@@ -298,7 +298,7 @@ def test_its_pairs_whose_prompts_differ_train_the_verifier(example, tmp_path):
     assert second["verifier/grad_norm"] == 0
 
 
-def test_the_readers_of_the_table_read_what_the_embedded_models_were_taught():
+def test_the_readers_of_the_table_read_what_the_small_models_were_taught():
     """Every demonstration can be read, and every value that the page names occurs: with one fewer
     what is well formed would be refused.
     """

@@ -1,4 +1,4 @@
-"""The embedded models and their tasks: docs/test-bed.md."""
+"""The small models and their tasks: docs/test-bed.md."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What gold labels of the embedded questions say of solutions in steps, and of the verdicts on
+"""What gold labels of the small model's questions say of solutions in steps, and of the verdicts on
 them. RL sees none of it.
 """
 
@@ -15,7 +15,7 @@ def panels(dataset: str) -> dict[str, list[str]]:
 
 def report_steps(trainer, rows: list[dict], batch, verdicts: list[list[bool]]):
     """Logs and notes the truth about the steps of B solutions and, where these were judged, about
-    the verdicts; nothing if one of the B questions is not an embedded one.
+    the verdicts; nothing if one of the B questions is not one of the small model.
 
     verdicts: of each solution. batch.extras["judgement"]: their texts, absent where none was asked.
     """

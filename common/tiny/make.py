@@ -1,4 +1,4 @@
-"""Make the embedded models: `python -m common.tiny.make arithmetic` (or programs, repairs), a good
+"""Make the small models: `python -m common.tiny.make arithmetic` (or programs, repairs), a good
 hour each at most on one core.
 
 Three Qwen3-shaped models of one million parameters with one character tokenizer, trained by plain

@@ -1,4 +1,4 @@
-"""The embedded programming tasks of cure.py and azr.py, with gold programs and outputs.
+"""Programming tasks of cure.py and azr.py for their small model, with gold programs and outputs.
 
 They are chains as in tasks.py, but modulo 100 and without divisions, with an input in place of the
 first number: "Read x. Then add 4, times 7, minus 5. Print x mod 100." The model has been trained on

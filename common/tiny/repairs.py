@@ -1,5 +1,5 @@
-r"""The embedded tasks of ssr.py, and what its model is trained on: to break programs, and to repair
-them from the tests that would have shown it.
+r"""The tasks of ssr.py for its small model, and what this model is trained on: to break programs,
+and to repair them from the tests that would have shown it.
 
 A program prints three results of its input, one on each line. To break it, the demonstrator
 changes or removes a line. To repair it he takes one hidden test after the other and goes through

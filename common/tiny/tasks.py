@@ -1,4 +1,4 @@
-"""The embedded task: chains of arithmetic modulo 61, with gold answers and gold step labels.
+"""The small model's task: chains of arithmetic modulo 61, with gold answers and gold step labels.
 
 A question is a left-nested chain such as `((42/5)+9)*7 mod 61`. Its right solution is
 
@@ -95,7 +95,7 @@ def sample_different(rng: random.Random, count: int, held_out: bool, make, steps
 
 # ------------------------------------------------------------------ prompts
 def misfit(prompt: str) -> str:
-    """In what a prompt differs from those with the same ending that the embedded model was taught;
+    """In what a prompt differs from those with the same ending that the small model was taught;
     "" if nothing is known to.
     """
     shown, _, end = prompt.strip().rpartition("\n")
@@ -162,7 +162,7 @@ def step_labels(question: str, steps: list[str], slips: bool = False) -> list[bo
 
 def faulty_steps(question: str, steps: list[str]) -> list[int] | None:
     """Numbers, from 1 on, of the steps that are faulty in themselves, see `slips`; None if the
-    question is not an embedded one.
+    question is not one of the small model.
     """
     if not parse_question(question):
         return None
@@ -171,7 +171,9 @@ def faulty_steps(question: str, steps: list[str]) -> list[int] | None:
 
 
 def gold_steps(question: str, text: str) -> list[bool] | None:
-    """`step_labels` of the <step> blocks of a text; None if the question is not an embedded one."""
+    """`step_labels` of the <step> blocks of a text; None if the question is not one of the small
+    model.
+    """
     if not parse_question(question):
         return None
     return step_labels(question, re.findall(r"<step>(.*?)</step>", text, re.DOTALL))

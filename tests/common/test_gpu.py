@@ -18,8 +18,8 @@ from conftest import ROOT, write_rows
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """The embedded tokenizer in place of Qwen's, for which the head alone would take minutes. There
-    are 16,384 ids, most of which mean nothing, so that hardly any text ends early.
+    """The small model's tokenizer in place of Qwen's, for which the head alone would take minutes.
+    There are 16,384 ids, most of which mean nothing, so that hardly any text ends early.
     """
     shutil.copytree(TINY, tmp_path / "qwen2.5-tokenizer", ignore=shutil.ignore_patterns("model*"))
     rows = [{"question": f"{i}+{i}", "answer": f"#### {2 * i}"} for i in range(100)]

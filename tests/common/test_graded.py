@@ -21,7 +21,7 @@ def worth(analysis: Analysis, ms: float) -> float:
     return ms if analysis.consistent else ms / 2
 
 
-def test_the_truth_of_embedded_solutions():
+def test_the_truth_of_the_small_models_solutions():
     assert truth_of(ROW, RIGHT) == (1.0, [])
     assert truth_of(ROW, LUCKY) == (0.5, [1])  # the second goes on as if there were no mistake
     assert truth_of(ROW, WRONG) == (0.0, [1])

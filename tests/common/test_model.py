@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A tiny Qwen2 with random weights and the embedded model's tokenizer."""
+    """A tiny Qwen2 with random weights and the small model's tokenizer."""
     folder = shutil.copytree(TINY, tmp_path_factory.mktemp("whole") / "model")
     torch.manual_seed(0)
     config = Qwen2Config(tie_word_embeddings=True, **SHAPE | {"vocab_size": 267})
@@ -169,7 +169,7 @@ def test_without_a_system_role_instructions_go_to_the_user(folder, template, end
 
 
 def test_a_template_that_knows_the_system_role_is_left_as_it_is(folder):
-    """The embedded one says in so many words that it leaves it out."""
+    """The small model's says in so many words that it leaves it out."""
     plain = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     for template in (plain, (TINY / "chat_template.jinja").read_text()):
         (folder / "chat_template.jinja").write_text(template)

@@ -42,7 +42,7 @@ def test_what_is_fast_does_not_know_the_run():
         assert not {n for n in imported(path) if n.startswith("common.run")}, path.name
 
 
-def test_the_embedded_tasks_do_not_know_those_from_anywhere():
+def test_the_small_models_tasks_do_not_know_those_from_anywhere():
     for path in (ROOT / "common" / "tiny").glob("*.py"):
         known = {n for n in imported(path) if n.startswith("common.tasks")}
         assert not known or path.name == "diagnostics.py", path.name  # of a script's report

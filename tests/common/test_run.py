@@ -140,7 +140,7 @@ def test_full_memory_ends_in_a_sentence(tmp_path, monkeypatch, no_report, error,
             run_here("tango.py", *arguments)
 
 
-def test_an_embedded_model_leaves_the_gpus_alone(tmp_path, monkeypatch, brief):
+def test_a_small_model_leaves_the_gpus_alone(tmp_path, monkeypatch, brief):
     """Two that are there, and answer to nothing: this torch was built without CUDA."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -20,7 +20,7 @@ FILLER = [
 ]
 
 
-def test_embedded_tasks(sandbox):
+def test_the_small_models_tasks(sandbox):
     train, held_out = load_tasks("tiny", 60, 20, seed=0)
     assert len(train) == 60 and len(held_out) == 20
     assert all(is_held_out(row["question"]) for row in held_out)

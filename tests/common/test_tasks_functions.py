@@ -17,7 +17,7 @@ def test_calls_of_several_tasks_come_back_by_task(sandbox):
 
 
 # ------------------------------------------------------------------ rows
-def test_embedded_functions_do_what_their_message_says(sandbox):
+def test_the_small_models_functions_do_what_their_message_says(sandbox):
     train, held_out = load_functions("tiny", 30, 12, 6, seed=1)
     assert len(train) == 30 and len(held_out) == 12
     assert not {row["program"] for row in train} & {row["program"] for row in held_out}

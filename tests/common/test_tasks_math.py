@@ -17,7 +17,7 @@ from conftest import write_rows
 
 
 @pytest.mark.parametrize("level, lengths", [("tiny", {3, 4}), ("tiny-hard", {5, 6})])
-def test_embedded_parts_never_overlap_and_the_held_out_part_is_the_same(level, lengths):
+def test_the_small_models_parts_never_overlap_and_the_held_out_part_is_the_same(level, lengths):
     """For all seeds."""
     parts = [load_questions(level, 200, 100, seed) for seed in (0, 1)]
     for train, held_out in parts:

@@ -1,5 +1,5 @@
-"""The embedded tasks against an oracle of their own, what the demonstrator believes and trusts, and
-what the embedded models can do: half, in every part."""
+"""The small models' tasks against an oracle of their own, what the demonstrator believes and
+trusts, and what these models can do: half, in every part."""
 
 import functools
 import json

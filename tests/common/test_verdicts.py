@@ -99,7 +99,7 @@ def test_any_text_can_be_read(text):
 
 
 def test_scores_that_are_refused_again_and_again_are_told_once(monkeypatch, capsys):
-    """The embedded models write 0.5, too, and a reader that allows 0 and 1 gave them rewards of 0
+    """The small models write 0.5, too, and a reader that allows 0 and 1 gave them rewards of 0
     without a word.
     """
     monkeypatch.setattr(verdicts, "REFUSED", Counter())

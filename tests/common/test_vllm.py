@@ -1,7 +1,7 @@
 """common/fast/vllm.py, on a small server in a thread, and on vLLM itself where it is installed.
 
 The small server reads a published folder by PEFT alone and answers by our sampler, from its own
-copy of the embedded model.
+copy of the small model.
 """
 
 import contextlib

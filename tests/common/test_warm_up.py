@@ -340,7 +340,7 @@ def test_figures_by_hand():
 
 # ------------------------------------------------------------------ the warm-up
 def sums(count: int) -> list[dict]:
-    """Questions that the embedded model knows, with results below 61."""
+    """Questions that the small model knows, with results below 61."""
     rng, rows = random.Random(0), {}
     while len(rows) < count:
         a, b, c = (rng.randint(1, 9) for _ in range(3))
@@ -354,7 +354,7 @@ def sums(count: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory):
-    """The embedded model, whose <step> and <think> have changed places: no step can be read."""
+    """The small model, whose <step> and <think> have changed places: no step can be read."""
     folder = shutil.copytree(TINY, tmp_path_factory.mktemp("forgetful") / "model")
     one, other = AutoTokenizer.from_pretrained(TINY).convert_tokens_to_ids(["<step>", "<think>"])
     weights = load_file(TINY / "model.safetensors")
@@ -448,7 +448,7 @@ def test_ready_is_what_two_looks_say(args, monkeypatch, until, stops):
 
 
 def test_a_model_that_writes_the_form_is_taught_to_judge_its_own(args, monkeypatch, capsys):
-    """The embedded model as it is: its solutions are sampled once, and looked at until ready."""
+    """The small model as it is: its solutions are sampled once, and looked at until ready."""
     seen = []
 
     def seeing(*inputs):

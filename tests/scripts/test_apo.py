@@ -125,7 +125,7 @@ def test_the_rms_figures_by_hand():
 
 # ------------------------------------------------------------------ `step` and `loss`
 def real(folder, **change) -> apo.Apo:
-    """The trainer on the embedded model, its two adapters apart; a round of a step for each."""
+    """The trainer on the small model, its two adapters apart; a round of a step for each."""
     sizes = {"steps": 4, "rm_steps": 1, "iterations": 2, "questions": 3, "micro_batch": 3}
     args = apo.Args(**sizes | {"pool": 8, "beta": 0.3, "rm_beta": 0.4} | change)
     trainer = build(apo.Apo, folder, args, apo.Apo.define_players(args), solve_prompt)

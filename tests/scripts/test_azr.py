@@ -47,7 +47,7 @@ def test_advantages_are_whitened_within_each_kind_and_role(seed):
     assert A.tolist() == pytest.approx(whitened([*zip(rewards, group)]), abs=1e-6)
 
 
-def test_prompts_of_the_embedded_model_are_those_of_its_demonstrations():
+def test_prompts_of_the_small_model_are_those_of_its_demonstrations():
     """It has been trained on exactly these words."""
     task = {"program": PLUS, "inputs": ["5", "6"], "outputs": ["8", "9"], "message": "add ?"}
     prompts = [azr.task_prompt(task | {"kind": kind}) for kind in azr.KINDS]

@@ -44,9 +44,9 @@ def test_whatever_is_written_the_verdict_is_behind_the_rationale(parts):
         assert said.endswith(genrm.VERDICTS[0 if verdict else 1])
 
 
-# ------------------------------------------------------------------ on the embedded model
+# ------------------------------------------------------------------ on the small model
 def real(folder, **change) -> genrm.GenRM:
-    """The trainer on the embedded model, whose adapter is no longer the base."""
+    """The trainer on the small model, whose adapter is no longer the base."""
     args = genrm.Args(**{"questions": 2, "micro_batch": 2, "solve_weight": 1.0} | change)
     trainer = build(genrm.GenRM, folder, args, genrm.GenRM.define_players(args), solve_prompt)
     perturb(trainer, 0.05)

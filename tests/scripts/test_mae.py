@@ -179,7 +179,7 @@ def test_two_processes_share_what_seed_and_step_draw():
 
 # ------------------------------------------------------------------ one real step
 def make_mae(folder, **change):
-    """A trainer on the embedded model, 4 rows of each role, 12 seeds."""
+    """A trainer on the small model, 4 rows of each role, 12 seeds."""
     args = mae.Args(questions=4, micro_batch=4, seed_questions=12, lr=1e-3, steps=4, **change)
     trainer = build(mae.Mae, folder, args, mae.Mae.define_players(args), mae.solve_prompt)
     seeds = [row["question"] for row in trainer.train_rows[:12]]

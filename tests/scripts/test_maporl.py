@@ -168,7 +168,7 @@ def test_what_is_cut_in_its_thoughts_has_no_answer():
 
 
 def test_the_placebo_shows_another_questions_text():
-    """In the prompt that the embedded model has been taught."""
+    """In the prompt that the small model has been taught."""
     texts = [[f"alice {i}" for i in range(4)], [f"bob {i}" for i in range(4)]]
     trainer = given_texts({}, placebo=True)
     for i, asked in enumerate(trainer.debate_prompts(twice("q1", "q2"), texts, agent=0)):

@@ -106,7 +106,7 @@ def test_who_is_fooled_by_hand():
 
 # ------------------------------------------------------------------ `step` and `loss`
 def real(folder, **change) -> pvg.Pvg:
-    """The trainer on the embedded model, its three adapters apart."""
+    """The trainer on the small model, its three adapters apart."""
     sizes = {"steps": 6, "ver_steps": 1, "rounds": 2, "questions": 2, "group_size": 4, "pairs": 3}
     args = pvg.Args(
         **sizes | {"micro_batch": 3, "pool": 8, "beta": 0.4, "regulariser": 0.2} | change

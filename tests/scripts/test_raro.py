@@ -80,7 +80,7 @@ def test_a_step():
     # the expert's solution stands where it is said to stand
     asked = []
     for _, text in trainer.asked[4:]:
-        assert text.endswith("Which is sounder?")  # as the embedded model has been taught
+        assert text.endswith("Which is sounder?")  # as the small model has been taught
         asked.append(text.partition("Solution 1:\n")[2].split("Solution 2:\n"))
     for place, ours, (first, second) in zip(expert, (7, 8, 7, 9), asked):
         assert (first if place == "1" else second).startswith("<step>x=7?<")

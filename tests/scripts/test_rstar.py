@@ -210,9 +210,9 @@ def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
     given_texts([RIGHT] * 4, width=9, ver_steps=0).start()  # nobody needs pairs
 
 
-# ------------------------------------------------------------------ losses, on the embedded model
+# ------------------------------------------------------------------ losses, on the small model
 def real(folder) -> rstar.RStar:
-    """The trainer on the embedded model, its two adapters apart."""
+    """The trainer on the small model, its two adapters apart."""
     args = rstar.Args(questions=2, micro_batch=2, beta=0.3, steps=2, ver_steps=1)
     trainer = build(rstar.RStar, folder, args, rstar.RStar.define_players(args), solve_prompt)
     perturb(trainer, 0.05)

@@ -48,7 +48,7 @@ def test_answers_with_the_same_text_are_one_with_all_their_readings():
 # ------------------------------------------------------------------ the loss
 @pytest.fixture
 def trainer(tmp_path):
-    """Two pairs a step, on the embedded model."""
+    """Two pairs a step, on the small model."""
     args = sr.Args(questions=2, micro_batch=2, beta=0.3, samples=2, readings=1, pool=2, steps=3)
     players = sr.SelfRewarding.define_players(args)
     return build(sr.SelfRewarding, tmp_path, args, players, sr.solve_prompt, rows=4)

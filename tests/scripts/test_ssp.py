@@ -195,7 +195,7 @@ def test_ablations(change, trained, advantages):
         assert trainer.saved == {"pool": {}}
 
 
-def test_an_embedded_question_must_not_name_its_value():
+def test_a_question_for_the_small_model_must_not_name_its_value():
     found = given_texts().gate(tagged("7*1 mod 61", "(19/1)/1 mod 61", A), [None] * 3)
     assert [(q.valid, q.answer) for q in found] == [(False, "7"), (False, "19"), (True, "3")]
 

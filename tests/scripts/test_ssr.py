@@ -54,7 +54,7 @@ def test_a_test_of_several_lines_stands_on_one():
     assert text == "```python\nprint(1)\n```\nTests:\n2\\n1 3->4\n"
 
 
-def test_prompts_are_those_that_the_embedded_model_has_been_taught():
+def test_prompts_are_those_that_the_small_model_has_been_taught():
     def parts(user: str) -> tuple[str, list]:
         program = re.search(r"```python\n(.*)\n```", user, re.DOTALL)[1]
         return program, re.findall(r"^(?:\d: )?(\d+)->(.*)$", user, re.MULTILINE)
@@ -72,7 +72,7 @@ def test_prompts_are_those_that_the_embedded_model_has_been_taught():
     assert [*map(set, zip(*endings))] == [{"Change a line.", "Remove a line."}] * 2
 
 
-def test_there_are_only_so_many_embedded_programs():
+def test_there_are_only_so_many_programs_for_the_small_model():
     """A run that wants more gets those that there are; once it looked for others without an end."""
     rows = repairs.sample_rows(0, 2000, held_out=True)
     programs = map(repairs.format_lines, itertools.permutations(repairs.EVERY, repairs.LINES))

@@ -100,9 +100,9 @@ def test_weights_are_one_over_the_length_of_the_turn():
     assert sweet_rl.token_weights([9], [[1, 2], [3]], False) == [0, 1, 1, 1]
 
 
-# ------------------------------------------------------------------ on the embedded model
+# ------------------------------------------------------------------ on the small model
 def real(folder, **change) -> sweet_rl.SweetRL:
-    """The trainer on the embedded model, its two adapters apart."""
+    """The trainer on the small model, its two adapters apart."""
     args = sweet_rl.Args(**{"questions": 2, "micro_batch": 2, "beta": 0.3} | change)
     players = sweet_rl.SweetRL.define_players(args)
     trainer = build(sweet_rl.SweetRL, folder, args, players, solve_prompt)

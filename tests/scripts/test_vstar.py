@@ -44,9 +44,9 @@ def test_memory_is_planned_for_completions_behind_the_beginning_of_a_solution(ve
     assert (players["generator"].reads, players["generator"].max_tokens) == (reads, 80)
 
 
-# ------------------------------------------------------------------ on the embedded model
+# ------------------------------------------------------------------ on the small model
 def real(folder, verifier="dpo") -> vstar.VStar:
-    """The trainer on the embedded model, its two adapters apart."""
+    """The trainer on the small model, its two adapters apart."""
     args = vstar.Args(verifier=verifier, questions=2, micro_batch=2, beta=0.3)
     trainer = build(vstar.VStar, folder, args, vstar.VStar.define_players(args), solve_prompt)
     perturb(trainer, 0.05)
