@@ -25,7 +25,6 @@ import controls
 import evidence
 import pages
 import pytest
-import standing
 import torch
 import tyro
 import verifiers
@@ -707,38 +706,7 @@ def test_labels_by_chance_keep_their_balance():
     assert 10 <= sum(a["right"] is b["right"] for a, b in zip(found, rows)) <= 30
 
 
-# ------------------------------------------------------------------ the standing table
-def test_a_scripts_row_is_read_from_its_run_and_paired_by_seed():
-    rows = [{"eval/bob/accuracy": 0.2, "eval/judge/balanced_accuracy": 0.5, "seconds": 1}]
-    rows += [{"step": 1, "co/sampled_tokens": 30, "seconds": 2}]
-    rows += [{"step": 2, "co/sampled_tokens": 12, "seconds": 3}]
-    rows += [{"eval/bob/accuracy": 0.6, "eval/judge/balanced_accuracy": 0.7, "seconds": 4}]
-    found = standing.figures(rows, {"x": ["bob/loss"], "y": ["bob/accuracy", "al/accuracy"]})
-    expected = {"accuracy": [0.2, 0.6], "verifier": [0.5, 0.7], "tokens": 42, "seconds": 4}
-    assert found == expected
-    expected["solutions"] = standing.solutions({"questions": 4, "group_size": 8})
-    assert standing.figures(rows, {})["accuracy"] is None
-    runs = lambda *after: {  # noqa: E731
-        str(seed): expected | {"accuracy": [0.2, x]} for seed, x in enumerate(after)
-    }
-    assert standing.compared(runs(0.6, 0.7), runs(0.5, 0.5)) == "+15.0 [-48.5, 78.5]"
-    assert standing.compared(runs(0.6), runs(0.5, 0.5)) == "+10.0"
-    assert standing.compared(runs(0.6), {"0": expected | {"accuracy": None}}) == "-"
-    line = standing.row_of("a.py", runs(0.6, 0.8))
-    assert line == ["a.py", "2", "20 -> 70", "50 -> 70", "32", "42", "4"]
-
-
-def test_our_rows_are_the_runs_in_docs_evidence():
-    """With what is not a default, and only those of the level and of its model."""
-    ours = standing.known("tiny")
-    assert {"tango.py", "score.py", "score.py --stage1-steps 0 --alpha 0"} <= ours.keys()
-    assert not any("--dataset" in row or "azr" in row or "ssr" in row for row in ours)
-    run = evidence.runs_of("score", "SCoRe")[0]
-    accuracies = [e["eval/second/accuracy"] for e in run["evaluations"]]
-    assert ours["score.py"]["0"]["accuracy"] == [accuracies[0], accuracies[-1]]
-    assert "tango.py --steps 36 --verifier none --lr 0.002" in standing.known("tiny-hard")
-
-
+# ------------------------------------------------------------------ verifiers on the same solutions
 def test_a_verifier_of_truth_and_one_of_tone_are_told_apart(monkeypatch):
     """Of two questions with a right solution each, and one whose second step is wrong."""
     made = []
