@@ -158,7 +158,7 @@ class Bench:
 
 def log_prob(bench: Bench, hidden: str) -> dict:
     size = (64, int(hidden), 4096) if bench.tiny else (16384, int(hidden), 151936)
-    return {"peers": logprob.measure(size, True, 2 if bench.tiny else 10)}
+    return {"peers": logprob.measure(size, 2 if bench.tiny else 10)}
 
 
 # ------------------------------------------------------------------ rollouts, and their log-probs

@@ -56,13 +56,10 @@ METHODS = {"ours": ours, "TRL's fused head": trl, "Liger": liger, "plain autogra
 METHODS |= {"cut-cross-entropy": cce} if GPU else {}
 
 
-def once(method, hidden, weight, targets, upstream, train: bool) -> torch.Tensor:
-    """The log-probs of one forward and, if `train`, backward pass."""
-    leaf = hidden.detach().requires_grad_(train)
-    with torch.set_grad_enabled(train):
-        logp = method(leaf, weight, targets)
-        if train:
-            logp.backward(upstream.to(logp.dtype))
+def once(method, hidden, weight, targets, upstream) -> torch.Tensor:
+    """The log-probs of one forward and backward pass."""
+    logp = method(hidden.detach().requires_grad_(), weight, targets)
+    logp.backward(upstream.to(logp.dtype))
     return logp.detach()
 
 
@@ -75,7 +72,7 @@ def make_inputs(n: int, h: int, v: int) -> tuple:
     return hidden, weight, torch.randint(v, (n,), **draw), torch.randn(n, **draw)
 
 
-def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]:
+def measure(size: tuple[int, int, int], repeats: int) -> list[dict]:
     """A row per peer; what does not run here is left out, and says so."""
     inputs = hidden, weight, targets, _ = make_inputs(*size)
     some = slice(0, min(len(targets), 256))
@@ -83,7 +80,7 @@ def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]
     exact = logits.log_softmax(-1).gather(1, targets[some, None])[:, 0]
     runs = {}
     for name, method in METHODS.items():
-        run = partial(once, method, *inputs, train)
+        run = partial(once, method, *inputs)
         try:
             run()
         except Exception as error:
@@ -93,9 +90,9 @@ def measure(size: tuple[int, int, int], train: bool, repeats: int) -> list[dict]
         runs[name] = run
     rows, last = with_memory(runs, repeats)
     errors = {name: (logp[some].double() - exact).abs().max().item() for name, logp in last.items()}
-    kind, (N, H, V) = "forward+backward" if train else "forward", size
+    N, H, V = size
     for row in rows:
-        row["what"] = f"log-probs, {kind}, {N} tokens, hidden {H}, vocabulary {V:,}"
+        row["what"] = f"log-probs, forward+backward, {N} tokens, hidden {H}, vocabulary {V:,}"
         row["errors"] = [errors["ours"], errors[row["against"]]]
     return rows
 
@@ -130,8 +127,7 @@ def main():
     if not GPU:
         keep(layer(args.repeats), args.out)
     for size in SIZES:
-        for train in (True, False):
-            keep(measure(size, train, args.repeats), args.out)
+        keep(measure(size, args.repeats), args.out)
 
 
 if __name__ == "__main__":

@@ -338,8 +338,6 @@ def speed() -> str:
     """Our time over theirs, see side_by_side.py."""
     rows = []
     for r in json.loads((FOLDER / "speed_cpu.json").read_text())["rows"]:
-        if "forward, " in r["what"]:  # a part of what is trained
-            continue
         times = "{:.2f}x [{:.2f}, {:.2f}]".format(r["ratio"], *r["range"])
         extra = "{:.0f} / {:.0f} MiB".format(*r["extra_mib"]) if r.get("extra_mib") else ""
         what = "" if r["what"] in [row[0] for row in rows] else r["what"]  # named once
