@@ -339,7 +339,7 @@ def speed() -> str:
     rows = []
     for r in json.loads((FOLDER / "speed_cpu.json").read_text())["rows"]:
         times = "{:.2f}x [{:.2f}, {:.2f}]".format(r["ratio"], *r["range"])
-        extra = "{:.0f} / {:.0f} MiB".format(*r["extra_mib"]) if r.get("extra_mib") else ""
+        extra = "{:.0f} / {:.0f} MiB".format(*r["extra_mib"])
         what = "" if r["what"] in [row[0] for row in rows] else r["what"]  # named once
         rows.append([what, r["against"], times, extra])
     header = ["what, on a 2-core CPU", "against", "our time over its time [range]"]

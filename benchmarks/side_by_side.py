@@ -1,4 +1,4 @@
-"""Ours beside a peer in one process, for logprob.py, sandbox.py and step.py.
+"""Ours beside a peer in one process, for logprob.py and step.py.
 
 The methods alternate, so that a busy machine slows all of them. A figure is the median over
 repetitions of the ratio ours / peer within one repetition, with its range. Rows are kept in
@@ -60,11 +60,12 @@ def in_turn(methods: dict[str, Callable], repeats: int) -> tuple[dict[str, list[
     return times, last
 
 
-def compared(times: dict[str, list[float]], work: dict[str, int] | None = None) -> list[dict]:
-    """A row for each peer. work: of a method, how much its seconds were for, if that differs."""
-    per_unit = {name: [s / (work or {}).get(name, 1) for s in some] for name, some in times.items()}
-    ours, rows = per_unit.pop("ours"), []
-    for name, theirs in per_unit.items():
+def compared(times: dict[str, list[float]]) -> list[dict]:
+    """A row for each peer."""
+    ours, rows = times["ours"], []
+    for name, theirs in times.items():
+        if name == "ours":
+            continue
         ratios = [a / b for a, b in zip(ours, theirs)]
         row = {"ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)]}
         row |= {k: 1e3 * statistics.median(s) for k, s in (("ours_ms", ours), ("its_ms", theirs))}

@@ -11,7 +11,7 @@ forks these processes: a fork costs a millisecond or two, an interpreter's start
 
 The released CURE forks the trainer and calls a bare `exec`. Its one limit is wall-clock time, which
 turns right programs wrong on a busy machine, and its results travel as text that a program can
-print itself. benchmarks/sandbox.py compares the two.
+print itself.
 """
 
 import fcntl
