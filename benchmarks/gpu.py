@@ -1,8 +1,8 @@
-"""What the scripts cost on one GPU, cell by cell: python benchmarks/gpu.py --data FOLDER --plan a
+"""What training costs on one GPU, cell by cell: python benchmarks/gpu.py --data FOLDER --plan all
 
-FOLDER holds gsm8k_train.jsonl, mbpp.jsonl and qwen2.5-tokenizer/, as published. Models have
-Qwen2.5's shapes and random weights: speed and memory are those of the real ones, texts are noise
-that never ends. A cell is a name; --plan a, b or c is a list of them, each for ten minutes:
+FOLDER holds gsm8k_train.jsonl and qwen2.5-tokenizer/, as published. Models have Qwen2.5's shapes
+and random weights: speed and memory are those of the real ones, texts are noise that never ends. A
+cell is a name; --plan all takes those of docs/one-gpu.md:
 
     logprob/H            forward and backward pass of common/fast/logprob.py and its peers
     rollouts/SIZE/RxT    R rows of T tokens, by generate and by common/fast/sampling.py
@@ -13,9 +13,8 @@ that never ends. A cell is a name; --plan a, b or c is a list of them, each for 
                          without it
     peak/SIZE/RxM        memory of two players: updates, M rows at a time, and sampling of R rows to
                          their full length
-    step/SCRIPT/SIZE     two steps of a script (of tango.py four), rows get random signs
-    two/SIZE             step/tango/SIZE; and the same two steps by two GRPOTrainers on two bases
-    gap/SIZE             nats between the sampler's and the trainer's log-probs of the same tokens
+    two/SIZE             tango.py in four steps, rows get random signs; and one step of each of its
+                         players by two GRPOTrainers on two bases
     resume/SIZE          tango.py in four steps, in two and two, and in four again: differences
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
@@ -26,7 +25,6 @@ its error, and where CUDA itself has failed, the run ends. A measured cell is no
 import contextlib
 import copy
 import gc
-import importlib
 import json
 import shutil
 import statistics
@@ -34,21 +32,20 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 from side_by_side import GPU, ROOT, libraries, machine, now  # isort: skip
+import tango
 from common.checked import CoTrainer, Player
 from common.core.batch import Batch
 from common.core.cotrainer import with_adapters
-from common.core.draws import row_key
-from common.core.model import copy_adapter, tokenize, without_checkpointing
+from common.core.model import without_checkpointing
 from common.core.plain import float32_logits
 from common.fast.layers import FusedNorm
-from common.fast.sampling import generate, sample
+from common.fast.sampling import generate
 from common.run.launch import grpo_config
 from common.run.memory import GIB
 from common.run.models import load_model
@@ -112,19 +109,6 @@ def memory() -> dict[str, float]:
     return {"allocated": allocated / GIB, "reserved": reserved / GIB}
 
 
-def kernels(work) -> int:
-    """GPU kernels that `work()` starts; operators, where there is no GPU."""
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CUDA if GPU else kinds.CPU]) as profile:
-        work()
-        now()
-    found = profile.events()
-    if GPU:  # the profiler counts launches and copies, too
-        cuda = torch.autograd.DeviceType.CUDA
-        found = [e for e in found if e.device_type == cuda and not e.name.startswith("Mem")]
-    return len(found)
-
-
 class Bench:
     """Where data and models are, and how much a cell does."""
 
@@ -156,60 +140,28 @@ class Bench:
         return [row["question"] for row in rows]
 
 
+# ------------------------------------------------------------------ log-probs, and rollouts
 def log_prob(bench: Bench, hidden: str) -> dict:
     size = (64, int(hidden), 4096) if bench.tiny else (16384, int(hidden), 151936)
     return {"peers": logprob.measure(size, 2 if bench.tiny else 10)}
 
 
-# ------------------------------------------------------------------ rollouts, and their log-probs
-@contextlib.contextmanager
-def as_scripts_do(model):
-    """As CoTrainer.sample does on a GPU."""
-    autocast = torch.autocast("cuda", torch.bfloat16, enabled=GPU)
-    with autocast, float32_logits(model.eval().get_base_model()):
-        yield
-
-
 def rollouts(bench: Bench, size: str, what: str) -> dict:
-    """Tokens a second; milliseconds, and kernels, of one token of all rows."""
+    """Milliseconds of one token of all rows."""
     rows, tokens = map(int, what.split("x"))
     model, tokenizer = player(bench.model(size), ["player"], True)
     prompts = [solve_prompt(q) for q in bench.questions(-(-rows // 8)) for _ in range(8)][:rows]
-    found = {}
+    found, autocast = {}, torch.autocast("cuda", torch.bfloat16, enabled=GPU)
     for name, method in {"generate": by_generate, "sample": by_sample}.items():
         run = partial(method, model, tokenizer, prompts)
-        with as_scripts_do(model):
+        with autocast, float32_logits(model.eval().get_base_model()):  # as CoTrainer.sample does
             run(4)
-            few, many = kernels(partial(run, 2)), kernels(partial(run, 6))
             tidy()
             start = now()
             run(tokens)
             seconds = now() - start
-        found[name] = {"seconds": seconds, "tokens_per_second": rows * tokens / seconds, **memory()}
-        found[name] |= {"ms_per_token_step": 1000 * seconds / tokens, "kernels": (many - few) / 4}
+        found[name] = {"seconds": seconds, "ms_per_token_step": 1000 * seconds / tokens, **memory()}
     return found
-
-
-def gap(bench: Bench, size: str) -> dict:
-    """Mean distances in nats: of the sampler's log-probs from the trainer's; and of two adapters
-    with the same weights, which is what prime.py's log-ratio can mean at least.
-    """
-    names = ["player", "equal"]
-    model, tokenizer = player(bench.model(size), names, True)
-    copy_adapter(model, *names)
-    trainer = our_trainer(model, tokenizer, names, arguments(2), bench.rows)
-    prompts = [solve_prompt(q) for q in bench.questions(bench.rows)]
-    model.set_adapter("player")
-    with as_scripts_do(model):
-        keys = [row_key(i) for i in range(len(prompts))]
-        texts, logps = sample(model, tokenize(prompts, tokenizer), 64, 1.0, [], keys)
-    sampled = torch.tensor(logps, device=model.device)  # (B, T)
-    batch = trainer.completions("player", prompts, texts)
-    own, equal = (trainer.log_probs(name, batch) for name in names)
-    return {
-        "sampler_and_trainer": (sampled - own).abs().mean().item(),
-        "two_equal_adapters": (own - equal).abs().mean().item(),
-    }
 
 
 # ------------------------------------------------------------------ updates, ours and TRL's
@@ -337,74 +289,42 @@ def peak(bench: Bench, size: str, what: str) -> dict:
 
 
 # ------------------------------------------------------------------ whole steps
-SHORT = "--solution-tokens {T} --judgement-tokens {T}"
-STEPS = {  # everybody plays within two steps, and nothing is filtered away
-    "tango": f"{SHORT} --ver-warmup 0 --gen-steps 1 --ver-steps 1",
-    "gar": f"{SHORT} --silent-share 1 --min-slice-tokens 4 --slice-tokens 64",
-    "prime": "--solution-tokens {T} --keep-low 0 --keep-high 1",
-    "spin": "--iterations 1 --solution-tokens 512",  # human answers have to fit
-    "cure": "--program-tokens {T} --test-tokens {T}",
-    # but noise cannot be read: of mae.py little is judged, of deepseekmath.py nothing
-    "mae": f"{SHORT} --silent-share 1 --seed-questions 8",
-    "deepseekmath": "--verifier-steps 0 --meta-steps 0 --solution-tokens {T} --analysis-tokens {T}",
-}
-"""The other scripts learn from texts that can be read, which noise is not."""
-
-
-def run_script(bench: Bench, script: str, size: str, out: Path, steps: int, more="") -> dict:
-    """A script's own main(), with a random sign in every row's advantage, so that all rows count ->
-    seconds of sampling in every step, and the peak.
+def run_tango(bench: Bench, size: str, out: Path, more="") -> dict:
+    """Four steps of tango.py's own main(), whose players take turns. Every row's advantage is a
+    random sign, so that all rows count. -> seconds and sampled tokens of each step, and the peak.
     """
-    data = bench.data / ("mbpp.jsonl" if script == "cure" else "gsm8k_train.jsonl")
-    options = f"--model {bench.model(size)} --dataset {data} --four-bit --eval-questions 2 "
-    options += f"--questions {bench.asked} --micro-batch {bench.micro} --steps {steps} --out {out} "
-    options += STEPS[script].format(T=bench.tokens) + more
-    module, sampling = importlib.import_module(script), Counter()
-    sample, update = CoTrainer.sample, CoTrainer.update
-
-    def measured(self, *args, **more):
-        start = now()
-        found = sample(self, *args, **more)
-        sampling[self.state.global_step] += now() - start
-        return found
+    options = f"--model {bench.model(size)} --dataset {bench.data / 'gsm8k_train.jsonl'} "
+    options += f"--four-bit --eval-questions 2 --questions {bench.asked} --steps 4 "
+    options += f"--micro-batch {bench.micro} --ver-warmup 0 --gen-steps 1 --ver-steps 1 "
+    options += f"--solution-tokens {bench.tokens} --judgement-tokens {bench.tokens} --out {out}"
+    update = CoTrainer.update
 
     def with_signs(self, batch):
-        if batch.advantages is not None:
-            mask = batch.completion_mask
-            batch.advantages = random_signs(len(mask), mask.device)
+        batch.advantages = random_signs(len(batch), batch.row.device)
         update(self, batch)
 
-    args = tyro.cli(module.Args, args=options.split())
+    args = tyro.cli(Args, args=(options + more).split())
     tidy()
     with (
-        patch.object(CoTrainer, "sample", measured),
         patch.object(CoTrainer, "update", with_signs),
-        patch.object(module, "evaluate", lambda *_: {}),  # not what this is about
+        patch.object(tango, "evaluate", lambda *_: {}),  # not what this is about
         contextlib.redirect_stdout(sys.stderr),
     ):
-        module.main(args)
-    seconds = [sampling[step] for step in range(steps)]
-    return {"micro_batch": bench.micro, "sampling": seconds, **memory()}
-
-
-def step(bench: Bench, script: str, size: str) -> dict:
-    """Seconds of the steps, of the sampling in them, tokens."""
-    out = Path(tempfile.mkdtemp()) / "run"
-    found = run_script(bench, script, size, out, 4 if script == "tango" else 2)
+        tango.main(args)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for name, key in {"seconds": "step_time", "tokens": "co/sampled_tokens"}.items():
-        found[name] = [row[key] for row in rows if "step_time" in row]
-    return found
+    steps = [row for row in rows if "step_time" in row]
+    names = {"seconds": "step_time", "tokens": "co/sampled_tokens"}
+    return {name: [row[key] for row in steps] for name, key in names.items()} | memory()
 
 
 def resume(bench: Bench, size: str) -> dict:
     """Largest differences of a weight; on a GPU not even the whole run again need be the same."""
     folder, files = Path(tempfile.mkdtemp()), "checkpoint-4/{}/adapter_model.safetensors"
-    run_script(bench, "tango", size, folder / "whole", 4, " --save-every 2")
+    run_tango(bench, size, folder / "whole", " --save-every 2")
     shutil.copytree(folder / "whole", folder / "parts", ignore=lambda *_: ["checkpoint-4"])
     found = {}
     for who in ("parts", "again"):
-        run_script(bench, "tango", size, folder / who, 4, " --save-every 2")
+        run_tango(bench, size, folder / who, " --save-every 2")
         found[who] = 0.0
         for name in ("generator", "verifier"):
             a, b = (load_file(folder / run / files.format(name)) for run in ("whole", who))
@@ -417,7 +337,7 @@ def two(bench: Bench, size: str) -> dict:
     function samples from the verifier's model, and the verifier's prompts hold solutions that were
     sampled from the generator's.
     """
-    ours = step(bench, "tango", size)
+    ours = run_tango(bench, size, Path(tempfile.mkdtemp()) / "run")
 
     def judged(completions, question, **_):
         prompts = [verify_prompt(q, c[0]["content"]) for q, c in zip(question, completions)]
@@ -453,27 +373,20 @@ def write(trainer: GRPOTrainer, prompts: list, tokens: int) -> list[str]:
 
 # ------------------------------------------------------------------ cells
 CELLS = {"logprob": log_prob, "rollouts": rollouts, "unlike": unlike, "alike": alike}
-CELLS |= {"step": step, "two": two, "gap": gap, "peak": peak, "resume": resume}
+CELLS |= {"two": two, "peak": peak, "resume": resume}
 PLANS = {
-    "a": ["logprob/2048", "logprob/4096", "rollouts/1.5b/64x256", "gap/1.5b"]
-    + [f"step/{script}/1.5b" for script in STEPS],
-    "b": ["alike/1.5b/8", *(f"unlike/1.5b/{micro}" for micro in (1, 4, 8)), "alike/7b/8"]
-    + ["rollouts/7b/64x64", "peak/7b/64x8"],
-    "c": ["two/1.5b", "resume/1.5b", "rollouts/1.5b/256x512", "two/7b"],
+    "all": ["logprob/4096", "logprob/2048", "rollouts/1.5b/64x256", "rollouts/7b/64x64"]
+    + ["unlike/1.5b/8", "alike/1.5b/8", "two/1.5b", "peak/7b/64x8", "resume/1.5b"],
     "tiny": ["logprob/32", "rollouts/tiny/8x6", "unlike/tiny/2", "alike/tiny/2", "two/tiny"]
-    + ["gap/tiny", "peak/tiny/4x2", "resume/tiny", *(f"step/{script}/tiny" for script in STEPS)],
+    + ["peak/tiny/4x2", "resume/tiny"],
 }
 
 
-def measure(cells: list[str], bench: Bench, out: Path, minutes: float):
-    end = time.time() + 60 * minutes
+def measure(cells: list[str], bench: Bench, out: Path):
     here = f"{machine()}, {libraries()}"
     for cell in cells:
         kept = read(out).get(cell, {})
         if kept.get("machine") == here and "error" not in kept:
-            continue
-        if time.time() > end:
-            print(f"{cell}: no time is left", flush=True)
             continue
         start, row = time.time(), {"cell": cell, "machine": here}
         kind, *about = cell.split("/")
@@ -496,7 +409,6 @@ def main():
     parser.add_argument("--plan", choices=PLANS, help="a list of cells")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "gpu", help="kept there")
-    parser.add_argument("--minutes", type=float, default=7.0, help="start nothing after them")
     args = parser.parse_args()
     cells = [*args.cells, *PLANS.get(args.plan, [])]
     wrong = [cell for cell in cells if cell.split("/")[0] not in CELLS]
@@ -505,7 +417,7 @@ def main():
     if not (args.data / "qwen2.5-tokenizer").is_dir():
         parser.error(f"--data {args.data}: no qwen2.5-tokenizer/ in it")
     tiny = all("tiny" in cell or cell == "logprob/32" for cell in cells)
-    measure(cells, Bench(args.data, args.models, tiny), args.out, args.minutes)
+    measure(cells, Bench(args.data, args.models, tiny), args.out)
 
 
 if __name__ == "__main__":

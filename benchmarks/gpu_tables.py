@@ -93,7 +93,7 @@ def other_table(cells: dict[str, dict]) -> tuple[list, list]:
     for name, cell in cells.items():
         if "error" in cell:
             rows.append([f"`{name}`", cell["error"]])
-        elif not name.startswith("step/") and not peers(cell):
+        elif not peers(cell):
             parts = {k: v for k, v in cell.items() if k not in ("cell", "machine", "took")}
             texts = {k: used(v) if isinstance(v, dict) else f"{v:.3g}" for k, v in parts.items()}
             rows.append([f"`{name}`", "; ".join(f"{k} {text}" for k, text in texts.items())])
