@@ -379,7 +379,6 @@ def test_the_bed_leaves_something_to_learn():
         trusted = found(f"{level}: steps that do not sound sure and are trusted")
         assert trusted + 0.3 <= found(f"{level}: steps that sound sure and are trusted")
         assert found(f"{level}: wrong steps found, F1") <= 0.8
-    assert found("programs (cure)", "greedy") <= 0.55 >= found("tests (cure)", "greedy")
 
 
 def test_the_shipped_model_is_the_one_that_was_measured():
