@@ -26,13 +26,8 @@ def measure(text: str, run: dict) -> float:
     first:KEY, gain:KEY      the same before training, and what training has added
     mean:KEY, end:N:KEY      a metric's mean over all steps that have it, over the last N of them
     needed:LEVEL:UNIT:KEY    what it takes until an accuracy in training reaches a level, in
-    whole:UNIT:KEY           `steps`, `tokens` or a running count; what the whole run takes, also
-                             in `hours`
-    A - B                    the difference of two measures
+    whole:UNIT:KEY           `steps`, `tokens` or a running count; what the whole run takes
     """
-    if " - " in text:
-        a, b = (measure(part, run) for part in text.split(" - "))
-        return a - b
     kind, *given, key = text.split(":")
     return MEASURES[kind](run, key, *given)
 
@@ -81,8 +76,6 @@ def needed(run: dict, key: str, level: str, unit: str) -> float:
 def whole(run: dict, key: str, unit: str) -> float:
     if unit == "tokens":
         return sum(step.get("co/sampled_tokens", 0) for step in run["steps"])
-    if unit == "hours":
-        return run["seconds"] / 3600
     own = having(run, key)
     return len(own) if unit == "steps" else own[-1][unit]
 
@@ -172,13 +165,11 @@ class Claim:
     @property
     def kind(self) -> str:
         """Of two variants, "ratio" (first / second) if the measure says what is needed, else
-        "difference" (second - first). Of one, "gain" if the measure is a difference, which is held
-        against 0, else "mean".
+        "difference" (second - first). Of one, "gain", which is held against 0.
         """
         if len(self.variants) == 2:
             return "ratio" if self.measure.startswith("needed:") else "difference"
-        is_gain = self.measure.startswith("gain:") or " - " in self.measure
-        return "gain" if is_gain else "mean"
+        return "gain"
 
 
 def effects(claim: Claim, runs: list[dict[int, dict]]) -> tuple[dict[int, float], list, list[int]]:
@@ -221,7 +212,7 @@ def result(claim: Claim, runs: list[dict[int, dict]], earlier: list[dict] = ()) 
     ours, low, high = spread(claim, list(found.values()))
     neutral = 1.0 if claim.kind == "ratio" else 0.0
     apart = low > neutral or high < neutral
-    verdict = "one variant" if claim.kind == "mean" else "separated" if apart else "not separated"
+    verdict = "separated" if apart else "not separated"
     before = effects(claim, earlier)[0] if earlier and all(earlier) else {}
     both = [statistics.mean([found[s], before[s]]) for s in found if s in before]
     return {
@@ -233,7 +224,7 @@ def result(claim: Claim, runs: list[dict[int, dict]], earlier: list[dict] = ()) 
         "high": _plain(high),
         "kind": claim.kind,
         "verdict": verdict,
-        "p": p_value([*found.values()]) if len(found) > 1 and claim.kind != "mean" else None,
+        "p": p_value([*found.values()]) if len(found) > 1 else None,
         "seeds": len(found),
         "variants": claim.variants,
         "means": [_plain(statistics.mean(some)) for some in values],

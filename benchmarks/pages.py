@@ -147,9 +147,8 @@ def figure_of(row: dict, key: str = "") -> str:
         bound = {(True, False): "at least ", (False, True): "at most ", (True, True): "about "}
         text = f"{bound.get(late, '')}{ours:.2f}x"
         return text + (f" [{low:.2f}, {high:.2f}]" if low is not None and not any(late) else "")
-    text = f"{ours:.1f}" if row["kind"] == "mean" else f"{ours:+.1f}"
-    text += f" [{low:.1f}, {high:.1f}]" if low is not None else ""
-    return text + (" points" if row["kind"] != "mean" else "")
+    text = f"{ours:+.1f}" + (f" [{low:.1f}, {high:.1f}]" if low is not None else "")
+    return f"{text} points"
 
 
 def with_both_sets(row: dict) -> str:
@@ -162,8 +161,8 @@ def verdict(row: dict) -> str:
     """What Holm's correction leaves of it."""
     if row["seeds"] < 2:
         return "**one seed so far**"
-    if row["verdict"] == "not separated" or row["holm"] is None:
-        return f"**{row['verdict']}**"
+    if row["verdict"] == "not separated":
+        return "**not separated**"
     p = "p < .001" if row["holm"] < 0.001 else f"p = {row['holm']:.2g}".replace("0.", ".")
     return f"stands ({p})" if row["holm"] < 0.05 else f"separated, not after the correction ({p})"
 

@@ -80,7 +80,6 @@ def test_held_out_figures():
     run = a_run([], end=0.4)
     found = [measure(f"{kind}:x", run) for kind in ("first", "last", "after", "gain")]
     assert found == pytest.approx([0.1, 0.4, 0.4, 0.3])
-    assert measure("gain:x - first:y", run) == pytest.approx(0.2)
     assert math.isnan(measure("last:y", run)) and math.isnan(measure("gain:y", run))
 
 
@@ -184,9 +183,6 @@ def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
     difference = a_row("last:x", A, B)
     assert difference["ours"] == pytest.approx(statistics.mean([0.20, 0.22]))
     assert difference["verdict"] == "separated" and "+21.0" in pages.figure_of(difference)
-    one = a_row("last:x", A)
-    assert one["ours"] == pytest.approx(0.31) and one["verdict"] == "one variant"
-    assert pages.figure_of(one).startswith("31.0 [")
     assert a_row("last:x", A, {}) is None
     silent = a_row("last:x", A, B | {0: a_run([], "b", 0, math.nan)})  # no figure, no pair
     assert silent["seeds"] == 1 and silent["ours"] == pytest.approx(0.22)
@@ -214,7 +210,6 @@ def test_what_is_not_separated_says_so():
         row = a_row("gain:x", runs(*[a_run([], "a", seed, end) for seed, end in enumerate(ends)]))
         assert (row["kind"], row["verdict"]) == ("gain", verdict)
     assert pages.figure_of(row).startswith("+30.1 [")
-    assert a_row("last:x - first:x", A)["kind"] == "gain"
 
 
 def test_claims_are_counted_as_a_reviewer_would():
@@ -253,6 +248,7 @@ def test_the_headline_counts_collapses_and_leaves_out_what_has_not_run(made_up, 
 def test_every_claim_is_about_variants_that_exist():
     for claim in CLAIMS:
         assert set(claim.variants) <= evidence.EXPERIMENTS[claim.experiment].variants.keys(), claim
+        assert len(claim.variants) == 2 or claim.measure.startswith("gain:"), claim
     names = [claim.name for claim in CLAIMS]
     assert len(set(names)) == len(names) <= 15
     assert SHOWN["family"] >= len(names)
@@ -279,7 +275,7 @@ def test_every_control_and_every_judge_exists():
 
 
 def test_every_table_says_the_command_that_makes_its_first_row():
-    for name in pages.TRAINED:
+    for name in filter(evidence.with_runs, pages.TRAINED):  # others stand there before their runs
         words = shlex.split(re.findall("`(python .*?)`", pages.block(name))[0])
         assert words[1:3] == ["benchmarks/evidence.py", name]
         assert int(words[5]) in evidence.runs_of(name, words[3]), words
@@ -577,15 +573,6 @@ def test_a_control_of_cure_trains_one_role(control, trained):
 
     getattr(controls, control)(SimpleNamespace(Cure=Cure))
     assert Cure().step([]) == [["coder", "tester"][trained]]
-
-
-def test_no_reference_is_shown_where_the_control_says_so():
-    class SweetRL:
-        def texts(self, player, some, seen):
-            return player, some, seen
-
-    controls.reference_never_shown(SimpleNamespace(SweetRL=SweetRL))
-    assert SweetRL().texts("critic", ["x"], "critic") == ("critic", ["x"], "actor")
 
 
 def test_controls_are_applied_before_a_script_runs(monkeypatch):
