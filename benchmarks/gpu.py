@@ -1,8 +1,8 @@
-"""What training costs on one GPU, cell by cell: python benchmarks/gpu.py --data FOLDER --plan all
+"""What training costs on one GPU, cell by cell: python benchmarks/gpu.py --data FOLDER
 
 FOLDER holds gsm8k_train.jsonl and qwen2.5-tokenizer/, as published. Models have Qwen2.5's shapes
 and random weights: speed and memory are those of the real ones, texts are noise that never ends. A
-cell is a name; --plan all takes those of docs/one-gpu.md:
+cell is a name; without names, those of docs/one-gpu.md are measured:
 
     logprob/H            forward and backward pass of common/fast/logprob.py and its peers
     rollouts/SIZE/RxT    R rows of T tokens, by generate and by common/fast/sampling.py
@@ -19,7 +19,7 @@ cell is a name; --plan all takes those of docs/one-gpu.md:
 
 Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
 its error, and where CUDA itself has failed, the run ends. A measured cell is not measured again.
-`--plan tiny` runs every kind on a CPU in minutes. gpu_tables.py has the tables of the lines.
+gpu_tables.py has the tables of the lines.
 """
 
 import contextlib
@@ -72,7 +72,6 @@ def shape(hidden, width, layers, heads, kv_heads, vocab=151936, tied=True) -> Qw
 
 
 SHAPES = {  # of Qwen2.5, as published in config.json
-    "tiny": shape(64, 128, 2, 4, 2),
     "1.5b": shape(1536, 8960, 28, 12, 2),
     "7b": shape(3584, 18944, 28, 28, 4, vocab=152064, tied=False),
     "14b": shape(5120, 13824, 48, 40, 8, vocab=152064, tied=False),
@@ -374,12 +373,8 @@ def write(trainer: GRPOTrainer, prompts: list, tokens: int) -> list[str]:
 # ------------------------------------------------------------------ cells
 CELLS = {"logprob": log_prob, "rollouts": rollouts, "unlike": unlike, "alike": alike}
 CELLS |= {"two": two, "peak": peak, "resume": resume}
-PLANS = {
-    "all": ["logprob/4096", "logprob/2048", "rollouts/1.5b/64x256", "rollouts/7b/64x64"]
-    + ["unlike/1.5b/8", "alike/1.5b/8", "two/1.5b", "peak/7b/64x8", "resume/1.5b"],
-    "tiny": ["logprob/32", "rollouts/tiny/8x6", "unlike/tiny/2", "alike/tiny/2", "two/tiny"]
-    + ["peak/tiny/4x2", "resume/tiny"],
-}
+SHOWN = ["logprob/4096", "logprob/2048", "rollouts/1.5b/64x256", "rollouts/7b/64x64"]
+SHOWN += ["unlike/1.5b/8", "alike/1.5b/8", "two/1.5b", "peak/7b/64x8", "resume/1.5b"]
 
 
 def measure(cells: list[str], bench: Bench, out: Path):
@@ -404,20 +399,16 @@ def measure(cells: list[str], bench: Bench, out: Path):
 
 def main():
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="*", help="cells, by their names")
+    parser.add_argument("cells", nargs="*", default=SHOWN, help="cells, by their names")
     parser.add_argument("--data", type=Path, required=True, help="the folder, see above")
-    parser.add_argument("--plan", choices=PLANS, help="a list of cells")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "gpu", help="kept there")
     args = parser.parse_args()
-    cells = [*args.cells, *PLANS.get(args.plan, [])]
-    wrong = [cell for cell in cells if cell.split("/")[0] not in CELLS]
-    if wrong or not cells:
-        parser.error(f"{wrong[0]}: no such cell" if wrong else "no cell, and no --plan")
+    if wrong := [cell for cell in args.cells if cell.split("/")[0] not in CELLS]:
+        parser.error(f"{wrong[0]}: no such cell")
     if not (args.data / "qwen2.5-tokenizer").is_dir():
         parser.error(f"--data {args.data}: no qwen2.5-tokenizer/ in it")
-    tiny = all("tiny" in cell or cell == "logprob/32" for cell in cells)
-    measure(cells, Bench(args.data, args.models, tiny), args.out)
+    measure(args.cells, Bench(args.data, args.models, tiny=False), args.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from gpu import SHAPES  # isort: skip
 from common.run.memory import GIB, estimate, halves
 
 CUDA_CONTEXT = 600 << 20  # what CUDA takes before the first tensor
-SIZES = [size for size in SHAPES if size != "tiny"]
 CARDS = {"16 GB": 15.6, "24 GB": 23.6, "80 GB": 79.1}  # GiB that torch finds on them
 # (prompt, completion) of tango.py with a real model: a solution, and a judgement that has read it
 TURNS = [(512, 1024), (512 + 1024, 1024)]
@@ -37,7 +36,7 @@ def cards_table() -> tuple[list, list]:
     """A line per model and card that changes something."""
     titles, rows = ["model", "card", "`--generation-batch-size`", "`--micro-batch`"], []
     parts = ["certain", "sampling", "training"]
-    for size in SIZES:
+    for size in SHAPES:
         last = None
         for card, gib in CARDS.items():
             found = fitting(size, gib)
