@@ -186,6 +186,22 @@ def judged_alone_slowly(few_labels):
     judged_alone(few_labels, 1e-4)
 
 
+def own_right_judgements(few_labels):
+    """No RL of the verifier: it imitates its own judgements whose final verdict is right. With an
+    advantage of 1 for these and of 0 for all others the loss is their cross-entropy.
+    """
+    Few = few_labels.FewLabels
+    reported = Few.report_verifier
+
+    def report_verifier(self, judged, batch):
+        reported(self, judged, batch)
+        finals = [few_labels.tango.parse_judgement(text).final for text in batch.texts]
+        right = [final is row["label"] for final, row in zip(finals, judged)]
+        batch.advantages = torch.tensor(right).to(batch.advantages)  # (B,)
+
+    Few.report_verifier = report_verifier
+
+
 def final_verdict_counts(few_labels):
     """`all_accepted` asks for the final verdict, too, where a verifier can reject a solution that
     lacks a step although every step of it is right.

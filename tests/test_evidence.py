@@ -556,6 +556,22 @@ def test_a_coin_for_whole_solutions_accepts_half_of_them_anew_each_time():
     assert sum(j.final for j in said) / 300 == pytest.approx(0.5, abs=0.08)
 
 
+def test_imitation_learns_from_right_judgements_alone():
+    seen = []
+
+    class FewLabels:
+        def report_verifier(self, judged, batch):
+            seen.append(batch.advantages.tolist())
+
+    controls.own_right_judgements(SimpleNamespace(FewLabels=FewLabels, tango=tango))
+    texts = [controls.judgement([True]), controls.judgement([False]), "no verdict"] * 2
+    judged = [{"label": True}] * 3 + [{"label": False}] * 3
+    batch = SimpleNamespace(texts=texts, advantages=torch.tensor([0.5] * 6))
+    FewLabels().report_verifier(judged, batch)
+    assert seen == [[0.5] * 6]  # what is reported is not what the control does
+    assert batch.advantages.tolist() == [1, 0, 0, 0, 1, 0]
+
+
 def test_a_final_verdict_that_counts():
     """Both are asked: every step, and the final verdict, which may be unreadable."""
     script = SimpleNamespace(all_accepted=few_labels.all_accepted)
