@@ -49,37 +49,40 @@ def gold(question: str, solution: str) -> str:
     return judgement(step_labels(question, split_steps(solution)))
 
 
-def coin(question: str, solution: str) -> str:
-    """Heads or tails for every step; the same for the same solution."""
+def coin(question: str, solution: str, accepts: float = 0.5) -> str:
+    """Accepts every step at this rate; the same steps of the same solution."""
     draw = random.Random(question + solution)
-    return judgement([draw.random() < 0.5 for _ in split_steps(solution)])
+    return judgement([draw.random() < accepts for _ in split_steps(solution)])
 
 
-def judged_by(judge, trainer_class):
-    """Makes all trainers of this class ask `judge(question, solution)` in the verifier's place."""
-    sampled = trainer_class.generate
+def judged_by(judge, script):
+    """Makes the trainers of tango.py or few_labels.py, which is a fork of it, ask
+    `judge(question, solution)` in the verifier's place.
+    """
+    Tango = getattr(script, "tango", script).Tango
+    sampled = Tango.generate
 
     def generate(self, name, prompts, greedy=False):
         if name != "verifier":
             return sampled(self, name, prompts, greedy)
         return [judge(*ASKED.fullmatch(prompt[-1]["content"]).groups()) for prompt in prompts]
 
-    trainer_class.generate = generate
+    Tango.generate = generate
 
 
-def true_verdicts(tango):
-    judged_by(gold, tango.Tango)
+def true_verdicts(script):
+    judged_by(gold, script)
 
 
-def coin_verdicts(tango):
-    judged_by(coin, tango.Tango)
+def coin_verdicts(script, accepts: str = "0.5"):
+    judged_by(lambda *of: coin(*of, float(accepts)), script)
 
 
-def coin_solutions(tango):
+def coin_solutions(script):
     """A coin accepts or rejects a whole solution, anew each time."""
     draw = random.Random(11)
     steps_of = lambda solution: len(split_steps(solution))  # noqa: E731
-    judged_by(lambda _, text: judgement([draw.random() < 0.5] * steps_of(text)), tango.Tango)
+    judged_by(lambda _, text: judgement([draw.random() < 0.5] * steps_of(text)), script)
 
 
 def judge_from(tango, folder: str):
@@ -181,6 +184,22 @@ def judged_alone(few_labels, lr: float = 0):
 
 def judged_alone_slowly(few_labels):
     judged_alone(few_labels, 1e-4)
+
+
+def own_right_judgements(few_labels):
+    """No RL of the verifier: it imitates its own judgements whose final verdict is right. With an
+    advantage of 1 for these and of 0 for all others the loss is their cross-entropy.
+    """
+    Few = few_labels.FewLabels
+    reported = Few.report_verifier
+
+    def report_verifier(self, judged, batch):
+        reported(self, judged, batch)
+        finals = [few_labels.tango.parse_judgement(text).final for text in batch.texts]
+        right = [final is row["label"] for final, row in zip(finals, judged)]
+        batch.advantages = torch.tensor(right).to(batch.advantages)  # (B,)
+
+    Few.report_verifier = report_verifier
 
 
 def final_verdict_counts(few_labels):

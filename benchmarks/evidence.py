@@ -142,7 +142,7 @@ def bare(path: Path) -> str:
 def code_of_controls(names: list[str]) -> dict[str, str]:
     """Name -> source, of these controls and of whatever they name of controls.py."""
     text = bare(ROOT / "benchmarks" / "controls.py")
-    defined, found, left = {}, {}, list(names)
+    defined, found, left = {}, {}, [name.partition("=")[0] for name in names]
     for node in ast.parse(text).body:
         targets = getattr(node, "targets", [node])
         defined |= {getattr(x, "id", getattr(x, "name", "")): node for x in targets}
@@ -168,6 +168,7 @@ def code_of(name: str, variant: str) -> str:
     parts += [file_hash(path) for path in sorted((ROOT / "common/tiny").glob("*/*.safetensors"))]
     controls = code_of_controls([*chosen.controls, *["judge_from"] * bool(chosen.judge)])
     parts += [*map(str, sorted(controls.items())), experiment.arguments, chosen.arguments]
+    parts += [control for control in chosen.controls if "=" in control]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

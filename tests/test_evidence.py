@@ -6,10 +6,13 @@ import graphlib
 import importlib
 import json
 import math
+import os
 import random
 import re
 import shlex
 import statistics
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import few_labels
@@ -265,10 +268,9 @@ def test_every_variants_arguments_are_understood():
             tyro.cli(script.Args, args=words)
 
 
-def test_every_control_and_every_judge_exists():
+def test_every_judge_exists():
     for experiment in evidence.EXPERIMENTS.values():
         for variant in experiment.variants.values():
-            assert all(callable(getattr(controls, name)) for name in variant.controls)
             if variant.judge:
                 name, whose, _ = variant.judge
                 assert whose in evidence.EXPERIMENTS[name].variants
@@ -450,7 +452,7 @@ def test_a_runs_code_is_its_script_its_controls_and_its_arguments(made_up, monke
         evidence.EXPERIMENTS["made_up"].variants["b"] = evidence.Variant(**change)
         hashes.add(evidence.code_of("made_up", "b"))
     assert len(hashes) == 5
-    parts = evidence.code_of_controls(["coin_verdicts"])
+    parts = evidence.code_of_controls(["coin_verdicts=0.9"])
     assert {"coin_verdicts", "judged_by", "coin", "judgement", "ASKED"} <= parts.keys()
     assert not {"gold", "voted", "main"} & parts.keys()
     assert "verifiers.py" in evidence.code_of_controls(["asked"])
@@ -506,6 +508,35 @@ def test_controls_are_asked_in_the_verifiers_place_and_the_blind_one_says_half_o
     texts = [controls.coin(question, tasks.gold_solution(question)) for question in questions]
     said = [verdict for text in texts for verdict in tango.parse_judgement(text)[0]]
     assert sum(said) / len(said) == pytest.approx(0.5, abs=0.06)
+    controls.coin_verdicts(SimpleNamespace(tango=SimpleNamespace(Tango=Trainer)), "0.9")
+    asked = [tango.verify_prompt(q, tasks.gold_solution(q)) for q in questions]
+    said = [v for t in Trainer().generate("verifier", asked) for v in tango.parse_judgement(t)[0]]
+    assert sum(said) / len(said) == pytest.approx(0.9, abs=0.04)
+
+
+def test_controls_find_in_their_script_what_they_change(tmp_path):
+    """Of every variant; each in a process of its own, since a control changes its script."""
+    program = tmp_path / "all.py"
+    program.write_text(
+        """
+import importlib, os, sys
+import controls, evidence
+
+for name, experiment in evidence.EXPERIMENTS.items():
+    for title, variant in experiment.variants.items():
+        words = variant.controls + ["judge_from=folder"] * bool(variant.judge)
+        script = importlib.import_module((variant.script or experiment.script).removesuffix(".py"))
+        if words and not (child := os.fork()):
+            for control, *given in [word.split("=") for word in words]:
+                getattr(controls, control)(script, *given)
+            os._exit(0)
+        elif words and os.waitpid(child, 0)[1]:
+            sys.exit(f"{name}, {title}: {words}")
+"""
+    )
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_coin_for_whole_solutions_accepts_half_of_them_anew_each_time():
@@ -518,6 +549,22 @@ def test_a_coin_for_whole_solutions_accepts_half_of_them_anew_each_time():
     said = [tango.parse_judgement(text) for text in Trainer().generate("verifier", asked)]
     assert all(len(j.verdicts) == 3 and len({*j.verdicts, j.final}) == 1 for j in said)
     assert sum(j.final for j in said) / 300 == pytest.approx(0.5, abs=0.08)
+
+
+def test_imitation_learns_from_right_judgements_alone():
+    seen = []
+
+    class FewLabels:
+        def report_verifier(self, judged, batch):
+            seen.append(batch.advantages.tolist())
+
+    controls.own_right_judgements(SimpleNamespace(FewLabels=FewLabels, tango=tango))
+    texts = [controls.judgement([True]), controls.judgement([False]), "no verdict"] * 2
+    judged = [{"label": True}] * 3 + [{"label": False}] * 3
+    batch = SimpleNamespace(texts=texts, advantages=torch.tensor([0.5] * 6))
+    FewLabels().report_verifier(judged, batch)
+    assert seen == [[0.5] * 6]  # what is reported is not what the control does
+    assert batch.advantages.tolist() == [1, 0, 0, 0, 1, 0]
 
 
 def test_a_final_verdict_that_counts():

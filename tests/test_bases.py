@@ -1,0 +1,64 @@
+"""The other small models of benchmarks/bases.py: what they are taught, and that they are made."""
+
+import random
+import re
+
+from common.tasks.answers import split_steps
+from common.tiny.tasks import OPERATORS, parse_question, step_labels
+
+import bases
+import evidence
+import pytest
+
+CORRECT = r"\boxed{CORRECT}"
+
+
+def test_one_operation_is_another_and_every_result_is_true():
+    rng = random.Random(5)
+    for _ in range(200):
+        question = bases.d.any_question(rng)
+        steps, answer = bases.of_another_operation(rng, question)
+        operations = parse_question(question)[1]
+        parsed = [bases.d.parse_step(step) for step in steps]
+        assert all(OPERATORS[op](a, b) == claimed for a, op, b, claimed in parsed)
+        asked = [(op, b) == of for (_, op, b, _), of in zip(parsed, operations, strict=True)]
+        assert asked.count(False) == 1 and answer == parsed[-1][3]
+
+
+@pytest.mark.parametrize("part", [bases.drill, bases.verify])
+def test_a_step_that_is_looked_at_is_marked_as_it_is(part):
+    """And a check begins with the operation that the question asks for."""
+    rng, looked, refused = random.Random(5), 0, 0
+    for _ in range(300):
+        message, text = part(rng, 1)
+        question = re.search(r"Problem: (.*)", message)[1]
+        steps = split_steps(message)
+        values = [parse_question(question)[0], *[bases.d.parse_step(step)[3] for step in steps]]
+        labels = step_labels(question, steps)
+        asked = [f"{a}{op}{b}" for a, (op, b) in zip(values, parse_question(question)[1])]
+        for step, line, right, of in zip(steps, split_steps(text), labels, asked, strict=True):
+            said = line.partition("\\boxed")[0].split(":")
+            assert said[0] == step
+            if len(said) == 1:  # not looked at
+                assert part is bases.verify and CORRECT in line
+                continue
+            looked += 1
+            assert said[1] == of and (CORRECT in line) is right
+            if len(said) == 2:  # what is asked for is another operation
+                refused += 1
+                assert step.split("=")[0] != of and not right
+    assert looked > 500 and refused > 50
+
+
+def test_a_missing_base_is_made_first(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence.subprocess, "run", lambda words, **_: made.append(words[1:]))
+    evidence.make_base("runs/bases/1-0.25")
+    evidence.make_base("runs/bases/2-1-asked")
+    own = ["-m", "benchmarks.bases", "--seed"]
+    assert made == [[*own, "1", "--drill", "0.25"], [*own, "2", "--drill", "1", "--asked"]]
+    (tmp_path / "runs/bases/2-1").mkdir(parents=True)
+    (tmp_path / "runs/bases/2-1/config.json").touch()
+    evidence.make_base("runs/bases/2-1")
+    assert len(made) == 2
