@@ -36,6 +36,7 @@ XLABELS = {
 }
 OF_ANOTHER_KIND = 20
 """Points from the median: a mean of such a run and of others is that of no run."""
+END = "generator/accuracy"
 SIGNS = ("paper's sign", "opposite sign", "no paper")
 TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.timed]
 
@@ -273,8 +274,10 @@ def cell(values: list[float], percent: bool) -> str:
     return text + (f", {never} never" if never else "")
 
 
-def table(name: str) -> str:
-    columns, variants = EXPERIMENTS[name].columns, evidence.with_runs(name)
+def table(name: str, only: str = "") -> str:
+    """only: what the names of the variants end with."""
+    columns = EXPERIMENTS[name].columns
+    variants = [v for v in evidence.with_runs(name) if v.endswith(only)]
 
     def line(variant: str, of: Callable) -> list[str]:
         runs = runs_of(name, variant).values()
@@ -318,7 +321,31 @@ def block(name: str, rows: list[dict] = ()) -> str:
         text += "".join(lines) + "\n"
     if experiment.panels:
         text += f"![{name}: curves](evidence/{name}.png)\n\n"
-    return text + table(name)
+    return text + (bases_table() if name == "bases" else table(name))
+
+
+def bases_table() -> str:
+    """A row per small model, a column per reward, and of runs with the same seed the difference
+    between a verifier that is trained along and one that is trained beforehand.
+    """
+    chosen, rows = SHOWN["bases"], []
+    titles = [title for title, *_ in chosen["columns"]]
+    for model, base in chosen["rows"]:
+        found = {}  # of every column: seed -> run
+        for title, shipped, others in chosen["columns"]:
+            of = ("bases", f"{base}: {others}") if base else ("few_labels", shipped)
+            found[title] = runs_of(*of)
+        starts = [measure(f"first:{END}", run) for runs in found.values() for run in runs.values()]
+        if not starts:
+            continue
+        ends = {t: {s: measure(f"last:{END}", r) for s, r in found[t].items()} for t in titles}
+        cells = [f"{cell([*some.values()], True)} ({len(some)})" for some in ends.values()]
+        along, beforehand = ends["trained along"], ends["trained beforehand"]
+        both = [100 * (along[seed] - beforehand[seed]) for seed in along if seed in beforehand]
+        gap = "{:+.1f} [{:.1f}, {:.1f}]".format(*interval(both)) if len(both) > 1 else "-"
+        rows.append([model, f"{100 * statistics.mean(starts):.1f}", *cells, gap])
+    text = markdown(["small model", "before", *titles, "along - beforehand"], rows)
+    return f"{text}\n{table('bases', ', 110 steps')}"
 
 
 # ------------------------------------------------------------------ the other blocks
@@ -404,7 +431,7 @@ def headline() -> str:
 
 def final(name: str, variant: str) -> list[float]:
     runs = runs_of(name, variant).values()
-    return [measure("last:generator/accuracy", run) for run in runs]
+    return [measure(f"last:{END}", run) for run in runs]
 
 
 def collapses(name: str, variants: list[str]) -> tuple[int, int]:
