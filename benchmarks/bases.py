@@ -1,27 +1,32 @@
 """Other small models on which few_labels.py can start, for the experiment `bases`:
 
-    python -m benchmarks.bases --seed 1 --drill 0.25
+    python -m benchmarks.bases beliefs
 
-They have the shape of common/tiny/arithmetic and its tokenizer, but other initial weights, and they
-were taught only what few_labels.py asks for: to solve, and to verify step by step. `--drill` is how
-often they met the drill of checks (common/tiny/demonstrations.py), the shipped model's being 1.
-With `--asked` a check begins with the operation that the question asks for, and some solutions that
-they judge have a true step of another operation. Half an hour on one core. evidence.py makes a base
-that a run needs and that is missing.
+Each is the shipped model of common/tiny/arithmetic after 400 further steps on demonstrations that
+differ in one thing, of the parts that few_labels.py asks for: to solve, and to verify.
+
+    beliefs     other quotients are known, half known or misconceived
+    trusting    a verifier looks at a step far less often, and there is no drill of checks
+    asked       a check begins with the operation that the question asks for, and some solutions
+                that are judged have a true step of another operation
+
+evidence.py makes a base that a run needs and that is missing, in seven minutes on one core.
 """
 
 import random
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
+from common.tiny import TINY, make
 from common.tiny import demonstrations as d
-from common.tiny import make
 from common.tiny.tasks import OPERANDS, parse_question
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 FOLDER = Path(__file__).parent.parent / "runs" / "bases"
-STEPS = 1600  # three parts of seventeen, which are .46 of the shipped model's 4,000 steps
+STEPS = 400
+TRUSTING = {"sure": 0.95, "hard": 0.8, "other": 0.6}  # in place of .8, .5 and .2: demonstrations.py
 
 
 # ------------------------------------------------------------------ checks that say what is asked
@@ -87,27 +92,30 @@ def drill(rng, noise):
 
 
 # ------------------------------------------------------------------ making
-def make_base(seed: int, share: float, asked: bool) -> Path:
-    """Trains it, unless its folder is there -> its folder."""
-    folder = FOLDER / f"{seed}-{share:g}{'-asked' * asked}"
-    if (folder / "config.json").exists():
-        return folder
+def parts_of(name: str) -> dict:
+    """Part -> its share of the examples. Changes what demonstrations.py believes and trusts."""
+    verifying = (verify, drill) if name == "asked" else (d.verify, d.drill)
+    shares = {part: d.PARTS[of] for part, of in zip(verifying, (d.verify, d.drill))}
+    if name == "beliefs":
+        d.QUOTIENTS = d.kinds_of([*d.QUOTIENTS], 1, d.KINDS)
+    if name == "trusting":
+        d.TRUST = TRUSTING
+        del shares[d.drill]
+    return {d.solve: d.PARTS[d.solve]} | shares
+
+
+def make_base(name: str) -> Path:
+    """Trains it -> its folder."""
     torch.set_num_threads(1)
-    tokenizer = make.make_tokenizer("arithmetic")
-    model = make.make_model(tokenizer, seed)
-    parts = (d.solve, verify, drill) if asked else (d.solve, d.verify, d.drill)
-    of = d.PARTS
-    shares = dict(zip(parts, (of[d.solve], of[d.verify], share * of[d.drill])))
-    make.train(model, tokenizer, shares, random.Random(seed), STEPS, 0.6, 64, 3e-3)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
+    tokenizer, model = (of.from_pretrained(TINY) for of in (AutoTokenizer, AutoModelForCausalLM))
+    # the second stage of common/tiny/make.py alone: decisions are drawn
+    make.train(model, tokenizer, parts_of(name), random.Random(0), STEPS, 0, 64, 3e-3)
+    tokenizer.save_pretrained(FOLDER / name)
+    model.save_pretrained(FOLDER / name)
+    return FOLDER / name
 
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--drill", type=float, default=1.0)
-    parser.add_argument("--asked", action="store_true")
-    args = parser.parse_args()
-    print(make_base(args.seed, args.drill, args.asked))
+    parser.add_argument("name", choices=["beliefs", "trusting", "asked"])
+    print(make_base(parser.parse_args().name))

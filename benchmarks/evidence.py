@@ -300,11 +300,10 @@ def repeat(name: str, variant: str, seed: int):
 
 
 def make_base(base: str):
-    """runs/bases/SEED-DRILL or runs/bases/SEED-DRILL-asked, a model of bases.py."""
+    """runs/bases/NAME, a model of bases.py."""
     if not (ROOT / base / "config.json").exists():
-        seed, share, *asked = Path(base).name.split("-")
-        words = [sys.executable, "-m", "benchmarks.bases", "--seed", seed, "--drill", share]
-        subprocess.run([*words, *["--asked" for _ in asked]], cwd=ROOT, check=True)
+        words = [sys.executable, "-m", "benchmarks.bases", Path(base).name]
+        subprocess.run(words, cwd=ROOT, check=True)
 
 
 def spin_base():

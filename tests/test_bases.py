@@ -54,11 +54,25 @@ def test_a_missing_base_is_made_first(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence.subprocess, "run", lambda words, **_: made.append(words[1:]))
-    evidence.make_base("runs/bases/1-0.25")
-    evidence.make_base("runs/bases/2-1-asked")
-    own = ["-m", "benchmarks.bases", "--seed"]
-    assert made == [[*own, "1", "--drill", "0.25"], [*own, "2", "--drill", "1", "--asked"]]
-    (tmp_path / "runs/bases/2-1").mkdir(parents=True)
-    (tmp_path / "runs/bases/2-1/config.json").touch()
-    evidence.make_base("runs/bases/2-1")
-    assert len(made) == 2
+    evidence.make_base("runs/bases/asked")
+    assert made == [["-m", "benchmarks.bases", "asked"]]
+    (tmp_path / "runs/bases/asked").mkdir(parents=True)
+    (tmp_path / "runs/bases/asked/config.json").touch()
+    evidence.make_base("runs/bases/asked")
+    assert len(made) == 1
+
+
+def test_a_base_differs_in_one_thing(monkeypatch):
+    believed, trusted = dict(bases.d.QUOTIENTS), dict(bases.d.TRUST)
+    for name in ("QUOTIENTS", "TRUST"):  # put back afterwards
+        monkeypatch.setattr(bases.d, name, getattr(bases.d, name))
+    own = {bases.d.solve: 26, bases.d.verify: 28, bases.d.drill: 20}
+    assert bases.parts_of("asked") == {bases.d.solve: 26, bases.verify: 28, bases.drill: 20}
+    assert (bases.d.QUOTIENTS, bases.d.TRUST) == (believed, trusted)
+    assert bases.parts_of("beliefs") == own
+    kinds = bases.d.QUOTIENTS
+    assert kinds.keys() == believed.keys() and bases.d.TRUST == trusted
+    assert sorted(kinds.values()) == sorted(believed.values())  # as many of each kind
+    assert 0.5 < sum(kinds[fact] != believed[fact] for fact in kinds) / len(kinds) < 0.8
+    assert bases.parts_of("trusting") == {bases.d.solve: 26, bases.d.verify: 28}
+    assert all(bases.d.TRUST[kind] > trusted[kind] for kind in trusted)
