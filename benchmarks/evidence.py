@@ -52,6 +52,7 @@ class Variant:
     judge: list[str] = field(default_factory=list)
     seeds: int = 5
     own_start: bool = False
+    recorded: str = ""
 
 
 @dataclass
@@ -106,13 +107,18 @@ def read(file: str, timed: bool = False) -> dict:
 
 def runs_of(name: str, variant: str, file: str = "") -> dict[int, dict]:
     """Seed -> run, of docs/evidence/NAME.json or another file."""
-    return {r["seed"]: r for r in read(file or name)["runs"] if r["variant"] == variant}
+    its = recorded(name, variant)
+    return {r["seed"]: r for r in read(file or name)["runs"] if r["variant"] == its}
+
+
+def recorded(name: str, variant: str) -> str:
+    """What runs of a variant call it: its name, or the name that it had when they began."""
+    return EXPERIMENTS[name].variants[variant].recorded or variant
 
 
 def with_runs(name: str) -> list[str]:
     """The variants of the experiment that have a run, in its order."""
-    ran = {r["variant"] for r in read(name)["runs"]}
-    return [variant for variant in EXPERIMENTS[name].variants if variant in ran]
+    return [variant for variant in EXPERIMENTS[name].variants if runs_of(name, variant)]
 
 
 # ------------------------------------------------------------------ which code a run is of
@@ -255,7 +261,7 @@ def run(name: str, variant: str, seed: int) -> dict:
     kept = kept_metrics(name)
     short = lambda value: round(value, 5) if isinstance(value, float) else value  # noqa: E731
     return {
-        "variant": variant,
+        "variant": recorded(name, variant),
         "seed": seed,
         "seconds": rows[-1]["seconds"],
         "wall_seconds": round(wall, 1),
@@ -272,9 +278,9 @@ def run_missing(name: str, jobs: list[tuple[str, int]], at_once: int):
     soon as it ends.
     """
     timed = EXPERIMENTS[name].timed
-    done = {(r["variant"], r["seed"]) for r in read(name, timed)["runs"]}
+    missing = [job for job in jobs if job[1] not in runs_of(name, job[0])]
     with ThreadPoolExecutor(at_once) as pool:
-        for result in pool.map(lambda job: run(name, *job), [j for j in jobs if j not in done]):
+        for result in pool.map(lambda job: run(name, *job), missing):
             kept = read(name, timed)  # as it is now: another process may have added a run
             kept["runs"].append(result)
             (FOLDER / f"{name}.json").write_text(json.dumps(kept) + "\n")

@@ -236,15 +236,15 @@ def provenance(name: str) -> str:
     """Which commits a table's runs are of, and whether the code has changed since; versions of
     Python and torch if they are not everywhere's.
     """
-    variants = EXPERIMENTS[name].variants
-    runs = [run for run in read(name)["runs"] if run["variant"] in variants]
+    of = {evidence.recorded(name, variant): variant for variant in EXPERIMENTS[name].variants}
+    runs = [run for run in read(name)["runs"] if run["variant"] in of]
     commits = list(dict.fromkeys((run["versions"]["commit"] or "none")[:7] for run in runs))
     named = {1: f"commit {commits[0]}", 2: f"commits {' and '.join(commits[:2])}"}
     several = f"{len(commits)} commits, {commits[0]} to {commits[-1]}"
-    older = sum(run.get("code") != evidence.code_of(name, run["variant"]) for run in runs)
-    since = f"since {older} of the {len(runs)} the code has changed"
-    since = "the code has changed since" if older == len(runs) else since
-    text = f"These runs are of {named.get(len(commits), several)}"
+    older = sum(run.get("code") != evidence.code_of(name, of[run["variant"]]) for run in runs)
+    since = "the code has changed since" + f" {older} of them" * (older < len(runs))
+    these = "This run is" if len(runs) == 1 else f"These {len(runs)} runs are"
+    text = f"{these} of {named.get(len(commits), several)}"
     text += f"; {since}." if older else ", with today's code."
     found = Counter(map(libraries, runs))
     usual = usual_libraries(evidence.FOLDER)
@@ -313,7 +313,8 @@ def block(name: str, rows: list[dict] = ()) -> str:
     text = f"`python benchmarks/evidence.py {name} {variant} --seed {seed}` runs seed {seed} of "
     text += f"row *{ran[0]}* and prints it beside the committed run; the other rows likewise."
     missing = [v for v in experiment.variants if v not in ran and experiment.variants[v].seeds]
-    text += f" Not run yet: {', '.join(missing)}." * bool(missing) + f" {provenance(name)}\n\n"
+    text += f" Not run yet: {'; '.join(f'*{v}*' for v in missing)}." * bool(missing)
+    text += f" {provenance(name)}\n\n"
     claimed = {claim.name for claim in CLAIMS if claim.experiment == name}
     if own := [row for row in rows if row["claim"] in claimed]:
         text += "[Claims](measured.md#claims), and what Holm's correction leaves of each:\n\n"

@@ -316,7 +316,7 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     made_up("made_up", [*A.values()])
     text = pages.block("made_up")
     assert text.startswith("`python benchmarks/evidence.py made_up a --seed 0` runs seed 0 of row")
-    assert "Not run yet: b. These runs are of commit 1234567; the code has changed since." in text
+    assert "Not run yet: *b*. This run is of commit 1234567; the code has changed since." in text
     before, after = pages.table("made_up").splitlines()[2:]
     assert before == "| before training | 10.0, 10.0 |  |"
     assert after == "| a, 2 | 30.0, 32.0 | 8.0, 1 never |"
@@ -348,12 +348,12 @@ def test_a_table_says_of_which_commits_and_of_which_versions_its_runs_are(made_u
 
     code = evidence.code_of("made_up", "b")
     made_up("made_up", [of(0, "a"), of(1, "b-dirty", code=code)])
-    text = "These runs are of commits aaaaaaa and b-dirty; since 1 of the 2 the code has changed."
+    text = "These 2 runs are of commits aaaaaaa and b-dirty; the code has changed since 1 of them."
     assert pages.provenance("made_up") == text
     made_up("made_up", [of(0, "a"), of(1, "b", "3.12.3"), of(2, "c")])
     pages.usual_libraries.cache_clear()
     text = pages.provenance("made_up")
-    assert text.startswith("These runs are of 3 commits, aaaaaaa to ccccccc; the code has changed")
+    assert text.startswith("These 3 runs are of 3 commits, aaaaaaa to ccccccc; the code has changed")
     assert "Python 3.11.7, torch 2.13.0 (2), Python 3.12.3, torch 2.13.0 (1); most others" in text
 
 
