@@ -113,7 +113,7 @@ def runs_of(name: str, variant: str, file: str = "") -> dict[int, dict]:
 
 def recorded(name: str, variant: str) -> str:
     """What runs of a variant call it: its name, or the name that it had when they began."""
-    return EXPERIMENTS[name].variants[variant].recorded or variant
+    return EXPERIMENTS[name].variants.get(variant, Variant()).recorded or variant
 
 
 def with_runs(name: str) -> list[str]:

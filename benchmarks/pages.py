@@ -192,11 +192,12 @@ def counted(rows: list[dict]) -> str:
     after = [row for row in apart if row["holm"] < 0.05]
     found = Counter(map(stands, after))
     return (
-        f"Of {len(rows)} claims the 95 % interval of {len(apart)} leaves out zero, and "
-        f"{len(after)} stand after Holm's correction. The correction counts {SHOWN['family']} "
-        "comparisons, because comparisons that were claims before count also. Of the "
-        f"{len(after)}, {found[SIGNS[0]]} have the sign that the paper reports, {found[SIGNS[1]]} "
-        f"have the opposite sign, and for {found[SIGNS[2]]} no paper reports the comparison.\n"
+        f"Of {len(rows)} claims {len(apart)} are separated: the 95 % interval leaves out zero, or "
+        f"one if the claim is a ratio. {len(after)} of these stand after Holm's correction. The "
+        f"correction counts {SHOWN['family']} comparisons, because comparisons that were claims "
+        f"before count also. Of the {len(after)}, {found[SIGNS[0]]} have the sign that "
+        f"the paper reports, {found[SIGNS[1]]} have the opposite sign, and for {found[SIGNS[2]]} "
+        "no paper reports the comparison.\n"
     )
 
 
@@ -357,8 +358,8 @@ def minutes() -> str:
     least, most = (
         f"{r['wall_seconds'] / 60:.1f} (`{r['variant']}.py`)" for r in runs[:: len(runs) - 1]
     )
-    takes = f"Without arguments a script takes {least} to {most} minutes, evaluations included"
-    return f"{takes} ({measured['machine']}). {provenance('defaults')}\n"
+    takes = f"Without arguments the script of a paper takes {least} to {most} minutes"
+    return f"{takes}, evaluations included ({measured['machine']}). {provenance('defaults')}\n"
 
 
 def speed() -> str:
