@@ -10,7 +10,8 @@ The loop is `Aprm.step`. A right solution of each question is given: its chain
                out again and finds it wrong or harmless. The verifier marks every wrong chain once
     VERIFIER   writes G judgements of one chain per question; a share --untouched of the chains is
                unedited
-    UPDATE     one of each player, along 2 g_t - g_{t-1}, where g_t is the gradient of step t
+    UPDATE     one update of each player, along the optimistic gradient 2 g_t - g_{t-1}, which
+               damps the cycles of a game; g_t is the gradient of step t
 
                 the edited step is     wrong, and accepted    wrong, and caught    still right
               R_corruptor                      1                      0                 -1
@@ -25,7 +26,7 @@ Our changes that matter (more in docs/aprm.md)
        Elsewhere they stay as they were, without a label.
     2. On tiny questions the oracle is exact; elsewhere it only recognises false equations.
     3. We use a policy gradient instead of PPO, and no entropy bonus. AdamW takes the optimistic
-       gradient.
+       gradient. Both players are updated in every step, in the paper in turns.
 
 Shapes: P questions, G edits of a chain or judgements of it, B = P * G, K steps, T tokens.
 """

@@ -13,14 +13,15 @@ The loop (algorithm 1).  There are three kinds of tasks about a program f, with 
                and a message for a known program. A task that runs twice with
                equal results joins its kind's buffer                             `admitted`
                rate = share of n answers to the task that are right
-               r = 1 - rate if 0 < rate < 1;  -0.5 if the rate is 0 or 1;
-               -1 if the task did not join                                       eq. 4, 6
+               r = 1 - rate if 0 < rate < 1;  -0.5 if the rate is 0 or 1
+               (released code; eq. 4 has 0);  -1 if the task did not join        eq. 4, 6
     SOLVER     answers tasks of the buffers, the newest tasks first              `solve`
                r = 1 right,  -0.5 wrong,  -1 without an answer                   eq. 5, 6
     A = (r - mean) / std within each kind and role;  ONE update on all groups    eq. 8
 
-Python runs every program, in common/sandbox, and knows every answer. --gate and the two rewards can
-take that away. A run that rewards itself cannot detect its own failure, so the script logs
+Python runs every program, in common/sandbox, and knows every answer: it decides which tasks join
+and which answers are right. --gate, --proposer-reward and --solver-reward can take these decisions
+away from Python. A run that rewards itself cannot detect its own failure, so the script logs
 co/rewarded_minus_true.
 
 Our changes that matter (more in docs/azr.md)

@@ -26,8 +26,11 @@ Our changes that matter (more in docs/coverrl.md)
     2. If all answers that can be read agree, the question is kept without being verified. In the
        released code all solutions must also be readable. Algorithm 1 verifies such questions.
     3. A question that is dropped has advantages of 0, but the small KL term still acts on it and it
-       counts in the mean over tokens. The same holds for judgements that are not trained on.
+       counts in the mean over tokens. The same holds for all judgements with --verifier untrained.
     4. Only judgements in the required form are read. The released code also guesses.
+    5. As in the released code, a readable form earns 1, and V- is written before the filter. In the
+       paper a reward is 1 for agreeing with m, and V- follows the filter. V+ takes the first
+       solutions that differ; the paper samples them, the released code takes the first.
 
 Shapes: P questions, N solutions of each, T of them trained, B rows of the joined batch.
 """

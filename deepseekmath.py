@@ -7,17 +7,19 @@ al. 2025, arXiv:2511.22570).
 
 The loop (section 2; all updates by `CoTrainer.loss`, in common/core/cotrainer.py)
     scores s: 0, the answer is wrong; 0.5, it is right, but a step is not; 1, all is right
-    first VERIFIER with R_meta = 1 and META; then rounds of LABELS, VERIFIER with META, GENERATOR
+    first LABELS by the truth, steps of VERIFIER with R_meta = 1, and steps of META; then rounds of
+    VERIFIER, where every third step is META, and of GENERATOR. LABELS opens every later round
 
     LABELS     = `label_solutions`: new solutions Y of the generator and their scores s, in the
                first round by the truth, then by votes: n analyses of Y, m meta-votes on each
     VERIFIER   = `verifier_step`: Y -> an analysis that names the faulty steps, and a score s'
                R_V = R_format * (1 - |s' - s|) * R_meta                             sec. 2.1.2
-    META       = `meta_step`: the steps that an analysis calls faulty -> ms', whether they are
+    META       = `meta_step`: the steps that an analysis calls faulty -> a score ms' of whether
+               these steps are faulty
                R = R_format * (1 - |ms' - ms|)                                      sec. 2.1.2
     GENERATOR  = `generator_step`: question -> a solution Y and below it Z, its analysis of Y
                R = R_format * (0.76 * R_Y + 0.24 * R_Z)                             sec. 2.2
-               R_Y = s, the verifier's;  R_Z = (1 - |s_own - s|) * R_meta(Z)
+               R_Y = s', the verifier's score of Y;  R_Z = (1 - |s_own - s'|) * R_meta(Z)
 
 Our changes that matter (more in docs/deepseekmath.md)
     1. There are two LoRA adapters on one base: one for the generator, and one for verifier and

@@ -17,9 +17,10 @@ The loop (section 3, stage 2) is `Gar.step`
                     R_m  the answer is correct
                     R_s  mean of the verdicts on the solution's slices
 
-A whole solution is too long to verify and a single step is too short, so the paper takes slices. On
-a slice of a correct solution R_d wants NO and R_a wants YES: the discriminator is an adversary that
-must also stay a verifier. Both players have the loss `CoTrainer.loss` in common/core/cotrainer.py.
+A short slice hardly ever shows an error and a long slice nearly always holds one (the paper's table
+9), so slices have a medium length. On a slice of a correct solution R_d wants NO and R_a wants YES:
+the discriminator is an adversary that must also stay a verifier. Both players have the loss
+`CoTrainer.loss` in common/core/cotrainer.py.
 
 Our changes that matter (more in docs/gar.md)
     1. Both players are LoRA adapters on one base. The paper's players are models of 7B and 1.5B.

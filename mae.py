@@ -25,12 +25,14 @@ flatters itself: V of its own answers to held-out questions minus their true acc
 Our changes that matter (more in docs/mae.md)
     1. Format counts the tags in the response and wants one pair, as the paper says. The released
        code also counts the tags in the prompt, so a proposer may write three questions.
-    2. Below the gate the difficulty is 0, as in the released code but not in the paper. Nonsense is
-       also hard to answer.
+    2. If quality < 0.7 the difficulty is 0, as in the released code but not in the paper, because
+       nonsense is also hard to answer.
     3. All roles draw from D and S as the last step left them, as in the released code. In algorithm
        1 the solver can already draw this step's questions, and the judge this step's answers.
     4. A full D drops its oldest self-generated question. The released code keeps the oldest 10,000
        for ever. S starts empty. The released code starts S with the seeds' gold answers.
+    5. A is whitened over rows, in the released code over tokens. There is no entropy bonus (paper
+       and released code: weight 0.001).
 
 Shapes: N rows of each role, B = 3 * N rows of a step.
 """

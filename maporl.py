@@ -16,11 +16,12 @@ A solution of turn t is rewarded for itself and for all solutions that come afte
     score = sum over t' >= t of gamma^(t' - t) V(t') / sum of gamma^(t' - t)
             V(t) is of the solution itself, and a later V(t') is the mean over both agents
     bonus   added where a change is from wrong to right, subtracted where it is from right to wrong
-            alpha0   agent A changes to what agent B was before        (persuaded, or misled)
-            alpha1   agent A changes to what agent B was not before
-            alpha3   agent B changes to what agent A was before        (A's text explains it)
-            alpha2   agent B changes to what agent A was not before
-            The bonus of A. The gold answer says what is right, whatever --verifier says of V.
+            alpha0   agent A becomes right where B was right before, or wrong where B was wrong
+            alpha1   agent A becomes right where B was wrong before, or wrong where B was right
+            alpha3   agent B becomes right where A was right before, or wrong where A was wrong
+            alpha2   agent B becomes right where A was wrong before, or wrong where A was right
+            These four make up the bonus of agent A. Right and wrong are by the gold answer,
+            whatever --verifier says of V.
 
 So an agent is also rewarded for what its partner makes of its text, and not only for being right.
 With --placebo an agent reads a solution of another question instead, a text that misleads.

@@ -26,7 +26,8 @@ Our changes that matter (more in docs/prime.md)
        three models.
     2. The process reward's baseline is the released code's, the mean over the other responses of
        their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
-       As released, a token's deviation from its response's mean is scaled by K / (K - 1).
+       The released code, and so ours, also multiplies a token's deviation from its own response's
+       mean by K / (K - 1).
     3. Process rewards are divided by the largest return-to-go of the batch. The released code
        divides by the largest on each device. PRM and reference start equal, so d is rounding noise
        at first. Process rewards stay 0 until d exceeds the noise measured in step 1.

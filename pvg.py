@@ -8,7 +8,8 @@ sneaky prover's wrong solutions, round after round (Kirchner et al. 2024, arXiv:
 The loop; x is a question, z a solution, c = [z is right]; half of the questions are the verifier's
     for i = 0 .. rounds - 1
         DATA = `start_round`       solutions of the base and of the provers of ALL earlier rounds to
-                                   the verifier's questions; each source is half right, half wrong.
+                                   the verifier's questions; of each source half of the solutions
+                                   are right and half are wrong.
                                    All players start from the base: only the data outlive a round
         VERIFIER                   loss = - log sigmoid((V(x, z1) - V(x, z2)) sign(c1 - c2))
                                           + lambda V^2                            `verifier_losses`
@@ -17,13 +18,15 @@ The loop; x is a question, z a solution, c = [z is right]; half of the questions
                                    R  = (2c - 1) (2h - 1) V'  if V' > 0, else -1   `prover_rewards`
                                    A  = R - mean of R over this question and role
 
-Every attacker starts afresh, so the steps that it needs to succeed measure the verifier.
+Every sneaky prover starts from the base, so the number of steps that it needs to convince measures
+the verifier.
 
 Our changes that matter (more in docs/pvg.md)
     1. The provers are two adapters. The paper has one set of weights, and a prompt names the role.
        Here both roles have the same prompt, and only their rewards differ.
-    2. V(x, z) = beta log(V(z | x) / base(z | x)). The paper's V is a linear head. Here no verifier
-       has learnt to score a solution without writing first (docs/genrm.md).
+    2. V(x, z) = beta log(V(z | x) / base(z | x)). The paper's V is a linear head. A verdict
+       that the small model gives directly ranks no better than a coin (docs/genrm.md), but
+       log-likelihoods do rank (docs/vstar.md).
     3. Every round has the same number of steps. The paper ends a round when the attack succeeds.
     4. A solution that cannot be read gets the lowest reward of its question and role.
 

@@ -8,7 +8,8 @@ solutions alone, against a critic that may say tie.
 The loop is `Raro.step`. There is no checker: all that is given is an expert's solution of each
 question
     POLICY    writes K solutions of each question. The critic sees each solution beside the
-              expert's, in random order, and names the better solution, or a tie
+              expert's, in random order, and names the solution that it takes for the expert's,
+              or a tie
     CRITIC    judges pairs G times each. Half of the pairs are of this step, half come from a buffer
               of older pairs
     UPDATE    one update on both, of one model (or of two adapters, --no-shared)
@@ -25,8 +26,9 @@ Our changes that matter (more in docs/raro.md)
     1. The critic is shown steps and answers of both solutions, in one form, so that the form does
        not say whose solution it is. The paper's critic sees final answers, without the reasoning.
     2. The critic judges a solution once for the policy's reward, and G times for its own.
-    3. A judgement that names nobody earns 0, and the solution earns 0. A solution that lacks steps
-       or an answer earns 0 as well, whatever the critic says, because the critic is shown both.
+    3. A judgement that cannot be read earns 0, and so does the solution. A solution that lacks
+       steps or an answer earns 0 as well, whatever the critic says, because the critic is shown
+       both.
     4. The loss is a mean over all tokens of the batch; the paper divides by a constant.
 
 Shapes: P questions, K solutions each; C pairs, G judgements each; T tokens.

@@ -1,5 +1,6 @@
 r"""rStar-Math: a search tree says which step is better than its siblings, and a process preference
-model (PPM) learns this from pairs (Guan et al. 2025, arXiv:2501.04519). One of its four rounds.
+model (PPM) learns this from pairs (Guan et al. 2025, arXiv:2501.04519). This script is one of the
+four rounds of the paper.
 
     python rstar.py                       the small model on a CPU, 2 minutes
     python rstar.py --verifier orm        pairs of whole solutions alone, from the same trees
@@ -15,13 +16,15 @@ The loop (section 3; a node s is a question x and the first steps of a solution)
                                   solutions of a question with the highest mean Q
     PPM = `verifier_step`         loss = - 1/(2*2) SUM log sigmoid(r(x, y+) - r(x, y-)),
                                   y+: the two siblings with the highest Q, y-: with the lowest
-    TEST = `evaluate`             G writes N solutions, V picks y with the highest log V(y | x)
+    TEST = `evaluate`             G writes N solutions; V, the PPM's adapter, picks the solution y
+                                  with the highest log V(y | x)
 
 Our changes that matter (more in docs/rstar.md)
     1. One round, without a teacher. The PPM does not set the first Q of a node, and it does not
        guide a search.
     2. r has no head: r = beta log(V / base). As in vstar.py, log V alone ranks solutions.
-    3. A rollout is a whole solution, so every child has been visited.
+    3. A rollout is a whole solution. Children exist only where a rollout has passed, so every child
+       has been visited, and UCT is always defined.
 
 Shapes: B pairs or solutions, b of them in a micro-batch, T completion tokens.
 """

@@ -20,11 +20,11 @@ It changes because solver and judge are the same model.
 
 Our changes that matter (more in docs/self_rewarding.md)
     1. M_t is a LoRA adapter on one base. A second adapter, the copy made when the round begins, is
-       the reference.
+       the reference. Then Adam starts with new moments.
     2. The model is not first fine-tuned on judgements. The small model was pretrained to judge;
        an instruction-tuned model of few parameters may be a poor judge.
-    3. The score adds up two half points, in the paper five points: our questions have right
-       answers, and steps that are right or wrong.
+    3. The score is half a point for a right answer and half a point if every step is right. The
+       paper's score adds up five points.
     4. Questions come from a data set; the paper's model writes them. Answers are sampled at
        temperature 1 (paper: 0.7 and top-p 0.9). Answers with the same text count as one answer.
 

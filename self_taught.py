@@ -23,11 +23,13 @@ judgement may be right by luck, and then it is kept as well. Only the judge is t
 learns to answer.
 
 Our changes that matter (more in docs/self_taught.md)
-    1. The judge is one LoRA adapter on the base, which is M_0. A restart makes the adapter
-       untrained: A is drawn anew, the same A every time, and B is 0.
+    1. The judge is one LoRA adapter on the base, which is M_0. A restart sets LoRA's matrix
+       A back to the same random values every time, and its matrix B to 0.
     2. The script changes one number of the question; the paper's model rewrites the instruction.
-       The small model hardly notices, because it compares solutions by their calculations.
-    3. A pair is left out unless its answers have different final answers: nothing tells them apart.
+       As a judge the small model hardly notices that y' answers another question, because it only
+       checks calculations.
+    3. A pair whose two final answers are equal is left out, because nothing tells its answers
+       apart. So is a pair that lacks a final answer.
     4. Judgements are sampled at temperature 1 (paper: 0.7 and top-p 0.9).
     5. We measure on pairs of a right and a wrong answer; the paper on RewardBench.
 

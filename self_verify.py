@@ -16,7 +16,8 @@ The loop is `SelfVerify.step`. One adapter learns two tasks:
                verify      solutions are only written to be judged, and are never trained on
                init        --init-steps verify steps come first, then generate steps
                alter       after every --interval generate steps comes a verify step; it judges
-                           solutions since the last verify step, delayed by one generate step
+                           solutions written since the last verify step, but the solutions of the
+                           newest generate step wait for the next verify step
                mixed       both tasks in one update (as RISE, arXiv:2505.13445)
 
 The paper's claim is an asymmetry: a model that learns to verify also gets better at solving, and a

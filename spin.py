@@ -30,7 +30,9 @@ Our changes that matter (more in docs/spin.md)
        gets no end token. The released code has two templates and always appends an end token. Both
        differences tell the human's answer from the opponent's answer, whatever the answers say.
     5. AdamW instead of RMSProp, with LoRA's learning rate; 32 pairs a step instead of 64. As in the
-       released code every iteration starts with a new optimiser.
+       released code every iteration starts with a new optimiser. As in the paper the learning rate
+       falls to a fifth from iteration three on. Within each iteration it has a linear warm-up and
+       decay; the released code plans the decay for more epochs than it trains.
     6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs. The
        first iteration has nothing to mix in, so it makes two passes.
     7. Questions with checkable answers, and a system prompt of our own. The paper's first model was

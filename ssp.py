@@ -7,8 +7,8 @@ solver of the same weights answers, and a gate keeps those whose answer somebody
 
 The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers that are right
     PROPOSER  writes a question                                                 `rollout`
-    RULES     a question is there; it is short, does not name a*, and is not    `follows_rules`
-              held out
+    RULES     the text holds a question, which is short, does not name a*,      `follows_rules`
+              and is not held out
     GATE      an answerer that is not trained must recover a*                   `gate`
     REUSE     an earlier valid question takes the place of each that fails      `reused`
     SOLVER    writes n answers to each, r = [equals a*], A = (r - mean) / std   `solve`
@@ -21,8 +21,8 @@ The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers th
 
 The released script's penalty is 0 (its code's default: 1). With a penalty of .1, the authors
 report, the proposer ends up writing hardly anything valid. With 0 no advantage of the proposer is
-negative. So the penalty may explain this, or the missing baseline; --baseline batch takes the two
-apart.
+negative. So either the penalty or the missing baseline may explain that valid questions vanish;
+--baseline batch tells the two apart.
 
 Our changes that matter (more in docs/ssp.md)
     1. Nobody searches. The paper's answerer reads what the proposer has found, and four other

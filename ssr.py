@@ -25,8 +25,9 @@ The loop is `Ssr.step`
 Our changes that matter (more in docs/ssr.md)
     1. A program with its tests stands for a repository; each player writes the whole program in one
        message. The paper's players are agents with a shell.
-    2. Hidden tests are left out of the suite, named by number; the paper's injector edits test
-       files. No player can change a test that decides.
+    2. The injector names the tests to hide by their numbers, and these tests are left out of the
+       suite; the paper's injector edits test files, and writes the script and the parser that run
+       the tests. Here the data set's tests are run as they are, so no player can change a test.
     3. The prompts are "change a line" and "remove a line"; the paper's are "remove code" and
        "revert a commit", which a lone program does not have.
     4. The paper does not say how rewards become advantages; we take the groups of GRPO.

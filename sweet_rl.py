@@ -18,8 +18,8 @@ The loop; all texts are sampled once, from the base
 Our changes that matter (more in docs/sweet_rl.md)
     1. The turns are the steps of one solution, and its answer. Nobody replies between them.
     2. Critic and actor are LoRA adapters on one base, which is the reference of both.
-    3. In the paper's formula, our default, the reference also sees c. The released code teaches
-       the critic so, but ranks turns without c in the reference: --critic-reference released.
+    3. In the paper's formula, our default, pi_ref also sees c. The released code trains the critic
+       so, but ranks turns with a pi_ref that does not see c: --critic-reference released.
     4. Fixed numbers of optimiser steps in place of epochs.
 
 Shapes: B pairs, b of them in a micro-batch, N texts, T completion tokens.

@@ -23,7 +23,7 @@ same solutions:
 
 Our changes that matter (more in docs/vstar.md)
     1. Generator and verifier are LoRA adapters on one base, which is G_sft: the model as it is
-       given. What the base was fine-tuned on is in neither data set.
+       given. The texts on which the base was fine-tuned join neither D_gen nor D_ver.
     2. Fixed numbers of optimiser steps instead of epochs, so that iterations are equally long.
     3. orm and prm have no head: their logit is log p("+") - log p("-") of the next token.
        Math-Shepherd reads its scores in the same way.
