@@ -25,8 +25,9 @@ and p00 is the probability that a wrong program passes a wrong test.
 Our changes that matter (more in docs/cure.md)
     1. One LoRA adapter plays both roles; the reference of the KL term is the base without it. In
        the released code it is the policy itself, so that the KL term has no gradient.
-    2. Eq. 4's product is over the correct programs, as in the text and the released code. It is
-       printed over all programs, and then no reward would ever be positive.
+    2. Eq. 4 has a product that is 1 if all correct programs pass the test, else 0. Here it is over
+       the correct programs, as in the text and the released code. The printed product is over all
+       programs. With it no reward would ever be positive.
     3. A test that cannot be read gets the worst reward, -1. In the released code it gets 0, which
        beats a wrong test that some wrong program passes.
     4. One AdamW serves the whole run. The released code starts a new AdamW at every step.

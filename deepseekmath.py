@@ -7,8 +7,11 @@ al. 2025, arXiv:2511.22570).
 
 The loop (section 2; all updates by `CoTrainer.loss`, in common/core/cotrainer.py)
     scores s: 0, the answer is wrong; 0.5, it is right, but a step is not; 1, all is right
-    first LABELS by the truth, steps of VERIFIER with R_meta = 1, and steps of META; then rounds of
-    VERIFIER, where every third step is META, and of GENERATOR. LABELS opens every later round
+    R_format: 1, the text has the required form; 0, it does not
+
+    A run begins with LABELS by the truth. Then come steps of VERIFIER with R_meta = 1, then steps
+    of META, then rounds. A round has steps of VERIFIER, of which every third is a step of META
+    instead, and then steps of GENERATOR. Every later round begins with LABELS
 
     LABELS     = `label_solutions`: new solutions Y of the generator and their scores s, in the
                first round by the truth, then by votes: n analyses of Y, m meta-votes on each

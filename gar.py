@@ -18,9 +18,9 @@ The loop (section 3, stage 2) is `Gar.step`
                     R_s  mean of the verdicts on the solution's slices
 
 A short slice hardly ever shows an error and a long slice nearly always holds one (the paper's table
-9), so slices have a medium length. On a slice of a correct solution R_d wants NO and R_a wants YES:
-the discriminator is an adversary that must also stay a verifier. Both players have the loss
-`CoTrainer.loss` in common/core/cotrainer.py.
+9), so slices have a medium length. On a generated slice of a correct solution R_d wants NO and R_a
+wants YES: the discriminator is an adversary that must also stay a verifier. Both players have the
+loss `CoTrainer.loss` in common/core/cotrainer.py.
 
 Our changes that matter (more in docs/gar.md)
     1. Both players are LoRA adapters on one base. The paper's players are models of 7B and 1.5B.
@@ -28,10 +28,12 @@ Our changes that matter (more in docs/gar.md)
        slice is real, but does not say how a verdict in words gives M_d. Here YES means both "sound"
        and "real", and R_d is 0 or 1 for each verdict. R_a is also 0 or 1 for each verdict; in the
        paper it is a mean over a solution's slices.
-    3. The paper does not describe the discriminator's group. Here it is M judgements of one slice,
-       and only the mean is the group's: see `discriminator_advantages`.
+    3. The paper does not describe the discriminator's group. Here it is M judgements of one slice.
+       The advantage subtracts the group's mean, but divides by the std of the whole batch: see
+       `discriminator_advantages`.
     4. The paper does not say who is updated when. Here all slices are judged before either update.
-    5. Stage 1 is supervised and needs `--sft-labels`. The small model can judge slices already.
+    5. In the paper's stage 1 the discriminator is fine-tuned on labelled slices. Here stage 1 runs
+       only with `--sft-labels`, because the small model can judge slices already.
 
 Shapes: P questions, G solutions each, B = P * G rows, M = G judgements of a slice.
 """

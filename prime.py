@@ -24,15 +24,15 @@ part of that judgement.
 Our changes that matter (more in docs/prime.md)
     1. Policy and PRM are LoRA adapters on one base, and the base is the reference. The paper has
        three models.
-    2. The process reward's baseline is the released code's, the mean over the other responses of
-       their per-token MEAN. Eq. 5 as printed has their sum, too large by a factor of the length.
-       The released code, and so ours, also multiplies a token's deviation from its own response's
-       mean by K / (K - 1).
+    2. The process reward's baseline is the mean, over the other responses, of a response's MEAN
+       per token, as in the released code. Eq. 5 as printed has a response's SUM, which is larger by
+       a factor of the length. The released code, and so ours, also multiplies a token's deviation
+       from its own response's mean by K / (K - 1).
     3. Process rewards are divided by the largest return-to-go of the batch. The released code
        divides by the largest on each device. PRM and reference start equal, so d is rounding noise
        at first. Process rewards stay 0 until d exceeds the noise measured in step 1.
-    4. Each player has one update per batch. The paper has four, and in the released code
-       minibatches 2 to 4 are scored by an already updated PRM.
+    4. Each player has one update per batch. In the paper it has four updates, one for each
+       minibatch. In the released code an already updated PRM scores minibatches 2 to 4.
     5. The PRM scores in a separate forward pass. The released code takes the scores from its
        training pass.
     6. If `--max-refills` rounds of sampling do not fill the batch, the step trains on fewer groups.

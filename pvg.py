@@ -19,7 +19,7 @@ The loop; x is a question, z a solution, c = [z is right]; half of the questions
                                    A  = R - mean of R over this question and role
 
 Every sneaky prover starts from the base, so the number of steps that it needs to convince measures
-the verifier.
+how robust the verifier is.
 
 Our changes that matter (more in docs/pvg.md)
     1. The provers are two adapters. The paper has one set of weights, and a prompt names the role.

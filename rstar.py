@@ -20,8 +20,8 @@ The loop (section 3; a node s is a question x and the first steps of a solution)
                                   with the highest log V(y | x)
 
 Our changes that matter (more in docs/rstar.md)
-    1. One round, without a teacher. The PPM does not set the first Q of a node, and it does not
-       guide a search.
+    1. There is one round, and G writes its solutions itself. In the paper's first round a much
+       larger model writes them. The PPM does not set the first Q of a node, and guides no search.
     2. r has no head: r = beta log(V / base). As in vstar.py, log V alone ranks solutions.
     3. A rollout is a whole solution. Children exist only where a rollout has passed, so every child
        has been visited, and UCT is always defined.

@@ -19,8 +19,8 @@ data set's answers only measure how often the model prefers what is right. Nothi
 It changes because solver and judge are the same model.
 
 Our changes that matter (more in docs/self_rewarding.md)
-    1. M_t is a LoRA adapter on one base. A second adapter, the copy made when the round begins, is
-       the reference. Then Adam starts with new moments.
+    1. M_t is a LoRA adapter on one base. A second adapter is the reference, a copy that is made
+       when a round begins. Adam starts every round with new moments.
     2. The model is not first fine-tuned on judgements. The small model was pretrained to judge;
        an instruction-tuned model of few parameters may be a poor judge.
     3. The score is half a point for a right answer and half a point if every step is right. The

@@ -27,7 +27,8 @@ Our changes that matter (more in docs/self_verify.md)
     1. --task solution, the default, shows the verifier the whole solution. The released code has
        this mode, but its scripts show the boxed answer alone (--task answer).
     2. The factor min(pass rate, .5) is the same for all judgements of a group, so the division by
-       std takes it out again. It has no effect, neither here nor in the released code.
+       std takes it out again. It is never 0, because solutions of a question that no solution gets
+       right are not judged. So it has no effect, neither here nor in the released code.
 
 Shapes: P questions, G samples each, B = P * G rows.
 """

@@ -21,7 +21,8 @@ the first step of every iteration player and opponent are equal, and the loss is
 
 Our changes that matter (more in docs/spin.md)
     1. Player and opponent are LoRA adapters on one base; the opponent's adapter is called "ref".
-       The released code keeps the base as the opponent if adapters are not merged.
+       In the released code with LoRA the opponent is the model without its adapter. So unless the
+       user merges the adapter after each iteration, the opponent never changes.
     2. The previous iteration's pairs are mixed in, as in the paper's experiments; algorithm 1 has
        the current pairs only. Old pairs are scored against the new opponent, which did not write
        them.
@@ -29,10 +30,11 @@ Our changes that matter (more in docs/spin.md)
     4. One chat template generates and trains, and a completion that was cut at the length limit
        gets no end token. The released code has two templates and always appends an end token. Both
        differences tell the human's answer from the opponent's answer, whatever the answers say.
-    5. AdamW instead of RMSProp, with LoRA's learning rate; 32 pairs a step instead of 64. As in the
-       released code every iteration starts with a new optimiser. As in the paper the learning rate
-       falls to a fifth from iteration three on. Within each iteration it has a linear warm-up and
-       decay; the released code plans the decay for more epochs than it trains.
+    5. The optimiser is AdamW (paper: RMSProp), the learning rate is one for LoRA, and a step has 32
+       pairs (paper: 64). As in the released code every iteration starts with a new optimiser. As in
+       the paper the learning rate falls to a fifth from iteration three on. Within each iteration
+       it has a linear warm-up and decay; the released code plans the decay for more epochs than it
+       trains.
     6. Far fewer prompts than 50,000, and one pass over the mixed pairs instead of 2 epochs. The
        first iteration has nothing to mix in, so it makes two passes.
     7. Questions with checkable answers, and a system prompt of our own. The paper's first model was

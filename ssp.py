@@ -26,11 +26,12 @@ negative. So either the penalty or the missing baseline may explain that valid q
 
 Our changes that matter (more in docs/ssp.md)
     1. Nobody searches. The paper's answerer reads what the proposer has found, and four other
-       documents. With questions of the repository, the grammar that makes them is the answerer.
-    2. With questions of the repository the proposer is NOT given a*, because the model has not been
-       taught to end a chain in a number. Here a* is the value of the question, and the gate asks
-       whether the question has a value. A chain whose value is one of its own numbers names a*, so
-       it fails. With other data a* is given, as in the paper, and the gate is the base.
+       documents. For the chains of arithmetic that come with the repository, a program that works
+       a chain out is the answerer. With other data the answerer is the base.
+    2. For these chains the proposer is NOT given a*, because the small model has not been taught to
+       write a chain that ends in a given number. Here a* is the value of the chain, and the gate
+       asks whether the proposed text has a value. A chain whose value is one of its own numbers
+       names a*, so it fails. With other data a* is given, as in the paper.
     3. --gate-error is the share of verdicts that a coin turns round. If a question without a value
        passes, nobody can solve it: s = 0, the largest reward.
 

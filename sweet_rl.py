@@ -20,7 +20,7 @@ Our changes that matter (more in docs/sweet_rl.md)
     2. Critic and actor are LoRA adapters on one base, which is the reference of both.
     3. In the paper's formula, our default, pi_ref also sees c. The released code trains the critic
        so, but ranks turns with a pi_ref that does not see c: --critic-reference released.
-    4. Fixed numbers of optimiser steps in place of epochs.
+    4. The script counts optimiser steps, and the paper counts epochs.
 
 Shapes: B pairs, b of them in a micro-batch, N texts, T completion tokens.
 """

@@ -18,13 +18,14 @@ There are no rewards. Without --verifier-in-loop the generator never hears of th
 grow, and a verifier is trained on them at the end. So other verifiers can be trained on the very
 same solutions:
     --verifier orm    outcomes: p = sigmoid of a logit after y,  loss = BCE of p and z
-    --verifier prm    steps: the same after every step, z from completions of it (Math-Shepherd,
-                      Wang et al. 2023, arXiv:2312.08935)
+    --verifier prm    steps: the same after every step; z says whether a solution that G completes
+                      from this step is right (Math-Shepherd, Wang et al. 2023, arXiv:2312.08935)
 
 Our changes that matter (more in docs/vstar.md)
     1. Generator and verifier are LoRA adapters on one base, which is G_sft: the model as it is
-       given. The texts on which the base was fine-tuned join neither D_gen nor D_ver.
-    2. Fixed numbers of optimiser steps instead of epochs, so that iterations are equally long.
+       given. In the paper D_gen and D_ver begin with the texts on which G_sft was fine-tuned. Ours
+       begin empty.
+    2. The script counts optimiser steps and not epochs, so that iterations are equally long.
     3. orm and prm have no head: their logit is log p("+") - log p("-") of the next token.
        Math-Shepherd reads its scores in the same way.
 
