@@ -456,7 +456,7 @@ def collapsed() -> str:
     trained = share(*collapses(chosen["experiment"], [v for row in both for v in row[2:]]))
     never = share(*collapses(chosen["experiment"], untrained[2:]))
     text = f"Of the runs with a trained verifier {trained} end far below the others; with a "
-    return text + f"verifier that is never trained it is {never}.\n"
+    return text + f"verifier that is never trained, asked once, it is {never}.\n"
 
 
 # ------------------------------------------------------------------ writing
