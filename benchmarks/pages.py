@@ -347,7 +347,8 @@ def bases_table() -> str:
         gap = "{:+.1f} [{:.1f}, {:.1f}]".format(*interval(both)) if len(both) > 1 else "-"
         rows.append([model, f"{100 * statistics.mean(starts):.1f}", *cells, gap])
     text = markdown(["small model", "before", *titles, "along - beforehand"], rows)
-    return f"{text}\n{table('bases', ', 110 steps')}"
+    longer = any(v.endswith(", 110 steps") for v in evidence.with_runs("bases"))
+    return text + (f"\n{table('bases', ', 110 steps')}" if longer else "")
 
 
 # ------------------------------------------------------------------ the other blocks
