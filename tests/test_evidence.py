@@ -249,6 +249,26 @@ def test_the_headline_counts_collapses_and_leaves_out_what_has_not_run(made_up, 
     assert pages.headline().endswith(line)
 
 
+def test_the_table_of_other_models_is_that_of_their_runs():
+    """Means and differences of the runs in bases.json, without `runs_of`, `cell` and `interval`."""
+    runs = json.loads((ROOT / "docs/evidence/bases.json").read_text())["runs"]
+    last = {(r["variant"], r["seed"]): r["evaluations"][-1][f"eval/{ACCURACY}"] for r in runs}
+    lines = {line.split(" | ")[0][2:]: line for line in pages.bases_table().splitlines()}
+    for model, base in SHOWN["bases"]["rows"]:
+        if not base or not any(variant.startswith(f"{base}: ") for variant, _ in last):
+            continue
+        answers = [100 * x for (v, _), x in last.items() if v == f"{base}: GRPO, all answers"]
+        if answers:
+            assert f" {statistics.mean(answers):.1f}" in lines[model]
+        along, first = (
+            {seed: x for (v, seed), x in last.items() if v == f"{base}: {reward}"}
+            for reward in ("co-trained", "verifier beforehand")
+        )
+        both = [100 * (along[seed] - first[seed]) for seed in along if seed in first]
+        if len(both) > 1:
+            assert f"| {statistics.mean(both):+.1f} [" in lines[model]
+
+
 def test_every_claim_is_about_variants_that_exist():
     for claim in CLAIMS:
         assert set(claim.variants) <= evidence.EXPERIMENTS[claim.experiment].variants.keys(), claim
