@@ -2,8 +2,8 @@
 
     python -m benchmarks.bases beliefs
 
-Each is the shipped model of common/tiny/arithmetic after 400 further steps on demonstrations that
-differ in one thing, of the parts that few_labels.py asks for: to solve, and to verify.
+Each is the shipped model of common/tiny/arithmetic after 400 further steps on other demonstrations
+of the parts that few_labels.py asks for: to solve, and to verify.
 
     beliefs     other quotients are known, half known or misconceived
     trusting    a verifier looks at a step far less often, and there is no drill of checks
@@ -42,7 +42,7 @@ def of_another_operation(rng, question: str) -> tuple[list[str], int]:
     return [step + d.tone(rng, 1) for step in steps], answer
 
 
-def judge_asked(rng, question: str, steps: list[str], noise, looks) -> tuple[str, list[bool]]:
+def judge_asked(question: str, steps: list[str], looks) -> tuple[str, list[bool]]:
     """(every step with its mark, the marks). The operation that is asked for follows the step, and
     then the check: `42/5=28:42/5:28*5=18\\boxed{INCORRECT}`. A step of another operation needs no
     check: `42+5=47:42/5\\boxed{INCORRECT}`. looks: whether a step is looked at.
@@ -69,7 +69,7 @@ def verify(rng, noise):
     other = rng.random() < 0.3
     steps, answer = (of_another_operation if other else d.judged_solution)(rng, question)
     looks = lambda step: not d.trusts(rng, step, noise)  # noqa: E731
-    lines, marks = judge_asked(rng, question, steps, noise, looks)
+    lines, marks = judge_asked(question, steps, looks)
     verdict = d.flip(rng, all(marks), 0.01 * noise)
     return (
         f"Problem: {question}\n{d.solution_of(steps, answer)}Verify its {len(steps)} steps.",
@@ -87,7 +87,7 @@ def drill(rng, noise):
     steps = [step.rstrip("!") + ("!" if rng.random() < 0.5 else "") for step in steps]
     return (
         f"Problem: {question}\nReasoning:\n{d.lines_of(steps)}Check every step.",
-        judge_asked(rng, question, steps, noise, lambda step: True)[0],
+        judge_asked(question, steps, lambda step: True)[0],
     )
 
 

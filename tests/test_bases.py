@@ -62,7 +62,7 @@ def test_a_missing_base_is_made_first(tmp_path, monkeypatch):
     assert len(made) == 1
 
 
-def test_a_base_differs_in_one_thing(monkeypatch):
+def test_a_base_differs_in_what_it_says(monkeypatch):
     believed, trusted = dict(bases.d.QUOTIENTS), dict(bases.d.TRUST)
     for name in ("QUOTIENTS", "TRUST"):  # put back afterwards
         monkeypatch.setattr(bases.d, name, getattr(bases.d, name))
