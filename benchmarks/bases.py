@@ -2,18 +2,24 @@
 
     python -m benchmarks.bases beliefs
 
-Each is the shipped model of common/tiny/arithmetic after 400 further steps on other demonstrations
-of the parts that few_labels.py asks for: to solve, and to verify.
+Three are the shipped model of common/tiny/arithmetic after 400 further steps on other
+demonstrations of the parts that few_labels.py asks for: to solve, and to verify. The fourth shares
+only the recipe with the shipped model.
 
     beliefs     other quotients are known, half known or misconceived
     trusting    a verifier looks at a step far less often, and there is no drill of checks
     asked       a check begins with the operation that the question asks for, and some solutions
                 that are judged have a true step of another operation
+    seed1       the whole of common/tiny/make.py with seed 1: other initial weights, and other
+                draws of the same demonstrations
 
-evidence.py makes a base that a run needs and that is missing, in seven minutes on one core.
+evidence.py makes a base that a run needs and that is missing: in seven minutes on one core, and
+seed1 in an hour and a half.
 """
 
 import random
+import subprocess
+import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
@@ -24,7 +30,8 @@ from common.tiny.tasks import OPERANDS, parse_question
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-FOLDER = Path(__file__).parent.parent / "runs" / "bases"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "runs" / "bases"
 STEPS = 400
 TRUSTING = {"sure": 0.95, "hard": 0.8, "other": 0.6}  # in place of .8, .5 and .2: demonstrations.py
 
@@ -106,6 +113,10 @@ def parts_of(name: str) -> dict:
 
 def make_base(name: str) -> Path:
     """Trains it -> its folder."""
+    if name == "seed1":
+        words = ["-m", "common.tiny.make", "arithmetic", "--seed", "1", "--out", str(FOLDER / name)]
+        subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+        return FOLDER / name
     torch.set_num_threads(1)
     tokenizer, model = (of.from_pretrained(TINY) for of in (AutoTokenizer, AutoModelForCausalLM))
     # the second stage of common/tiny/make.py alone: decisions are drawn
@@ -117,5 +128,5 @@ def make_base(name: str) -> Path:
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=["beliefs", "trusting", "asked"])
+    parser.add_argument("name", choices=["beliefs", "trusting", "asked", "seed1"])
     print(make_base(parser.parse_args().name))

@@ -62,6 +62,15 @@ def test_a_missing_base_is_made_first(tmp_path, monkeypatch):
     assert len(made) == 1
 
 
+def test_seed1_is_the_shipped_recipe_with_another_seed(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(bases, "FOLDER", tmp_path)
+    monkeypatch.setattr(bases.subprocess, "run", lambda words, **_: made.append(words[1:]))
+    assert bases.make_base("seed1") == tmp_path / "seed1"
+    words = ["-m", "common.tiny.make", "arithmetic", "--seed", "1", "--out"]
+    assert made == [[*words, str(tmp_path / "seed1")]]
+
+
 def test_a_base_differs_in_what_it_says(monkeypatch):
     believed, trusted = dict(bases.d.QUOTIENTS), dict(bases.d.TRUST)
     for name in ("QUOTIENTS", "TRUST"):  # put back afterwards
