@@ -326,32 +326,62 @@ def block(name: str, rows: list[dict] = ()) -> str:
     return text + (bases_table() if name == "bases" else table(name))
 
 
+def bases_runs() -> dict[str, dict[str, dict]]:
+    """Of every small model that has runs: column of its table -> {seed: run}."""
+    found = {}
+    for model, base in SHOWN["bases"]["rows"]:
+        found[model] = {}
+        for title, shipped, others in SHOWN["bases"]["columns"]:
+            of = ("bases", f"{base}: {others}") if base else ("few_labels", shipped)
+            found[model][title] = runs_of(*of)
+    return {model: runs for model, runs in found.items() if any(runs.values())}
+
+
 def bases_table() -> str:
     """A row per small model, a column per reward, and of runs with the same seed the difference
     between a verifier that is trained along and one that is trained beforehand.
     """
-    chosen, rows = SHOWN["bases"], []
-    titles = [title for title, *_ in chosen["columns"]]
-    for model, base in chosen["rows"]:
-        found = {}  # of every column: seed -> run
-        for title, shipped, others in chosen["columns"]:
-            of = ("bases", f"{base}: {others}") if base else ("few_labels", shipped)
-            found[title] = runs_of(*of)
+    titles, rows = [title for title, *_ in SHOWN["bases"]["columns"]], []
+    for model, found in bases_runs().items():
         starts = [measure(f"first:{END}", run) for runs in found.values() for run in runs.values()]
-        if not starts:
-            continue
         ends = {t: {s: measure(f"last:{END}", r) for s, r in found[t].items()} for t in titles}
         cells = [f"{cell([*some.values()], True)} ({len(some)})" for some in ends.values()]
         along, beforehand = ends["trained along"], ends["trained beforehand"]
         both = [100 * (along[seed] - beforehand[seed]) for seed in along if seed in beforehand]
         gap = "{:+.1f} [{:.1f}, {:.1f}]".format(*interval(both)) if len(both) > 1 else "-"
         rows.append([model, f"{100 * statistics.mean(starts):.1f}", *cells, gap])
-    text = markdown(["small model", "before", *titles, "along - beforehand"], rows)
+    text = "![accuracy on each small model, by reward](evidence/bases.png)\n\n"
+    text += markdown(["small model", "before", *titles, "along - beforehand"], rows)
     longer = any(v.endswith(", 110 steps") for v in evidence.with_runs("bases"))
     return text + (f"\n{table('bases', ', 110 steps')}" if longer else "")
 
 
-# ------------------------------------------------------------------ the other blocks
+def draw_bases(path):
+    """A column of dots per reward and small model: a dot is a seed, and a dash is their median."""
+    from matplotlib import pyplot
+
+    models = bases_runs()
+    figure, axis = pyplot.subplots(figsize=(8.8, 4.4))
+    titles = [title for title, *_ in SHOWN["bases"]["columns"]]
+    for i, (model, found) in enumerate(models.items()):
+        name = model.split(":")[0].strip("*")
+        for x, title in enumerate(titles):
+            ends = [100 * measure(f"last:{END}", run) for run in found[title].values()]
+            if not ends:
+                continue
+            at = x + 0.15 * (i - (len(models) - 1) / 2)
+            axis.plot([at] * len(ends), ends, "o", color=f"C{i}", alpha=0.5, ms=5)
+            axis.plot(at, statistics.median(ends), "_", color=f"C{i}", ms=14, mew=2.5)
+        axis.plot([], [], "o", color=f"C{i}", label=name)
+    axis.set_xticks(range(len(titles)), titles)
+    axis.set_ylabel("accuracy after 40 generator steps, %", fontsize=9)
+    axis.grid(axis="y", alpha=0.25)
+    figure.legend(loc="upper center", ncols=len(models), fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.94))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def minutes() -> str:
     """Of the scripts without arguments."""
     measured = read("defaults")
@@ -496,6 +526,8 @@ def write(names: list[str]):
                 draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
             if name == "verifiers":
                 draw_tones(FOLDER / "verifiers.png")
+            if name == "bases":
+                draw_bases(FOLDER / "bases.png")
             print(table(name))
     (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
     for (page, mark), text in blocks().items():
