@@ -73,7 +73,9 @@ def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> tor
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
     every step. It is 0 if the verifier rejects a step, if its verdicts do not fit the steps, or if
     the solution has no step or no answer. So a further step never raises the reward. (With the step
-    rewards of tango.py alone a solution of four rejected steps can beat a solution of one.)
+    rewards of tango.py alone a solution of four rejected steps can beat a solution of one.) But
+    nothing here asks whether the solution is complete: a verifier that knows the truth of each step
+    and nothing else accepts a solution that stops after two true steps, and generators learn that.
     """
     both = zip([judgement.verdicts for judgement in judgements], solutions)
     fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]

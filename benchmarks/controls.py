@@ -45,7 +45,7 @@ def judgement(verdicts: list[bool]) -> str:
 
 
 def gold(question: str, solution: str) -> str:
-    """Every step's own label."""
+    """Every step's own label. So a solution that lacks a step can be accepted whole."""
     return judgement(step_labels(question, split_steps(solution)))
 
 
