@@ -7,10 +7,13 @@ import random
 
 import few_labels
 import tango
-from common.tiny.tasks import format_solution
+from common.tasks.answers import split_steps
+from common.tasks.verdicts import verify_prompt
+from common.tiny.tasks import LEVELS, format_solution, gold_solution, sample_questions, step_labels
 from few_labels import Args, FewLabels, all_accepted
 from tango import Judgement
 
+import bed
 import pytest
 import torch
 from conftest import same_weights, small, steps_of, trained_adapters
@@ -112,6 +115,24 @@ def test_neither_unread_verdicts_nor_more_steps_pay():
     batch, trainer = batch_of([judgement(X)] * 2, ["", ""], [step + end, step + end])
     assert not batch.advantages.any()
     assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
+
+
+def test_no_verdict_asks_for_a_missing_step_but_the_small_models_verifier_does():
+    """A solution that stops after two true steps is accepted by whoever knows the truth of each
+    step. The small model judges steps that are not there, so its verdicts do not fit.
+    """
+    questions = sample_questions(0, 24, held_out=True, steps=LEVELS["tiny-hard"])
+    first = [split_steps(gold_solution(question))[:2] for question in questions]
+    cut = [format_solution(two, int(two[1].split("=")[1])) for two in first]
+    assert all(step_labels(question, two) == [True] * 2 for question, two in zip(questions, first))
+    assert all_accepted([Judgement([True] * 2, True)] * len(cut), cut).all()
+    whole = [gold_solution(question) for question in questions]
+    play = bed.player("tiny")
+    rates = []
+    for solutions in (whole, cut):
+        said = play([verify_prompt(q, s) for q, s in zip(questions, solutions)], 0)
+        rates.append(all_accepted([*map(tango.parse_judgement, said)], solutions).mean().item())
+    assert rates[0] > 0.8 and rates[1] < 0.2, rates
 
 
 def test_what_a_judgement_says_elsewhere_accepts_nothing():
