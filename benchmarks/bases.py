@@ -14,7 +14,7 @@ only the recipe with the shipped model.
                 draws of the same demonstrations
 
 evidence.py makes a base that a run needs and that is missing: in seven minutes on one core, and
-seed1 in an hour and a half.
+seed1 in a good hour.
 """
 
 import random
