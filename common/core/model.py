@@ -98,9 +98,9 @@ def tokenize(prompts: list[list[dict]], tokenizer) -> list[list[int]]:
 
 
 def prompt_text(prompt: list[dict]) -> str:
-    """Returns what the report shows of a prompt. If it has one message beside the system's, that is
-    the message. Of a dialogue it is all messages but the system's, because several dialogues may
-    end in the same words.
+    """Returns what the report shows of a prompt, without instructions and worked examples. If one
+    message is left, it is the message. Of a dialogue it is all messages, because several dialogues
+    may end in the same words.
 
     >>> prompt_text([{"role": "system", "content": "Solve."}, {"role": "user", "content": "3+4"}])
     '3+4'
@@ -110,7 +110,7 @@ def prompt_text(prompt: list[dict]) -> str:
     assistant: 8
     user: Try again.
     """
-    turns = [message for message in prompt if message.get("role") != "system"]
+    turns = [m for m in prompt if m.get("role") != "system" and not m.get("example")]
     if len(turns) == 1:
         return turns[0]["content"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in turns)

@@ -10,6 +10,7 @@ import functools
 import itertools
 import re
 import threading
+from collections.abc import Iterable
 
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
@@ -40,20 +41,44 @@ CONTEXT = 8  # tokens, more than the bytes of one character
 # ------------------------------------------------------------------ asking
 SOLVE = r"""Solve the problem step by step. Put every step in its own <step> </step> tags, and after
 the last one the answer in this form: <answer>\boxed{...}</answer>. Write nothing outside of these
-tags. For example, for 15-(3*2):
-<step>First the bracket: 3*2 = 6.</step>
-<step>Then 15-6 = 9.</step>
-<answer>\boxed{9}</answer>"""
+tags."""
+
+SOLVED = [  # worked examples, of unlike length, so that a model cannot copy one whole
+    (
+        "Tom has 3 boxes with 12 pens each. He gives 6 pens to Ann and 5 pens to Bob. How many "
+        "pens does he keep?",
+        r"""<step>3 boxes hold 3*12 = 36 pens.</step>
+<step>He gives away 6+5 = 11 pens.</step>
+<step>He keeps 36-11 = 25 pens.</step>
+<answer>\boxed{25}</answer>""",
+    ),
+    (
+        "A shop has 20 books and sells half of them for 8 dollars each. How much money comes in?",
+        r"""<step>Half of 20 is 20/2 = 10 books.</step>
+<step>They bring 10*8 = 80 dollars.</step>
+<answer>\boxed{80}</answer>""",
+    ),
+]
 
 
-def prompt(system: str, user: str) -> list[dict]:
-    """Returns the messages of a prompt: the instructions, and what the user says."""
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+def prompt(system: str, user: str, examples: Iterable[tuple[str, str]] = ()) -> list[dict]:
+    """Returns the messages of a prompt: the instructions, worked examples as earlier turns of the
+    dialogue, and what the user says.
+
+    A model that nobody has taught a form follows two examples of it far better than a description.
+    The small models have been taught, and their chat templates leave out instructions and examples.
+
+    examples: pairs of what the user says and what the model answers.
+    """
+    turns = [m for pair in examples for m in zip(("user", "assistant"), pair)]
+    turns = [{"role": role, "content": text, "example": True} for role, text in turns]
+    ask = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return [ask[0], *turns, ask[1]]
 
 
 def solve_prompt(question: str) -> list[dict]:
     """Returns the messages that ask for a solution in steps, with its answer in a box."""
-    return prompt(SOLVE, question)
+    return prompt(SOLVE, question, SOLVED)
 
 
 def solve(

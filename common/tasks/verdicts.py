@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from common.core.errors import say
 from common.core.lists import mean
-from common.tasks.answers import prompt, split_steps
+from common.tasks.answers import SOLVED, prompt, split_steps
 
 BOX = r"\\box(?:ed)?\{"
 OPENING = rf"(?:[\s*_$]|\\[(\[]|{BOX}|\\(?:text|math)(?:bf|it|rm)?\{{)"
@@ -56,22 +56,49 @@ class Analysis(NamedTuple):
         return (self.score == 1) == (not self.defects)
 
 
-VERIFY = r"""You are given a problem and a solution in numbered steps. Check the steps one after the
-other, by your own calculation. Write one <step> </step> block for each step of the solution, ending
-in its verdict, \boxed{CORRECT} or \boxed{INCORRECT}, then the verdict on the solution as a whole,
-in exactly this form:
-<step_verification>
-<step>3*2 is 6, as the step says. \boxed{CORRECT}</step>
-</step_verification>
-<final_verification>\boxed{CORRECT}</final_verification>"""
+VERIFY = r"""You are given a problem and a solution in steps. Check the steps one after the other,
+by your own calculation. Write one <step> </step> block for each step of the solution, ending in its
+verdict, \boxed{CORRECT} or \boxed{INCORRECT}, all inside of <step_verification>
+</step_verification>. Then write the verdict on the solution as a whole in the same way, inside of
+<final_verification> </final_verification>."""
 
 
 def verify_prompt(question: str, solution: str) -> list[dict]:
     """Returns the messages that ask for a verdict on each step and on the whole. The verifier is
     told how many steps there are, and never sees the gold answer.
     """
+    return prompt(VERIFY, to_verify(question, solution), VERIFIED)
+
+
+def to_verify(question: str, solution: str) -> str:
+    """Returns what the user says to a verifier of steps."""
     count = len(split_steps(solution))
-    return prompt(VERIFY, f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps.")
+    return f"Problem: {question}\nSolution:\n{solution}\nVerify its {count} steps."
+
+
+WRONG = r"""<step>Half of 20 is 20/2 = 10 books.</step>
+<step>They bring 10+8 = 18 dollars.</step>
+<answer>\boxed{18}</answer>"""  # its second step is wrong; compare with SOLVED[1]
+
+VERIFIED = [  # worked examples: a right solution and a wrong solution
+    (
+        to_verify(*SOLVED[0]),
+        r"""<step_verification>
+<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
+<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
+<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
+</step_verification>
+<final_verification>\boxed{CORRECT}</final_verification>""",
+    ),
+    (
+        to_verify(SOLVED[1][0], WRONG),
+        r"""<step_verification>
+<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
+<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
+</step_verification>
+<final_verification>\boxed{INCORRECT}</final_verification>""",
+    ),
+]
 
 
 def mark(right: bool) -> str:

@@ -86,7 +86,7 @@ WORDS = {
 # A system message holds instructions in prose, which one million parameters cannot read. The
 # template leaves it out, so that scripts can send the same messages to every model.
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] != 'system' %}"
+    "{% for m in messages %}{% if m['role'] != 'system' and not m['example'] %}"
     "{{ '<|' + m['role'] + '|>' + m['content'] }}"
     "{% if m['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

@@ -4,6 +4,7 @@ import json
 import shutil
 
 from common.core.errors import UserError
+from common.core.model import prompt_text
 from common.run.models import (
     INSTRUCTIONS,
     QUESTION,
@@ -13,7 +14,8 @@ from common.run.models import (
     load_tokenizer,
     read_config,
 )
-from common.tiny import TINY
+from common.tasks.answers import prompt
+from common.tiny import EMBEDDED, TINY
 from spin import human_ids
 
 import pytest
@@ -197,3 +199,18 @@ def test_no_head_gets_a_copy_of_the_keys_it_shares(monkeypatch):
         patch.undo()
         patch.setenv(SHARED_KEYS, "0")
         torch.testing.assert_close(ours[:, 2:], model(**given).logits[:, 2:], rtol=0, atol=1e-4)
+
+
+# ------------------------------------------------------------------ worked examples
+def test_worked_examples_are_turns_of_the_dialogue_and_the_small_models_leave_them_out(folder):
+    examples = [("3+4", "seven"), ("5+6", "eleven")]
+    with_examples, bare = prompt("Add.", "1+2", examples), prompt("Add.", "1+2")
+    plain = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(plain)
+    turns = "<user>3+4<assistant>seven<user>5+6<assistant>eleven"
+    assert render(folder, with_examples) == f"<system>Add.{turns}<user>1+2"
+    for small in EMBEDDED.values():
+        assert render(small, with_examples) == render(small, bare) != ""
+        dialogue = [*bare, {"role": "assistant", "content": "3"}, {"role": "user", "content": "?"}]
+        assert "3" in render(small, dialogue)  # a turn that is no example stays
+    assert prompt_text(with_examples) == prompt_text(bare) == "1+2"
