@@ -108,7 +108,7 @@ from common.tasks.equations import equations_hold
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
 from common.tiny import tasks
-from common.tiny.demonstrations import GOLD, misconception, parse_step, tone, write_steps
+from common.tiny.beliefs import GOLD, misconception, parse_step, tone, write_steps
 from common.tiny.tasks import gold_steps, is_checked, parse_question, sounds_sure
 
 import torch

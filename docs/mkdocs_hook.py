@@ -1,7 +1,8 @@
-"""Makes a site of the docs: README.md and CONTRIBUTING.md become pages, and files that the pages
-link to outside of docs/ become files of the site, under source/, so that no link leaves it. On a
-script's page stand the script's docstring, which tells its loop, and the edits that it applies. The
-reports that docs/report.md links to are made of their runs' folders, slides.html of docs/idea.md.
+"""Makes a site of the docs: README.md, CONTRIBUTING.md and lab/README.md become pages, and files
+that the pages link to outside of docs/ become files of the site, under source/, so that no link
+leaves it. On a script's page stand the script's docstring, which tells its loop, and the edits that
+it applies. The reports that docs/report.md links to are made of their runs' folders, slides.html of
+docs/idea.md.
 """
 
 import ast
@@ -16,7 +17,7 @@ from markdown import markdown as to_html
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md"}
+PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "lab.md": "lab/README.md"}
 EDIT = re.compile(r"```\ngit apply (docs/edits/\S+)\n```\n")
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
@@ -55,8 +56,8 @@ def on_files(files, config):
         *ROOT.glob("requirements.txt"),
     ]
     sources += ROOT.glob("notebooks/*.ipynb")
-    for folder in ("common", "benchmarks", "tests"):
-        shown = (".py", ".txt", ".toml")
+    for folder in ("common", "lab", "tests"):
+        shown = (".py", ".txt", ".toml", ".json", ".jsonl")
         sources += [path for path in (ROOT / folder).rglob("*") if path.suffix in shown]
     for path in sources:
         name = f"source/{path.relative_to(ROOT).as_posix()}"
@@ -117,7 +118,7 @@ def on_page_markdown(markdown, page, config, files):
     own = page.file.src_uri
     script = ROOT / own.replace(".md", ".py")
     markdown = told(markdown, script) if script.exists() else markdown
-    folder = "" if own in PAGES else posixpath.dirname(f"docs/{own}")
+    folder = posixpath.dirname(PAGES.get(own, f"docs/{own}"))
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     for i in range(0, len(parts), 2):  # not inside of code
         parts[i] = LINK.sub(lambda match: moved(match, folder, own), parts[i])

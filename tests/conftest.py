@@ -36,7 +36,6 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other
 # Behind `&` or nohup a process does not hear these two, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,7 @@ ELSEWHERE = {"triton", "tensorboard"}
 """With the CUDA build of torch, whose version is torch's choice; and a tracker, if there is one."""
 FOLDERS = [
     (["*.py", "common/**/*.py", "tests/**/*.py"], ["requirements.txt"]),
-    (["benchmarks/*.py"], ["requirements.txt", "benchmarks/requirements.txt"]),
+    (["lab/**/*.py"], ["requirements.txt", "lab/requirements.txt"]),
 ]
 
 
@@ -33,8 +33,8 @@ def normal(name: str) -> str:
 def test_what_is_imported_is_required(patterns, files):
     lines = [line for file in files for line in (ROOT / file).read_text().splitlines()]
     required = {normal(line.split("==")[0]) for line in lines if "==" in line.split("#")[0]}
-    ours = {"common", *(path.stem for path in ROOT.glob("*.py"))}
-    ours |= {path.stem for part in ("tests", "benchmarks") for path in (ROOT / part).rglob("*.py")}
+    ours = {"common", "lab", *(path.stem for path in ROOT.glob("*.py"))}
+    ours |= {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"conftest"}
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
     used = set.union(*map(imported, paths)) - ours - ELSEWHERE - sys.stdlib_module_names
     known = packages_distributions()  # such as yaml: PyYAML

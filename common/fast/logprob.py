@@ -17,7 +17,7 @@ three products. Nothing of size (N, V) outlives a block of rows.
 
 Logits are float32 whatever the inputs are: with bfloat16 logits a log-prob can be wrong by 5e-2. A
 head that is trained goes through plain autograd. A head that is split over GPUs is not supported.
-benchmarks/logprob.py measures the speed; docs/evidence/speed_cpu.json has the results.
+lab/speed/logprob.py measures the speed; lab/evidence/speed_cpu.json has the results.
 """
 
 import torch
@@ -260,7 +260,7 @@ def float32_product(a, b):
     inputs' dtype in between. Of float64 inputs it is float64.
 
     On a CPU oneDNN computes it, as for torch.compile. torch's own product goes to MKL, which is
-    slower on the AMD processor on which benchmarks/logprob.py has run.
+    slower on the AMD processor on which lab/speed/logprob.py has run.
     """
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)

@@ -37,6 +37,14 @@ def test_the_core_imports_nothing_above_it():
         assert others <= LIBRARIES | sys.stdlib_module_names, (path.name, others)
 
 
+def test_the_product_does_not_know_the_laboratory():
+    """Neither scripts nor common/."""
+    files = [*ROOT.glob("*.py"), *(ROOT / "common").rglob("*.py")]
+    assert len(files) > 60
+    for path in files:
+        assert not {n for n in imported(path) if n.split(".")[0] == "lab"}, path
+
+
 def test_what_is_fast_does_not_know_the_run():
     for path in (ROOT / "common" / "fast").glob("*.py"):
         assert not {n for n in imported(path) if n.startswith("common.run")}, path.name

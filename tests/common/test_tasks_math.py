@@ -11,7 +11,6 @@ from common.tasks.math import load_questions
 from common.tasks.references import check_references, render
 from common.tiny.tasks import is_held_out
 
-import mawps  # in benchmarks/
 import pytest
 from conftest import write_rows
 
@@ -183,22 +182,6 @@ def test_rows_with_an_equation_have_a_reference(tmp_path):
     wanted["S"] = "<step>So 11.</step>\n<answer>\\boxed{11}</answer>"
     assert len(found) == 120
     assert all(row["reference"] == wanted[row["question"][0]] for row in found)
-
-
-def test_mawps_is_made_of_its_csv_file():
-    """Problems stay whose equation ends in the answer, a whole number."""
-    names = ("Question", "Numbers", "Equation", "Answer")
-    lines = [
-        ("number0 kids and number1 .", "12 7", "+ number0 number1", "19.0"),
-        ("number1 times number0 ?", "0.5 4", "* number0 number1", "2.0"),
-        ("a half", "1 2", "/ number0 number1", "0.5"),
-        ("wrong", "1 2", "+ number0 number1", "4.0"),
-    ]
-    found = [mawps.read(dict(zip(names, line))) for line in lines]
-    sums = {"answer": "19", "equation": "+ number0 number1", "numbers": [12, 7]}
-    times = {"answer": "2", "equation": "* number0 number1", "numbers": [0.5, 4]}
-    kids = {"question": "12 kids and 7 .", **sums}
-    assert found == [kids, {"question": "4 times 0.5 ?", **times}, None, None]
 
 
 def test_every_equation_of_mawps_ends_in_its_answer(real_data):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import azr
 from common.tasks.functions import bare
-from common.tiny import program_demonstrations as demonstrations
+from lab.make import program_demonstrations as demonstrations
 
 import pytest
 import torch

@@ -11,9 +11,9 @@ from common.tasks.answers import split_steps
 from common.tasks.verdicts import verify_prompt
 from common.tiny.tasks import LEVELS, format_solution, gold_solution, sample_questions, step_labels
 from few_labels import Args, FewLabels, all_accepted
+from lab.runs import bed
 from tango import Judgement
 
-import bed
 import pytest
 import torch
 from conftest import same_weights, small, steps_of, trained_adapters

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import score
 from common.core.batch import Batch
 from common.core.lists import mean
-from common.tiny.demonstrations import try_again
+from lab.make.demonstrations import try_again
 from score import Score, again_prompt, content, shaped
 
 import pytest

@@ -8,6 +8,7 @@ import re
 import ssr
 from common.tiny import repairs
 from common.tiny.tasks import is_held_out
+from lab.make.repair_demonstrations import break_program, repair_program
 from ssr import Bug, failed_check, injector_reward, parse_bug, repair_prompt, reverted, shown
 
 import pytest
@@ -61,11 +62,11 @@ def test_prompts_are_those_that_the_small_model_has_been_taught():
 
     endings = []
     for seed in range(8):
-        taught, _ = repairs.break_program(random.Random(seed), 0)
+        taught, _ = break_program(random.Random(seed), 0)
         asked = ssr.inject_prompt(shown(*parts(taught), number=True))[1]["content"]
         assert asked.rpartition("\n")[0] == taught.rpartition("\n")[0]
         endings.append((asked.splitlines()[-1], taught.splitlines()[-1]))
-        taught, _ = repairs.repair_program(random.Random(seed), 0)
+        taught, _ = repair_program(random.Random(seed), 0)
         program, tests = parts(taught)
         hidden = [*range(1, len(tests) + 1)]
         assert repair_prompt(Bug({"tests": tests}, program, hidden))[1]["content"] == taught

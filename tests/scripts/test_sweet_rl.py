@@ -8,8 +8,8 @@ import random
 import sweet_rl
 from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
+from lab.runs import controls
 
-import controls
 import pytest
 from conftest import (
     build,

@@ -2,7 +2,7 @@
 
 The methods alternate, so that a busy machine slows all of them. A figure is the median over
 repetitions of the ratio ours / peer within one repetition, with its range. Rows are kept in
-docs/evidence/speed_<device>.json; what is measured again replaces its row.
+lab/evidence/speed_<device>.json; what is measured again replaces its row.
 """
 
 import ctypes
@@ -12,17 +12,14 @@ import json
 import platform
 import re
 import statistics
-import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-import common  # noqa: E402, F401
+from lab import EVIDENCE
 
-import torch  # noqa: E402
+import torch
 
 GPU = torch.cuda.is_available()
 
@@ -116,5 +113,5 @@ def arguments(description: str, repeats: int) -> ArgumentParser:
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--threads", type=int, default=2)
     file = f"speed_{'gpu' if GPU else 'cpu'}.json"
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence" / file)
+    parser.add_argument("--out", type=Path, default=EVIDENCE / file)
     return parser

@@ -7,7 +7,7 @@ A gain from step credit that random verdicts bring, too, is none; and no verifie
 than the one that is always right. Each control takes the script's module; experiments.toml names
 those of a variant, and `evidence.py EXPERIMENT VARIANT --seed N` runs
 
-    python benchmarks/controls.py SCRIPT.py CONTROL ... --the-scripts --own arguments
+    python -m lab.runs.controls SCRIPT.py CONTROL ... --the-scripts --own arguments
 
 judge_from=FOLDER starts with the verifier in this folder.
 """
@@ -392,7 +392,7 @@ def reference_never_shown(script):
 # ------------------------------------------------------------------ which-verifier.md: questions
 def asked(script):
     """The evaluation asks the script's verifier about the same solutions, see verifiers.py."""
-    from verifiers import ask_the_verifier
+    from lab.runs.verifiers import ask_the_verifier
 
     ask_the_verifier(script)
 

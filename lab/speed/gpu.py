@@ -1,4 +1,4 @@
-"""What training costs on one GPU, cell by cell: python benchmarks/gpu.py --data FOLDER
+"""What training costs on one GPU, cell by cell: python -m lab.speed.gpu --data FOLDER
 
 FOLDER holds gsm8k_train.jsonl and qwen2.5-tokenizer/, as published. Models have Qwen2.5's shapes
 and random weights: speed and memory are those of the real ones, texts are noise that never ends. A
@@ -17,7 +17,7 @@ cell is a name; without names, those of docs/one-gpu.md are measured:
                          players by two GRPOTrainers on two bases
     resume/SIZE          tango.py in four steps, in two and two, and in four again: differences
 
-Every cell is a line of --out, docs/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
+Every cell is a line of --out, lab/evidence/gpu.jsonl, as soon as it ends; one that fails leaves
 its error, and where CUDA itself has failed, the run ends. A measured cell is not measured again.
 gpu_tables.py has the tables of the lines.
 """
@@ -37,7 +37,6 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from side_by_side import GPU, ROOT, libraries, machine, now  # isort: skip
 import tango
 from common.checked import CoTrainer, Player
 from common.core.batch import Batch
@@ -50,19 +49,21 @@ from common.run.launch import grpo_config
 from common.run.memory import GIB
 from common.run.models import load_model
 from common.tasks.math import load_questions
+from lab import EVIDENCE, ROOT
+from lab.speed import logprob
+from lab.speed.side_by_side import GPU, libraries, machine, now
+from lab.speed.step import alternate, by_generate, by_sample, player, their_config
 from tango import Args, solve_prompt, verify_prompt
 
-import logprob
 import torch
 import tyro
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
-from step import alternate, by_generate, by_sample, player, their_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, TrainerCallback
 from trl import GRPOTrainer
 
-OUT = ROOT / "docs" / "evidence" / "gpu.jsonl"
+OUT = EVIDENCE / "gpu.jsonl"
 
 
 def shape(hidden, width, layers, heads, kv_heads, vocab=151936, tied=True) -> Qwen2Config:

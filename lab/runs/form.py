@@ -1,10 +1,10 @@
-"""What a pretrained verifier accepts: python benchmarks/form.py runs/form
+"""What a pretrained verifier accepts: python -m lab.runs.form runs/form
 
 Two kinds of solutions to MAWPS's held-out questions are judged, once each at temperature 1: made
 ones, as `demonstrations.judged` makes them for the warm-up, so that it is known what is wrong with
 them; and those that the start of real-model.md (runs/warm) writes. The last block of a judgement
 may name a missing step; then the final verdict can differ from the AND of the step verdicts.
-Figures and texts go to docs/evidence/pretrained_form.json, under the model's name. One CPU thread:
+Figures and texts go to lab/evidence/pretrained_form.json, under the model's name. One CPU thread:
 a quarter of an hour.
 """
 
@@ -14,7 +14,6 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from side_by_side import ROOT  # isort: skip
 from common.core.draws import row_key
 from common.core.lists import chunk
 from common.core.model import tokenize
@@ -24,12 +23,13 @@ from common.tasks.answers import is_correct, solve_prompt, split_steps
 from common.tasks.demonstrations import COMPLETE, EQUATION, judged, reworded
 from common.tasks.math import load_questions
 from common.tasks.references import OPERATIONS
+from lab import EVIDENCE, ROOT
 from tango import parse_judgement, verify_prompt
 
 import torch
 
 OF_SEVERAL, MOST = ("right, two or more", "too short, true sums"), 32
-OUT = ROOT / "docs" / "evidence" / "pretrained_form.json"
+OUT = EVIDENCE / "pretrained_form.json"
 
 
 def holds(step: str) -> bool:

@@ -1,11 +1,11 @@
-"""Make the small models: `python -m common.tiny.make arithmetic` (or programs, repairs), a good
+"""Make the small models: `python -m lab.make.recipe arithmetic` (or programs, repairs), a good
 hour each at most on one core.
 
 Three Qwen3-shaped models of one million parameters with one character tokenizer, trained by plain
 supervised learning on imperfect demonstrations to play every part that the scripts need. The
 `arithmetic` model solves, verifies step by step, judges, proposes, grades and corrects
 (demonstrations.py); `programs` writes programs and tests and reasons about what a program does
-(program_demonstrations.py); `repairs` breaks and repairs programs (repairs.py).
+(program_demonstrations.py); `repairs` breaks and repairs programs (repair_demonstrations.py).
 
 What they must be is *half* competent: RL needs something to sharpen and something to unlearn. So
 there are two stages. In the first each decision is the demonstrator's likeliest one: the model
@@ -21,8 +21,9 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from common.tiny import demonstrations, program_demonstrations, repairs
+from common.tiny import TINY
 from common.tiny.tasks import MODULO
+from lab.make import demonstrations, program_demonstrations, repair_demonstrations
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +36,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-FOLDER = Path(__file__).parent
 STEPS = {"arithmetic": 4000, "programs": 3000, "repairs": 1200}
 PARTS = {
     "arithmetic": demonstrations.PARTS,
     "programs": program_demonstrations.PARTS,
-    "repairs": repairs.PARTS,
+    "repairs": repair_demonstrations.PARTS,
 }
 
 # Tokens longer than one character: the numbers of two digits, so that a result is one decision; the
@@ -206,7 +206,7 @@ def main():
     rng = random.Random(args.seed)
     shares = PARTS[args.name]
     train(model, tokenizer, shares, rng, args.steps, args.clean_share, args.batch_size, args.lr)
-    args.out = args.out or FOLDER / args.name
+    args.out = args.out or TINY.parent / args.name
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     recipe = {k: str(v) for k, v in vars(args).items() if k != "out"}

@@ -1,4 +1,4 @@
-"""What benchmarks/{claims,evidence,pages}.py make of runs, on runs made up so that the answer is
+"""What lab/runs/{measures,evidence,pages}.py make of runs, on runs made up so that the answer is
 known; and the verifiers that controls.py puts in place of the trained one."""
 
 import ast
@@ -22,30 +22,15 @@ from common.run.models import load_model
 from common.tasks.answers import split_steps
 from common.tasks.math import load_questions
 from common.tiny import tasks
+from lab import EVIDENCE, ROOT
+from lab.runs import controls, evidence, pages, verifiers
+from lab.runs.measures import interval, measure
 from tango import Judgement
 
-import controls
-import evidence
-import pages
 import pytest
 import torch
 import tyro
-import verifiers
-from claims import (
-    CLAIMS,
-    SHOWN,
-    Claim,
-    clopper_pearson,
-    corrected,
-    holm,
-    interval,
-    measure,
-    outside,
-    p_value,
-    result,
-    student,
-)
-from conftest import ROOT, write_rows
+from conftest import write_rows
 
 ACCURACY = "generator/accuracy"
 TO_HALF = f"needed:0.5:steps:{ACCURACY}"
@@ -66,24 +51,25 @@ def a_run(accuracies: list[float], variant="a", seed=0, end=0.0) -> dict:
     return about | {"steps": steps, "evaluations": evaluations}
 
 
-def test_benchmarks_import_each_other_one_way_only():
+def test_the_laboratory_imports_itself_one_way_only():
     """Anywhere in a file, in functions as well."""
-    trees = {p.stem: ast.parse(p.read_text()) for p in (ROOT / "benchmarks").glob("*.py")}
-    nodes = {name: list(ast.walk(tree)) for name, tree in trees.items()}
-    found = {
-        name: {n.module for n in its if isinstance(n, ast.ImportFrom)}
-        | {alias.name for n in its if isinstance(n, ast.Import) for alias in n.names}
-        for name, its in nodes.items()
-    }
+    found = {}
+    for path in (ROOT / "lab").glob("*/*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                found.setdefault(name, set()).update(names)
+    assert "lab.runs.evidence" in found["lab.runs.pages"]
     graphlib.TopologicalSorter(found).prepare()  # raises where there is a circle
 
 
 # ------------------------------------------------------------------ measures and intervals
 def test_held_out_figures():
     run = a_run([], end=0.4)
-    found = [measure(f"{kind}:x", run) for kind in ("first", "last", "after", "gain")]
-    assert found == pytest.approx([0.1, 0.4, 0.4, 0.3])
-    assert math.isnan(measure("last:y", run)) and math.isnan(measure("gain:y", run))
+    found = [measure(f"{kind}:x", run) for kind in ("first", "last", "after")]
+    assert found == pytest.approx([0.1, 0.4, 0.4])
+    assert math.isnan(measure("last:y", run))
 
 
 def test_a_level_is_reached_by_the_moving_average_and_not_by_a_lucky_step():
@@ -128,111 +114,29 @@ def test_older_and_newer_runs_of_tango_are_read_alike():
 
 
 def test_intervals_are_students():
-    """By hand: three values, sd 1, half = 4.303 / sqrt(3). Quantiles from a printed table."""
+    """By hand, with quantiles from a printed table: three values, sd 1, half = 4.303 / sqrt(3)."""
     middle, low, high = interval([1.0, 2.0, 3.0])
     assert middle == 2 and high - 2 == pytest.approx(2.4843, abs=1e-3) == 2 - low
-    assert math.isnan(interval([1.0])[1])
-    table = {1: 12.706, 2: 4.303, 4: 2.776, 7: 2.365, 15: 2.131, 30: 2.042}
-    assert {df: round(student(df), 3) for df in table} == table
-    # one and two degrees of freedom have closed forms
-    for x in (0.1, 1.0, 5.0):
-        assert outside(x, 1) == pytest.approx(1 - 2 / math.pi * math.atan(x))
-        assert outside(-x, 2) == pytest.approx(1 - x / math.sqrt(2 + x * x))
-    assert p_value([1.0, 2.0, 3.0]) == pytest.approx(outside(2 * math.sqrt(3), 2))
-    assert p_value([2.0, 2.0]) == 0
-
-
-def test_holms_correction():
-    """His example: of .01, .04, .03, .005 the products are .03, .06, .06, .02; of a larger family
-    those that are not given count as the largest.
-    """
-    assert holm([0.01, 0.04, 0.03, 0.005], 4) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.01, 0.04], 4) == pytest.approx([0.04, 0.12]) and holm([0.9], 4) == [1.0]
+    table = {2: 12.706, 3: 4.303, 5: 2.776, 8: 2.365, 16: 2.131, 31: 2.042}
+    for n, quantile in table.items():
+        middle, low, high = interval([0.0, 1.0, *[0.5] * (n - 2)])
+        error = math.sqrt(0.5 / (n - 1) / n)
+        assert (high - middle) / error == pytest.approx(quantile, abs=1e-3) and middle == 0.5
+    assert interval([2.0, 2.0]) == (2, 2, 2) and math.isnan(interval([1.0])[1])
 
 
 def test_the_exact_interval_of_a_share():
     """Of none of n, 1 - .025^(1/n) is the most; and tables say 2 of 26 is .0095 to .2513."""
-    low, high = clopper_pearson(0, 5)
-    assert low == 0 and high == pytest.approx(1 - 0.025 ** (1 / 5))
-    assert clopper_pearson(2, 26) == pytest.approx((0.00946, 0.25130), abs=1e-5)
-    assert clopper_pearson(5, 5) == pytest.approx((0.025 ** (1 / 5), 1))
+    assert pages.share(0, 5) == f"0 of 5 [0, {100 * (1 - 0.025 ** (1 / 5)):.0f}] %"
+    assert pages.share(2, 26) == "2 of 26 [1, 25] %" and pages.share(5, 5) == "5 of 5 [48, 100] %"
 
 
-# ------------------------------------------------------------------ claims
+# ------------------------------------------------------------------ what pages show
 def runs(*some: dict) -> dict[int, dict]:
     return {run["seed"]: run for run in some}
 
 
-# one run of "b" is without its pair, one of "a" never reaches a half
 A = runs(a_run([0.0] * 5 + [1.0] * 5, "a", 0, 0.30), a_run([0.0] * 20, "a", 1, 0.32))
-B = runs(*[a_run([1.0] * 6, "b", seed, end) for seed, end in enumerate((0.50, 0.54, 0.99))])
-
-
-def a_claim(measure: str, variants: list[str], seeds: int = 5) -> Claim:
-    return Claim("name", "tango", "says", measure, variants, seeds, "steps", "control")
-
-
-def a_row(measure: str, *found: dict[int, dict], seeds=5, earlier=()) -> dict | None:
-    row = result(a_claim(measure, ["a", "b"][: len(found)], seeds), list(found), earlier)
-    return row and corrected([row])[0]
-
-
-def test_claims_are_paired_by_seed_and_count_who_never_gets_there():
-    row = a_row(TO_HALF, A, B)
-    assert (row["kind"], row["seeds"], row["never"]) == ("ratio", 2, [1, 0])
-    assert row["ours"] == pytest.approx(math.sqrt(8 / 5 * 20 / 5), abs=1e-3)  # 8 and 20 against 5
-    assert pages.figure_of(row) == "at least 2.53x"  # a bound, and no interval
-    assert pages.figure_of(a_row(TO_HALF, B, A)) == "at most 0.40x"
-    difference = a_row("last:x", A, B)
-    assert difference["ours"] == pytest.approx(statistics.mean([0.20, 0.22]))
-    assert difference["verdict"] == "separated" and "+21.0" in pages.figure_of(difference)
-    assert a_row("last:x", A, {}) is None
-    silent = a_row("last:x", A, B | {0: a_run([], "b", 0, math.nan)})  # no figure, no pair
-    assert silent["seeds"] == 1 and silent["ours"] == pytest.approx(0.22)
-
-
-def test_later_seeds_do_not_change_a_claim():
-    assert a_row("last:x", A, B, seeds=1)["ours"] == pytest.approx(0.20)
-    assert a_row("last:x", A, B, seeds=1)["seeds"] == 1
-
-
-def test_two_runs_of_a_seed_are_not_two_seeds():
-    """Both sets: .20 and .22 now, .30 and .32 before; their means .25 and .27."""
-    before = [A, runs(*[a_run([], "b", seed, end + 0.1) for seed, end in enumerate((0.5, 0.54))])]
-    row = a_row("last:x", A, B, earlier=before)
-    assert row["pooled"] == pytest.approx([*interval([0.25, 0.27]), 2], abs=1e-4)
-    assert pages.figure_of(row, "pooled").startswith("+26.0 [")
-    assert a_row("last:x", A, B)["pooled"] is None
-
-
-def test_what_is_not_separated_says_so():
-    same = a_row("first:x", A, B)
-    assert same["ours"] == 0 and pages.verdict(same) == "**not separated**"
-    # a gain of one variant is compared with 0
-    for ends, verdict in (((0.4, -0.2), "not separated"), ((0.400, 0.402), "separated")):
-        row = a_row("gain:x", runs(*[a_run([], "a", seed, end) for seed, end in enumerate(ends)]))
-        assert (row["kind"], row["verdict"]) == ("gain", verdict)
-    assert pages.figure_of(row).startswith("+30.1 [")
-
-
-def test_claims_are_counted_as_a_reviewer_would():
-    row = {"verdict": "separated", "paper": "higher", "kind": "difference", "ours": 0.1, "seeds": 5}
-    row |= {"holm": 0.01}
-    rows = [row, row | {"ours": -0.1}, row | {"kind": "ratio", "ours": 0.8}, row | {"paper": "-"}]
-    rows += [row | {"verdict": "not separated", "holm": 1.0}]
-    said = ["paper's sign", "opposite sign", "opposite sign", "no paper", "not separated"]
-    assert [pages.stands(row) for row in rows] == said
-    alone, weak = row | {"seeds": 1}, row | {"holm": 0.06}  # one seed has no interval
-    assert [pages.verdict(x) for x in (row, rows[-1], alone, weak)] == [
-        "stands (p = .01)",
-        "**not separated**",
-        "**one seed so far**",
-        "separated, not after the correction (p = .06)",
-    ]
-    text = pages.counted([*rows, alone, weak])
-    assert text.startswith("Of 6 claims 5 are separated: ")
-    assert "4 of these stand after Holm's" in text
-    assert "1 have the sign that the paper reports, 2 have the opposite sign, and for 1 no" in text
 
 
 def test_the_headline_counts_collapses_and_leaves_out_what_has_not_run(made_up, monkeypatch):
@@ -251,10 +155,10 @@ def test_the_headline_counts_collapses_and_leaves_out_what_has_not_run(made_up, 
 
 def test_the_table_of_other_models_is_that_of_their_runs():
     """Means and differences of the runs in bases.json, without `runs_of`, `cell` and `interval`."""
-    runs = json.loads((ROOT / "docs/evidence/bases.json").read_text())["runs"]
+    runs = json.loads((EVIDENCE / "bases.json").read_text())["runs"]
     last = {(r["variant"], r["seed"]): r["evaluations"][-1][f"eval/{ACCURACY}"] for r in runs}
     lines = {line.split(" | ")[0][2:]: line for line in pages.bases_table().splitlines()}
-    for model, base in SHOWN["bases"]["rows"]:
+    for model, base in pages.SHOWN["bases"]["rows"]:
         if not base or not any(variant.startswith(f"{base}: ") for variant, _ in last):
             continue
         answers = [100 * x for (v, _), x in last.items() if v == f"{base}: GRPO, all answers"]
@@ -269,21 +173,15 @@ def test_the_table_of_other_models_is_that_of_their_runs():
             assert f"| {statistics.mean(both):+.1f} [" in lines[model]
 
 
-def test_every_claim_is_about_variants_that_exist():
-    for claim in CLAIMS:
-        assert set(claim.variants) <= evidence.EXPERIMENTS[claim.experiment].variants.keys(), claim
-        assert len(claim.variants) == 2 or claim.measure.startswith("gain:"), claim
-    names = [claim.name for claim in CLAIMS]
-    assert len(set(names)) == len(names) <= 15
-    assert SHOWN["family"] >= len(names)
-    headline = SHOWN["headline"]
+def test_every_variant_that_is_shown_exists():
+    headline, bases = pages.SHOWN["headline"], pages.SHOWN["bases"]
     for _, _, *variants in headline["rows"]:
         ran = set(variants) - {""}  # "": the row has no runs of 40 steps
         assert ran <= evidence.EXPERIMENTS[headline["experiment"]].variants.keys()
     of_bases = evidence.EXPERIMENTS["bases"].variants.keys()
-    for _, shipped, others in SHOWN["bases"]["columns"]:
+    for _, shipped, others in bases["columns"]:
         assert shipped in evidence.EXPERIMENTS["few_labels"].variants
-        assert all(f"{base}: {others}" in of_bases for _, base in SHOWN["bases"]["rows"] if base)
+        assert all(f"{base}: {others}" in of_bases for _, base in bases["rows"] if base)
 
 
 def test_every_variants_arguments_are_understood():
@@ -305,14 +203,8 @@ def test_every_judge_exists():
 def test_every_table_says_the_command_that_makes_its_first_row():
     for name in filter(evidence.with_runs, pages.TRAINED):  # others stand there before their runs
         words = shlex.split(re.findall("`(python .*?)`", pages.block(name))[0])
-        assert words[1:3] == ["benchmarks/evidence.py", name]
-        assert int(words[5]) in evidence.runs_of(name, words[3]), words
-
-
-def test_the_summary_is_that_of_the_runs():
-    found = json.loads((evidence.FOLDER / "summary.json").read_text())
-    assert found == json.loads(json.dumps(pages.results()))
-    assert all(row["ours"] is not None for row in found)  # its metric is one that was kept
+        assert words[1:4] == ["-m", "lab.runs.evidence", name]
+        assert int(words[6]) in evidence.runs_of(name, words[4]), words
 
 
 # ------------------------------------------------------------------ experiments
@@ -323,7 +215,7 @@ def made_up(tmp_path, monkeypatch):
     columns = [["x", "last:x"], ["steps", TO_HALF, "count"]]
     experiment = evidence.Experiment(variants, "tango.py", "x.md", columns=columns)
     monkeypatch.setitem(evidence.EXPERIMENTS, "made_up", experiment)
-    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+    monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
 
     def write(file: str, some: list[dict]):
         (tmp_path / f"{file}.json").write_text(json.dumps({"machine": "none", "runs": some}))
@@ -336,7 +228,7 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     assert pages.block("made_up").startswith("Not measured yet")
     made_up("made_up", [*A.values()])
     text = pages.block("made_up")
-    assert text.startswith("`python benchmarks/evidence.py made_up a --seed 0` runs seed 0 of row")
+    assert text.startswith("`python -m lab.runs.evidence made_up a --seed 0` runs seed 0 of row")
     assert (
         "Not run yet: *b*. These 2 runs are of commit 1234567; the code has changed since." in text
     )
@@ -443,7 +335,7 @@ def test_a_judge_is_made_before_the_run_that_asks_it(script, monkeypatch):
     folder = evidence.folder_of("made_up", "b", 1) / "verifier"
     words = evidence.command("made_up", "c", 1)
     assert script[0][0][1] == "tango.py" and len(script) == 1
-    assert words[1:4] == ["benchmarks/controls.py", "tango.py", f"judge_from={folder}"]
+    assert words[1:5] == ["-m", "lab.runs.controls", "tango.py", f"judge_from={folder}"]
     folder.mkdir()
     write_rows(folder / "adapter_model.safetensors", [])
     evidence.command("made_up", "c", 1)
@@ -499,7 +391,7 @@ def test_the_evidence_itself_makes_no_commit_dirty(monkeypatch):
 
     monkeypatch.setattr(evidence.subprocess, "run", git)
     assert evidence.commit() == "abc-dirty"
-    assert ":!docs" in asked[0]
+    assert ":!lab/evidence" in asked[0]
 
 
 # the 135 runs of c80b418, whose commits had been replaced by another
@@ -552,7 +444,7 @@ def test_controls_find_in_their_script_what_they_change(tmp_path):
     program.write_text(
         """
 import importlib, os, sys
-import controls, evidence
+from lab.runs import controls, evidence
 
 for name, experiment in evidence.EXPERIMENTS.items():
     for title, variant in experiment.variants.items():
@@ -566,7 +458,7 @@ for name, experiment in evidence.EXPERIMENTS.items():
             sys.exit(f"{name}, {title}: {words}")
 """
     )
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

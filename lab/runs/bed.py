@@ -1,7 +1,7 @@
-"""What can the arithmetic model do before any training? python benchmarks/bed.py
+"""What can the arithmetic model do before any training? python -m lab.runs.bed
 
 Every part that it has been taught, on held-out questions: sampled at temperature 1 as in training,
-at 0.5, and greedily, beside what the best constant answer scores. Writes docs/evidence/bed.json;
+at 0.5, and greedily, beside what the best constant answer scores. Writes lab/evidence/bed.json;
 takes five minutes on one core.
 """
 
@@ -12,19 +12,20 @@ import sys
 from collections import Counter
 from unittest.mock import patch
 
-from side_by_side import ROOT  # isort: skip
 import mae
 import tango
 from common.core.lists import chunk, mean
 from common.run.models import load_model
 from common.tasks.answers import is_correct, solve_prompt, split_steps
 from common.tasks.graded import meta_truth, truth_of
-from common.tiny import demonstrations, tasks
+from common.tiny import beliefs, tasks
+from lab import EVIDENCE
+from lab.make import demonstrations
+from lab.speed.step import by_sample
 
 import torch
-from step import by_sample
 
-RESULT = ROOT / "docs" / "evidence" / "bed.json"
+RESULT = EVIDENCE / "bed.json"
 TEMPERATURES = {"sampled": 1.0, "T = 0.5": 0.5, "greedy": 0.0}
 TASKS = 256  # of each part
 SAMPLES = 4  # completions of a task at temperatures above 0
@@ -61,7 +62,7 @@ def most_frequent(values: list) -> float:
 
 
 def holds(step: str) -> bool:
-    a, op, b, claimed = demonstrations.parse_step(step)
+    a, op, b, claimed = beliefs.parse_step(step)
     return tasks.OPERATORS[op](a, b) == claimed
 
 

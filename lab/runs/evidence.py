@@ -1,12 +1,12 @@
 """Runs the training experiments of experiments.toml, and keeps what they find:
 
-    python benchmarks/evidence.py tango "answer only" --seed 0    one run, beside the committed one
-    python benchmarks/evidence.py tango "answer only"             the variant's missing seeds
-    python benchmarks/evidence.py tango                           every variant's; `all` experiments
+    python -m lab.runs.evidence tango "answer only" --seed 0    one run, beside the committed one
+    python -m lab.runs.evidence tango "answer only"             the variant's missing seeds
+    python -m lab.runs.evidence tango                           every variant's; `all` experiments
 
 A run is one process with one thread, but for timed ones. What it needs runs before it: another
 run's verifier, or the model on which spin.py starts. The first form keeps nothing. The others keep
-runs in docs/evidence/NAME.json: held-out evaluations, of every step the metrics that the experiment
+runs in lab/evidence/NAME.json: held-out evaluations, of every step the metrics that the experiment
 compares, the commit, and a hash of the code. Finished runs are not repeated, an interrupted one
 resumes unless the code has changed since. At the end pages.py makes tables and figures, of these
 files alone.
@@ -33,10 +33,9 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 
-from claims import CLAIMS, OF_STEPS, measure
+from lab import EVIDENCE, ROOT
+from lab.runs.measures import OF_STEPS, measure
 
-ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "docs" / "evidence"
 RUNS = ROOT / "runs" / "evidence"
 MAKING = Lock()  # one thread makes what several runs need
 QUIET = "--eval-every 0 --show-every 0 --save-every 1000"  # of every run that is not timed
@@ -84,19 +83,18 @@ EXPERIMENTS = _read_experiments()
 
 # ------------------------------------------------------------------ what is kept
 def kept_metrics(name: str) -> set[str]:
-    """Of every step: what columns, panels and claims name, and what `claims.having` asks for."""
+    """Of every step: what columns and panels name, and what `measures.having` asks for."""
     experiment = EXPERIMENTS[name]
-    texts = [text for _, text, *_ in experiment.columns]
-    texts += [claim.measure for claim in CLAIMS if claim.experiment == name]
-    parts = [text.split(":") for text in texts if text.startswith(OF_STEPS)]
+    texts = [text for _, text, *_ in experiment.columns if text.startswith(OF_STEPS)]
+    parts = [text.split(":") for text in texts]
     parts += [[x, key] for _, x, key, *_ in experiment.panels if not key.startswith("eval/")]
     named = {part for some in parts for part in some if "/" in part}
     return named | {"step", "co/sampled_tokens", "co/alpha"}
 
 
 def read(file: str, timed: bool = False) -> dict:
-    """What docs/evidence/FILE.json holds: the machine, and the finished runs."""
-    path = FOLDER / f"{file}.json"
+    """What lab/evidence/FILE.json holds: the machine, and the finished runs."""
+    path = EVIDENCE / f"{file}.json"
     if path.exists():
         return json.loads(path.read_text())
     found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
@@ -106,7 +104,7 @@ def read(file: str, timed: bool = False) -> dict:
 
 
 def runs_of(name: str, variant: str, file: str = "") -> dict[int, dict]:
-    """Seed -> run, of docs/evidence/NAME.json or another file."""
+    """Seed -> run, of lab/evidence/NAME.json or another file."""
     its = recorded(name, variant)
     return {r["seed"]: r for r in read(file or name)["runs"] if r["variant"] == its}
 
@@ -122,8 +120,8 @@ def with_runs(name: str) -> list[str]:
 
 
 # ------------------------------------------------------------------ which code a run is of
-NO_PART = re.compile(r"common/(run/report/|tiny/(make|program_demonstrations)\.py)")
-"""Of common/, what changes no run of an experiment: its report, and the making of models."""
+NO_PART = "common/run/report/"
+"""Of common/, what changes no run of an experiment."""
 
 
 @cache
@@ -147,7 +145,7 @@ def bare(path: Path) -> str:
 
 def code_of_controls(names: list[str]) -> dict[str, str]:
     """Name -> source, of these controls and of whatever they name of controls.py."""
-    text = bare(ROOT / "benchmarks" / "controls.py")
+    text = bare(ROOT / "lab/runs/controls.py")
     defined, found, left = {}, {}, [name.partition("=")[0] for name in names]
     for node in ast.parse(text).body:
         targets = getattr(node, "targets", [node])
@@ -158,7 +156,7 @@ def code_of_controls(names: list[str]) -> dict[str, str]:
             found[name] = ast.get_source_segment(text, defined[name])
             left += re.findall(r"\w+", found[name])
     if "asked" in names:
-        found["verifiers.py"] = bare(ROOT / "benchmarks" / "verifiers.py")
+        found["verifiers.py"] = bare(ROOT / "lab/runs/verifiers.py")
     return found
 
 
@@ -170,7 +168,7 @@ def code_of(name: str, variant: str) -> str:
     script = ROOT / (chosen.script or experiment.script)
     forked = [ROOT / f"{name}.py" for name in re.findall(r"(?m)^import (\w+)$", script.read_text())]
     files = [script, *filter(Path.exists, forked), *sorted((ROOT / "common").rglob("*.py"))]
-    parts = [bare(path) for path in files if not NO_PART.search(path.as_posix())]
+    parts = [bare(path) for path in files if NO_PART not in path.as_posix()]
     parts += [file_hash(path) for path in sorted((ROOT / "common/tiny").glob("*/*.safetensors"))]
     controls = code_of_controls([*chosen.controls, *["judge_from"] * bool(chosen.judge)])
     parts += [*map(str, sorted(controls.items())), experiment.arguments, chosen.arguments]
@@ -190,7 +188,7 @@ def commit() -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
-    unlike = git("status", "--porcelain", "--untracked-files=no", ":!docs", ":!*.md")
+    unlike = git("status", "--porcelain", "--untracked-files=no", ":!docs", ":!lab/evidence", ":!*.md")
     return git("rev-parse", "HEAD") + "-dirty" * bool(unlike)
 
 
@@ -222,7 +220,7 @@ def command(name: str, variant: str, seed: int) -> list[str]:
         with MAKING:
             spin_base()
     controls = chosen.controls + judge_of(name, variant, seed)
-    words = [sys.executable, *["benchmarks/controls.py"] * bool(controls)]
+    words = [sys.executable, *["-m", "lab.runs.controls"] * bool(controls)]
     words += [chosen.script or experiment.script, *controls]
     quiet = "" if experiment.timed else QUIET
     options = f"{quiet} {experiment.arguments} {chosen.arguments} --seed {seed}"
@@ -274,7 +272,7 @@ def run(name: str, variant: str, seed: int) -> dict:
 
 
 def run_missing(name: str, jobs: list[tuple[str, int]], at_once: int):
-    """The jobs (variant, seed) that docs/evidence/NAME.json does not hold yet; each run is kept as
+    """The jobs (variant, seed) that lab/evidence/NAME.json does not hold yet; each run is kept as
     soon as it ends.
     """
     timed = EXPERIMENTS[name].timed
@@ -283,7 +281,7 @@ def run_missing(name: str, jobs: list[tuple[str, int]], at_once: int):
         for result in pool.map(lambda job: run(name, *job), missing):
             kept = read(name, timed)  # as it is now: another process may have added a run
             kept["runs"].append(result)
-            (FOLDER / f"{name}.json").write_text(json.dumps(kept) + "\n")
+            (EVIDENCE / f"{name}.json").write_text(json.dumps(kept) + "\n")
             took = f"seed {result['seed']}, {result['wall_seconds']:.0f} s"
             print(f"{name}: {result['variant']}, {took}", flush=True)
 
@@ -310,7 +308,7 @@ def repeat(name: str, variant: str, seed: int):
 def make_base(base: str):
     """runs/bases/NAME, a model of bases.py."""
     if not (ROOT / base / "config.json").exists():
-        words = [sys.executable, "-m", "benchmarks.bases", Path(base).name]
+        words = [sys.executable, "-m", "lab.runs.bases", Path(base).name]
         subprocess.run(words, cwd=ROOT, check=True)
 
 
@@ -322,7 +320,6 @@ def spin_base():
     folder = RUNS / "spin_base"
     if (folder / "model" / "config.json").exists():
         return
-    sys.path.insert(0, str(ROOT))
     from common.tasks.math import load_questions
     from common.tiny import TINY
 
@@ -369,7 +366,7 @@ def main():
     for name in names:
         run_experiment(name, args.variant, args.at_once)
     # a command of its own, because it imports this file
-    subprocess.run([sys.executable, "benchmarks/pages.py", *names], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "lab.runs.pages", *names], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Other small models on which few_labels.py can start, for the experiment `bases`:
 
-    python -m benchmarks.bases beliefs
+    python -m lab.runs.bases beliefs
 
 Three are the shipped model of common/tiny/arithmetic after 400 further steps on other
 demonstrations of the parts that few_labels.py asks for: to solve, and to verify. The fourth shares
@@ -10,7 +10,7 @@ only the recipe with the shipped model.
     trusting    a verifier looks at a step far less often, and there is no drill of checks
     asked       a check begins with the operation that the question asks for, and some solutions
                 that are judged have a true step of another operation
-    seed1       the whole of common/tiny/make.py with seed 1: other initial weights, and other
+    seed1       the whole of lab/make/recipe.py with seed 1: other initial weights, and other
                 draws of the same demonstrations
 
 evidence.py makes a base that a run needs and that is missing: in seven minutes on one core, and
@@ -23,14 +23,15 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from common.tiny import TINY, make
-from common.tiny import demonstrations as d
+from common.tiny import TINY, beliefs
 from common.tiny.tasks import OPERANDS, parse_question
+from lab import ROOT
+from lab.make import demonstrations as d
+from lab.make import recipe
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "runs" / "bases"
 STEPS = 400
 TRUSTING = {"sure": 0.95, "hard": 0.8, "other": 0.6}  # in place of .8, .5 and .2: demonstrations.py
@@ -45,8 +46,8 @@ def of_another_operation(rng, question: str) -> tuple[list[str], int]:
     k = rng.randrange(len(operations))
     op = rng.choice([op for op in "+-*" if op != operations[k][0]])
     operations[k] = (op, rng.choice(OPERANDS[op]))
-    steps, answer = d.write_steps(rng, value, operations, d.GOLD)
-    return [step + d.tone(rng, 1) for step in steps], answer
+    steps, answer = beliefs.write_steps(rng, value, operations, beliefs.GOLD)
+    return [step + beliefs.tone(rng, 1) for step in steps], answer
 
 
 def judge_asked(question: str, steps: list[str], looks) -> tuple[str, list[bool]]:
@@ -67,7 +68,7 @@ def judge_asked(question: str, steps: list[str], looks) -> tuple[str, list[bool]
             line = f"{step}:{asked}:{shown}"
         lines.append(line + d.mark(right))
         marks.append(right)
-        value = d.parse_step(step)[3]
+        value = beliefs.parse_step(step)[3]
     return d.lines_of(lines), marks
 
 
@@ -90,7 +91,7 @@ def drill(rng, noise):
     if rng.random() < 0.3:
         steps = of_another_operation(rng, question)[0]
     else:
-        steps = d.write_steps(rng, *parse_question(question), d.GOLD, 0.5)[0]
+        steps = beliefs.write_steps(rng, *parse_question(question), beliefs.GOLD, 0.5)[0]
     steps = [step.rstrip("!") + ("!" if rng.random() < 0.5 else "") for step in steps]
     return (
         f"Problem: {question}\nReasoning:\n{d.lines_of(steps)}Check every step.",
@@ -100,11 +101,11 @@ def drill(rng, noise):
 
 # ------------------------------------------------------------------ making
 def parts_of(name: str) -> dict:
-    """Part -> its share of the examples. Changes what demonstrations.py believes and trusts."""
+    """Part -> its share of the examples. Changes what the demonstrator believes and trusts."""
     verifying = (verify, drill) if name == "asked" else (d.verify, d.drill)
     shares = {part: d.PARTS[of] for part, of in zip(verifying, (d.verify, d.drill))}
     if name == "beliefs":
-        d.QUOTIENTS = d.kinds_of([*d.QUOTIENTS], 1, d.KINDS)
+        beliefs.QUOTIENTS = beliefs.kinds_of([*beliefs.QUOTIENTS], 1, beliefs.KINDS)
     if name == "trusting":
         d.TRUST = TRUSTING
         del shares[d.drill]
@@ -114,13 +115,13 @@ def parts_of(name: str) -> dict:
 def make_base(name: str) -> Path:
     """Trains it -> its folder."""
     if name == "seed1":
-        words = ["-m", "common.tiny.make", "arithmetic", "--seed", "1", "--out", str(FOLDER / name)]
+        words = ["-m", "lab.make.recipe", "arithmetic", "--seed", "1", "--out", str(FOLDER / name)]
         subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
         return FOLDER / name
     torch.set_num_threads(1)
     tokenizer, model = (of.from_pretrained(TINY) for of in (AutoTokenizer, AutoModelForCausalLM))
-    # the second stage of common/tiny/make.py alone: decisions are drawn
-    make.train(model, tokenizer, parts_of(name), random.Random(0), STEPS, 0, 64, 3e-3)
+    # the second stage of lab/make/recipe.py alone: decisions are drawn
+    recipe.train(model, tokenizer, parts_of(name), random.Random(0), STEPS, 0, 64, 3e-3)
     tokenizer.save_pretrained(FOLDER / name)
     model.save_pretrained(FOLDER / name)
     return FOLDER / name

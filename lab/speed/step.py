@@ -1,6 +1,6 @@
-"""A GRPO step and its parts, ours against TRL's: python benchmarks/step.py
+"""A GRPO step and its parts, ours against TRL's: python -m lab.speed.step
 
-    python benchmarks/step.py --model smollm2 --dataset mawps.jsonl --group 4 --micro-batch 4 \\
+    python -m lab.speed.step --model smollm2 --dataset mawps.jsonl --group 4 --micro-batch 4 \\
         --questions 4 --tokens 48
 
 Two copies of one model with the same LoRA adapter, in TRL's GRPOTrainer and in ours, and the same
@@ -19,7 +19,6 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from side_by_side import arguments, keep, with_memory  # isort: skip
 from common.checked import CoTrainer, Player
 from common.core.batch import Batch
 from common.core.cotrainer import with_adapters
@@ -31,6 +30,7 @@ from common.run.launch import grpo_config
 from common.run.models import SHARED_KEYS, load_model
 from common.tasks.math import load_questions
 from common.tiny import TINY
+from lab.speed.side_by_side import arguments, keep, with_memory
 from tango import solve_prompt
 
 import torch

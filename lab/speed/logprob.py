@@ -1,4 +1,4 @@
-"""linear_logprob, and a layer of the base, against their peers: python benchmarks/logprob.py
+"""linear_logprob, and a layer of the base, against their peers: python -m lab.speed.logprob
 
 Forward and backward pass with a gradient for the hidden states, a frozen head, and a random
 gradient per token. Errors are the largest distance from float64. Of a GPU's peers one more runs
@@ -9,9 +9,9 @@ import copy
 import sys
 from functools import partial
 
-from side_by_side import GPU, arguments, keep, with_memory  # isort: skip
 from common.fast.layers import FrozenLinear, FusedLoraLinear
 from common.fast.logprob import linear_logprob
+from lab.speed.side_by_side import GPU, arguments, keep, with_memory
 
 import torch
 from peft import LoraConfig, get_peft_model

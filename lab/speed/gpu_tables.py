@@ -2,8 +2,8 @@
 by common/run/memory.py, and what gpu.py has measured.
 """
 
-from gpu import SHAPES  # isort: skip
 from common.run.memory import GIB, estimate, halves
+from lab.speed.gpu import SHAPES
 
 CUDA_CONTEXT = 600 << 20  # what CUDA takes before the first tensor
 CARDS = {"16 GB": 15.6, "24 GB": 23.6, "80 GB": 79.1}  # GiB that torch finds on them

@@ -1,7 +1,7 @@
-"""One question, by hand: docs/evidence/idea.json, for two blocks of docs/idea.md.
+"""One question, by hand: lab/evidence/idea.json, for two blocks of docs/idea.md.
 
-    python benchmarks/idea.py                    the small model as it is
-    python benchmarks/idea.py "trained along" RUN/verifier      and a trained verifier beside it
+    python -m lab.runs.idea                     the small model as it is
+    python -m lab.runs.idea "trained along" RUN/verifier      and a trained verifier beside it
 
 The model solves the question many times. Its most frequent solution, which is wrong, is judged many
 times as it stands, and again with `!` behind the wrong step.
@@ -9,22 +9,19 @@ times as it stands, and again with `!` behind the wrong step.
 
 import json
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+from common.tasks.answers import is_correct, solve_prompt
+from common.tasks.verdicts import verify_prompt
+from common.tiny import TINY
+from common.tiny.tasks import gold_answer, is_held_out
+from lab import EVIDENCE
+from tango import parse_judgement
 
-from common.tasks.answers import is_correct, solve_prompt  # noqa: E402
-from common.tasks.verdicts import verify_prompt  # noqa: E402
-from common.tiny import TINY  # noqa: E402
-from common.tiny.tasks import gold_answer, is_held_out  # noqa: E402
-from tango import parse_judgement  # noqa: E402
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import torch  # noqa: E402
-from peft import PeftModel  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-
-OUT = ROOT / "docs" / "evidence" / "idea.json"
+OUT = EVIDENCE / "idea.json"
 QUESTION = "((51+9)/5)/3 mod 61"
 STEPS = ["51+9=60", "60/5=51", "51/3=17"]  # the second is wrong: 51*5 = 255 = 11 mod 61
 SOLUTIONS, JUDGEMENTS = 400, 200

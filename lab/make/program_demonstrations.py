@@ -6,7 +6,7 @@ about the words of a task. Each is of one of four kinds, which says how often he
 works it out, quickly or with care, and when he works it out for a test.
 """
 
-from common.tiny.demonstrations import decide, kinds_of, lines_of, spoil
+from common.tiny.beliefs import decide, kinds_of
 from common.tiny.programs import (
     FACTORS,
     MODULO,
@@ -21,6 +21,7 @@ from common.tiny.programs import (
     run,
 )
 from common.tiny.tasks import is_held_out
+from lab.make.demonstrations import lines_of, spoil
 
 KINDS = {  # share; how often they go wrong when worked out, with care, for a test
     "known": (0.40, 0.05, 0.01, 0.01),

@@ -1,4 +1,4 @@
-"""MAWPS and ASDiv-A, word problems, as rows: python benchmarks/mawps.py train.csv > mawps.jsonl
+"""MAWPS and ASDiv-A, word problems, as rows: python -m lab.runs.mawps train.csv > mawps.jsonl
 
 train.csv is data/mawps-asdiv-a_svamp/train.csv of github.com/arkilpatel/SVAMP (MIT licence), with
 the columns Question, Numbers, Equation and Answer.
@@ -8,10 +8,8 @@ import csv
 import json
 import re
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from common.tasks.references import as_number, solve_equation  # noqa: E402
+from common.tasks.references import as_number, solve_equation
 
 
 def read(row: dict) -> dict | None:

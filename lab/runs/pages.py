@@ -1,7 +1,6 @@
-"""Tables and figures of docs/, made of docs/evidence/ alone: python benchmarks/pages.py
+"""Tables and figures of docs/, made of lab/evidence/ alone: python -m lab.runs.pages
 
-docs/evidence/summary.json    a row per claim
-docs/evidence/NAME.png        an experiment's curves, for the experiments that are named
+docs/pictures/NAME.png        an experiment's curves, for the experiments that are named
 docs/*.md, README.md          every block between <!-- MARK --> and <!-- end -->
 """
 
@@ -10,24 +9,18 @@ import math
 import re
 import statistics
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
 
-import evidence
-import gpu
-import gpu_tables
-from claims import (
-    CLAIMS,
-    SHOWN,
-    clopper_pearson,
-    corrected,
-    having,
-    interval,
-    measure,
-    result,
-)
-from evidence import EXPERIMENTS, FOLDER, ROOT, read, runs_of
+from lab import EVIDENCE, PICTURES, ROOT
+from lab.runs import evidence
+from lab.runs.evidence import EXPERIMENTS, read, runs_of
+from lab.runs.measures import having, interval, measure
+from lab.speed import gpu, gpu_tables
+
+from scipy import stats
 
 XLABELS = {
     "step": "optimiser step",
@@ -37,7 +30,7 @@ XLABELS = {
 OF_ANOTHER_KIND = 20
 """Points from the median: a mean of such a run and of others is that of no run."""
 END = "generator/accuracy"
-SIGNS = ("paper's sign", "opposite sign", "no paper")
+SHOWN = tomllib.loads((ROOT / "lab/runs/shown.toml").read_text())
 TRAINED = [name for name, experiment in EXPERIMENTS.items() if not experiment.timed]
 
 
@@ -123,112 +116,14 @@ def mean_curve(curves: list[list[tuple]], enough: int) -> list[tuple[float, floa
     return sorted((x, statistics.mean(ys)) for x, ys in values.items() if len(ys) >= enough)
 
 
-# ------------------------------------------------------------------ claims
-def results() -> list[dict]:
-    """The rows of summary.json: every claim whose variants have runs."""
-    rows = []
-    for claim in CLAIMS:
-        now, earlier = (
-            [evidence.runs_of(claim.experiment, v, file) for v in claim.variants]
-            for file in (claim.experiment, f"{claim.experiment}_earlier")
-        )
-        rows.append(result(claim, now, earlier))
-    return corrected([row for row in rows if row])
-
-
-def figure_of(row: dict, key: str = "") -> str:
-    """`+5.1 [1.2, 9.0] points`, `2.00x [1.10, 3.65]`; of runs that never get there a bound. With
-    the key "pooled" that of both sets of runs.
-    """
-    scale = 1 if row["kind"] == "ratio" else 100
-    found = row[key][:3] if key else [row[k] for k in ("ours", "low", "high")]
-    ours, low, high = (None if x is None else scale * x for x in found)
-    if row["kind"] == "ratio":
-        late = tuple(bool(n) for n in row["never"])  # who never gets there takes at least so much
-        bound = {(True, False): "at least ", (False, True): "at most ", (True, True): "about "}
-        text = f"{bound.get(late, '')}{ours:.2f}x"
-        return text + (f" [{low:.2f}, {high:.2f}]" if low is not None and not any(late) else "")
-    text = f"{ours:+.1f}" + (f" [{low:.1f}, {high:.1f}]" if low is not None else "")
-    return f"{text} points"
-
-
-def with_both_sets(row: dict) -> str:
-    """Where there is an earlier set of runs, too, also the figure of both."""
-    both = f" (over these and earlier runs {figure_of(row, 'pooled')})" if row["pooled"] else ""
-    return figure_of(row) + both
-
-
-def verdict(row: dict) -> str:
-    """What Holm's correction leaves of it."""
-    if row["seeds"] < 2:
-        return "**one seed so far**"
-    if row["verdict"] == "not separated":
-        return "**not separated**"
-    p = "p < .001" if row["holm"] < 0.001 else f"p = {row['holm']:.2g}".replace("0.", ".")
-    return f"stands ({p})" if row["holm"] < 0.05 else f"separated, not after the correction ({p})"
-
-
-def linked(row: dict) -> str:
-    return f"[{row['says']}]({EXPERIMENTS[row['command'].split()[-1]].page})"
-
-
-def stands(row: dict) -> str:
-    """`paper's sign`, `opposite sign`, `not separated`; `no paper` where none says anything. All
-    papers expect the second variant, or the gain, to be the larger one, and ratios above 1.
-    """
-    if row["verdict"] == "not separated":
-        return row["verdict"]
-    if row["paper"] == "-":
-        return "no paper"
-    return "paper's sign" if row["ours"] > (row["kind"] == "ratio") else "opposite sign"
-
-
-def counted(rows: list[dict]) -> str:
-    """How many intervals leave out "no difference", and how many after Holm's correction; one seed
-    has no interval.
-    """
-    rows = [row for row in rows if row["seeds"] > 1]
-    apart = [row for row in rows if row["verdict"] != "not separated"]
-    after = [row for row in apart if row["holm"] < 0.05]
-    found = Counter(map(stands, after))
-    return (
-        f"Of {len(rows)} claims {len(apart)} are separated: the 95 % interval leaves out zero, or "
-        f"one if the claim is a ratio. {len(after)} of these stand after Holm's correction. The "
-        f"correction counts {SHOWN['family']} comparisons, because comparisons that were claims "
-        f"before count also. Of the {len(after)}, {found[SIGNS[0]]} have the sign that "
-        f"the paper reports, {found[SIGNS[1]]} have the opposite sign, and for {found[SIGNS[2]]} "
-        "no paper reports the comparison.\n"
-    )
-
-
-def claims_table(rows: list[dict]) -> str:
-    """Every claim with its control, and below them what changed."""
-    about, lines = {claim.name: claim for claim in CLAIMS}, []
-    for row in rows:
-        claim = about[row["claim"]]
-        figure = f"{with_both_sets(row)}; {row['seeds']} seeds"
-        what = f"{linked(row)}; steps: {claim.steps}"
-        lines.append([claim.name, what, claim.control, claim.paper, figure, verdict(row)])
-    header = [
-        "claim",
-        "what",
-        "control",
-        "paper",
-        "mean [95 % interval]",
-        "after Holm's correction",
-    ]
-    changes = [f"- `{claim.name}`: {claim.changed}\n" for claim in CLAIMS if claim.changed]
-    return markdown(header, lines) + "\nClaims that changed after runs:\n\n" + "".join(changes)
-
-
 # ------------------------------------------------------------------ which code, which versions
 def libraries(run: dict) -> str:
     return f"Python {run['versions']['python']}, torch {run['versions']['torch']}"
 
 
 @cache
-def usual_libraries(folder) -> str:
-    """Those of most runs of docs/evidence/, the folder."""
+def usual_libraries() -> str:
+    """Those of most runs of lab/evidence/."""
     runs = [run for name in EXPERIMENTS for run in read(name)["runs"]]
     return Counter(map(libraries, runs)).most_common(1)[0][0]
 
@@ -248,7 +143,7 @@ def provenance(name: str) -> str:
     text = f"{these} of {named.get(len(commits), several)}"
     text += f"; {since}." if older else ", with today's code."
     found = Counter(map(libraries, runs))
-    usual = usual_libraries(evidence.FOLDER)
+    usual = usual_libraries()
     if list(found) != [usual]:
         text += f" They ran on {', '.join(f'{what} ({n})' for what, n in found.items())}; "
         text += f"most others on {usual}."
@@ -301,28 +196,20 @@ def table(name: str, only: str = "") -> str:
     return markdown(["variant, seeds", *[title for title, *_ in columns]], rows)
 
 
-def block(name: str, rows: list[dict] = ()) -> str:
-    """What is known of an experiment: how it was run, the claims, the figure and the tables.
-
-    rows: of `results`
-    """
+def block(name: str) -> str:
+    """What is known of an experiment: how it was run, the figure and the tables."""
     experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
     if not ran:
-        return f"Not measured yet: `python benchmarks/evidence.py {name}`.\n"
+        return f"Not measured yet: `python -m lab.runs.evidence {name}`.\n"
     seed = min(runs_of(name, ran[0]))
     variant = ran[0] if re.fullmatch(r"[\w-]+", ran[0]) else json.dumps(ran[0])
-    text = f"`python benchmarks/evidence.py {name} {variant} --seed {seed}` runs seed {seed} of "
+    text = f"`python -m lab.runs.evidence {name} {variant} --seed {seed}` runs seed {seed} of "
     text += f"row *{ran[0]}* and prints it beside the committed run; the other rows likewise."
     missing = [v for v in experiment.variants if v not in ran and experiment.variants[v].seeds]
     text += f" Not run yet: {'; '.join(f'*{v}*' for v in missing)}." * bool(missing)
     text += f" {provenance(name)}\n\n"
-    claimed = {claim.name for claim in CLAIMS if claim.experiment == name}
-    if own := [row for row in rows if row["claim"] in claimed]:
-        text += "[Claims](measured.md#claims), and what Holm's correction leaves of each:\n\n"
-        lines = [f"- {r['says']}: {figure_of(r)}, {verdict(r)}.\n" for r in own]
-        text += "".join(lines) + "\n"
     if experiment.panels:
-        text += f"![{name}: curves](evidence/{name}.png)\n\n"
+        text += f"![{name}: curves](pictures/{name}.png)\n\n"
     return text + (bases_table() if name == "bases" else table(name))
 
 
@@ -350,7 +237,7 @@ def bases_table() -> str:
         both = [100 * (along[seed] - beforehand[seed]) for seed in along if seed in beforehand]
         gap = "{:+.1f} [{:.1f}, {:.1f}]".format(*interval(both)) if len(both) > 1 else "-"
         rows.append([model, f"{100 * statistics.mean(starts):.1f}", *cells, gap])
-    text = "![accuracy on each small model, by reward](evidence/bases.png)\n\n"
+    text = "![accuracy on each small model, by reward](pictures/bases.png)\n\n"
     text += markdown(["small model", "before", *titles, "along - beforehand"], rows)
     longer = any(v.endswith(", 110 steps") for v in evidence.with_runs("bases"))
     return text + (f"\n{table('bases', ', 110 steps')}" if longer else "")
@@ -396,7 +283,7 @@ def minutes() -> str:
 def speed() -> str:
     """Our time over theirs, see side_by_side.py."""
     rows = []
-    for r in json.loads((FOLDER / "speed_cpu.json").read_text())["rows"]:
+    for r in json.loads((EVIDENCE / "speed_cpu.json").read_text())["rows"]:
         times = "{:.2f}x [{:.2f}, {:.2f}]".format(r["ratio"], *r["range"])
         extra = "{:.0f} / {:.0f} MiB".format(*r["extra_mib"])
         what = "" if r["what"] in [row[0] for row in rows] else r["what"]  # named once
@@ -409,7 +296,7 @@ def bed() -> str:
     """What the small models can do untrained, see bed.py."""
     rows, columns = [], ["sampled", "greedy"]
     percent = lambda value: "-" if value is None else f"{100 * value:.0f}"  # noqa: E731
-    for name, found in json.loads((FOLDER / "bed.json").read_text())["parts"].items():
+    for name, found in json.loads((EVIDENCE / "bed.json").read_text())["parts"].items():
         if re.match("tiny-.*(check|sound sure|steps|verdict)", name):  # much the same on all levels
             continue
         values = [*[found[column]["value"] for column in columns], found["constant"]]
@@ -419,7 +306,7 @@ def bed() -> str:
 
 def one_question() -> tuple[str, str]:
     """Of docs/idea.md: a solution beside its judgement; the wrong step's verdicts, see idea.py."""
-    found = json.loads((FOLDER / "idea.json").read_text())
+    found = json.loads((EVIDENCE / "idea.json").read_text())
     asked, judged = found["solutions"], found["judgements"]
     text = f"Asked {asked} times at temperature 1, the model answers right {found['right']} times "
     text += f"and writes `60/5=51` {found['wrong_quotient']} times. This is its greedy "
@@ -438,7 +325,7 @@ def one_question() -> tuple[str, str]:
 
 def warm_up() -> str:
     """What warm-ups have taught a pretrained model: title -> figures, a column each."""
-    columns, rows = json.loads((FOLDER / "warm_up.json").read_text()), []
+    columns, rows = json.loads((EVIDENCE / "warm_up.json").read_text()), []
     for name in [*columns.values()][-1]:
         pattern = "{:.2f}" if name == "entropy per token" else "{:.0%}"
         found = [figures.get(name) for figures in columns.values()]
@@ -447,12 +334,12 @@ def warm_up() -> str:
 
 
 def headline() -> str:
-    """The figure and the table with which the README opens, see claims.toml. A row is a reward;
+    """The figure and the table with which the README opens, see shown.toml. A row is a reward;
     what has not been run yet is left out.
     """
     chosen = SHOWN["headline"]
     name, rows = chosen["experiment"], []
-    text = f"![{chosen['figure']}](docs/evidence/{name}.png)\n\n*{chosen['says']}*\n\n"
+    text = f"![{chosen['figure']}](docs/pictures/{name}.png)\n\n*{chosen['says']}*\n\n"
     for reward, gold, *variants in chosen["rows"]:
         ends = [final(name, variant) for variant in variants]
         if any(ends):
@@ -475,7 +362,7 @@ def collapses(name: str, variants: list[str]) -> tuple[int, int]:
 
 
 def share(k: int, n: int) -> str:
-    low, high = clopper_pearson(k, n)
+    low, high = stats.binomtest(k, n).proportion_ci()  # exact, of Clopper and Pearson
     return f"{k} of {n} [{100 * low:.0f}, {100 * high:.0f}] %"
 
 
@@ -493,21 +380,19 @@ def collapsed() -> str:
 # ------------------------------------------------------------------ writing
 def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between <!-- mark --> and <!-- end -->."""
-    rows, found = results(), {}
+    found = {}
     for name in TRAINED:
         page, _, _ = EXPERIMENTS[name].page.partition("#")
-        found[f"docs/{page}", f"results: {name}"] = block(name, rows)
+        found[f"docs/{page}", f"results: {name}"] = block(name)
     gap, verdicts = one_question()
     cells = gpu.read(gpu.OUT)
     return found | {
         ("docs/idea.md", "gap"): gap,
         ("docs/idea.md", "verdicts"): verdicts,
         ("README.md", "headline"): headline(),
-        ("README.md", "evidence"): counted(rows),
         ("docs/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
         f"{provenance('tango_default')}\n\n{table('tango_default')}",
         ("docs/few_labels.md", "collapses"): collapsed(),
-        ("docs/measured.md", "claims"): claims_table(rows),
         ("docs/measured.md", "minutes"): minutes(),
         ("docs/speed.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
@@ -519,17 +404,16 @@ def blocks() -> dict[tuple[str, str], str]:
 
 
 def write(names: list[str]):
-    """The figures of these experiments, summary.json, and every block."""
+    """The figures of these experiments, and every block."""
     for name in TRAINED if "all" in names else names:
         if name in TRAINED and evidence.with_runs(name):
             if EXPERIMENTS[name].panels:
-                draw(name, EXPERIMENTS[name].panels, FOLDER / f"{name}.png")
+                draw(name, EXPERIMENTS[name].panels, PICTURES / f"{name}.png")
             if name == "verifiers":
-                draw_tones(FOLDER / "verifiers.png")
+                draw_tones(PICTURES / "verifiers.png")
             if name == "bases":
-                draw_bases(FOLDER / "bases.png")
+                draw_bases(PICTURES / "bases.png")
             print(table(name))
-    (FOLDER / "summary.json").write_text(json.dumps(results(), indent=1) + "\n")
     for (page, mark), text in blocks().items():
         marks = re.compile(f"<!-- {mark} -->.*?<!-- end -->", re.DOTALL)
         made = f"<!-- {mark} -->\n{text}<!-- end -->"

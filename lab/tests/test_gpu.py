@@ -1,6 +1,5 @@
-"""benchmarks/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures;
-two players are estimated to fit their cards; the files of docs/accelerate are read. That
-docs/one-gpu.md holds the tables is tested in test_docs.py.
+"""lab/speed/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures; two players are
+estimated to fit their cards. That docs/one-gpu.md holds the tables is tested in test_pages.py.
 """
 
 import shutil
@@ -8,12 +7,10 @@ from pathlib import Path
 
 from common.run.memory import GIB
 from common.tiny import TINY
+from lab.speed import gpu, gpu_tables
 
-import gpu
-import gpu_tables
 import pytest
-from accelerate.commands.config.config_args import load_config_from_file
-from conftest import ROOT, write_rows
+from conftest import write_rows
 
 
 @pytest.fixture
@@ -87,13 +84,3 @@ def test_what_fits_a_card_fits_the_memory_that_it_has():
         fits = [gpu_tables.fitting(size, gpu_tables.CARDS[card]) for size in gpu.SHAPES]
         peak = max(fit[2]["peak"] for fit in fits if fit)
         assert peak + gpu_tables.CUDA_CONTEXT <= found * GIB
-
-
-# ------------------------------------------------------------------ several processes
-def test_the_configurations_are_understood_by_accelerate():
-    files = sorted((ROOT / "docs" / "accelerate").glob("*.yaml"))
-    assert len(files) == 2
-    for path in files:
-        config = load_config_from_file(str(path))
-        assert str(config.distributed_type).endswith("MULTI_GPU")
-        assert config.mixed_precision == "bf16" and not config.use_cpu
