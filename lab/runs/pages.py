@@ -122,8 +122,8 @@ def libraries(run: dict) -> str:
 
 
 @cache
-def usual_libraries() -> str:
-    """Those of most runs of lab/evidence/."""
+def usual_libraries(folder) -> str:
+    """Those of most runs of lab/evidence/, the folder."""
     runs = [run for name in EXPERIMENTS for run in read(name)["runs"]]
     return Counter(map(libraries, runs)).most_common(1)[0][0]
 
@@ -143,7 +143,7 @@ def provenance(name: str) -> str:
     text = f"{these} of {named.get(len(commits), several)}"
     text += f"; {since}." if older else ", with today's code."
     found = Counter(map(libraries, runs))
-    usual = usual_libraries()
+    usual = usual_libraries(evidence.EVIDENCE)
     if list(found) != [usual]:
         text += f" They ran on {', '.join(f'{what} ({n})' for what, n in found.items())}; "
         text += f"most others on {usual}."
