@@ -36,6 +36,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # also of processes that are no test's
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other
 # Behind `&` or nohup a process does not hear these two, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,8 +8,8 @@ takes five minutes on one core.
 import json
 import random
 import re
-import sys
 from collections import Counter
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import mae
@@ -18,9 +18,9 @@ from common.core.lists import chunk, mean
 from common.run.models import load_model
 from common.tasks.answers import is_correct, solve_prompt, split_steps
 from common.tasks.graded import meta_truth, truth_of
-from common.tiny import beliefs, tasks
+from common.tiny import beliefs, repairs, tasks
 from lab import EVIDENCE
-from lab.make import demonstrations
+from lab.make import demonstrations, program_demonstrations
 from lab.speed.step import by_sample
 
 import torch
@@ -189,8 +189,11 @@ PARTS = {  # name -> (demonstration, what is said and true, whether the mean is 
 
 def held_out_part(part, count: int) -> list[str]:
     """User messages of a part, as in training but on what the model has never seen."""
-    draw, module = random.Random(0), sys.modules[part.__module__]
-    with patch.object(module, "is_held_out", lambda text: not tasks.is_held_out(text)):
+    draw = random.Random(0)
+    with ExitStack() as patches:
+        for module in (demonstrations, program_demonstrations, repairs):  # which draw the questions
+            other = patch.object(module, "is_held_out", lambda text: not tasks.is_held_out(text))
+            patches.enter_context(other)
         return [part(draw, 1)[0] for _ in range(count)]
 
 
