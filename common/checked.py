@@ -10,8 +10,10 @@ guard can see, and what shows them. `checks = False` in a script's class turns a
 import itertools
 import math
 import re
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from common.core import cotrainer
 from common.core.batch import Batch
@@ -27,6 +29,7 @@ __all__ = ["CoTrainer", "Player"]
 
 IDLE = 3  # updates in a row without a gradient
 ROLES = ("system", "user", "assistant", "tool")
+COMMON = str(Path(__file__).parent)
 TRLS = "completion completions completion_ids prompts trainer_state log_extra log_metric".split()
 
 
@@ -42,6 +45,7 @@ class Fate:
     rewarded: bool = False  # by `set_rewards`
     trained: dict = field(default_factory=dict)  # adapter -> numbers of the rows it was trained on
     parts: list = field(default_factory=list)  # of a joined batch: (batch, copy of its advantages)
+    line: str = ""  # of the script, which made it
 
     def __deepcopy__(self, _):
         return self  # a copy of a batch has the same fate
@@ -49,7 +53,7 @@ class Fate:
     @classmethod
     def of(cls, batch: Batch, **more):
         made_of = None if batch.rewards is None else batch.rewards.clone()
-        return cls(batch.player, made_of, batch.advantages, **more)
+        return cls(batch.player, made_of, batch.advantages, line=line_of_the_script(), **more)
 
 
 class CoTrainer(cotrainer.CoTrainer):
@@ -99,11 +103,14 @@ class CoTrainer(cotrainer.CoTrainer):
     def run_step(self, rows):
         if not self.checks:
             return super().run_step(rows)
-        if self.trained_last:  # not the first step
+        asked, first = [questions_and_answers(row) for row in rows], not self.trained_last
+        with self.keeping_state("`step`", data=first):
             batches = super().run_step(rows)
-        else:
-            with self.keeping_state("the first step"):
-                batches = super().run_step(rows)
+        if asked != [questions_and_answers(row) for row in rows]:
+            self.warn_once(
+                "`step` has overwritten the question or the answer of a row that it was given; "
+                "reward functions see the new one. Make another row: row | {...}"
+            )
         # or the processes would wait for each other in vain
         if len(set(counts := self.gather([len(batches)]))) > 1:
             raise ScriptError(
@@ -117,16 +124,16 @@ class CoTrainer(cotrainer.CoTrainer):
             return super().run_evaluation(evaluate)
 
     @contextmanager
-    def keeping_state(self, where: str):
+    def keeping_state(self, where: str, data: bool = True):
         """Warns of an attribute that the block has set or changed and that no checkpoint keeps:
-        a resumed run would not have it.
+        a resumed run would not have it. data: looks at the rows of the data, too, which takes time.
 
         Raises:
             ScriptError: an entry of self.saved cannot become JSON.
         """
-        before = own_state(self)
+        before = own_state(self, data)
         yield
-        for name, value in own_state(self).items() if self.checks else ():
+        for name, value in own_state(self, data).items() if self.checks else ():
             if before.get(name) != value:
                 self.warn_once(
                     f"self.{name} was set or changed in {where}; a resumed run would not have it. "
@@ -229,13 +236,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 f"each prompt of the {name} comes {copies} times in a row, and its group_size is "
                 f"{G}: completions of one prompt are not all compared with each other"
             )
-        asked = [str(row.get("question")) for row in rows]
-        seen = [q for q in asked if {q, stripped(q)} & self.held_out_questions]
-        if seen:
-            raise ScriptError(
-                f"rollout trains the {name} on a held-out question ({seen[0]!r:.60}); take "
-                f"self.train_rows, or `generate` if nothing is to be trained"
-            )
+        self.check_held_out(name, rows)
         taken = {*TRLS} & {*rows[0]} if player.rewards else ()
         if taken:
             raise ScriptError(
@@ -243,6 +244,31 @@ class CoTrainer(cotrainer.CoTrainer):
                 f"reward functions something else by that name"
             )
         self.check_gold(name, rows)
+
+    def check_held_out(self, name: str, rows: list[dict]):
+        """Checks that no row asks a held-out question. Warns if a prompt of a row without a
+        question quotes one in a line of its own, such as `Problem: 3+4`: a player may have written
+        it by chance.
+        """
+        shown = {row["prompt"][-1]["content"] for row in rows if "question" not in row}
+        asked = [*shown, *(str(row["question"]) for row in rows if "question" in row)]
+        seen = [q for q in asked if {q, stripped(q)} & self.held_out_questions]
+        if seen:
+            raise ScriptError(
+                f"rollout trains the {name} on a held-out question ({seen[0]!r:.60}); take "
+                f"self.train_rows, or `generate` if nothing is to be trained"
+            )
+        begins = {}  # first line -> held-out questions
+        for question in self.held_out_questions if shown else ():
+            begins.setdefault(question.partition("\n")[0].strip(), []).append(question)
+        for text in map(stripped, shown):
+            lines = [part for line in text.splitlines() for part in (line, line.split(": ", 1)[-1])]
+            quoted = [q for line in lines for q in begins.get(line.strip(), ()) if q in text]
+            if quoted:
+                self.warn_once(
+                    f"a prompt of the {name}, who is trained on it, quotes a held-out question",
+                    f" ({quoted[0]!r:.60})",
+                )
 
     def check_gold(self, name: str, rows: list[dict]):
         """Warns if every prompt shows its row's gold answer or reference solution. An answer in the
@@ -335,14 +361,37 @@ class CoTrainer(cotrainer.CoTrainer):
         for batch in batches if self.checks else ():
             if batch.advantages is not None:
                 self.check_advantages(batch)
+            self.check_joins(batch, batches)
         joined = super().concat(batches)
         parts = [(b, None if b.advantages is None else b.advantages.clone()) for b in batches]
         joined.rollouts = [Fate.of(joined, parts=parts)]
         return joined
 
+    def check_joins(self, batch: Batch, batches: list[Batch]):
+        """Checks what one batch that is joined must have in common with the others."""
+        player = self.player_named(batch.player)
+        scored = self.player_named(self.player_named(batches[0].player).adapter)
+        if (player.temperature or 1.0) != (scored.temperature or 1.0):
+            raise ScriptError(
+                f"concat: the {batch.player} samples at temperature {player.temperature:g}, and "
+                f"the joined batch would be scored at {scored.temperature or 1.0:g}, that of the "
+                f"player whose name is the adapter's, or of the adapter's first player; give them "
+                f"one temperature, or return the batches one after the other"
+            )
+        if batch.kl_weights is None and any(other.kl_weights is not None for other in batches):
+            raise ScriptError(
+                f"concat: the {batch.player}'s batch has no kl_weights, and another batch has; "
+                f"all of them need kl_weights, (B,)"
+            )
+
     def update(self, batch: Batch):
         if self.checks:
-            self.check_batch(batch)
+            try:
+                self.check_batch(batch)
+            except ScriptError as error:  # `step` has returned by now: its lines are not on the way
+                for line in dict.fromkeys(fate.line for fate in batch.rollouts):
+                    error.add_note(f"The batch was made in {line}.")
+                raise
             self.remember_training(batch, self.player_named(batch.player).adapter)
         super().update(batch)
 
@@ -359,14 +408,29 @@ class CoTrainer(cotrainer.CoTrainer):
             raise ScriptError("update inside of `evaluate` would train on held-out questions")
         name, A, mask = batch.player, batch.advantages, batch.completion_mask
         adapter = self.player_named(name).adapter
+        if not self.player_named(name).lr:
+            self.warn_once(f"the {name} is frozen (its lr is 0), so an update leaves it as it is")
         for writer in {note["player"] for note in batch.notes} & self.players.keys():
             if self.players[writer].adapter != adapter:
                 raise ScriptError(
                     f"the {name} cannot be trained on what the {writer} has written: its samples "
                     f"are not the {name}'s own"
                 )
-        own_loss = type(self).loss.__qualname__ != "CoTrainer.loss"  # it may need no advantages
+        own_loss = type(self).loss is not cotrainer.CoTrainer.loss  # it may need no advantages
         self.check_trained_once(batch, adapter, own_loss)
+        parts = [pair for fate in batch.rollouts for pair in fate.parts]
+        for part, copied in parts:
+            if not same(part.advantages, copied):
+                raise ScriptError(
+                    f"advantages of the {part.player} were set after concat had copied them, "
+                    f"without effect; set them before"
+                )
+        lacking = [part.player for part, copied in parts if copied is None]
+        if A is None and not own_loss and lacking:
+            raise ScriptError(
+                f"concat has joined a batch of the {lacking[0]} that had no advantages; call "
+                f"set_rewards(batch, rewards) before concat, or write its batch.advantages"
+            )
         if A is None and not own_loss:
             raise ScriptError(
                 f"the {name}'s batch has no advantages. A player without reward functions has none "
@@ -385,14 +449,9 @@ class CoTrainer(cotrainer.CoTrainer):
             has_rows = isinstance(value, list) or torch.is_tensor(value) and value.dim()
             if has_rows and len(value) not in (len(mask), 0 if key in lists else len(mask)):
                 raise ScriptError(
-                    f"the {name}'s batch has {len(mask)} rows, and its {key} {len(value)}; to "
-                    f"leave rows out, give them advantages of 0"
-                )
-        for part, copied in [pair for fate in batch.rollouts for pair in fate.parts]:
-            if not same(part.advantages, copied):
-                raise ScriptError(
-                    f"advantages of the {part.player} were set after concat had copied them, "
-                    f"without effect; set them before"
+                    f"the {name}'s batch has {len(mask)} rows, and its {key} {len(value)}; give "
+                    f"{key} an entry for each row. For a batch of fewer rows there is "
+                    f"batch.take(rows), which cuts all lists and tensors alike"
                 )
         if own_loss:
             self.check_shares(batch)
@@ -447,9 +506,8 @@ class CoTrainer(cotrainer.CoTrainer):
         return super().score(batch)
 
     def check_shares(self, batch: Batch):
-        """Looks at a script's own loss, once for each player. Warns if the shares of two halves of
-        a micro-batch do not add up to the share of the whole, or if rows that are left out have a
-        gradient.
+        """Looks at a script's own loss, once for each player. Warns if the shares of the rows do
+        not add up, if they are divided by nothing, or if rows that are left out have a gradient.
         """
         name, A = batch.player, batch.advantages
         # with several processes a `loss` may wait for the others, and a process may have no rows
@@ -459,23 +517,13 @@ class CoTrainer(cotrainer.CoTrainer):
         rows = [*self.micro_batches(batch)[:1]]
         left_out = not (A is None or self.kl or self.all_rows)
         idle = (A.reshape(len(A), -1) == 0).all(1).nonzero()[:, 0] if left_out else []
-        # a group's advantages add up to 0, and so would its loss, whatever it is divided by
-        alike = replace(batch, advantages=None if A is None else torch.ones_like(A))
         sums = dict(self._sums)
         with self.playing(name):
-            if rows and len(rows[0]) > 1:
+            if rows:
                 with torch.no_grad():
-                    parts = rows[0], *rows[0].tensor_split(2)
-                    whole, one, other = [self.loss(alike.take(part))[0] for part in parts]
-                # rounding gives small differences; a mean in place of a share gives a large one
-                if abs(whole - one - other) > 0.1 * max(abs(whole), abs(one), abs(other), 0.01):
-                    self.warn_once(
-                        f"the {name}'s loss of a micro-batch is not the sum of those of its "
-                        f"halves: divide by a number of the whole batch, such as "
-                        f"batch.total_tokens"
-                    )
+                    self.check_sums(batch, rows[0])
             if len(idle):
-                loss, _ = self.loss(batch.take(idle[: self.cfg.micro_batch]))
+                loss = self.share(batch.take(idle[: self.cfg.micro_batch]))
                 its = self.parameters_of(self.player_named(name).adapter)
                 if loss.requires_grad and any(g.any() for g in torch.autograd.grad(loss, its)):
                     self.warn_once(
@@ -484,12 +532,56 @@ class CoTrainer(cotrainer.CoTrainer):
                     )
         self._sums = sums
 
+    def share(self, part: Batch) -> torch.Tensor:
+        found = self.loss(part)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+            raise ScriptError(
+                "loss must return two things: this micro-batch's share of the loss, and a dict of "
+                "tensors by name, which are logged; an empty dict logs nothing"
+            )
+        return found[0]
+
+    def check_sums(self, batch: Batch, rows: torch.Tensor):
+        """Compares the loss of a micro-batch with those of its halves, of its rows taken twice, and
+        of a batch that has more tokens. rows: the micro-batch's, (b,).
+        """
+        name, A = batch.player, batch.advantages
+        # a group's advantages add up to 0, and so would its loss, whatever it is divided by
+        alike = replace(batch, advantages=None if A is None else torch.ones_like(A))
+        whole = self.share(alike.take(rows))
+        if len(rows) < 2:
+            return
+        one, other = [self.share(alike.take(part)) for part in rows.tensor_split(2)]
+        twice = self.share(alike.take(torch.cat([rows, rows])))
+        # in bfloat16 the log-probs of a row depend on the rows beside it, but hardly on itself
+        rounding = 1e-4 if self.model.dtype == torch.float32 else 1e-2
+        size = max(abs(whole), abs(one), abs(other), 0.01)
+        if abs(whole - one - other) > 0.1 * size or abs(twice - 2 * whole) > rounding * size:
+            self.warn_once(
+                f"the {name}'s loss of a micro-batch is not the sum of those of its halves: divide "
+                f"every term by a number of the whole batch, such as batch.total_tokens, and take "
+                f"no mean over the micro-batch"
+            )
+        if A is None or not batch.total_tokens:
+            return
+        numbers = {key: 2 * x for key, x in batch.extras.items() if isinstance(x, int | float)}
+        larger = replace(alike, total_tokens=2 * batch.total_tokens, extras=batch.extras | numbers)
+        tokens = alike.take(rows).completion_mask.sum()
+        if abs(whole) > 0.5 * tokens and self.share(larger.take(rows)) == whole:
+            self.warn_once(
+                f"the {name}'s loss is divided by nothing, so it grows with the number of tokens; "
+                f"divide by a number of the whole batch, such as batch.total_tokens"
+            )
+
     # ------------------------------------------------------------------ nothing to learn from
     def teaches_nothing(self, batch: Batch, norm: float) -> bool:
-        idle = super().teaches_nothing(batch, norm)
+        idle = flat = super().teaches_nothing(batch, norm)
+        # it may still follow the KL term
+        if self.kl and batch.advantages is not None and not self.all_rows:
+            flat = not any(self.gather([bool(batch.advantages.any())]))
         for key, part in rollouts_in(batch) if self.checks else ():
             its = part.source is not None and part.advantages is not None
-            self.check_learning(key, part, idle or its and not part.advantages.any())
+            self.check_learning(key, part, flat or its and not part.advantages.any())
         return idle
 
     def check_learning(self, key, batch: Batch, idle: bool):
@@ -502,7 +594,7 @@ class CoTrainer(cotrainer.CoTrainer):
         rewards = torch.tensor([]) if batch.rewards is None else batch.rewards
         self.idle[key] = self.idle.get(key, 0) + 1 if idle else 0
         if self.idle[key] == IDLE:
-            what = f"{IDLE} updates in a row of the {name} had no gradient: all advantages were 0"
+            what = f"{IDLE} updates in a row of the {name} taught it nothing: all advantages were 0"
             self.warn_once(what, f". {self.what_helps(batch)}")
         values, counts = rewards[~rewards.isnan()].unique(return_counts=True)
         if self.state.global_step == 0 and counts.sum() >= 16:
@@ -545,6 +637,13 @@ def check_players(players: dict[str, Player]):
                         f"{name!r} and {other!r} play with one adapter, which has one {what}; "
                         f"got {one} and {two}"
                     )
+        called = [function.__name__ for function in player.rewards]
+        if len(set(called)) < len(called):
+            most = max(called, key=called.count)
+            raise ScriptError(
+                f"two reward functions of {name!r} have one name, {most!r}; metrics and report "
+                f"know them by their names, so give them different ones"
+            )
         if name in ("co", "eval") or "/" in name:
             raise ScriptError(f"a player cannot be called {name!r}: other metrics begin with it")
         owner = players.get(player.adapter, player)
@@ -574,14 +673,14 @@ def rollouts_in(batch: Batch) -> list[tuple]:
     return parts
 
 
-def own_state(trainer) -> dict[str, str]:
+def own_state(trainer, data: bool) -> dict[str, str]:
     """Returns the attributes that the script has given its trainer: name -> text. An attribute that
-    is not plain data is only known by its type.
+    is not plain data is only known by its type. data: also train_rows and held_out.
     """
     plain = (int, float, str, bool, list, dict, set, tuple, type(None))
     values = {n: v for n, v in vars(trainer).items() if n not in trainer.attributes}
-    data = {"train_rows": trainer.train_rows, "held_out": trainer.held_out}  # may be large
-    hashes = {n: str([hash(repr(row)) for row in rows]) for n, rows in data.items()}
+    large = {"train_rows": trainer.train_rows, "held_out": trainer.held_out} if data else {}
+    hashes = {n: str([hash(repr(row)) for row in rows]) for n, rows in large.items()}
     texts = {n: repr(v) if isinstance(v, plain) else str(type(v)) for n, v in values.items()}
     return hashes | texts
 
@@ -593,6 +692,18 @@ def is_json(value) -> bool:
     if isinstance(value, list | tuple):
         return all(map(is_json, value))
     return value is None or isinstance(value, str | int | float)
+
+
+def questions_and_answers(row: dict) -> tuple:
+    return row.get("question"), row.get("answer")
+
+
+def line_of_the_script() -> str:
+    """Returns the file and the line outside of common/ from which we are called."""
+    frame = sys._getframe()
+    while frame.f_code.co_filename.startswith(COMMON) and frame.f_back:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 
 
 def same(one, other) -> bool:

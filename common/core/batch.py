@@ -17,7 +17,10 @@ right.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from common.core.errors import ScriptError
 
 import torch
 import torch.nn.functional as F
@@ -132,6 +135,10 @@ class Batch:
     def join(player: str, batches: list["Batch"], pad_id: int) -> "Batch":
         """Returns one batch with the rows of several batches, batch after batch. Advantages become
         (B, T). Components are left out; a script sets them on the joined batch.
+
+        Raises:
+            ScriptError: a key of extras or token_extras is not in all batches, or is a number of a
+                whole batch and not the same in all.
         """
 
         def of(values: list, left=False, fill=0):
@@ -167,13 +174,36 @@ class Batch:
             rewards=of(each("rewards")),
             advantages=of([per_token(batch) for batch in batches]),
             source=source.to(device),
-            extras={name: of([b.extras[name] for b in batches]) for name in batches[0].extras},
-            token_extras={
-                name: of([b.token_extras[name] for b in batches])
-                for name in batches[0].token_extras
-            },
+            extras=joined_extras("extras", batches, of),
+            token_extras=joined_extras("token_extras", batches, of),
             rollouts=of(each("rollouts")),
         )
+
+
+def joined_extras(name: str, batches: list[Batch], of: Callable) -> dict:
+    """Returns the extras or token_extras of the batch that joins these batches.
+
+    of: joins lists or tensors with an entry for each row.
+    """
+    found, joined = [getattr(batch, name) for batch in batches], {}
+    for key in dict.fromkeys(key for extras in found for key in extras):
+        for batch, extras in zip(batches, found):
+            if key not in extras:
+                raise ScriptError(
+                    f"concat: the {batch.player}'s batch has no {name}[{key!r}], which another "
+                    f"batch has; either all have it, or none has"
+                )
+        first, *others = values = [extras[key] for extras in found]
+        if isinstance(first, list) or torch.is_tensor(first) and first.dim():
+            joined[key] = of(values)
+        elif any(value != first for value in others):
+            raise ScriptError(
+                f"concat: {name}[{key!r}] is a number of a whole batch, and it differs: "
+                f"{', '.join(map(str, values))}; give all the number that the joined batch needs"
+            )
+        else:
+            joined[key] = first
+    return joined
 
 
 def padded_ids(rows: list[list[int]], pad_id: int, device, left: bool = False) -> tuple:
@@ -188,9 +218,9 @@ def padded_ids(rows: list[list[int]], pad_id: int, device, left: bool = False) -
 
 
 def padded(tensors: list[Tensor], left: bool, fill: float = 0) -> list[Tensor]:
-    """Returns tensors of shapes (B_i, T_i) as (B_i, longest T), and (B_i,) as they are."""
+    """Returns tensors (B_i, ..., T_i) as (B_i, ..., longest T), and tensors (B_i,) as they are."""
     width = max(t.shape[-1] for t in tensors)
-    missing = [width - t.shape[-1] if t.dim() == 2 else 0 for t in tensors]
+    missing = [width - t.shape[-1] if t.dim() > 1 else 0 for t in tensors]
     return [F.pad(t, (n, 0) if left else (0, n), value=fill) for t, n in zip(tensors, missing)]
 
 

@@ -158,7 +158,9 @@ class CoTrainer(PlayersTrainer):
         k3 is the estimator of KL(pi, pi_base) that GRPO takes (arXiv:2402.03300, eq. 4). A batch is
         trained on once, so the ratio is 1, and PPO's clip never acts. With
         --vllm-importance-sampling-clip-max the ratio is multiplied by min(pi / pi_vllm, clip_max),
-        where pi_vllm is the probability with which the vLLM server drew the token.
+        where pi_vllm is the probability with which the vLLM server drew the token. If all A_t of a
+        batch are 0, the player follows the KL term alone; without a KL term the update is skipped
+        (see `teaches_nothing`).
 
         The shares of all micro-batches and processes add up to the loss, and their gradients add up
         to its gradient. A script whose paper has another loss overrides this method and divides by
@@ -235,15 +237,22 @@ class CoTrainer(PlayersTrainer):
         self.optimizer.zero_grad(set_to_none=True)
 
     def teaches_nothing(self, batch: Batch, norm: float) -> bool:
-        """Whether all advantages are 0, on all processes. Then the adapter must not move. Adam's
-        momentum would move it, and so would a KL term whose gradient is only rounding, because Adam
-        divides by the gradient's size and makes a step of the learning rate of it. If a loss has no
+        """Whether the adapter must not move after this batch.
+
+        If no row has an advantage, on no process, and there is no KL term, Adam's momentum alone
+        would move it. With a KL term the pull to the base remains, and the adapter follows it, as
+        in TRL and in the papers' releases (verl). But before an adapter's first update this pull is
+        only rounding, because the adapter is the base. Adam, which divides by the size of the
+        gradients that it has seen, would make a step of the learning rate of it. If a loss has no
         advantages, or has a gradient where they are 0, the norm of its gradient decides.
         """
         A = batch.advantages
         if A is None or self.all_rows:
             return norm == 0
-        return not any(self.gather([bool(A.any())]))
+        if any(self.gather([bool(A.any())])):
+            return False
+        parameters = self.parameters_of(self.player_named(batch.player).adapter)
+        return not self.kl or norm == 0 or parameters[0] not in self.optimizer.state
 
     def micro_batches(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Splits the rows that can have a gradient into micro-batches. Returns the row numbers of
@@ -476,7 +485,9 @@ class CoTrainer(PlayersTrainer):
 
     def concat(self, batches: list[Batch]) -> Batch:
         """Returns one batch with the rows of several rollouts of ONE adapter, for one update; see
-        `Batch.join`. Its player is the adapter's name. Advantages are copied, so set them before.
+        `Batch.join`. Its player is the adapter's name, and it is scored at that player's
+        temperature, so all must have sampled at this one. Advantages are copied, so set them
+        before.
         """
         adapter = self.player_named(batches[0].player).adapter
         return Batch.join(adapter, batches, self.processing_class.pad_token_id)

@@ -16,6 +16,7 @@ A run that gets its folder (`--out FOLDER`) and the same arguments again resumes
 
 import atexit
 import dataclasses
+import difflib
 import errno
 import importlib.metadata
 import inspect
@@ -375,6 +376,15 @@ class Run(TrainerCallback):
         for adapter in sorted({p.adapter for _, p in players if p.lr > 0} - trained):
             say(f"note: the {adapter} was never trained in this run")
 
+    def _note_misspelt(self, logs: dict):
+        """Notes which names in CURVES no metric has, if a metric has nearly that name."""
+        names = {name for names in self.curves.values() for name in names}
+        evaluated = {key.removeprefix("eval/") for row in self.evaluations for key in row}
+        known = evaluated | logs.keys()
+        for name in sorted(names - known):
+            for near in difflib.get_close_matches(name, sorted(known - names), 1, 0.9):
+                say(f"note: CURVES names {name}, which nothing has logged so far; is it {near}?")
+
     # ------------------------------------------------------------------ Trainer's events
     def on_train_begin(self, args, state, control, **_):
         self.first, self.since = state.global_step, time.time()
@@ -409,6 +419,8 @@ class Run(TrainerCallback):
             return
         step, steps = state.global_step, state.max_steps
         self._write(step, logs)
+        if step == self.first + 1:
+            self._note_misspelt(logs)
         eta = (time.time() - self.since) / max(1, step - self.first) * (steps - step)
         keys = [keys[0] for keys in self.curves.values()]
         shown = "  ".join(f"{key} {logs[key]:.3f}" for key in keys if logs.get(key) is not None)

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 
 from common.core.batch import Batch, padded
+from common.core.errors import ScriptError
 
 import pytest
 import torch
@@ -117,6 +118,44 @@ def test_join_pads_and_spreads_advantages_over_the_tokens():
     assert whole.rollouts == [*"ab"]
     two.base_logps = None
     assert Batch.join("c", [one, two], 99).base_logps is None
+
+
+def test_join_keeps_extras_of_every_kind():
+    one, two = made("a", [1, 2], [1, 1]), made("b", [3], [2], first=2)
+    for batch, first in ((one, 0.0), (two, 2.0)):
+        B, T = batch.completion_mask.shape
+        batch.extras = {"n": 3, "x": 0.5, "z": torch.tensor(7), "y": [first] * B}
+        batch.extras |= {"w": first + torch.arange(B), "k": torch.ones(B, 2, 3)}
+        batch.token_extras = {"t": batch.completion_mask * (first + 1)}
+        batch.token_extras["p"] = (first + 1) * torch.ones(B, 2, T)
+    two.extras = dict(reversed(two.extras.items()))
+    whole = Batch.join("c", [one, two], 99)
+    assert list(whole.extras) == ["n", "x", "z", "y", "w", "k"]
+    assert (whole.extras["n"], whole.extras["x"], int(whole.extras["z"])) == (3, 0.5, 7)
+    assert whole.extras["y"] == whole.extras["w"].tolist()[:1] * 2 + [2.0]
+    assert whole.extras["w"].tolist() == [0, 1, 2] and whole.extras["k"].shape == (3, 2, 3)
+    assert whole.token_extras["t"].tolist() == [[1, 0, 0], [1, 1, 0], [3, 3, 3]]
+    assert whole.token_extras["p"].tolist() == [[[1, 1, 0]] * 2] * 2 + [[[3, 3, 3]] * 2]
+    part = whole.take(torch.tensor([1]))
+    assert part.extras["n"] == 3 and part.token_extras["p"].shape == (1, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["extras", "token_extras"])
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_join_refuses_a_key_that_only_some_batches_have(name, lacking):
+    both = made("a", [1], [1]), made("b", [1], [1])
+    getattr(both[1 - lacking], name)["marks"] = torch.ones(1, 1)
+    with pytest.raises(ScriptError, match=rf"the {'ab'[lacking]}'s batch has no {name}\['marks'\]"):
+        Batch.join("c", both, 99)
+
+
+def test_join_refuses_numbers_that_differ():
+    """Nobody knows which is the joined batch's, or whether it is their sum."""
+    both = made("a", [1], [1]), made("b", [1], [1])
+    for batch, number in zip(both, (3, torch.tensor(4))):
+        batch.extras["pairs"] = number
+    with pytest.raises(ScriptError, match=r"extras\['pairs'\] is a number of a whole batch"):
+        Batch.join("c", both, 99)
 
 
 def test_no_row_at_all():

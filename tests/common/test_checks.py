@@ -5,14 +5,15 @@ import gc
 import weakref
 from dataclasses import replace
 
-from common.checked import CoTrainer, is_json
+from common.checked import CoTrainer, Player, check_players, is_json
 from common.core.batch import Batch
 from common.core.errors import ScriptError
 from common.core.model import tokenize
 
 import pytest
 import torch
-from trainers import a_batch, four_players, some_rows
+from conftest import make_players
+from trainers import a_batch, four_players, length_reward, some_rows
 
 MASK = torch.ones(8, 4, dtype=torch.long)
 HOLE = torch.tensor([[1, 1, 0, 1]]).repeat(8, 1)
@@ -42,7 +43,7 @@ def changed(**fields):
         (changed(player="bob"), "bob cannot be trained on what the ann has"),
         (changed(completion_mask=HOLE), "completion_mask must be ones"),
         (changed(completion_mask=0 * HOLE), "completion_mask must be ones"),
-        (changed(texts=["a"] * 4), "8 rows, and its texts 4; to leave.*of 0"),
+        (changed(texts=["a"] * 4), r"8 rows, and its texts 4; give.*each row.*take\(rows"),
         (changed(notes=[{"player": "ann"}] * 7), "8 rows, and its notes 7"),
         (changed(rewards=torch.full((8,), -1.0)), "rewards.*ann has changed"),
     ],
@@ -106,18 +107,20 @@ def test_nobody_has_set_rewards(trainer):
         with pytest.raises(ScriptError, match="the cat's batch has no advantages.*set_rewards"):
             call()
     joined = trainer.concat([a_batch(trainer, "bob"), batch])
-    with pytest.raises(ScriptError, match="the bob's batch has no advantages"):
+    with pytest.raises(ScriptError, match="a batch of the cat that had no advantages"):
         trainer.update(joined)
 
 
 OF_THE_ROWS = lambda self, batch, loss: loss * 8 / len(batch)  # noqa: E731
 ENTROPY = lambda self, batch, loss: loss + self.score(batch)[1].sum() / 64  # noqa: E731
+A_MEAN = lambda self, batch, loss: loss + 1e-2 * self.score(batch)[0].detach().mean()  # noqa: E731
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
         (OF_THE_ROWS, "the ann's loss of a micro-batch is not the sum of those of its halves"),
+        (A_MEAN, "the ann's loss of a micro-batch is not the sum of those of its halves"),
         (ENTROPY, "the ann's loss has a gradient in rows whose advantages are 0, and these are"),
     ],
 )
@@ -139,6 +142,128 @@ def test_a_loss_is_looked_at_once(tmp_path, capsys, change, says):
     assert said.startswith(f"warning: {says}")
 
 
+@pytest.mark.parametrize(
+    "divided, says",
+    [
+        (lambda loss, batch: loss, ["is divided by nothing"]),
+        (lambda loss, batch: loss / batch.total_tokens, []),
+        (lambda loss, batch: loss / batch.extras["rows"], []),  # sums over tokens, a mean over rows
+        (lambda loss, batch: loss / (8 * 8), []),  # Dr. GRPO: a constant
+    ],
+)
+def test_a_loss_that_is_divided_by_nothing_is_said(tmp_path, capsys, divided, says):
+    class Own(CoTrainer):
+        def loss(self, batch):
+            logp = self.score(batch)[0]
+            A = batch.advantages[:, None] * batch.completion_mask
+            return divided(-(A * (logp - logp.detach()).exp()).sum(), batch), {}
+
+    trainer = four_players(tmp_path, kind=Own)
+    trainer.create_optimizer()
+    batch = a_batch(trainer, "ann")
+    batch.extras["rows"] = 8
+    capsys.readouterr()
+    trainer.update(batch)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(says) and all(map(str.__contains__, said, says))
+
+
+def test_a_loss_returns_two_things(tmp_path):
+    class Own(CoTrainer):
+        def loss(self, batch):
+            return super().loss(batch)[0]
+
+    trainer = four_players(tmp_path, kind=Own)
+    trainer.create_optimizer()
+    with pytest.raises(ScriptError, match="loss must return two things"):
+        trainer.update(a_batch(trainer, "ann"))
+
+
+def test_a_script_may_call_its_class_as_ours_is_called(tmp_path, capsys):
+    """Its loss needs no advantages, and is looked at."""
+    kind = type("CoTrainer", (CoTrainer,), {})
+
+    def loss(self, batch):
+        return -self.score(batch)[0].mean(), {}
+
+    kind.loss, loss.__qualname__ = loss, "CoTrainer.loss"
+    trainer = four_players(tmp_path, kind=kind)
+    trainer.create_optimizer()
+    trainer.update(trainer.rollout("cat", some_rows(trainer)))
+    assert "the cat's loss of a micro-batch is not the sum" in capsys.readouterr().out
+
+
+def test_an_update_of_a_frozen_player_is_said(tmp_path, capsys):
+    players = {"ann": Player([], 1e-3, 8, 4), "ice": Player([], 0.0, 8, 4)}
+    trainer = make_players(tmp_path, players)
+    trainer.create_optimizer()
+    for name, says in (("ann", False), ("ice", True)):
+        trainer.update(a_batch(trainer, name))
+        assert ("the ice is frozen (its lr is 0)" in capsys.readouterr().out) == says
+
+
+def test_reward_functions_of_one_name_are_refused():
+    def other(completions, **_):
+        return [0.0] * len(completions)
+
+    check_players({"ann": Player([length_reward, other], 1e-3, 8, adapter="ann")})
+    other.__name__ = "length_reward"
+    with pytest.raises(ScriptError, match="of 'ann' have one name, 'length_reward'"):
+        check_players({"ann": Player([length_reward, other], 1e-3, 8, adapter="ann")})
+
+
+def test_an_error_after_step_names_the_line_of_the_batch(trainer):
+    """When a batch that `step` has returned is refused, no line of the script is on the way."""
+
+    def step(trainer, rows):
+        batch = trainer.rollout("ann", rows)
+        batch.advantages = batch.advantages[:4]
+        return [batch]
+
+    with pytest.raises(ScriptError, match="advantages must be") as refused:
+        play(trainer, step)
+    line = step.__code__.co_firstlineno + 1
+    assert refused.value.__notes__ == [f"The batch was made in test_checks.py, line {line}."]
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda row: row.update(answer="3"), True),
+        (lambda row: row.update(question="3"), True),
+        (lambda row: row.update(solution="3"), False),
+        (lambda row: row | {"answer": "3"}, False),
+    ],
+)
+def test_an_answer_that_step_overwrites_is_said(trainer, monkeypatch, capsys, change, says):
+    monkeypatch.setattr(trainer, "step", lambda rows: [change(rows[1])], raising=False)
+    trainer.warned.clear()
+    trainer.run_step([{"question": "1+1", "answer": "2"} for _ in range(2)])
+    assert ("`step` has overwritten" in capsys.readouterr().out) == says
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("Problem: 3+4 mod 61\nSolution:\n<step>3+4=7</step>\nIs it right?", True),
+        ("  3+4 mod 61  \nThink.", True),
+        ("Read this.\nTwo lines\n make a question.\nSolve it.", True),
+        ("Read this.\nTwo lines\nare no question.", False),
+        ("Problem: 1+3+4 mod 61", False),
+        ("Problem: 3+4 mod 617", False),
+    ],
+)
+def test_a_held_out_question_in_a_prompt_is_said(trainer, monkeypatch, capsys, text, says):
+    """Of a row that has no question of its own: what a verifier reads, for example."""
+    held_out = {"3+4 mod 61", "Two lines\n make a question."}
+    monkeypatch.setattr(trainer, "held_out_questions", held_out)
+    for row in ({}, {"question": "1+3+4 mod 61"}):
+        trainer.warned.clear()
+        trainer.check_held_out("ann", [{"prompt": [user(text)]} | row])
+        said = capsys.readouterr().out
+        assert ("quotes a held-out question" in said) == (says and not row)
+
+
 # ------------------------------------------------------------------ rollout and generate
 def user(content="1+1") -> dict:
     return {"role": "user", "content": content}
@@ -154,13 +279,14 @@ ROW, OTHER = ({"prompt": [user(text)]} for text in ("1+1", "1+2"))
         ([ROW] * 6 + [OTHER] * 2, "rows 4 to 7.* a group.*their prompts differ; repeat each row 4"),
         ([ROW, OTHER] * 4, "rows 0 to 3 for the ann are a group"),  # the group not adjacent
         ([{"prompt": [user("")]}] * 4, "the ann is asked nothing: all.*without a `prompt`"),
-        ([ROW | {"question": "1+1"}] * 4, r"the ann on a held-out question \('1\+1'\)"),
-        ([ROW | {"question": " 1+1 \n"}] * 4, "the ann on a held-out question"),
+        ([ROW | {"question": "2+2"}] * 4, r"the ann on a held-out question \('2\+2'\)"),
+        ([ROW | {"question": " 2+2 \n"}] * 4, "the ann on a held-out question"),
+        ([{"prompt": [user(" 2+2 \n")]}] * 4, "the ann on a held-out question"),
         *[([ROW | {n: 1}] * 4, f"cannot be called '{n}'") for n in ("completions", "log_metric")],
     ],
 )
 def test_rows_of_a_rollout(trainer, monkeypatch, rows, says):
-    monkeypatch.setattr(trainer, "held_out_questions", {"1+1"})
+    monkeypatch.setattr(trainer, "held_out_questions", {"2+2"})
     with pytest.raises(ScriptError, match=says):
         trainer.rollout("ann", rows)
     assert len(trainer.rollout("cat", [ROW] * 2 + [OTHER] * 2).texts) == 4  # groups of two
@@ -227,7 +353,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
         batch.advantages *= not flat
         trainer.update(batch)
         said.append(capsys.readouterr().out.partition(".")[0])
-    idle = "warning: 3 updates in a row of the ann had no gradient: all advantages were 0"
+    idle = "warning: 3 updates in a row of the ann taught it nothing: all advantages were 0"
     assert said == [""] * 5 + [idle, ""]
     for equal, step in ((15, 0), (16, 1), (16, 0)):
         trainer.state.global_step = step
@@ -271,7 +397,7 @@ def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
         trainer.update(trainer.concat(parts))
     said = capsys.readouterr().out.splitlines()[3:]  # the first are about the rollouts
     assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")
-    assert said[1].startswith("warning: 3 updates in a row of the cat had no gradient")
+    assert said[1].startswith("warning: 3 updates in a row of the cat taught it nothing")
 
 
 def test_a_warning_that_quotes_comes_once_and_in_whole_words(trainer, capsys):
@@ -306,6 +432,20 @@ def test_set_rewards_is_called_once_on_a_batch_and_before_advantages_are_written
         trainer.set_rewards(batch, [1.0] * 4)
     with pytest.raises(ScriptError, match="set_rewards would replace the advantages"):
         trainer.set_rewards(a_batch(trainer, "ann", 4), [1.0] * 4)
+
+
+def test_a_joined_batch_has_one_temperature_and_kl_weights_or_none(trainer):
+    """It would be scored at that of the player whose name is the adapter's."""
+    of = {name: a_batch(trainer, name, 4) for name in ("bob", "cat", "dan")}
+    for names in (("bob", "dan"), ("dan", "bob"), ("dan",)):
+        with pytest.raises(ScriptError, match="the dan samples at temperature 0.5, and.* at 1,"):
+            trainer.concat([of[name] for name in names])
+    of["cat"].kl_weights = torch.ones(4)
+    with pytest.raises(ScriptError, match="the bob's batch has no kl_weights"):
+        trainer.concat([of["bob"], of["cat"]])
+    of["bob"].kl_weights = torch.zeros(4)
+    whole = trainer.concat([of["bob"], of["cat"]])
+    assert whole.kl_weights.tolist() == [0] * 4 + [1] * 4
 
 
 def test_concat_refuses_what_would_be_trained_on_twice_or_wrongly(trainer):
@@ -413,6 +553,8 @@ def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
     def step(trainer, rows):
         trainer.seen.append(1)
         trainer.count, trainer.saved["count"] = 1, 1
+        if trainer.state.global_step:
+            trainer.late = 1
         return [a_batch(trainer, "ann")]
 
     trainer = four_players(tmp_path)
@@ -421,8 +563,11 @@ def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
     capsys.readouterr()
     for _ in range(2):
         play(trainer, step)
+        trainer.state.global_step += 1
     said = [line.split(" in ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert sorted(said) == [f"warning: self.{n} was set or changed" for n in ("count", "seen")]
+    assert sorted(said) == [
+        f"warning: self.{n} was set or changed" for n in ("count", "late", "seen")
+    ]
 
 
 def test_a_checkpoint_gives_back_what_it_keeps():

@@ -291,22 +291,42 @@ def test_a_loss_with_a_term_of_its_own_asks_for_all_rows(at_rest, monkeypatch):
     assert sum(rows) == 8
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_without_an_advantage_nothing_moves_whatever_the_kl_term(tmp_path, kl, capsys):
-    """Adam would make steps of the learning rate out of what rounding leaves of the KL gradient,
-    and out of its momentum."""
-    trainer = four_players(tmp_path, kl=kl)
+def a_flat_batch(trainer, name):
+    return replace(a_batch(trainer, name), advantages=torch.zeros(8))
+
+
+def test_without_an_advantage_and_a_kl_term_nothing_moves(tmp_path, capsys):
+    """Adam's momentum would move it."""
+    trainer = four_players(tmp_path)
     trainer.create_optimizer()
-    trainer.update(a_batch(trainer, "ann"))  # momentum, and a distance from the base
+    trainer.update(a_batch(trainer, "ann"))  # momentum
     before = lora(trainer, "ann")
     for _ in range(3):
-        batch = a_batch(trainer, "ann")
-        batch.advantages = torch.zeros(8)
-        trainer.update(batch)
+        trainer.update(a_flat_batch(trainer, "ann"))
     assert moved(before, lora(trainer, "ann")) == 0
-    assert "3 updates in a row of the ann had no gradient" in capsys.readouterr().out
+    assert "3 updates in a row of the ann taught it nothing" in capsys.readouterr().out
     trainer.update(a_batch(trainer, "ann"))
     assert moved(before, lora(trainer, "ann")) > 0
+
+
+def test_without_an_advantage_a_player_follows_the_kl_term_once_it_was_updated(tmp_path, capsys):
+    """Before, it is the base, and Adam would make steps of the learning rate out of rounding."""
+    trainer = four_players(tmp_path, kl=1.0)
+    trainer.create_optimizer()
+    before = lora(trainer, "ann")
+    noisy = a_flat_batch(trainer, "ann")
+    noisy.base_logps += 1e-6 * torch.randn(noisy.base_logps.shape)
+    trainer.update(noisy)
+    assert moved(before, lora(trainer, "ann")) == 0 and gathered(trainer)["ann/grad_norm"] > 0
+    for _ in range(3):
+        trainer.update(a_batch(trainer, "ann"))
+    asked, k3 = a_batch(trainer, "ann"), []
+    for _ in range(9):
+        log_q = trainer.log_probs(None, asked) - trainer.log_probs("ann", asked)  # (B, T)
+        k3.append((log_q.exp() - log_q - 1).mean().item())
+        trainer.update(a_flat_batch(trainer, "ann"))
+    assert k3[-1] < k3[0] / 2  # by way of a maximum: Adam's momentum goes on at first
+    assert "3 updates in a row of the ann taught it nothing" in capsys.readouterr().out
 
 
 def test_texts_from_elsewhere_are_trained_on_as_a_rollout_is(at_rest):

@@ -85,3 +85,13 @@ def test_loss_and_gradient_are_trls_without_its_bias_correction(played, per_toke
         corrected, corrected_gradient, _ = trls(trainer, batch, kl, bias_correction=True)
         assert loss == pytest.approx(corrected, abs=1e-6)
         assert relative(found, corrected_gradient) > 1e-4
+
+
+def test_without_an_advantage_the_gradient_is_that_of_trls_kl_term(played, monkeypatch):
+    trainer, batch = played
+    monkeypatch.setattr(trainer, "teaches_nothing", lambda *_: False)  # it was never updated
+    batch = replace(batch, advantages=torch.zeros(8))
+    expected, expected_gradient, _ = trls(trainer, batch, 0.1)
+    loss, found, _ = ours(trainer, batch, 0.1, 3)
+    assert loss == pytest.approx(expected, abs=1e-8) and loss > 5e-6
+    assert relative(found, expected_gradient) <= 1e-3  # 1 - q rounds: q is nearly 1
