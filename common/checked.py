@@ -372,11 +372,11 @@ class CoTrainer(cotrainer.CoTrainer):
         player = self.player_named(batch.player)
         scored = self.player_named(self.player_named(batches[0].player).adapter)
         if (player.temperature or 1.0) != (scored.temperature or 1.0):
+            [other] = [name for name, its in self.players.items() if its is scored]
             raise ScriptError(
                 f"concat: the {batch.player} samples at temperature {player.temperature:g}, and "
-                f"the joined batch would be scored at {scored.temperature or 1.0:g}, that of the "
-                f"player whose name is the adapter's, or of the adapter's first player; give them "
-                f"one temperature, or return the batches one after the other"
+                f"the joined batch would be scored at {scored.temperature or 1.0:g}, as the "
+                f"{other}'s; give them one temperature, or return their batches one by one"
             )
         if batch.kl_weights is None and any(other.kl_weights is not None for other in batches):
             raise ScriptError(
@@ -418,19 +418,7 @@ class CoTrainer(cotrainer.CoTrainer):
                 )
         own_loss = type(self).loss is not cotrainer.CoTrainer.loss  # it may need no advantages
         self.check_trained_once(batch, adapter, own_loss)
-        parts = [pair for fate in batch.rollouts for pair in fate.parts]
-        for part, copied in parts:
-            if not same(part.advantages, copied):
-                raise ScriptError(
-                    f"advantages of the {part.player} were set after concat had copied them, "
-                    f"without effect; set them before"
-                )
-        lacking = [part.player for part, copied in parts if copied is None]
-        if A is None and not own_loss and lacking:
-            raise ScriptError(
-                f"concat has joined a batch of the {lacking[0]} that had no advantages; call "
-                f"set_rewards(batch, rewards) before concat, or write its batch.advantages"
-            )
+        self.check_parts(batch, own_loss)
         if A is None and not own_loss:
             raise ScriptError(
                 f"the {name}'s batch has no advantages. A player without reward functions has none "
@@ -455,6 +443,20 @@ class CoTrainer(cotrainer.CoTrainer):
                 )
         if own_loss:
             self.check_shares(batch)
+
+    def check_parts(self, batch: Batch, own_loss: bool):
+        """Checks that the batches that `concat` has joined had their advantages before."""
+        for part, copied in [pair for fate in batch.rollouts for pair in fate.parts]:
+            if not same(part.advantages, copied):
+                raise ScriptError(
+                    f"advantages of the {part.player} were set after concat had copied them, "
+                    f"without effect; set them before"
+                )
+            if batch.advantages is None and copied is None and not own_loss:
+                raise ScriptError(
+                    f"concat has joined a batch of the {part.player} that had no advantages; call "
+                    f"set_rewards(batch, rewards) before concat, or write its batch.advantages"
+                )
 
     def check_trained_once(self, batch: Batch, adapter: str, own_loss: bool):
         """Checks that no row is trained on twice. Two things are allowed to a script with a loss of
