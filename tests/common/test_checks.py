@@ -438,7 +438,8 @@ def test_a_joined_batch_has_one_temperature_and_kl_weights_or_none(trainer):
     """It would be scored at that of the player whose name is the adapter's."""
     of = {name: a_batch(trainer, name, 4) for name in ("bob", "cat", "dan")}
     for names in (("bob", "dan"), ("dan", "bob"), ("dan",)):
-        with pytest.raises(ScriptError, match="the dan samples at temperature 0.5, and.* at 1, as the bob"):
+        says = "the dan samples at temperature 0.5, and.* at 1, as the bob"
+        with pytest.raises(ScriptError, match=says):
             trainer.concat([of[name] for name in names])
     of["cat"].kl_weights = torch.ones(4)
     with pytest.raises(ScriptError, match="the bob's batch has no kl_weights"):
