@@ -262,8 +262,10 @@ def in_a_sentence(folder: Path):
 
 def versions(model: str) -> dict:
     # the commit, with "-dirty" at its end if files have changed since
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    command, commit = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], ""
+    with suppress(OSError):  # a machine need not have git
+        here = Path(__file__).parent
+        commit = subprocess.run(command, capture_output=True, text=True, cwd=here).stdout.strip()
     libraries = "torch transformers trl peft accelerate bitsandbytes datasets math-verify".split()
     threads = torch.get_num_threads()
     cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
@@ -272,7 +274,7 @@ def versions(model: str) -> dict:
         **{name: importlib.metadata.version(name) for name in libraries},
         "processes": PartialState().num_processes,
         "device": torch.cuda.get_device_name() if on_gpu(model) else cpu,
-        "commit": commit.stdout.strip() or None,
+        "commit": commit or None,
     }
 
 

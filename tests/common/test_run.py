@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ import pytest
 import torch
 import yaml
 from conftest import (
+    ROOT,
     metrics_of,
     module_of,
     refused,
@@ -250,3 +252,20 @@ def test_the_table_has_what_was_not_there_at_first(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a", "0.500", "0.750", "+0.250"]
     assert lines[3].split() == ["b", "-", "1.000"]
+
+
+# ------------------------------------------------------------------ bare surroundings
+def test_a_machine_with_nothing_but_python(tmp_path):
+    """No git and no other program, no HOME, no TMPDIR, another working directory."""
+    (tmp_path / "no programs").mkdir()
+    sizes = "--steps 1 --questions 2 --group-size 2 --eval-questions 2 --eval-samples 1"
+    words = f"{sizes} --ver-warmup 0 --solution-tokens 16 --judgement-tokens 16".split()
+    done = subprocess.run(
+        [sys.executable, ROOT / "tango.py", *words, "--out", "run"],
+        env={"PATH": str(tmp_path / "no programs")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "\nstep 1/1" in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["commit"] is None
