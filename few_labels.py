@@ -22,22 +22,24 @@ Shapes: P questions, M samples each, B = P * M rows, T completion tokens.
 from dataclasses import dataclass
 from typing import Literal
 
-import tango
-from common.core.errors import say
-from common.run.args import Count, CountOrZero, Several, Weight, parse, per_model
-from common.run.launch import launch
-from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve_prompt, split_steps
-from common.tasks.math import load_for_steps
-from common.tiny.diagnostics import panels
-from tango import evaluate, has_countable_steps
-
-import torch
+from common.core.errors import UserError
+from common.run.args import (
+    Count,
+    CountOrZero,
+    GroupSize,
+    RunArgs,
+    Several,
+    Share,
+    Tokens,
+    Weight,
+    parse,
+    per_model,
+)
 
 
 # ------------------------------------------------------------------ arguments
 @dataclass
-class Args(tango.Args):  # fields of tango.Args that stand here again have another default
+class Args(RunArgs):  # has all fields of tango.Args, which cannot be imported without torch
     verifier: Literal["co-trained", "beforehand", "frozen", "none"] = "co-trained"
     """beforehand = the verifier's steps, as many as with co-trained, all come first, and then it is
     frozen; frozen = untrained, none = plain GRPO on the known answers; with these two all --steps
@@ -60,6 +62,48 @@ class Args(tango.Args):  # fields of tango.Args that stand here again have anoth
     """steps between evaluations on held-out questions; 0 = only first and last"""
     eval_questions: Count = per_model(tiny=128, real=128)
     """held-out questions"""
+    # from here on as in tango.py
+    questions: Count = 16
+    """P, questions per step and process"""
+    group_size: GroupSize = 8
+    """M, solutions of a question, or judgements of a solution"""
+    kl: Weight = 0.001
+    """weight of the KL term towards the base; 0 saves the reference pass"""
+    ver_steps: CountOrZero = 1
+    """N_v, verifier steps per cycle"""
+    alpha: Share = 0.1
+    """weight of the step advantage in the first generator step; 0: no judgements"""
+    alpha_end: Share = 0.001
+    """what --alpha falls to by the end; --alpha 1 --alpha-end 1 keeps it at 1"""
+    generator: Literal["co-trained", "frozen"] = "co-trained"
+    """ablation: train the verifier only"""
+    solution_tokens: Tokens = per_model(tiny=112, real=1024)
+    """length limit of a solution"""
+    judgement_tokens: Tokens = per_model(tiny=208, real=1024)
+    """length limit of a judgement"""
+
+    def check(self):
+        if self.generator == "frozen" and self.verifier != "co-trained":
+            raise UserError(f"--generator frozen, --verifier {self.verifier}: nobody is trained.")
+        if self.gen_steps + self.ver_steps == 0:
+            raise UserError("--gen-steps 0 and --ver-steps 0: a cycle needs a step of one of them.")
+        if self.alpha_end == 0 < self.alpha:
+            raise UserError("--alpha-end 0: alpha decays by a factor, so the end must be above 0.")
+
+
+if __name__ == "__main__":  # before torch and TRL are imported, which takes ten seconds
+    args = parse(Args)
+
+import tango
+from common.core.errors import say
+from common.run.launch import launch
+from common.run.session import exit_with_one_sentence
+from common.tasks.answers import is_correct, solve_prompt, split_steps
+from common.tasks.math import load_for_steps
+from common.tiny.diagnostics import panels
+from tango import evaluate, has_countable_steps
+
+import torch
 
 
 # ------------------------------------------------------------------ rewards
@@ -154,4 +198,4 @@ def main(args: Args):
 
 if __name__ == "__main__":
     with exit_with_one_sentence():
-        main(parse(Args))
+        main(args)

@@ -4,9 +4,11 @@ several votes, whose turn it is, and that all the rest is tango.py's.
 
 import itertools
 import random
+from typing import get_args, get_type_hints
 
 import few_labels
 import tango
+from common.core.errors import UserError
 from common.tasks.answers import split_steps
 from common.tasks.verdicts import verify_prompt
 from common.tiny.tasks import LEVELS, format_solution, gold_solution, sample_questions, step_labels
@@ -231,6 +233,25 @@ def test_a_run_that_never_reaches_the_generator_says_so(monkeypatch, capsys):
         assert "the generator will not be trained" in capsys.readouterr().out
     few_labels.main(Args(steps=10, verifier="frozen"))
     assert not capsys.readouterr().out
+
+
+# ------------------------------------------------------------------ arguments
+@pytest.mark.parametrize(
+    "together", [{"gen_steps": 0, "ver_steps": 0}, {"alpha_end": 0}, {"generator": "frozen"}]
+)
+def test_arguments_are_those_of_tango(together):
+    """All of them, with the same bounds; other defaults where the page says so; and what does not
+    go together in tango.py does not here.
+    """
+    ours, tangos = (get_type_hints(kind, include_extras=True) for kind in (Args, tango.Args))
+    assert {*get_args(tangos.pop("verifier"))} < {*get_args(ours.pop("verifier"))}
+    assert {name: ours.get(name) for name in tangos} == tangos
+    defaults, others = vars(Args()), "dataset steps lr ver_warmup gen_steps eval_every".split()
+    expected = {k: x for k, x in vars(tango.Args()).items() if k not in [*others, "eval_questions"]}
+    assert {name: defaults[name] for name in expected} == expected
+    for kind in (Args, tango.Args):
+        with pytest.raises(UserError):
+            kind(**{"verifier": "frozen"} | together)
 
 
 # ------------------------------------------------------------------ runs
