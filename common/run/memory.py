@@ -14,12 +14,12 @@ measures the activations with a memory profiler.
 
 import copy
 import math
-import os
 import sys
 
 from common.core.errors import UserError, say
 from common.core.plain import read_at_once
 from common.fast.logprob import BLOCK_BYTES, rows_on_gpu
+from common.run import limits
 from common.run.machine import check_machine, on_gpu
 from common.run.models import read_config, sizes
 from common.tiny import MODELS
@@ -151,13 +151,12 @@ def _size(size: int) -> str:
 
 def available(gpu: bool) -> tuple[str, int, int]:
     """Returns (what the memory is, free bytes, all bytes) of the GPU. On a CPU the free bytes are
-    the machine's memory. All bytes are then those of a GPU on which the log-prob would take blocks
-    of the size that it takes on a CPU.
+    the memory of the machine, or of the container that this process runs in. All bytes are then
+    those of a GPU on which the log-prob would take blocks of the size that it takes on a CPU.
     """
     if gpu:
         return f"free on {torch.cuda.get_device_name()}", *torch.cuda.mem_get_info()
-    machine = "memory of this machine, in use or not"
-    return machine, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 32 * BLOCK_BYTES
+    return "memory that this process may use, in use or not", limits.memory(), 32 * BLOCK_BYTES
 
 
 # ------------------------------------------------------------------ the estimate

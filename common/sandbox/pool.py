@@ -27,6 +27,7 @@ from enum import Enum
 from multiprocessing.connection import wait
 
 from common.core.errors import UserError
+from common.run.limits import cores
 from common.sandbox import worker
 
 LAYERS = {
@@ -89,7 +90,7 @@ class Sandbox:
     def __init__(self, workers: int | None = None, unsafe: bool = False):
         if workers is None:
             beside = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
-            workers = (os.cpu_count() or 1) // int(beside)
+            workers = cores() // int(beside)
         if sys.platform != "linux":
             raise UserError("model-written programs need Linux; a Linux container would do.")
         self.count, self.workers = max(1, workers), []

@@ -1,7 +1,14 @@
-"""Machines that cannot run what was asked for end in a sentence, before anything is loaded."""
+"""Machines that cannot run what was asked for end in a sentence, before anything is loaded; and
+what a container or a batch system leaves of a machine.
+"""
+
+import math
+import os
 
 from common.core.errors import UserError
-from common.run import machine
+from common.run import limits, machine
+from common.run.memory import available
+from common.sandbox import Sandbox
 
 import pytest
 import torch
@@ -65,3 +72,52 @@ def test_no_c_compiler_and_no_header_of_python(gpus, monkeypatch, tmp_path):
     schemes = {("include",): tmp_path, ("include", "posix_prefix"): tmp_path / "posix_prefix"}
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda *scheme: schemes[scheme])
     machine.check_machine(REAL)
+
+
+# ------------------------------------------------------------------ a part of a machine
+V1, V2 = "9:cpuset:/\n4:memory:/a/b\n1:cpu,cpuacct:/a\n0::/\n", "0::/a/b\n"
+HUGE = "9223372036854771712"  # what version 1 says where nothing limits the memory
+
+
+@pytest.mark.parametrize(
+    "own, files, memory, cores",
+    [
+        ("", {}, math.inf, 64),
+        (V2, {"a/b/memory.max": "max", "a/b/cpu.max": "max 100000"}, math.inf, 64),
+        (V2, {"a/b/memory.max": "3000", "a/b/cpu.max": "150000 100000"}, 3000, 2),
+        (V2, {"a/b/memory.max": "3000", "a/memory.max": "2000", "cpu.max": "9 10"}, 2000, 1),
+        (V2, {"memory.max": "1000", "other/memory.max": "1"}, 1000, 64),
+        (V1, {"memory/a/b/memory.limit_in_bytes": HUGE, "cpu/a/cpu.cfs_quota_us": "-1",
+              "cpu/a/cpu.cfs_period_us": "100000"}, math.inf, 64),
+        (V1, {"memory/memory.limit_in_bytes": "500", "memory/a/b/memory.limit_in_bytes": HUGE,
+              "cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 500, 3),
+    ],
+)  # fmt: skip
+def test_the_least_limit_of_all_control_groups_holds(
+    monkeypatch, tmp_path, own, files, memory, cores
+):
+    """An affinity of 64 cores; groups as versions 1 and 2 show them, seen from inside or outside of
+    a container.
+    """
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(limits, "GROUPS", tmp_path)
+    monkeypatch.setattr(limits, "OWN", tmp_path / ("own" if own else "none"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert available(gpu=False)[1] == limits.memory() == min(memory, machine)
+    assert limits.cores() == cores
+
+
+def test_programs_run_on_the_cores_of_this_process(monkeypatch, tmp_path):
+    """Not on all of the machine's: with too many workers right programs run out of time."""
+    monkeypatch.setattr(limits, "OWN", tmp_path / "none")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    for beside, workers in ((None, 2), ("2", 1), ("4", 1)):
+        if beside:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", beside)
+        with Sandbox(unsafe=True) as sandbox:
+            assert len(sandbox.workers) == workers
