@@ -220,6 +220,7 @@ class CoTrainer(PlayersTrainer):
                 total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g
+        self.record_parts()
         self.add_up_gradients(name, parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm or math.inf).item()
         # the processes' shares add up, and log_mean takes their mean
@@ -319,7 +320,9 @@ class CoTrainer(PlayersTrainer):
         batch.rewards = R
         if player.rewards:
             batch.advantages = group_advantage(R, player.group_size)  # (B,)
-            self.log_rewards(name, "reward", R, [i // player.group_size for i in range(len(R))])
+            self.log_mean(f"{name}/reward", R[~R.isnan()])
+            G = player.group_size
+            self.log_flat_groups([(name, r, i // G) for i, r in enumerate(R.tolist())])
         functions = [function.__name__ for function in player.rewards]
         for prompt, rewards in zip(prompts, each.tolist()):
             of_row = {f: r for f, r in zip(functions, rewards) if r == r}
@@ -465,11 +468,14 @@ class CoTrainer(PlayersTrainer):
         batches = batch if isinstance(batch, list) else [batch]
         R = torch.as_tensor(rewards).to(batches[0].rewards)  # (B,)
         G, A = self.player_named(batches[0].player).group_size, None
+        names = [batch.player for batch in batches for _ in range(len(batch))]
+        compared = []  # (player, reward, group) of each row
         if groups is not None:
             A = self.over_all_processes(named_group_advantage, R, groups)  # (B,)
+            compared = self.gather([*zip(names, R.tolist(), groups)])
         elif G > 1:
             A = group_advantage(R, G)  # (B,)
-            groups = [i // G for i in range(len(R))]
+            compared = [(name, r, i // G) for i, (name, r) in enumerate(zip(names, R.tolist()))]
         first = 0
         for batch in batches:
             rows = slice(first, first := first + len(batch))
@@ -480,8 +486,8 @@ class CoTrainer(PlayersTrainer):
             # `rollout` has logged this of the reward functions' rewards, which R replaces
             if self.player_named(batch.player).rewards:
                 self._sums.pop(f"{batch.player}/frac_reward_zero_std", None)
-            its_groups = None if groups is None else groups[rows]
-            self.log_rewards(batch.player, "total_reward", R[rows], its_groups)
+            self.log_mean(f"{batch.player}/total_reward", R[rows][~R[rows].isnan()])
+        self.log_flat_groups(compared)
 
     def concat(self, batches: list[Batch]) -> Batch:
         """Returns one batch with the rows of several rollouts of ONE adapter, for one update; see

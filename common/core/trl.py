@@ -17,6 +17,7 @@ import dataclasses
 import json
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +68,7 @@ class PlayersTrainer(GRPOTrainer):
         # what training must not see, as it stands and without spaces at the ends of lines
         self.held_out_questions = {*questions, *map(stripped, questions)}
         self.saved = {}
+        self._parts = []  # what `record_part` has got in this update
         self._sums = {}  # metric -> (sum, count) of this process and step
         self._resumed_at = 0  # the step after which this run was resumed
         # beta 0: with a KL term of its own, TRL would copy an adapter called "default"
@@ -163,17 +165,22 @@ class PlayersTrainer(GRPOTrainer):
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + values.sum().item(), count + len(values))
 
-    def log_rewards(self, name: str, metric: str, rewards: torch.Tensor, groups: list | None):
-        """Logs the mean reward, and frac_reward_zero_std: of the groups in which a row has a
-        reward, the share whose rewards are all equal.
+    def log_flat_groups(self, rows: list[tuple]):
+        """Logs frac_reward_zero_std of each player: of the groups in which a row of the player has
+        a reward, the share whose rewards are all equal. If each row is a group, nothing is logged.
+
+        rows: (player, reward or NaN, key of the group) of each row. A group may have rows of
+            several players, and all of them are compared.
         """
-        self.log_mean(f"{name}/{metric}", rewards[~rewards.isnan()])
-        if groups is not None and len(set(groups)) < len(groups):
-            different = {}
-            for group, reward in zip(groups, rewards.tolist()):
-                different.setdefault(group, set()).update({reward} if reward == reward else ())
-            flat = [len(values) < 2 for values in different.values() if values]
-            self.log_mean(f"{name}/frac_reward_zero_std", flat)
+        rewards, groups_of = defaultdict(set), defaultdict(set)  # group ->; player ->
+        for player, reward, group in rows:
+            if reward == reward:
+                rewards[group].add(reward)
+                groups_of[player].add(group)
+        if len({group for _, _, group in rows}) < len(rows):
+            for player, groups in groups_of.items():
+                flat = [len(rewards[group]) == 1 for group in groups]
+                self.log_mean(f"{player}/frac_reward_zero_std", flat)
 
     def log_advantages(self, batch: Batch):
         """Logs frac_advantage_zero: the share of the rows whose advantages are all 0, which teach
@@ -214,7 +221,8 @@ class PlayersTrainer(GRPOTrainer):
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
         """Records a micro-batch of the step, with numbers on the tokens that are not advantages. A
-        script's `show_loss` calls it. Only the micro-batch with row 0 is recorded.
+        script's `show_loss` calls it. The rows to show are chosen after the last micro-batch, among
+        all rows, so they do not depend on how rows were sorted and split.
 
         Args:
             batch: b completions or b pairs.
@@ -225,8 +233,6 @@ class PlayersTrainer(GRPOTrainer):
                 For completions, one name: who wrote them. By default it is the batch's player.
             of: what `credit` is; by default log-probabilities.
         """
-        if 0 not in batch.row:
-            return
         sides, rows = sides or [batch.player], batch
         if len(sides) == 2:
             rows = as_completions(batch)
@@ -234,7 +240,20 @@ class PlayersTrainer(GRPOTrainer):
         for i, note in enumerate(notes):
             value = values[i * len(values) // len(notes)].item()
             note |= {"rewards": {name: value}, "credit": of or "log-probability"}
-        self.record(rows, credit, notes)
+        shown = rows.prompt_ids, rows.prompt_mask, rows.completion_ids, rows.completion_mask
+        numbers = batch.row.repeat_interleave(len(sides))  # in the whole batch
+        part = Batch(batch.player, *shown, row=numbers, notes=notes, advantages=credit.detach())
+        self._parts.append(part)
+
+    def record_parts(self):
+        """Writes a few rows of all that `record_part` has got in this update, in the batch's order.
+        `update` calls it after the last micro-batch.
+        """
+        if self._parts:
+            order = torch.cat([part.row for part in self._parts]).argsort(stable=True)
+            pad_id = self.processing_class.pad_token_id
+            self.record(Batch.join(self._parts[0].player, self._parts, pad_id).take(order))
+            self._parts.clear()
 
     # ------------------------------------------------------------------ several processes
     def gather(self, values: list) -> list:

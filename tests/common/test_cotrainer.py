@@ -151,6 +151,21 @@ def test_rewards_of_two_rollouts_are_compared_with_each_other(at_rest):
         assert torch.equal(torch.tensor(totals).nan_to_num(-1), rewards[rows].nan_to_num(-1))
 
 
+def test_a_group_is_flat_if_the_rewards_of_all_its_rows_are_equal(at_rest):
+    """Those of another player and another turn, too. Rows of a and b are equal within each turn
+    only, those of c in both; d has a row that nobody has judged, and e has no row of cat.
+    """
+    cat, dan = (
+        at_rest.rollout("cat", some_rows(at_rest)),
+        at_rest.rollout("dan", some_rows(at_rest)),
+    )
+    rewards = [0.0, 0, 1, 1, 5, 5, 5, 2] + [2.0, 2, 0, 0, 5, math.nan, 9, 9]
+    at_rest.set_rewards([cat, dan], rewards, [*"aabbcccd", *"aabbcdee"])
+    metrics = gathered(at_rest)
+    assert metrics["cat/frac_reward_zero_std"] == 2 / 4  # c and d of a, b, c, d
+    assert metrics["dan/frac_reward_zero_std"] == 2 / 4  # c and e of a, b, c, e
+
+
 def test_flat_groups_of_two_batches_of_one_player_are_pooled(at_rest):
     for rewards in ([1.0] * 8, [0.0, 1.0] * 4):
         at_rest.set_rewards(at_rest.rollout("cat", some_rows(at_rest, 8)), rewards)

@@ -3,10 +3,13 @@ against one forward pass per completion."""
 
 from collections import Counter
 
+from common import fast
 from common.checked import CoTrainer, Player
+from common.core import plain
 from common.core.batch import as_completions, chosen_and_rejected
 from common.core.lists import epochs
 from common.core.model import tokenize
+from common.core.recording import read_lines
 
 import pytest
 import torch
@@ -159,3 +162,40 @@ def test_what_a_loss_returns_by_name_is_logged_as_means_however_it_is_cut(tmp_pa
     even = chosen[0] + chosen[2] + chosen[3]
     assert found["generator/even"] == pytest.approx(even / 3, rel=1e-4)
     assert "generator/credit" not in found and sorted(seen) == [2, 2]
+
+
+def test_the_same_rows_are_recorded_however_the_batch_is_sorted_and_split(tmp_path):
+    """Of pairs and of completions, five prompts each; sorted as fast/ does, or not at all."""
+
+    class Recorded(CoTrainer):
+        def loss(self, batch):
+            rows = as_completions(batch) if batch.player == "pairs" else batch
+            logp, _ = self.score(rows)
+            return -logp.sum() / 5, {"credit": logp}
+
+        def show_loss(self, batch, shown):
+            sides = ["right", "wrong"] if batch.player == "pairs" else []
+            self.record_part(batch, shown["credit"], "sum", shown["credit"].sum(1), sides)
+
+    players = {name: Player([], 1e-9, 8, rows=2, adapter="one") for name in ("pairs", "texts")}
+    trainer = make_players(tmp_path, players, kind=Recorded)
+    trainer.create_optimizer()
+    encoded = [[trainer.encode(text, ended=False) for text in pair] for pair in COMPLETIONS]
+    pairs = trainer.pairs("pairs", [messages(q) for q in QUESTIONS], encoded)
+    texts = trainer.completions("texts", [messages(q) for q in QUESTIONS], [p[1] for p in encoded])
+    written = []
+    for engine, micro_batch in ((plain, 8), (plain, 2), (fast, 5), (fast, 2), (fast, 1)):
+        trainer.engine, trainer.cfg.micro_batch = engine, micro_batch
+        trainer.update(pairs.take(torch.tensor([0, 1, 2, 4])))  # one text of pair 3 is empty
+        trainer.update(texts.take(torch.tensor([4, 2, 1])))
+        written.append(read_lines(tmp_path / "rollouts.jsonl")[0])
+        (tmp_path / "rollouts.jsonl").unlink()
+    shown = [("right", 0), ("right", 1), ("wrong", 0), ("wrong", 1), ("texts", 1), ("texts", 2)]
+    for rows in written:
+        found = [(row["player"], QUESTIONS.index(row["prompt"])) for row in rows]
+        assert found == shown and [row["tokens"] for row in rows] == [
+            trainer.processing_class.tokenize(COMPLETIONS[i][who != "right"]) for who, i in shown
+        ]
+        for row, same in zip(rows, written[0]):
+            assert row["advantages"] == pytest.approx(same["advantages"], abs=1e-3)
+            assert row["rewards"]["sum"] == pytest.approx(sum(row["advantages"]), rel=1e-2)
