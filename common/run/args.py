@@ -8,12 +8,13 @@ that do not go together. If another default fits a paper better, the script decl
 """
 
 import math
+import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 from common.core.errors import NOBODY, UserError, visible
-from common.tiny import MODELS
+from common.tiny import MODELS, TINY
 from common.tiny.tasks import LEVELS
 
 import tyro
@@ -144,6 +145,9 @@ class RunArgs:
                 f"--held-out {self.held_out}: the small model's questions, --dataset "
                 f"{self.dataset}, have a held-out part of their own."
             )
+        check_path(f"--model {self.model}", self.model)
+        check_path(f"--out {self.out}", self.out or "")
+        check_path(f"the small models' folder {TINY.parent}", str(TINY.parent))
         for name, value in vars(self).items():
             if hasattr(value, "for_tiny"):
                 vars(self)[name] = value.for_tiny if self.model in MODELS else value.for_real
@@ -208,6 +212,21 @@ def check_number(name: str, value, kind):
     else:
         return
     raise UserError(f"--{name.replace('_', '-')} {value} must be {wanted}.")
+
+
+def check_path(what: str, path: str):
+    """Raises UserError unless a path is the same bytes in this locale and in UTF-8. tokenizers and
+    safetensors know paths in UTF-8 only, and would not find the folder.
+    """
+    try:
+        if os.fsencode(path) == path.encode():
+            return
+    except UnicodeEncodeError:  # a byte that is no character here, such as \udcc3
+        pass
+    raise UserError(
+        f"{what}: its name is not UTF-8 in this locale, as libraries need it; put PYTHONUTF8=1 in "
+        f"front of the command, or rename it."
+    )
 
 
 def check_tracker(name: str):

@@ -144,8 +144,7 @@ print(json.dumps(found))
 
 
 def test_help_and_a_wrong_argument_need_no_torch():
-    alone = [script for script in SCRIPTS if script != "few_labels.py"]  # which imports tango.py
-    cases = [[s, *words.split()] for s in alone for words in ("--help", "--steps 0", "--stepz 5")]
+    cases = [[s, *words.split()] for s in SCRIPTS for words in ("--help", "--steps 0", "--stepz 5")]
     process = subprocess.run(
         [sys.executable, "-c", ASK],
         input=json.dumps(cases),
@@ -169,3 +168,29 @@ def test_a_closed_pipe_and_a_closed_stream_end_quietly():
         command = ["bash", "-c", f"{sys.executable} tango.py {shell}"]
         process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert process.stderr == "" and process.returncode == 2 * ("--steps" in shell), shell
+
+
+# ------------------------------------------------------------------ names of folders
+@pytest.mark.parametrize("argument", ["model", "out"])
+def test_a_name_that_is_not_utf_8_is_refused_by_name(argument):
+    """A byte that is no character, as a name with an umlaut has two in an ASCII locale. The
+    libraries cannot find such a folder, and would call the download broken.
+    """
+    assert vars(Args(**{argument: "runs/ü"}))[argument] == "runs/ü"
+    for bytes_ in (b"runs/\xff", "runs/ü".encode("latin-1")):
+        with pytest.raises(UserError, match=f"--{argument} runs/.*: its name is not UTF-8"):
+            Args(**{argument: os.fsdecode(bytes_)})
+
+
+@pytest.mark.parametrize("utf8, ends", [("0", 2), ("1", 0)])
+def test_an_umlaut_in_an_ascii_locale(utf8, ends):
+    """In the UTF-8 mode it is no trouble, and this is the advice."""
+    code = "from common.run.args import RunArgs, parse; parse(RunArgs)"
+    strict = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--out", os.fsencode("runs/ü")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | strict,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == ends and done.stderr.count("PYTHONUTF8=1") == ends / 2, done.stderr

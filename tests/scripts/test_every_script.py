@@ -9,8 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -219,33 +217,6 @@ def test_help_is_one_flat_list_with_the_defaults_of_both_kinds_of_model(script, 
             assert f"{field.default}" in text, field.name
     shown = [str(f.default) for f in fields if f.name in ("micro_batch", "eval_questions")]
     assert all(re.fullmatch(r"\d+ small model, \d+ real", x) for x in shown)
-
-
-def test_help_and_a_wrong_argument_are_answered_without_torch(tmp_path):
-    """Of every script, one after the other in one process, for which importing torch fails."""
-    (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
-    code = """if 1:
-        import contextlib, io, runpy, sys
-        for script in sys.argv[1:]:
-            for words in ["--help"], ["--steps", "0"], ["--nonsense"]:
-                sys.argv, printed = [script, *words], io.StringIO()
-                with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                    try:
-                        runpy.run_path(script, run_name="__main__")
-                    except SystemExit as ended:
-                        code = ended.code
-                print(script, words[0], code, "--eval-questions" in printed.getvalue())
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code, *SCRIPTS],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert not done.returncode, done.stderr
-    ends = ("--help 0 True", "--steps 2 False", "--nonsense 2 False")
-    assert done.stdout.splitlines() == [f"{script} {end}" for script in SCRIPTS for end in ends]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
