@@ -6,6 +6,7 @@ import math
 import shlex
 import shutil
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 from common.core.errors import UserError, visible
@@ -283,6 +284,15 @@ def test_a_comparison_has_rollouts_and_each_players_own_steps(tmp_path):
     assert (held_out["x"], held_out["y"]) == ([0, 2], [0.0, 1.0])
 
 
+def test_a_comparison_lies_beside_the_runs(three, monkeypatch, capsys):
+    """In runs/, which git ignores, if they lie there; not where somebody happens to be."""
+    (three[0].parent / "elsewhere").mkdir()
+    monkeypatch.chdir(three[0].parent / "elsewhere")
+    main(three[0], (*three[1:],))
+    assert capsys.readouterr().out.strip() == str(three[0].parent / "comparison.html")
+    assert (three[0].parent / "comparison.html").exists() and not [*Path().iterdir()]
+
+
 def test_variants_are_told_apart_by_what_differs(three):
     """By arguments, or by the script: else an edit's effect would pass for the noise of seeds."""
 
@@ -494,6 +504,17 @@ def test_comparison(browser, three, tmp_path):
     assert second.startswith("lr 0.2 0 3 3 0.9")
     counts = "['.band', '.curve'].map(kind => e.querySelectorAll(kind).length)"
     assert each(browser, "svg", counts) == [[1, 2]] * 2  # the first variant has two seeds
+    assert browser.get_log("browser") == []
+
+
+def test_equal_curves_are_both_seen(browser, tmp_path):
+    """The second has gaps over the first; a third that differs has none."""
+    rows = [accuracy(4, 0.1), accuracy(4, 0.1), accuracy(4, 0.2)]
+    made = [made_up(tmp_path / f"{i}", its, lr=i + 1.0) for i, its in enumerate(rows)]
+    main(made[0], tuple(made[1:]))
+    look(browser, tmp_path / "comparison.html")
+    shown = each(browser, "svg .curve", "e.getAttribute('stroke-dasharray')")
+    assert shown and shown == [None, "8 8", None] * (len(shown) // 3)
     assert browser.get_log("browser") == []
 
 

@@ -17,11 +17,12 @@ def main(run: Positional[Path], others: Positional[tuple[Path, ...]] = (), out: 
     Args:
         run: The run's folder.
         others: More runs, to compare with it.
-        out: The page (default: report.html in the run's folder, comparison.html for several).
+        out: The page (default: report.html in the run's folder; for several runs comparison.html
+            beside the folder of the first).
     """
     try:
         runs = [read_run(folder) for folder in (run, *others)]
-        out = out or (Path("comparison.html") if others else run / "report.html")
+        out = out or (run.parent / "comparison.html" if others else run / "report.html")
         out.write_text(page(comparison_data(runs) if others else run_data(runs[0])))
         print(out)
     except (UserError, OSError) as error:
