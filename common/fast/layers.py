@@ -103,13 +103,34 @@ class Unpacked(torch.nn.Linear):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
+class Packed(torch.nn.Module):
+    """A merged layer on a CPU inside `prepared`: `float32_product` alone, without PEFT, with W in
+    the order in which oneDNN reads it. oneDNN would otherwise copy W into that order in every call.
+    """
+
+    def __init__(self, layer):
+        super().__init__()
+        self.bias = layer.bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.data)
+
+    def forward(self, x):
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
 @contextmanager
 def prepared(model):
     """Inside this block, in which tokens are sampled and nothing is trained, layers keep what they
-    would otherwise make for every token: A and B in the dtype of autocast, and unpacked 4-bit
-    weights, if these take at most half of the free memory. No number changes.
+    would otherwise make for every token: A and B in the dtype of autocast, the packed weights of
+    merged layers on a CPU, and unpacked 4-bit weights, if these take at most half of the free
+    memory. No number changes, but for the rounding of a single row's packed products.
     """
     device, swapped = model.device, []
+    merged = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, FusedLora) and layer.merged and type(layer.base_layer) is FrozenLinear
+    ]
     layers = [module for module in model.modules() if isinstance(module, FusedLora)]
     in_four_bits = [layer for layer in layers if isinstance(layer, FusedLora4bit)]
     entry = torch.finfo(in_four_bits[0].base_layer.compute_dtype).bits // 8 if in_four_bits else 0
@@ -121,12 +142,17 @@ def prepared(model):
         swapped = [m[n].weight for m, layer in both for n in layer.active_adapters if n in m]
     before = [parameter.data for parameter in swapped]
     try:
+        if torch.backends.mkldnn.is_available():
+            for parent, name, layer in merged:
+                setattr(parent, name, Packed(layer.base_layer))
         for layer, base in zip(in_four_bits, bases):
             layer.base_layer = Unpacked(base)
         for parameter in swapped:
             parameter.data = parameter.data.to(dtype)
         yield
     finally:
+        for parent, name, layer in merged:
+            setattr(parent, name, layer)
         for layer, base in zip(in_four_bits, bases):
             layer.base_layer = base
         for parameter, data in zip(swapped, before):

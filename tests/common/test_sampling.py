@@ -353,6 +353,31 @@ def test_what_is_prepared_changes_no_bit_and_is_put_back(monkeypatch):
         assert layer.base_layer is base
 
 
+def test_merged_layers_are_packed_to_the_same_numbers_and_put_back():
+    """In place of PEFT's layer, with and without a bias; layers that are not merged stay."""
+    model, _ = load_model("tiny", ["a", "b"], 4, False, seed=0)
+    perturb(model)
+    model.set_adapter("b")
+    mlp = model.get_base_model().model.layers[0].mlp
+    whole, x = mlp.up_proj, torch.randn(7, 3, mlp.up_proj.in_features)
+    whole.base_layer.bias = torch.nn.Parameter(torch.randn(whole.out_features))
+    with torch.no_grad():
+        expected = torch.nn.functional.linear(x, whole.weight, whole.base_layer.bias)
+        delta = whole.lora_B["b"].weight @ whole.lora_A["b"].weight
+        expected = expected + whole.scaling["b"] * x @ delta.T
+        with prepared(model):
+            assert mlp.up_proj is whole
+        with sampling._merged(model):
+            merged = whole(x)
+            with pytest.raises(RuntimeError), prepared(model):
+                assert mlp.up_proj is not whole
+                found = mlp.up_proj(x)
+                raise RuntimeError
+    torch.testing.assert_close(found, merged, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert mlp.up_proj is whole and not whole.merged
+
+
 # ------------------------------------------------------------------ prompts
 def test_a_text_cannot_pass_for_the_templates_own_marks(player):
     """<|im_end|> and its like, spelled out by a model, must not end the message that quotes it."""
