@@ -107,7 +107,7 @@ from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, solve, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.ranking import best_first
 from common.tasks.references import check_references
 
@@ -359,8 +359,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    counts = (2 * args.pool, args.eval_questions)
-    train, held_out = load_questions(args.dataset, *counts, args.seed, args.held_out)
+    train, held_out = load_for_steps(args, 2 * args.pool)
     check_references(train, args.dataset)
     return train, held_out
 

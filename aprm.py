@@ -272,12 +272,11 @@ class Aprm(CoTrainer):
 
     def verifier_step(self, questions, chains: list[list[Chain]]) -> Batch:
         """chains: of each question. One wrong chain is judged, or the untouched chain."""
-        cfg, rng, judged = self.cfg, self.random_numbers(), []
-        share, done = cfg.untouched * len(questions), self.state.global_step
-        count = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
-        untouched = rng.sample(range(len(questions)), count)
-        for i, (row, edited) in enumerate(zip(questions, chains)):
-            wrong = [] if i in untouched else [chain for chain in edited if chain.label is False]
+        cfg, judged = self.cfg, []
+        untouched = self.over_all_processes(self.draw_untouched, questions)
+        for row, edited, left in zip(questions, chains, untouched):
+            wrong = [] if left else [chain for chain in edited if chain.label is False]
+            rng = self.random_numbers(f"verifier {row['question']}")
             chain = rng.choice(wrong) if wrong else chain_of(row, None, self.rng_of(row))
             asked = {"prompt": verify_prompt(row["question"], chain.solution), "chain": chain}
             judged += [asked] * cfg.group_size
@@ -295,8 +294,15 @@ class Aprm(CoTrainer):
         self.report_verifier(batch, labels, marks, checks)
         return batch
 
+    def draw_untouched(self, questions: list) -> list[bool]:
+        """Whether the chain of each question of the step is left as it is."""
+        share, done = self.cfg.untouched * len(questions), self.state.global_step
+        count = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
+        places = self.random_numbers().sample(range(len(questions)), count)
+        return [i in places for i in range(len(questions))]
+
     def rng_of(self, row: dict) -> random.Random:  # the same for all edits of a question
-        return random.Random(f"{self.cfg.seed} {self.state.global_step} {row['question']}")
+        return self.random_numbers(row["question"])
 
     # --- optimistic gradients: g_{t-1} is kept beside AdamW's moments, and so in checkpoints
     def add_up_gradients(self, name, parameters):  # called by `update` before it clips and steps

@@ -413,10 +413,11 @@ class Azr(CoTrainer):
         rates = dict(zip(joined, self.rates([*joined.values()])))  # row -> rate
         # of induction's proposals, whose program is given, the message counts
         written = [task and (bare(task["program"]), task["message"]) for task in proposals]
+        everyones = self.gather(written)
         rewards = torch.zeros(len(proposals))  # (B,)
         for i in range(len(proposals)):
             if self.cfg.proposer_reward == "rzero":
-                repetition = written.count(written[i]) / len(proposals)  # of this process
+                repetition = everyones.count(written[i]) / len(everyones)
                 rewards[i] = rzero_reward(i in joined, rates.get(i, 0.0), repetition)
             else:
                 extremes = 0.0 if self.cfg.paper_extremes else -0.5
@@ -428,11 +429,11 @@ class Azr(CoTrainer):
 
     def admitted(self, proposals: list[dict | None]) -> dict[int, dict]:
         """Row -> task with outputs, for proposals that pass --gate and are not held out."""
-        passes, joined = GATES[self.cfg.gate], {}
-        for i, (proposal, task) in enumerate(zip(proposals, self.executed(proposals))):
-            key = f"{self.cfg.seed} {self.state.global_step} {i} {proposal}"
+        passes, joined, rng = GATES[self.cfg.gate], {}, self.random_numbers("the gate")
+        coins = self.over_all_processes(lambda all: [rng.random() for _ in all], proposals)
+        for i, task in enumerate(self.executed(proposals)):
             new = task and bare(task["program"]) not in self.never
-            if new and passes(task, random.Random(key).random() < self.cfg.leak):
+            if new and passes(task, coins[i] < self.cfg.leak):
                 joined[i] = task
         self.guess_outputs([task for task in joined.values() if not task["runs"]])
         return joined

@@ -35,7 +35,6 @@ Our changes that matter (more in docs/coverrl.md)
 Shapes: P questions, N solutions of each, T of them trained, B rows of the joined batch.
 """
 
-import random
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -265,7 +264,8 @@ class CoVerRL(CoTrainer):
                 said[row["i"]].append(verdict)
         kept = [is_kept(verdicts) for verdicts in said]
         if self.cfg.filter == "coin":  # as many, but without a reason
-            random.Random(f"{self.cfg.seed} {self.state.global_step}").shuffle(kept)
+            rng = self.random_numbers()
+            kept = self.over_all_processes(lambda kept: rng.sample(kept, len(kept)), kept)
         for one, keep in zip(asked, kept):
             one.kept = keep or self.cfg.filter == "none"
 

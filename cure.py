@@ -105,6 +105,7 @@ from common.run.session import exit_with_one_sentence
 from common.sandbox import Sandbox, Status, same_output
 from common.tasks.answers import prompt
 from common.tasks.code import load_tasks, parse_program
+from common.tasks.math import count_for_steps
 
 import torch
 
@@ -449,8 +450,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    wanted = args.steps * args.questions * 4  # enough for four processes
-    return load_tasks(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
+    count = count_for_steps(args)
+    return load_tasks(args.dataset, count, args.eval_questions, args.seed, args.held_out)
 
 
 def main(args: Args):

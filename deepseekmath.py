@@ -104,7 +104,7 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import final_answer, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
-from common.tasks.math import load_questions
+from common.tasks.math import count_for_steps, load_for_steps
 from common.tasks.verdicts import Analysis, read_analysis, read_score
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
@@ -239,7 +239,7 @@ class DeepSeekMath(CoTrainer):
 
     def verifier_step(self) -> Batch:
         M, now = self.cfg.group_size, self.state.global_step
-        drawn = self.draw(self.saved["labelled"], random.Random(f"{self.cfg.seed} {now}"))  # P
+        drawn = self.draw(self.saved["labelled"], self.random_numbers())  # P
         rows = [{**row, "prompt": grade_prompt(row)} for row in drawn for _ in range(M)]  # B
         batch = self.rollout("verifier", rows)
         analyses = [read_analysis(t, r["solution"], SCORES) for t, r in zip(batch.texts, rows)]
@@ -254,7 +254,7 @@ class DeepSeekMath(CoTrainer):
 
     def meta_step(self) -> Batch:
         """META learns from the first round's solutions, whose faulty steps are known."""
-        rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
+        rng = self.random_numbers()
         pool = [row for row in self.saved["labelled"] if row["faulty"] is not None]
         lessons = [row for row in pool if row["round"] == 0]
         if not lessons:
@@ -262,10 +262,12 @@ class DeepSeekMath(CoTrainer):
             steps = f"--meta-steps {self.cfg.meta_steps}"
             raise UserError(f"{steps}: no solution's faulty steps are known, as {why}.")
         drawn, rows = self.draw(lessons, rng), []  # P
-        for row, analysis in zip(drawn, self.analyse(drawn)):
+        steps = [len(split_steps(row["solution"])) for row in drawn]
+        made_up = self.over_all_processes(lambda steps: [rng.randint(1, n) for n in steps], steps)
+        for row, analysis, k in zip(drawn, self.analyse(drawn), made_up):
             claims = analysis.defects if analysis else ()
             if not claims:  # one is made up, which may be real
-                claims = (rng.randint(1, len(split_steps(row["solution"]))),)
+                claims = (k,)
             row = row | {"claims": claims, "ms": meta_truth(claims, row["faulty"])}
             rows += [row | {"prompt": meta_prompt(row, claims)}] * self.cfg.group_size  # B
         batch = self.rollout("meta", rows)
@@ -345,7 +347,8 @@ class DeepSeekMath(CoTrainer):
         n, m, k = self.cfg.analyses, self.cfg.votes, self.cfg.least_valid
         copies = [row for row in rows for _ in range(n)]
         analyses = self.analyse(copies)
-        doubts = [i for i, a in enumerate(analyses) if a and a.score < 1 and a.defects] * m
+        doubts = [i for i, a in enumerate(analyses) if a and a.score < 1 and a.defects]
+        doubts = [i for i in doubts for _ in range(m)]
         asked = [meta_prompt(copies[i], analyses[i].defects) for i in doubts]
         votes = [[] for _ in copies]
         for i, text in zip(doubts, self.generate("meta", asked)):
@@ -470,8 +473,8 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    wanted = max(args.steps * args.questions * 4, args.solutions)
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
+    _, last = phase_at(args.steps - 1, args)  # every round labels solutions of further questions
+    return load_for_steps(args, max((last + 1) * args.solutions, count_for_steps(args)))
 
 
 def main(args: Args):

@@ -99,7 +99,7 @@ from common.core.errors import say
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, solve_prompt, split_steps
-from common.tasks.math import load_for_steps
+from common.tasks.math import count_for_steps, load_for_steps
 from common.tiny.diagnostics import panels
 from tango import evaluate, has_countable_steps
 
@@ -146,9 +146,13 @@ class FewLabels(tango.Tango):
         if not self.cfg.labels:
             return questions
         known = [row for row in self.train_rows if row["answer"]]
-        draw = self.random_numbers()
-        rows = draw.sample(known, min(len(questions), len(known)))
-        rows += draw.choices(known, k=len(questions) - len(rows))
+        rng = self.random_numbers()
+
+        def draw(questions):
+            rows = rng.sample(known, min(len(questions), len(known)))
+            return rows + rng.choices(known, k=len(questions) - len(rows))
+
+        rows = self.over_all_processes(draw, questions)
         return [{"prompt": solve_prompt(row["question"]), **row} for row in rows]
 
     def verifier_step(self, questions):
@@ -182,7 +186,7 @@ CURVES = tango.CURVES | {"generator": ["generator/all_steps_accepted", "generato
 
 def load(args: Args) -> tuple[list[dict], list[dict]]:
     """Returns (training rows, held-out rows); training answers after the first --labels are ""."""
-    train, held_out = load_for_steps(args)
+    train, held_out = load_for_steps(args, max(args.labels, count_for_steps(args)))
     for row in train[args.labels :] if args.labels else []:
         row |= {"answer": "", "reference": ""}
     return train, held_out

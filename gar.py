@@ -251,21 +251,24 @@ class Gar(CoTrainer):
 
     def judge_often(self, rows: list[dict], generated: list[Slice]) -> Batch | None:
         """The batch that the discriminator learns from: M judgements each of P / 2 generated slices
-        and P / 2 reference slices. None if it is frozen, or if a process has too few slices.
+        and P / 2 reference slices, with the P of all processes. None if it is frozen, or if there
+        are too few slices.
         """
         cfg, M = self.cfg, self.cfg.group_size
         references = [
             part for row in rows[::M] for part in self.cut(row["question"], row["reference"], None)
         ]
-        count = max(1, cfg.questions // 2)  # of each kind
-        fewest = min(self.gather([len(generated), len(references)]))  # of all processes
-        learns = cfg.discriminator == "co-trained" and fewest >= count
+        everyones, references = self.gather(generated), self.gather(references)
+        count = max(1, self.questions_per_step // 2)  # generated ones
+        rest = max(1, self.questions_per_step - count)  # so every process judges as many
+        enough = len(everyones) >= count and len(references) >= rest
+        learns = cfg.discriminator == "co-trained" and enough
         self.log_mean("discriminator/updated", float(learns))
         if not learns:
             return None
         draw = self.random_numbers()
-        places = sorted(draw.sample(range(len(generated)), count))
-        chosen = [generated[i] for i in places] + draw.sample(references, count)
+        places = sorted(draw.sample(range(len(everyones)), count))
+        chosen = self.shard([everyones[i] for i in places] + draw.sample(references, rest))
         judged = [
             {"prompt": part.prompt(), "right": part.right, "kind": cfg.reward}
             for part in chosen
@@ -278,6 +281,10 @@ class Gar(CoTrainer):
         for part, texts in zip(chosen, chunk(batch.texts, M)):
             part.verdicts = [parse_verdict(text) for text in texts]
         self.report_discriminator(batch, judged, chosen)
+        verdicts = dict(zip(places, self.gather([part.verdicts for part in chosen])))
+        of_all = lambda parts: [verdicts.get(i, []) for i in range(len(parts))]  # noqa: E731
+        for part, its in zip(generated, self.over_all_processes(of_all, generated)):
+            part.verdicts = its  # another process may have judged it
         return batch
 
     def judge_once(self, slices: list[Slice]):
@@ -302,8 +309,8 @@ class Gar(CoTrainer):
         """A batch of stage 1, with as many labels YES as NO. With A = 1 for every token
         `CoTrainer.loss` has the gradient of the cross-entropy.
         """
-        draw = self.random_numbers()
-        rows = [draw.choice(self.labels[i % 2]) for i in range(count)]
+        draw, total = self.random_numbers(), count * self.accelerator.num_processes
+        rows = self.shard([draw.choice(self.labels[i % 2]) for i in range(total)])
         prompts = [judge_prompt(row["question"], row["slice"]) for row in rows]
         ids = [self.encode(row["judgement"]) for row in rows]
         batch = self.completions("discriminator", prompts, ids)

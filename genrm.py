@@ -84,7 +84,7 @@ from common.core.model import special_tokens
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import prompt, solutions_to_teach, solve, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.ranking import ranking_figures
 from common.tasks.verdicts import read_verdict, verify_prompt
 
@@ -319,7 +319,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed, args.held_out)
+    return load_for_steps(args, args.pool)
 
 
 def main(args: Args):

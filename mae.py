@@ -108,7 +108,7 @@ from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
 from common.tasks.verdicts import verdict_metrics
 from common.tiny.tasks import parse_question
@@ -473,8 +473,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    counts = (args.seed_questions, args.eval_questions)
-    return load_questions(args.dataset, *counts, args.seed, args.held_out)
+    return load_for_steps(args, args.seed_questions)
 
 
 def main(args: Args):

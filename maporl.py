@@ -40,7 +40,6 @@ Our changes that matter (more in docs/maporl.md)
 Shapes: P questions, K debates each, B = P * K; T turns.
 """
 
-import random
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -272,7 +271,7 @@ class Maporl(CoTrainer):
         """
         own, other = texts[agent], texts[1 - agent]
         if self.cfg.placebo:
-            other = about_another(rows, other)
+            other = self.over_all_processes(about_another, rows, other)
         return [
             debate_prompt(row["question"], mine, theirs)
             for row, mine, theirs in zip(rows, own, other)
@@ -286,9 +285,11 @@ class Maporl(CoTrainer):
 
     def verify(self, rows: list[dict], turns: list[Turn]) -> torch.Tensor:
         """V (T, 2, B) of 0 and 1: which solutions have an answer and are accepted."""
-        texts = [text for turn in turns for own in turn.texts for text in own]
-        right = [hit for turn in turns for own in turn.right for hit in own]
-        questions = [row["question"] for row in rows] * (2 * len(turns))
+        written = [own for turn in turns for own in turn.texts]  # T * 2 lists of B texts
+        # debate by debate, as several processes also ask
+        texts = [text for debate in zip(*written) for text in debate]
+        right = [hit for debate in zip(*(own for t in turns for own in t.right)) for hit in debate]
+        questions = [row["question"] for row in rows for _ in written]
         prompts = [verify_prompt(q, text) for q, text in zip(questions, texts)]
         said = [final_verdict(text) is True for text in self.generate("verifier", prompts)]
         self.log_mean("verifier/accuracy", [yes == hit for yes, hit in zip(said, right)])
@@ -296,12 +297,13 @@ class Maporl(CoTrainer):
         V = [yes and final_answer(text) is not None for yes, text in zip(said, texts)]
         if self.cfg.dataset in LEVELS:  # by `!` a step wins an untrained verifier's trust
             self.log_mean("co/sounds_sure", [sounds_sure(s) for x in texts for s in split_steps(x)])
-        return torch.tensor(V).float().reshape(len(turns), 2, len(rows))
+        return torch.tensor(V).float().reshape(len(rows), len(turns), 2).permute(1, 2, 0)
 
     def train_verifier(self, rows: list[dict], turns: list[Turn]) -> Batch:
         """K judgements of a single solution of each question, by any agent in any turn."""
-        rng, judged = random.Random(f"{self.cfg.seed} {self.state.global_step}"), []
+        judged = []
         for i in range(0, len(rows), self.cfg.group_size):
+            rng = self.random_numbers(rows[i]["question"])
             turn, agent = rng.choice(turns), rng.randrange(2)
             asked = verify_prompt(rows[i]["question"], turn.texts[agent][i])
             judged += [{"prompt": asked, "right": turn.right[agent][i]}] * self.cfg.group_size

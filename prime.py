@@ -137,7 +137,7 @@ from common.core.model import without_checkpointing
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, solve, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import count_for_steps, load_for_steps
 from common.tiny.tasks import gold_steps
 
 import torch
@@ -357,7 +357,7 @@ class Prime(CoTrainer):
 
     def next_questions(self, queue: dict) -> list[dict]:
         """P questions that wait. Further questions come from the end of the data set, where each
-        process has its own part. The loader shuffles the whole set, so some questions come twice.
+        process has its own part; the loader takes its questions from the beginning.
         """
         P, part = self.cfg.questions, self.shard(range(len(self.train_dataset)))
         while len(queue["waiting"]) < P:
@@ -398,8 +398,9 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    wanted = args.steps * args.questions * 8  # the filter takes more than the loader's
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
+    return load_for_steps(
+        args, 8 * count_for_steps(args)
+    )  # the filter takes more than the loader's
 
 
 def main(args: Args):

@@ -105,7 +105,7 @@ from common.tasks.answers import (
     solve_prompt,
     split_steps,
 )
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
 from common.tiny.tasks import sounds_sure
 
@@ -350,8 +350,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    n, held_out = 2 * args.pool, args.eval_questions
-    return load_questions(args.dataset, n, held_out, args.seed, args.held_out)
+    return load_for_steps(args, 2 * args.pool)
 
 
 def main(args: Args):

@@ -193,8 +193,9 @@ class Raro(CoTrainer):
         """rows: B, every question K times in a row."""
         cfg = self.cfg
         policy = self.rollout("policy", rows)  # P * K solutions
-        rng = random.Random(f"{cfg.seed} {self.state.global_step} {rows[0]['question']}")
-        pairs = [pair_of(row, text, rng.choice("12")) for row, text in zip(rows, policy.texts)]
+        rng = self.random_numbers()
+        places = self.over_all_processes(lambda rows: [rng.choice("12") for _ in rows], rows)
+        pairs = [pair_of(*one) for one in zip(rows, policy.texts, places)]
         choices = self.judged(pairs, rng)  # B
         rewards = [policy_reward(c, p["expert"], cfg.tau_pol) for c, p in zip(choices, pairs)]
         whole = map(is_whole, policy.texts)
@@ -211,7 +212,7 @@ class Raro(CoTrainer):
     def judged(self, pairs: list[dict], rng: random.Random) -> list[str | None]:
         """Judges each pair once; nothing is trained on these judgements."""
         if self.cfg.critic == "coin":
-            return [rng.choice("12") for _ in pairs]
+            return self.over_all_processes(lambda all: [rng.choice("12") for _ in all], pairs)
         with self.as_critic():
             return [parse_choice(text) for text in self.generate("critic", [*map(asked, pairs)])]
 
@@ -223,13 +224,14 @@ class Raro(CoTrainer):
     def train_critic(self, new: list[dict], rng: random.Random) -> Batch:
         """Judges C pairs G times each; the pairs are of this step and of old policies."""
         cfg, buffer = self.cfg, self.saved.get("buffer", [])
-        share, done = cfg.pairs * cfg.old_share, self.state.global_step
+        count = cfg.pairs * self.accelerator.num_processes  # everyone's; each takes its share
+        share, done = count * cfg.old_share, self.state.global_step
         old = round(share * (done + 1)) - round(share * done)  # half of 1: in half of the steps
         old = min(old, len(buffer))
-        drawn = rng.sample(buffer, old) + rng.sample(new, cfg.pairs - old)
+        drawn = rng.sample(buffer, old) + rng.sample(self.gather(new), count - old)
         rows = [
             {"prompt": asked(pair), "expert": pair["expert"], "tau_crit": cfg.tau_crit}
-            for pair in drawn
+            for pair in self.shard(drawn)
             for _ in range(cfg.group_size)
         ]
         critic = self.rollout("critic", rows)

@@ -95,7 +95,7 @@ from common.core.model import copy_adapter
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.verdicts import read_score
 
 import torch
@@ -395,8 +395,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    count = args.pool * args.iterations
-    return load_questions(args.dataset, count, args.eval_questions, args.seed, args.held_out)
+    return load_for_steps(args, args.pool * args.iterations)
 
 
 def main(args: Args):

@@ -86,7 +86,7 @@ from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import final_answer, is_correct, prompt, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.verdicts import read_verdict
 from common.tiny.tasks import MODULO, parse_question
 
@@ -353,7 +353,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    return load_questions(args.dataset, args.pool, args.eval_questions, args.seed, args.held_out)
+    return load_for_steps(args, args.pool)
 
 
 def main(args: Args):

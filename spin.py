@@ -103,7 +103,7 @@ from common.core.model import copy_adapter
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, solve, solve_prompt
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.references import check_references
 
 import torch
@@ -319,10 +319,7 @@ CURVES = {
 
 
 def load(args: Args):
-    # what `Spin.prompts` takes, enough for four processes
-    wanted = args.steps // args.iterations * args.questions * (2 if args.mix_previous else 4)
-    counts = (wanted, args.eval_questions)
-    train, held_out = load_questions(args.dataset, *counts, args.seed, args.held_out)
+    train, held_out = load_for_steps(args)
     check_references(train + held_out, args.dataset)
     return train, held_out
 

@@ -204,11 +204,11 @@ class Ssp(CoTrainer):
         rng = self.random_numbers()
         self.turn_round(proposed, rng)
         valid = [question for question in proposed if question.valid]
-        reused = self.reused(len(proposed) - len(valid), rng)
-        solver, right = self.solve(valid + reused)  # n answers to each
+        asked = self.with_reused(proposed, rng)
+        solver, right = self.solve(asked)  # n answers to each
 
-        rates = iter([mean(hits) for hits in chunk(right, cfg.group_size)])
-        s = [next(rates) if question.valid else None for question in proposed]  # P
+        rates = dict(zip(map(id, asked), [mean(hits) for hits in chunk(right, cfg.group_size)]))
+        s = [rates.get(id(question)) for question in proposed]  # P; None: not asked
         # to punish held-out questions would also be to train on them
         rewards = [
             torch.nan if question.held_out else proposer_reward(r, cfg.proposer_reward, cfg.penalty)
@@ -219,7 +219,7 @@ class Ssp(CoTrainer):
         advantages = lambda r: proposer_advantages(r, cfg.baseline)  # noqa: E731
         proposer.advantages = self.over_all_processes(advantages, proposer.rewards)  # (P,)
         self.saved["pool"] |= dict(self.gather([(q.text, q.answer) for q in valid]))
-        self.report_step(proposer, proposed, truly, s, reused)
+        self.report_step(proposer, proposed, truly, s, len(asked) - len(valid))
         # two updates: the solver's ignores that the proposer's has moved the weights
         return [proposer] * (cfg.proposer == "co-trained") + [solver] * cfg.train_solver
 
@@ -256,20 +256,24 @@ class Ssp(CoTrainer):
 
     def turn_round(self, proposed: list[Question], rng: random.Random):
         """Makes the gate err: a coin turns --gate-error of its verdicts round, never the rules'."""
-        for q in proposed:
-            if rng.random() < self.cfg.gate_error and not q.held_out:
+        coins = self.over_all_processes(lambda all: [rng.random() for _ in all], proposed)
+        for q, coin in zip(proposed, coins):
+            if coin < self.cfg.gate_error and not q.held_out:
                 q.valid = not q.valid and follows_rules(q.text, q.answer)
 
-    def reused(self, count: int, rng: random.Random) -> list[Question]:
-        """Returns `count` earlier valid questions, or nothing while there are no earlier questions.
+    def with_reused(self, proposed: list[Question], rng: random.Random) -> list[Question]:
+        """Returns the valid questions, with an earlier valid question in the place of each question
+        that has failed, or with nothing there while there are no earlier questions.
 
         The proposer of a question that has failed is not rewarded for what takes its place.
         """
         if self.state.global_step % self.cfg.pool_steps == 0:
             self.saved["pool"] = {}
         pool = [*self.saved["pool"].items()]
-        drawn = rng.choices(pool, k=count) if pool and self.cfg.reuse else []
-        return [Question(text, answer) for text, answer in drawn]
+        if not (pool and self.cfg.reuse):
+            return [q for q in proposed if q.valid]
+        drawn = self.over_all_processes(lambda all: rng.choices(pool, k=len(all)), proposed)
+        return [q if q.valid else Question(*pair) for q, pair in zip(proposed, drawn)]
 
     def solve(self, questions: list[Question]) -> tuple[Batch, list[bool]]:
         """Writes n answers to each question -> (batch with rewards and advantages, whether each
@@ -285,7 +289,7 @@ class Ssp(CoTrainer):
         return batch, right
 
     # --- what is logged and shown; no method below affects training
-    def report_step(self, batch: Batch, proposed, truly: list[bool], s: list, reused: list):
+    def report_step(self, batch: Batch, proposed, truly: list[bool], s: list, reused: int):
         rates = [rate for rate in s if rate is not None]
         chains = [parse_question(q.text) for q in proposed if q.valid]
         self.log_mean("proposer/passed", [q.valid for q in proposed])
@@ -293,7 +297,7 @@ class Ssp(CoTrainer):
         self.log_mean("proposer/solve_rate", rates)
         self.log_mean("proposer/never_solved", [rate == 0 for rate in rates])
         self.log_mean("proposer/operations", [len(chain[1]) for chain in chains if chain])
-        self.log_mean("co/reused", len(reused) / len(proposed))
+        self.log_mean("co/reused", reused / len(proposed))
         for note, q, rate in zip(batch.notes, proposed, s):
             note |= {"answer": q.answer, "passed": q.valid, "solve_rate": rate}
 

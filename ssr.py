@@ -105,6 +105,7 @@ from common.sandbox import Sandbox, Status, same_output
 from common.tasks.answers import prompt
 from common.tasks.code import load_tasks, parse_program
 from common.tasks.functions import bare
+from common.tasks.math import count_for_steps
 from common.tiny.repairs import sample_rows
 
 import torch
@@ -261,9 +262,9 @@ class Ssr(CoTrainer):
 
         # these are wrong attempts on top of the bug, with the same tests hidden. Their repairs say
         # nothing of the injector, and their own wrong attempts go no further
-        rng = random.Random(f"{self.cfg.seed} {self.state.global_step}")
-        second = rng.sample(wrong, min(self.cfg.second_order, len(wrong)))
-        again, right_again, _ = self.attempt(second)
+        wrong, count = self.gather(wrong), self.cfg.second_order * self.accelerator.num_processes
+        second = self.random_numbers().sample(wrong, min(count, len(wrong)))
+        again, right_again, _ = self.attempt(self.shard(second))
 
         batches = [injector, solver, again]
         for batch in batches:
@@ -398,7 +399,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 def load(args: Args):
     """Rows {question: program and tests as the injector sees them, program, tests}."""
-    wanted, held_out = args.steps * args.questions * 4, args.eval_questions  # for four processes
+    wanted, held_out = count_for_steps(args), args.eval_questions
     if args.dataset == "tiny":
         parts = sample_rows(args.seed + 1, wanted, False), sample_rows(0, held_out, True)
     else:

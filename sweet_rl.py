@@ -99,7 +99,7 @@ from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import is_correct, prompt, solve, solve_prompt, step_ends
-from common.tasks.math import load_questions
+from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
 from common.tasks.references import check_references
 from common.tiny.tasks import gold_steps
@@ -380,8 +380,7 @@ CURVES = {  # panels of report.html; step lines show the first metric of each
 
 
 def load(args: Args):
-    counts = (args.pool, args.eval_questions)
-    train, held_out = load_questions(args.dataset, *counts, args.seed, args.held_out)
+    train, held_out = load_for_steps(args, args.pool)
     check_references(train + held_out, args.dataset)
     train, held_out = ([r for r in part if r["reference"].strip()] for part in (train, held_out))
     if not (train and held_out):

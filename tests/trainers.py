@@ -73,6 +73,7 @@ def without_model(kind, cfg, texts=(), **attributes):
             of_each = isinstance(texts, dict)
             self.texts = {n: [*its] for n, its in texts.items()} if of_each else [*texts]
             self.state, self.processing_class = SimpleNamespace(global_step=0), Characters()
+            self.args = SimpleNamespace(seed=getattr(cfg, "seed", 0))
             self.accelerator = SimpleNamespace(num_processes=1, process_index=0, device="cpu")
             self.eos_token_ids = [Characters.eos_token_id]
             self.asked_in_evaluation = None

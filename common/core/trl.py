@@ -4,7 +4,7 @@ This file overrides these methods of TRL and Trainer:
 
     create_optimizer                         a learning rate for each adapter
     log                                      means over all processes; not Trainer's own loss
-    _get_train_sampler                       a resumed run continues in its pass over the data
+    _get_train_sampler                       the questions come in the order of their list
     _get_output_dir, _save_checkpoint, _load_from_checkpoint
                                              whole checkpoints only; every adapter by name; `saved`
     create_model_card                        writes none
@@ -301,12 +301,17 @@ class PlayersTrainer(GRPOTrainer):
         """
         return self.gather(fn(self.shard(items)))
 
-    def random_numbers(self) -> random.Random:
-        """Returns a generator that is seeded by run, step and process; so a resumed run draws the
-        same numbers. Two calls in one step also give the same numbers.
+    def random_numbers(self, of: str = "") -> random.Random:
+        """Returns a generator that is seeded by run, step and `of`; so a resumed run draws the same
+        numbers. Two calls in one step also give the same numbers.
+
+        A seed must mean the same on one process as on several, so all processes get the same
+        numbers: they draw for the rows of all processes, and `shard` gives each its own; or they
+        draw for each question by itself.
+
+        of: what the numbers are for, such as a question.
         """
-        seed, step = self.args.seed, self.state.global_step
-        return random.Random(f"{seed} {step} {self.accelerator.process_index}")
+        return random.Random(f"{self.args.seed} {self.state.global_step} {of}")
 
     def add_up_gradients(self, name: str, parameters: list[torch.Tensor]):
         """Sums the gradients over the processes, in one collective call. A process whose rows have
@@ -347,15 +352,18 @@ class PlayersTrainer(GRPOTrainer):
         return epochs(items, turn * count, count, key)
 
     def _get_train_sampler(self, dataset=None):
-        """TRL's sampler shuffles with random numbers that continue from pass to pass, and no
-        checkpoint keeps them. So a run that resumes draws the numbers of the passes before again;
-        otherwise it would repeat the order of the first pass.
+        """Returns the numbers of the rows of all steps. The first pass has the order of the list,
+        which is shuffled already, and each further pass has an order of its own.
+
+        TRL's sampler shuffles the list in one piece. So the first questions would depend on how
+        many were loaded, which depends on --steps. It also drops what is left of a pass that does
+        not fill a step. And a run that is resumed would repeat the order of its first pass.
         """
-        sampler = super()._get_train_sampler(dataset)
-        rows = self._resumed_at * self.args.generation_batch_size
-        for _ in range(rows // len(sampler) if rows and sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
+        G, rows = self.num_generations, range(len(self.train_dataset))
+        count = self.args.max_steps * self.args.generation_batch_size // G
+        order = [*rows[:count]]
+        order += epochs(rows, 0, count - len(order), f"{self.args.seed}")
+        return [row for row in order for _ in range(G)]
 
     def create_model_card(self, *_, **__):
         """Writes no model card: TRL's could not name the base, nor say what the players are."""

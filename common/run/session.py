@@ -306,7 +306,7 @@ class Run(TrainerCallback):
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
                 signal.signal(sign, self._interrupted)
-        self._check_questions(len(trainer._get_train_sampler()))
+        self._check_questions()
         for player in trainer.players.values():
             if (self.folder / player.adapter).is_symlink():  # to somebody else's, perhaps
                 problem = f"{player.adapter} is a link, and adapters are not saved through one."
@@ -337,13 +337,11 @@ class Run(TrainerCallback):
                 f"{args.generation_batch_size} or --micro-batch {args.micro_batch}."
             ) from None
 
-    def _check_questions(self, rows: int):
-        """Raises UserError if the questions are too few for a step, and notes if they come again.
-
-        rows: the number of rows in a pass over the data, as `step` gets them.
-        """
+    def _check_questions(self):
+        """Raises UserError if the questions are too few for a step; notes if they come again."""
         dataset, questions = f"--dataset {self.args.dataset}", len(self.trainer.train_dataset)
-        steps = rows // (self.trainer.args.train_batch_size * self.processes)
+        rows = self.trainer.args.generation_batch_size  # of a step, on all processes
+        steps = questions * self.trainer.num_generations // rows
         if not steps:  # Trainer would end, and call it a success
             raise UserError(
                 f"{dataset}: {questions} training questions are too few for one step, see "

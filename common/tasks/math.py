@@ -44,8 +44,9 @@ def load_questions(
             PRIME-RL/Eurus-2-RL-Data). A hub data set's own test or validation split is the held-out
             part if it has one. Otherwise a question's hash decides, so that a question never
             changes sides.
-        train_count: the largest number of training rows, which are drawn from all. Chains of
-            arithmetic are exactly as many, at most MOST_TINY.
+        train_count: the largest number of training rows, which are the first ones of a shuffled
+            list: the rows of a smaller number come first, in the same order. Chains of arithmetic
+            are exactly as many, at most MOST_TINY.
         held_out_count: the largest number of held-out rows.
         seed: random seed by which training questions are drawn. Held-out questions do not depend on
             it.
@@ -80,10 +81,25 @@ def load_questions(
     return split(rows, held_out, dataset, train_count, held_out_count, seed, file)
 
 
-def load_for_steps(args) -> tuple[list[dict], list[dict]]:
-    """Returns what `load_questions` does, with --questions for each step of four processes."""
-    wanted = args.steps * args.questions * 4
-    return load_questions(args.dataset, wanted, args.eval_questions, args.seed, args.held_out)
+def load_for_steps(args, count: int | None = None) -> tuple[list[dict], list[dict]]:
+    """Returns what `load_questions` does.
+
+    count: the largest number of training rows; by default `count_for_steps`.
+    """
+    count = count_for_steps(args) if count is None else count
+    return load_questions(args.dataset, count, args.eval_questions, args.seed, args.held_out)
+
+
+def count_for_steps(args) -> int:
+    """Returns how many training rows a run loads. It is the same on one process as on several, if
+    together they ask as many questions in a step. A file or hub data set is loaded as a whole,
+    because a script may leave out rows that it cannot use.
+    """
+    from accelerate import PartialState  # takes seconds, which --help does without
+
+    if args.dataset not in tasks.LEVELS:
+        return 10**9
+    return args.steps * args.questions * PartialState().num_processes
 
 
 def split(

@@ -77,7 +77,8 @@ def sample_questions(
 
 
 def sample_different(rng: random.Random, count: int, held_out: bool, make, steps) -> list[str]:
-    """`count` different ones, or as many as there are, all lengths equally often.
+    """`count` different ones, or as many as there are, all lengths equally often. The first ones
+    do not depend on `count`.
 
     There are few short ones, some three hundred programming tasks of two steps. A length of which
     10,000 draws give nothing new is left out from then on.
@@ -85,6 +86,8 @@ def sample_different(rng: random.Random, count: int, held_out: bool, make, steps
     steps, seen, misses = list(steps), {}, 0
     while steps and len(seen) < count:
         i = len(seen) % len(steps)
+        if not held_out:  # not in turn: a player that trains in every second step meets all lengths
+            i = random.Random(len(seen)).randrange(len(steps))
         question = make(rng, steps[i])
         if is_held_out(question) == held_out and question not in seen:
             seen[question], misses = None, 0
