@@ -4,7 +4,7 @@ test_every_script.py starts:
     torchrun --nproc_per_node 2 in_two_processes.py FOLDER SCRIPT ...
 
 One start for all of them. On the way every gradient that reaches the optimiser is compared with the
-one that a single process has from the rows of both.
+one that a single process has from the rows of both, and all sampled texts are noted.
 """
 
 import dataclasses
@@ -40,8 +40,29 @@ MORE["rstar.py"] = "--steps 2 --ver-steps 1"
 MORE["sweet_rl.py"] = "--steps 2 --critic-steps 1"
 """Arguments of the runs here; with seed 1 the first judgements differ in their rewards.
 All other scripts train every player within two steps."""
-last = {}
-update, add_up_gradients = CoTrainer.update, CoTrainer.add_up_gradients
+OF_A_PROCESS = {"--questions", "--pairs", "--second-order"}
+last, noted = {}, []
+sample, update, add_up_gradients = CoTrainer.sample, CoTrainer.update, CoTrainer.add_up_gradients
+
+
+def arguments_of(script: str, folder: Path, processes: int = 2) -> list[str]:
+    """Of a run in two processes, or of one in a single process that asks as much in a step."""
+    more = MORE.get(script, "--steps 2") + " --save-every 100"
+    more += " --eval-every 0 --eval-questions 4 --eval-samples 1"
+    given = small(script, folder / Path(script).stem, *more.split())
+    if script == "ssr.py":
+        given += ["--second-order", "2"]
+    return [
+        str(int(value) * 2 // processes) if name in OF_A_PROCESS else value
+        for name, value in zip(["", *given], given)
+    ]
+
+
+def sample_and_note(trainer, name: str, *arguments, **more):
+    """The player, and the token ids of all processes' completions."""
+    found = sample(trainer, name, *arguments, **more)
+    noted.append([name, trainer.gather([[*map(int, ids)] for ids in found[1]])])
+    return found
 
 
 def rows_of_both(trainer, batch: Batch) -> Batch:
@@ -89,6 +110,7 @@ def add_up_and_compare(trainer, name: str, parameters):
 
 def main(folder: Path, scripts: list[str]):
     CoTrainer.update, CoTrainer.add_up_gradients = update_both_ways, add_up_and_compare
+    CoTrainer.sample = sample_and_note
     run.write_report = lambda *_: None  # nobody reads it
     gc.freeze()  # see conftest.py
     assert begin("tiny").num_processes == 2
@@ -96,11 +118,11 @@ def main(folder: Path, scripts: list[str]):
         say(f"=== {script}")
         module = importlib.import_module(Path(script).stem)
         evaluated_once(module, most_tokens=2)
-        more = MORE.get(script, "--steps 2") + " --save-every 100"
-        more += " --eval-every 0 --eval-questions 4 --eval-samples 1"
-        arguments = small(script, folder / Path(script).stem, *more.split())
-        module.main(tyro.cli(module.Args, args=arguments))
+        noted.clear()
+        module.main(tyro.cli(module.Args, args=arguments_of(script, folder)))
         trainer = last["trainer"]
+        if trainer.accelerator.is_main_process:
+            (folder / Path(script).stem / "sampled.json").write_text(json.dumps(noted))
         say(f"kinds of saved: {len({*trainer.gather([json.dumps(trainer.saved)])})}")
     say("=== the end")
 

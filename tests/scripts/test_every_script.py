@@ -17,6 +17,7 @@ from common.checked import CoTrainer
 from common.run.args import RunArgs
 from common.tiny import TINY
 
+import in_two_processes
 import pytest
 import torch
 import tyro
@@ -192,6 +193,21 @@ def test_two_processes_train_together_and_have_the_gradient_of_one(together, scr
     assert {player for player, _, _ in found} == trained.get(script, adapters_of(script))
     for player, difference, largest in found:
         assert float(difference) < 1e-4 and float(largest) > 1e-4, (player, difference, largest)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_seed_means_the_same_texts_on_two_processes_as_on_one(
+    together, tmp_path, monkeypatch, brief, script
+):
+    """Every completion of a whole run, those of its evaluations too."""
+    monkeypatch.setattr(CoTrainer, "sample", in_two_processes.sample_and_note)
+    monkeypatch.setattr(in_two_processes, "noted", [])
+    brief(script, *in_two_processes.arguments_of(script, tmp_path, processes=1))
+    one = in_two_processes.noted
+    two = json.loads((together[0] / Path(script).stem / "sampled.json").read_text())
+    assert [(name, len(ids)) for name, ids in one] == [(name, len(ids)) for name, ids in two]
+    differ = [i for i, calls in enumerate(zip(one, two)) if calls[0] != calls[1]]
+    assert not differ, f"calls {differ} of {len(one)}"
 
 
 def test_two_processes_part_in_order(together):
