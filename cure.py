@@ -102,14 +102,20 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox, Status, same_output
+from common.sandbox import Sandbox
 from common.tasks.answers import prompt
-from common.tasks.code import load_tasks, parse_program
+from common.tasks.code import (
+    given,
+    load_tasks,
+    parse_assert,
+    parse_program,
+    passes,
+    run_pairs,
+    shown_assert,
+)
 from common.tasks.math import count_for_steps
 
 import torch
-
-OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held together
 
 # ------------------------------------------------------------------ prompts and parsing
 CODE = r"""You are given a programming task. Think first, then write a Python program that reads its
@@ -129,25 +135,66 @@ the output
 ```
 **Explanation:** why this is the output"""
 
+FUNCTION = """You are given a programming task and one of its tests. Write the Python function;
+other tests will be run, too. Put the whole program into one block that starts with ```python and
+ends with ```."""
+
+ASSERT = """You are given a programming task and one of its tests. Write one new test with other
+arguments: one line `assert f(...) == value` for the function f of the task, with literals alone.
+Choose arguments whose value you can be sure of and that a wrong program would fail."""
+
+# worked examples: a task, a program and a test
+SPREAD = """Task: Write a function to find how far the largest number is from the smallest.
+assert spread([4, 9, 2]) == 7"""
+SPREAD_PROGRAM = """```python
+def spread(numbers):
+    return max(numbers) - min(numbers)
+```"""
+INITIAL = """Task: Write a function to count the words of a text that begin with a given letter.
+assert count_initial("a big bad dog", "b") == 2"""
+INITIAL_PROGRAM = """```python
+def count_initial(text, letter):
+    count = 0
+    for word in text.split():
+        if word.startswith(letter):
+            count += 1
+    return count
+```"""
+PROGRAMS = [
+    (f"{SPREAD}\nWrite the function.", SPREAD_PROGRAM),
+    (f"{INITIAL}\nWrite the function.", INITIAL_PROGRAM),
+]
+TESTS = [
+    (f"{SPREAD}\nWrite a test.", "assert spread([5, -1, 5, 3]) == 6"),
+    (f"{INITIAL}\nWrite a test.", 'assert count_initial("ten apples", "x") == 0'),
+]
+
 
 def code_prompt(question: str) -> list[dict]:
+    if shown_assert(question):
+        return prompt(FUNCTION, f"Task: {question}\nWrite the function.", PROGRAMS)
     return prompt(CODE, f"Task: {question}\nWrite a program.")
 
 
 def test_prompt(question: str) -> list[dict]:
+    if shown_assert(question):
+        return prompt(ASSERT, f"Task: {question}\nWrite a test.", TESTS)
     return prompt(TEST, f"Task: {question}\nWrite a test.")
 
 
-def parse_test(text: str) -> tuple[str, str] | None:
-    """(input, expected output) of the last whole test. None without a whole test, or if the test
-    expects no output, because programs that print nothing would pass it. A part with an unclosed
-    fence counts as missing.
+def parse_test(text: str, question: str = "") -> tuple[str, str] | str | None:
+    """Returns the last whole test of a text in the form of the question: an assert line, or (input,
+    expected output). None without a whole test, or if an assert repeats the call that the question
+    shows, or if no output is expected, because programs that print nothing would pass. A part with
+    an unclosed fence counts as missing.
     """
+    if shown_assert(question):
+        return parse_assert(text, question)
     text = text.replace("\r\n", "\n")
     start, expected = last_part(text, "**Test Output:**", r"\*\*Explanation:|\*\*Test Input:")
     _, _, own = text[:start].rpartition("**Test Output:**")  # without the tests before it
-    _, given = last_part(own, "**Test Input:**", r"\*\*Test Output:")
-    return (given, expected) if given and expected.strip() else None
+    _, wanted = last_part(own, "**Test Input:**", r"\*\*Test Output:")
+    return (wanted, expected) if wanted and expected.strip() else None
 
 
 def last_part(text: str, heading: str, end: str) -> tuple[int, str]:
@@ -258,7 +305,7 @@ class Cure(CoTrainer):
         # CODER: N programs per task, rewarded by the task's own tests
         coder = self.rollout("coder", rows)
         programs = chunk([parse_program(text) for text in coder.texts], N)
-        own = [own_tests(row, self.cfg.own_tests) for row in rows[::N]]
+        own = [row["tests"][: self.cfg.own_tests] for row in rows[::N]]
         passes_own = self.run_tables([*zip(programs, own)], runs)  # (N, t) for each of P tasks
         rewards = [coder_rewards(table) for table in passes_own]  # (N,) each
         self.set_rewards(coder, torch.cat(rewards))
@@ -267,7 +314,8 @@ class Cure(CoTrainer):
 
         # TESTER: N tests per task, rewarded by what they tell about these programs
         tester = self.rollout("tester", [{"prompt": test_prompt(row["question"])} for row in rows])
-        tests = chunk([parse_test(text) for text in tester.texts], N)
+        tests = [parse_test(t, row["question"]) for t, row in zip(tester.texts, rows)]
+        tests = chunk(tests, N)
         passes_unit = self.run_tables([*zip(programs, tests)], runs)  # (N, N) for each of P tasks
         rewards = []  # (N,) each
         for group, by_own, by_unit in zip(tests, passes_own, passes_unit):
@@ -291,29 +339,24 @@ class Cure(CoTrainer):
         """For every task, (its programs, its tests), the table (N, M) of which program passes which
         test. A program that cannot be read passes nothing, and nothing passes an unreadable test.
 
-        runs: (program, input) -> result, which grows. A pair that occurs twice is run once: samples
-            repeat, and a generated input may be an input of the task's own tests.
+        runs: (program, input or call) -> result, which grows. A pair that occurs twice is run once:
+            samples repeat, and a generated test may repeat an own test's input.
         """
         pairs = {
-            (program, test[0]): None  # a set that keeps the order
+            (program, given(test)): None  # a set that keeps the order
             for programs, tests in tasks
             for program, test in product(programs, tests)
             if program is not None and test is not None
         }
         new = [pair for pair in pairs if pair not in runs]
-        sources, inputs = [program for program, _ in new], [given for _, given in new]
-        limits = {"time_limit": self.cfg.time_limit, "output_limit": OUTPUT_LIMIT}
-        runs.update(zip(new, self.sandbox.run(sources, inputs, **limits)))
+        runs.update(zip(new, run_pairs(self.sandbox, new, self.cfg.time_limit)))
 
-        def passes(program, test) -> bool:
-            if program is None or test is None:
-                return False
-            result = runs[program, test[0]]
-            ended = result.status is Status.OK
-            return ended and same_output(result.output, test[1])
+        def passed(program, test) -> bool:
+            readable = program is not None and test is not None
+            return readable and passes(runs[program, given(test)], test)
 
         return [
-            torch.tensor([[passes(program, test) for test in tests] for program in programs]).bool()
+            torch.tensor([[passed(program, test) for test in tests] for program in programs]).bool()
             for programs, tests in tasks
         ]
 
@@ -329,11 +372,6 @@ class Cure(CoTrainer):
             for note, own, unit in zip(batch.notes[:: self.cfg.group_size], ran.own, ran.unit):
                 passes = torch.cat([own, unit], 1).int().tolist()
                 note["table"] = {"passes": passes, "own": own.shape[1]}
-
-
-def own_tests(row: dict, most: int) -> list[tuple[str, str]]:
-    """(input, expected output) of at most this many of a task's own tests."""
-    return list(zip(row["test_input"], row["test_output"]))[:most]
 
 
 def are_read(groups: list[list]) -> list[bool]:
@@ -395,10 +433,10 @@ def evaluate(trainer: Cure, held_out: list[dict]) -> dict[str, float]:
     texts = trainer.generate_all("coder", [code_prompt(question) for question in questions])
     programs = chunk([parse_program(text) for text in texts], n)
     texts = trainer.generate_all("tester", [test_prompt(question) for question in questions])
-    tests = chunk([parse_test(text) for text in texts], n)
+    tests = chunk([parse_test(*both) for both in zip(texts, questions)], n)
     base_programs = trainer.saved.setdefault("base_programs", programs)  # step 0: it is the base
     references = [[row["reference"] or None] for row in held_out]
-    own = [own_tests(row, trainer.cfg.own_tests) for row in held_out]
+    own = [row["tests"][: trainer.cfg.own_tests] for row in held_out]
 
     def run(programs: list[list], tests: list[list]) -> list[torch.Tensor]:
         tasks = [*zip(programs, tests)]  # each process runs its share of them

@@ -408,7 +408,7 @@ def load(args: Args):
     if not train or not held_out:
         raise UserError(f"--dataset {args.dataset}: no task has a reference, the program to break.")
     for row in train + held_out:
-        tests = list(zip(row.pop("test_input"), row.pop("test_output")))[: args.own_tests]
+        tests = row["tests"][: args.own_tests]
         row |= {"program": row.pop("reference").strip(), "tests": tests}
         row["question"] = shown(row["program"], tests, number=True)
     return train, held_out

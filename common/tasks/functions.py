@@ -1,12 +1,12 @@
-"""Python functions with inputs, for azr.py: how rows {question, program, inputs, message} are
-loaded, read and run. The question is the program's `bare` form, which keeps training and held-out
-rows apart.
+"""Calls of Python functions: how they are read and run. And functions with inputs, for azr.py: how
+rows {question, program, inputs, message} are loaded. The question is the program's `bare` form,
+which keeps training and held-out rows apart.
 
-A program defines `f`. Inputs and results travel as literals (`3, [1, 'a']`) and are compared by
-value; nothing that a model wrote is ever evaluated in this process. The released code of Absolute
-Zero differs. It puts a solver's input into `gold == f(INPUT)` and evaluates that, so the input
-`3) or (True` is right for every program. It compares a solver's output with `==`, so an object that
-is equal to everything is also right.
+A program of azr.py defines `f`. Inputs and results travel as literals (`3, [1, 'a']`) and are
+compared by value; nothing that a model wrote is ever evaluated in this process. The released code
+of Absolute Zero differs. It puts a solver's input into `gold == f(INPUT)` and evaluates that, so
+the input `3) or (True` is right for every program. It compares a solver's output with `==`, so an
+object that is equal to everything is also right.
 """
 
 import ast
@@ -15,7 +15,7 @@ import re
 from contextlib import suppress
 
 from common.core.errors import UserError, say
-from common.sandbox import Sandbox, Status
+from common.sandbox import Sandbox
 from common.tasks.math import UNPARSABLE, as_text, read_rows, split
 from common.tiny import programs
 
@@ -28,13 +28,25 @@ BANNED = set(
 )
 """modules that a proposed program may not import: results would depend on more than the inputs"""
 
-# What stands in `program` cannot reach past its own quotes, and what it prints is not its result.
+# A program can write what it likes, and it can see the calls; but it cannot see what they should
+# return, which never enters its process. So all that it can say is what each call returns.
 HARNESS = """import ast, io, sys
-program, given = {program!r}, ast.literal_eval(sys.stdin.read())
-out, sys.stdout = sys.stdout, io.StringIO()
-space = {{"__name__": "program"}}
-exec(compile(program, "program", "exec"), space)
-out.write(repr(space["f"](*given)))
+calls, out = ast.literal_eval(sys.stdin.read()), sys.stdout
+sys.stdout = io.StringIO()
+code = compile({program!r}, "program", "exec")
+for name, arguments in calls:
+    try:
+        space = {{"__name__": "program"}}
+        exec(code, space)
+        value = space[name](*arguments)
+        if isinstance(value, dict):
+            value = dict(value)  # a Counter equals the dict with its contents
+        text = repr(value).replace("\\n", " ")
+        text = text if text.encode() and len(text) <= {longest} else ""
+    except BaseException:
+        text = ""
+    out.write(text + "\\n")
+    out.flush()
 """
 
 
@@ -56,24 +68,33 @@ def read_value(text: str):
     return value
 
 
-def read_arguments(text: str) -> tuple:
-    """Returns the arguments that stand between the brackets of `f(...)`, all of them literals.
-    Raises ValueError for everything else: no argument, `3) or (True`, `*[1]`, `x=1`.
+def read_call(text: str) -> tuple[str, tuple]:
+    """Returns the function's name and the arguments of a call, all of them literals. Raises
+    ValueError for everything else: no argument, `f(*[1])`, `f(x=1)`, `f(g(1))`.
 
-    >>> read_arguments("3, [1, 2]")
-    (3, [1, 2])
+    >>> read_call("add(3, [1, 2])")
+    ('add', (3, [1, 2]))
     """
     if len(text) > LONGEST:
         raise ValueError("too long")
     try:
-        # the line break ends a comment
-        call = ast.parse(f"f({text.strip()}\n)", mode="eval").body
+        call = ast.parse(text, mode="eval").body
         whole = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)  # not f(3)(4)
         if not whole or call.keywords or not call.args:
-            raise ValueError("not the arguments of one call")
-        return tuple(read_value(ast.unparse(argument)) for argument in call.args)
+            raise ValueError("not one call with arguments")
+        return call.func.id, tuple(read_value(ast.unparse(argument)) for argument in call.args)
     except UNPARSABLE as error:
         raise ValueError(str(error)) from None
+
+
+def read_arguments(text: str) -> tuple:
+    """Returns the arguments that stand between the brackets of `f(...)`, as `read_call` reads them.
+    Raises ValueError for everything else, such as `3) or (True`.
+
+    >>> read_arguments("3, [1, 2]")
+    (3, [1, 2])
+    """
+    return read_call(f"f({text.strip()}\n)")[1]  # the line break ends a comment
 
 
 def same_value(a: str, b: str) -> bool:
@@ -160,19 +181,50 @@ def call_each(
         time_limit: seconds for a call.
     """
     found = dict.fromkeys(call for of_one in calls for call in of_one)
-    inputs = {}  # of the calls whose arguments can be read
+    tried = {}  # calls whose arguments can be read
     for program, arguments in found:
         with suppress(ValueError):
-            inputs[program, arguments] = repr(read_arguments(arguments))
-    sources = [HARNESS.format(program=program) for program, _ in inputs]
-    limits = {"time_limit": time_limit, "output_limit": 4 * LONGEST}
-    for call, result in zip(inputs, sandbox.run(sources, [*inputs.values()], **limits)):
-        if result.status is Status.OK:
-            with suppress(ValueError):  # the output is not a literal, or not a text
-                text = result.output.decode()
-                read_value(text)
-                found[call] = text
+            tried[program, arguments] = "f", read_arguments(arguments)
+    # a process for each call: what f returns must not depend on the calls before
+    alone = [(program, [call]) for (program, _), call in tried.items()]
+    for call, (returned,) in zip(tried, run_calls(sandbox, alone, time_limit)):
+        found[call] = returned
     return [[found[call] for call in of_one] for of_one in calls]
+
+
+def run_calls(
+    sandbox: Sandbox, programs: list[tuple[str, list[tuple[str, tuple]]]], time_limit: float
+) -> list[list[str | None]]:
+    """Returns for each program what its calls return, as literals; None as in `call_each`.
+
+    All calls of a program run in one process, each with fresh arguments after a fresh run of the
+    program's text. A call that ends the process, by its time for example, ends no other call.
+
+    Args:
+        sandbox: where the programs run.
+        programs: for each its text and its calls, (name of the function, arguments).
+        time_limit: seconds for a call.
+    """
+    found = [[None] * len(calls) for _, calls in programs]
+    waiting = [(i, 0) for i, (_, calls) in enumerate(programs) if calls]  # (program, next call)
+    while waiting:
+        sources = [HARNESS.format(program=programs[i][0], longest=LONGEST) for i, _ in waiting]
+        inputs = [repr(programs[i][1][k:]) for i, k in waiting]
+        most = max(len(programs[i][1]) - k for i, k in waiting)
+        limits = {"time_limit": time_limit, "output_limit": 4 * (LONGEST + 1) * most}
+        results, begun, waiting = sandbox.run(sources, inputs, **limits), waiting, []
+        for (i, k), result in zip(begun, results):
+            # after the last line break stands what was cut
+            lines = result.output.decode(errors="replace").split("\n")[:-1][: len(found[i]) - k]
+            for number, line in enumerate(lines, k):
+                with suppress(ValueError):
+                    read_value(line)
+                    found[i][number] = line
+            # the call that ended the process has no result if it had all of the time to itself
+            following = k + max(1, len(lines))
+            if following < len(found[i]):
+                waiting.append((i, following))
+    return found
 
 
 # ------------------------------------------------------------------ where they come from

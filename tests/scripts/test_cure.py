@@ -138,7 +138,7 @@ def test_what_passes(sandbox):
 def play(sandbox, programs: list[str], tests: list[str], **change):
     """`step` on the task x + 2, own tests 1 -> 3 and 2 -> 4, with these completions."""
     trainer = bare(sandbox, {"coder": programs, "tester": tests}, **change)
-    row = {"question": "x+2", "test_input": ["1\n", "2\n"], "test_output": ["3\n", "4"]}
+    row = {"question": "x+2", "tests": [("1\n", "3\n"), ("2\n", "4")]}
     coder, tester = trainer.step([row | {"prompt": cure.code_prompt("x+2")}] * 3)
     assert (coder.player, tester.player) == ("coder", "tester")
     asked = [("coder", "Task: x+2\nWrite a program.")] * 3
@@ -212,7 +212,7 @@ def figures_by_loops(found, row, now, base, tests, passes):
     """
 
     def is_right(program) -> bool:
-        return all(passes(program, given) for given in row["test_input"][:2])
+        return all(passes(program, given) for given, _ in row["tests"][:2])
 
     def score(program, size: int) -> int:
         return sum(passes(program, test) for test in tests[:size])
@@ -268,10 +268,10 @@ def test_figures_equal_the_loops(seed):
         form = "```python\n%s\n```" if player == "coder" else "**Test Input:**%s**Test Output:**1"
         return form % item if item else "?"
 
-    rows = [{"question": f"q{i}", "test_output": ["1"] * 3} for i in range(3)]
+    rows = [{"question": f"q{i}"} for i in range(3)]
     for i, row in enumerate(rows):
         row["reference"] = rng.choice(["", f"reference {i}"])
-        row["test_input"] = [f"own {i} {k}" for k in range(3)]
+        row["tests"] = [(f"own {i} {k}", "1") for k in range(3)]
     trainer = answering(say, eval_samples=n, own_tests=2)
     trainer.run_tables, base, tests = run_tables, written("base"), written("test")
     for now in (base, written("now")):
