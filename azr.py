@@ -170,21 +170,98 @@ block.""",
 }
 
 
+# worked examples: a task of all kinds, what a solver thinks, and another program to propose
+WEIGHTED = {
+    "program": """def f(numbers):
+    total = 0
+    for place, number in enumerate(numbers):
+        total += place * number
+    return total""",
+    "inputs": ["[4, 1, 3]", "[0, 7]", "[5]", "[]", "[1, 1, 1, 1]", "[-2, -3]", "[9, 0, 0, 2]"]
+    + ["[8, 8, 0]", "[3, 2, 1]", "[10, 20, 30]"],
+    "outputs": ["7", "7", "0"],
+    "message": "How much a number counts depends on where it stands.",
+    "deduction": "0*4 + 1*1 + 2*3 = 7.",
+    "abduction": "The place of the first number is 0, so the second one can be 7: 0*0 + 1*7 = 7.",
+    "found": "[0, 7]",
+    "induction": "[0, 7] gives 1*7, and [4, 1, 3] gives 0*4 + 1*1 + 2*3: places times numbers.",
+    "proposed": """def f(words, least):
+    longest = ""
+    for word in words:
+        if least <= len(word) > len(longest):
+            longest = word
+    return longest.upper()""",
+    "its_input": "['sea', 'river', 'lake', 'ocean'], 4",
+}
+MIRROR = {
+    "program": """def f(text, n):
+    return text[::-1] + "-" * n""",
+    "inputs": ["'abc', 2", "'no', 1", "'', 3", "'x', 0", "'level', 1", "'a b', 4", "'Tom', 2"]
+    + ["'12', 5", "'ZZ top', 1", "'end.', 0"],
+    "outputs": ["'cba--'", "'on-'", "'---'"],
+    "message": "The other way round, and then a line as long as you like.",
+    "deduction": "'abc' from its end is 'cba', and 2 dashes follow.",
+    "abduction": "It ends in 2 dashes, and before them 'cba' is 'abc' from its end.",
+    "found": "'abc', 2",
+    "induction": "Each text is turned round, and the number says how many dashes follow.",
+    "proposed": """def f(n, step):
+    values = [k for k in range(1, n) if k % step]
+    return sum(values) - len(values)""",
+    "its_input": "9, 4",
+}
+
+
+def answer(thought: str, *written: tuple[str, str]) -> str:
+    """Returns a text in the form that the players are asked for. written: (kind, content)."""
+    inside = "".join(f"```{kind}\n{content}\n```\n" for kind, content in written)
+    return f"{thought}\n<answer>\n{inside}</answer>"
+
+
+def solved(kind: str) -> list[tuple[str, str]]:
+    """Returns the solver's worked examples."""
+    content = {
+        "deduction": lambda task: task["outputs"][0],
+        "abduction": lambda task: task["found"],
+    }
+    content["induction"] = lambda task: task["program"]
+    return [
+        (task_text(task | {"kind": kind}), answer(task[kind], (BLOCK[kind], content[kind](task))))
+        for task in (WEIGHTED, MIRROR)
+    ]
+
+
+def proposed(kind: str, inputs: int) -> list[tuple[str, str]]:
+    """Returns the proposer's worked examples. inputs: of an induction task."""
+    turns = []
+    for task in (WEIGHTED, MIRROR):
+        if kind == "induction":
+            thought = "The inputs are of unlike kinds, so that the program shows in them."
+            parts = [("input", given) for given in task["inputs"][:inputs]]
+            parts.append(("message", task["message"]))
+        else:
+            thought = "This program is about something else."
+            parts = [("python", task["proposed"]), ("input", task["its_input"])]
+        turns.append((propose_text(kind, [task]), answer(thought, *parts)))
+    return turns
+
+
 def fenced(program: str) -> str:
     return f"```python\n{program}\n```"
 
 
 def task_prompt(task: dict) -> list[dict]:
+    return prompt(SOLVE[task["kind"]], task_text(task), solved(task["kind"]))
+
+
+def task_text(task: dict) -> str:
     """What the solver sees: never the answer, and half of an induction task's inputs."""
     if task["kind"] == "deduction":
-        user = f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"
-    elif task["kind"] == "abduction":
-        user = f"{fenced(task['program'])}\nOutput: {task['outputs'][0]}\nWhat is the input?"
-    else:
-        pairs = list(zip(task["inputs"], task["outputs"]))[: shown(task)]
-        examples = "".join(f"{given}->{returned}\n" for given, returned in pairs)
-        user = f"Examples:\n{examples}Message: {task['message']}\nWrite the program."
-    return prompt(SOLVE[task["kind"]], user)
+        return f"{fenced(task['program'])}\nInput: {task['inputs'][0]}\nWhat is the output?"
+    if task["kind"] == "abduction":
+        return f"{fenced(task['program'])}\nOutput: {task['outputs'][0]}\nWhat is the input?"
+    pairs = list(zip(task["inputs"], task["outputs"]))[: shown(task)]
+    examples = "".join(f"{given}->{returned}\n" for given, returned in pairs)
+    return f"Examples:\n{examples}Message: {task['message']}\nWrite the program."
 
 
 def shown(task: dict) -> int:
@@ -193,13 +270,17 @@ def shown(task: dict) -> int:
 
 
 def propose_prompt(kind: str, references: list[dict], inputs: int) -> list[dict]:
+    user = propose_text(kind, references)
+    return prompt(PROPOSE[kind].format(inputs=inputs), user, proposed(kind, inputs))
+
+
+def propose_text(kind: str, references: list[dict]) -> str:
     """references: tasks whose programs are shown; for induction the one that gets inputs."""
     programs = [fenced(task["program"]) for task in references]
     if kind == "induction":
-        user = f"{programs[0]}\nPropose inputs and a message."
-        return prompt(PROPOSE[kind].format(inputs=inputs), user)
+        return f"{programs[0]}\nPropose inputs and a message."
     examples = [f"{p}\n```input\n{t['inputs'][0]}\n```\n" for p, t in zip(programs, references)]
-    return prompt(PROPOSE[kind], f"{''.join(examples)}Propose a program and its input.")
+    return f"{''.join(examples)}Propose a program and its input."
 
 
 def blocks(text: str, kind: str) -> list[str]:

@@ -101,9 +101,9 @@ from common.core.errors import UserError
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.sandbox import Sandbox, Status, same_output
+from common.sandbox import Sandbox
 from common.tasks.answers import prompt
-from common.tasks.code import load_tasks, parse_program
+from common.tasks.code import given, load_tasks, parse_program, passes, run_pairs
 from common.tasks.functions import bare
 from common.tasks.math import count_for_steps
 from common.tiny.repairs import sample_rows
@@ -111,25 +111,70 @@ from common.tiny.repairs import sample_rows
 import torch
 
 # ------------------------------------------------------------------ prompts and parsing
-INJECT = r"""You are given a Python program and its numbered tests, input->output. Put a bug into
+INJECT = r"""You are given a Python program and its numbered {tests}. Put a bug into
 the program: {how}, so that it still runs but fails at least one test. No edit may be without need.
 Then say which tests to hide from the test suite, so that the bug is harder to notice; at least one
 of them must fail. Write the whole program with the bug, then the numbers, in exactly this form:
 ```python
 the program
 ```
-**Hidden tests:** 1, 3"""
+**Hidden tests:** {numbers}"""
 HOW = [("change a line or a few", "Change a line."), ("remove a line or a few", "Remove a line.")]
 REPAIR = r"""I am improving the test suite of a Python program. Below are the program, which has a
-bug, and the tests that I am about to add, input->output. Make them pass, and break nothing else:
+bug, and the {tests} that I am about to add. Make them pass, and break nothing else:
 other tests will be run, too. Think first, then write the whole program in one block that starts
 with ```python and ends with ```."""
 
+# worked examples: a program, its tests, a line of it, the line that makes the bug (None: without
+# it), the tests to hide, and what the solver thinks
+EXAMPLES = [
+    (
+        """def total(numbers):
+    result = 0
+    for number in numbers:
+        if number > 0:
+            result += number
+    return result""",
+        ["total([3, 1]) == 4", "total([2, -5, 1]) == 3", "total([-7, 8]) == 8"],
+        ("        if number > 0:", "        if number > 1:"),
+        [1],
+        "total([3, 1]) gives 3, so that the 1 is left out: the condition must be number > 0.",
+    ),
+    (
+        """def initials(text):
+    letters = ""
+    for word in text.split():
+        word = word.upper()
+        letters += word[0]
+    return letters""",
+        ['initials("ann Lee") == "AL"', 'initials("X Y") == "XY"', 'initials("to be") == "TB"'],
+        ("        word = word.upper()\n", ""),
+        [1, 3],
+        "The letters stay small: the words must be turned into capitals first.",
+    ),
+]
 
-def shown(program: str, tests: list[tuple[str, str]], number: bool) -> str:
+
+def examples(of_injector: bool) -> list[tuple[str, str]]:
+    """Returns the worked examples of a player, for programs that are functions."""
+    turns = []
+    for (program, tests, edit, hidden, thought), (_, ending) in zip(EXAMPLES, HOW):
+        tests, broken = [f"assert {test}" for test in tests], program.replace(*edit)
+        if of_injector:
+            answer = f"```python\n{broken}\n```\n**Hidden tests:** {', '.join(map(str, hidden))}"
+            turns.append((shown(program, tests, number=True) + ending, answer))
+        else:
+            tests = [tests[k - 1] for k in hidden]
+            asked = shown(broken, tests, number=False) + "Repair it."
+            turns.append((asked, f"{thought}\n```python\n{program}\n```"))
+    return turns
+
+
+def shown(program: str, tests: list[tuple[str, str] | str], number: bool) -> str:
     """Returns what a player sees, each test on a line of its own."""
     one_line = lambda text: text.strip().replace("\n", "\\n")  # noqa: E731
-    lines = [f"{one_line(a)}->{one_line(b)}\n" for a, b in tests]
+    lines = [t if isinstance(t, str) else f"{one_line(t[0])}->{one_line(t[1])}" for t in tests]
+    lines = [f"{line}\n" for line in lines]
     lines = [f"{k}: {line}" for k, line in enumerate(lines, 1)] if number else lines
     return f"```python\n{program}\n```\nTests:\n{''.join(lines)}"
 
@@ -137,12 +182,19 @@ def shown(program: str, tests: list[tuple[str, str]], number: bool) -> str:
 def inject_prompt(question: str) -> list[dict]:
     """question: program and tests as `shown`. A question always gets the same prompt of two."""
     how, ending = random.Random(question).choice(HOW)
-    return prompt(INJECT.format(how=how), question + ending)
+    if "\nTests:\n1: assert " in question:
+        system = INJECT.format(how=how, tests="tests", numbers="the numbers")
+        return prompt(system, question + ending, examples(of_injector=True))
+    system = INJECT.format(how=how, tests="tests, input->output", numbers="1, 3")
+    return prompt(system, question + ending)
 
 
 def repair_prompt(bug: "Bug") -> list[dict]:
     tests = [bug.row["tests"][k - 1] for k in bug.hidden]
-    return prompt(REPAIR, shown(bug.program, tests, number=False) + "Repair it.")
+    user = shown(bug.program, tests, number=False) + "Repair it."
+    if isinstance(tests[0], str):
+        return prompt(REPAIR.format(tests="tests"), user, examples(of_injector=False))
+    return prompt(REPAIR.format(tests="tests, input->output,"), user)
 
 
 HELD_OUT = "it is held out"
@@ -323,21 +375,18 @@ class Ssr(CoTrainer):
 
     def run_tests(self, tried: list[tuple[str | None, dict]]) -> list[torch.Tensor]:
         """(t,) bool for each (program, row): which of the row's tests it passes."""
-        passes = lambda out, b: out is not None and same_output(out, b)  # noqa: E731
         return [
-            torch.tensor([passes(out, b) for out, (_, b) in zip(outputs, row["tests"])])
+            torch.tensor([passes(*both) for both in zip(outputs, row["tests"])])
             for outputs, (_, row) in zip(self.outputs(tried), tried)
         ]
 
-    def outputs(self, tried: list[tuple[str | None, dict]]) -> list[list[bytes | None]]:
-        """Returns for each (program, row) what it prints for each of the row's tests; None if it
-        fails or cannot be read. What occurs twice is run once.
+    def outputs(self, tried: list[tuple[str | None, dict]]) -> list[list[bytes | str | None]]:
+        """Returns for each (program, row) what it prints or returns for each of the row's tests;
+        None if it fails or cannot be read. What occurs twice is run once.
         """
-        runs = dict.fromkeys((p, given) for p, row in tried if p for given, _ in row["tests"])
-        limits = {"time_limit": self.cfg.time_limit, "output_limit": 1 << 16}  # bytes
-        results = self.sandbox.run([p for p, _ in runs], [given for _, given in runs], **limits)
-        out = {run: r.output for run, r in zip(runs, results) if r.status is Status.OK}
-        return [[out.get((p, given)) for given, _ in row["tests"]] for p, row in tried]
+        runs = dict.fromkeys((p, given(test)) for p, row in tried if p for test in row["tests"])
+        out = dict(zip(runs, run_pairs(self.sandbox, [*runs], self.cfg.time_limit)))
+        return [[out.get((p, given(test))) for test in row["tests"]] for p, row in tried]
 
     # --- what is logged and shown; no method below affects training
     def report_step(self, injector, valid, failed, s, right, right_again):

@@ -21,6 +21,10 @@ def results(x: int, operations: list[tuple[str, int]]) -> list[int]:
     return [OPERATORS[op](x, operand) for op, operand in operations]
 
 
+def printed(x: int, operations: list[tuple[str, int]]) -> str:
+    return "".join(f"{y}\n" for y in results(x, operations))
+
+
 def sample_program(rng: random.Random, held_out: bool = False) -> list[tuple[str, int]]:
     while True:
         operations = rng.sample(EVERY, LINES)
@@ -39,8 +43,7 @@ def sample_rows(seed: int, count: int, held_out: bool) -> list[dict]:
         misses = misses + 1 if program in rows else 0
         rows[program] = {
             "question": program,
-            "test_input": [f"{x}\n" for x in inputs],
-            "test_output": ["".join(f"{y}\n" for y in results(x, operations)) for x in inputs],
+            "tests": [(f"{x}\n", printed(x, operations)) for x in inputs],
             "reference": program,
         }
     return list(rows.values())

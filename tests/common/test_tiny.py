@@ -145,7 +145,7 @@ def test_a_programs_tests_are_what_it_prints():
     train, held_out = (repairs.sample_rows(0, 200, held) for held in (False, True))
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     for row in train[:50]:
-        for x, expected in zip(row["test_input"], row["test_output"]):
+        for x, expected in row["tests"]:
             assert printed(row["reference"], int(x)) == [*map(int, expected.split())]
 
 
