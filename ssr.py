@@ -111,22 +111,22 @@ from common.tiny.repairs import sample_rows
 import torch
 
 # ------------------------------------------------------------------ prompts and parsing
-INJECT = r"""You are given a Python program and its numbered {tests}. Put a bug into
-the program: {how}, so that it still runs but fails at least one test. No edit may be without need.
-Then say which tests to hide from the test suite, so that the bug is harder to notice; at least one
-of them must fail. Write the whole program with the bug, then the numbers, in exactly this form:
+INJECT = r"""You are given a Python program and its numbered {tests}. Put a bug into the
+program: {how}, so that it still runs but fails at least one test. No edit may be without need. Then
+say which tests to hide from the test suite, so that the bug is harder to notice; at least one of
+them must fail. {think} the whole program with the bug, then the numbers, in exactly this form:
 ```python
 the program
 ```
 **Hidden tests:** {numbers}"""
 HOW = [("change a line or a few", "Change a line."), ("remove a line or a few", "Remove a line.")]
 REPAIR = r"""I am improving the test suite of a Python program. Below are the program, which has a
-bug, and the {tests} that I am about to add. Make them pass, and break nothing else:
-other tests will be run, too. Think first, then write the whole program in one block that starts
-with ```python and ends with ```."""
+bug, and the {tests} that I am about to add. Make them pass, and break nothing else: other tests
+will be run, too. Think first, then write the whole program in one block that starts with ```python
+and ends with ```."""
 
-# worked examples: a program, its tests, a line of it, the line that makes the bug (None: without
-# it), the tests to hide, and what the solver thinks
+# worked examples: a program, its tests, what becomes what to make the bug, the tests to hide, and
+# what the injector and the solver think. Without a thought small models copy the program as it is
 EXAMPLES = [
     (
         """def total(numbers):
@@ -138,6 +138,7 @@ EXAMPLES = [
         ["total([3, 1]) == 4", "total([2, -5, 1]) == 3", "total([-7, 8]) == 8"],
         ("        if number > 0:", "        if number > 1:"),
         [1],
+        "With number > 1 in place of number > 0 the 1 is left out, and tests 1 and 2 fail.",
         "total([3, 1]) gives 3, so that the 1 is left out: the condition must be number > 0.",
     ),
     (
@@ -150,6 +151,7 @@ EXAMPLES = [
         ['initials("ann Lee") == "AL"', 'initials("X Y") == "XY"', 'initials("to be") == "TB"'],
         ("        word = word.upper()\n", ""),
         [1, 3],
+        "Without word = word.upper() small letters stay small, and tests 1 and 3 fail.",
         "The letters stay small: the words must be turned into capitals first.",
     ),
 ]
@@ -158,10 +160,11 @@ EXAMPLES = [
 def examples(of_injector: bool) -> list[tuple[str, str]]:
     """Returns the worked examples of a player, for programs that are functions."""
     turns = []
-    for (program, tests, edit, hidden, thought), (_, ending) in zip(EXAMPLES, HOW):
+    for (program, tests, edit, hidden, plan, thought), (_, ending) in zip(EXAMPLES, HOW):
         tests, broken = [f"assert {test}" for test in tests], program.replace(*edit)
         if of_injector:
-            answer = f"```python\n{broken}\n```\n**Hidden tests:** {', '.join(map(str, hidden))}"
+            numbers = ", ".join(map(str, hidden))
+            answer = f"{plan}\n```python\n{broken}\n```\n**Hidden tests:** {numbers}"
             turns.append((shown(program, tests, number=True) + ending, answer))
         else:
             tests = [tests[k - 1] for k in hidden]
@@ -183,9 +186,14 @@ def inject_prompt(question: str) -> list[dict]:
     """question: program and tests as `shown`. A question always gets the same prompt of two."""
     how, ending = random.Random(question).choice(HOW)
     if "\nTests:\n1: assert " in question:
-        system = INJECT.format(how=how, tests="tests", numbers="the numbers")
+        system = INJECT.format(
+            how=how,
+            tests="tests",
+            think="Say first what you change and what then fails. Write",
+            numbers="the numbers",
+        )
         return prompt(system, question + ending, examples(of_injector=True))
-    system = INJECT.format(how=how, tests="tests, input->output", numbers="1, 3")
+    system = INJECT.format(how=how, tests="tests, input->output", think="Write", numbers="1, 3")
     return prompt(system, question + ending)
 
 

@@ -7,7 +7,7 @@ import random
 from types import SimpleNamespace
 
 import azr
-from common.tasks.functions import bare
+from common.tasks.functions import bare, call_each
 from lab.make import program_demonstrations as demonstrations
 
 import pytest
@@ -343,3 +343,24 @@ def test_a_run_without_induction_and_references(tmp_path, brief):
     assert second["co/tasks"] - first["co/tasks"] == round(second["proposer/valid"] * 4 * 2)
     for row in (first, second):
         assert row["co/tasks_that_run"] == 1 and row["co/rewarded_minus_true"] == 0
+
+
+# ------------------------------------------------------------------ worked examples
+def test_worked_examples_are_right(sandbox):
+    """Read by the script's own parsers, and run: answers are right, and proposals run."""
+    trainer = without_model(azr.Azr, azr.Args(), {}, sandbox=sandbox)
+    for number, task in enumerate((azr.WEIGHTED, azr.MIRROR)):
+        assert len(task["inputs"]) == 10
+        calls = [(task["program"], given) for given in task["inputs"]]
+        (outputs,) = call_each(sandbox, [calls], 1.0)
+        assert outputs[: len(task["outputs"])] == task["outputs"] and None not in outputs
+        for kind in azr.KINDS:
+            asked, text = azr.solved(kind)[number]
+            whole = task | {"kind": kind, "outputs": outputs}
+            answer = azr.parse_answer(kind, text)
+            assert trainer.right([(whole, answer)]) == [True]
+            assert answer not in asked
+            proposal = azr.parse_proposal(kind, azr.proposed(kind, 6)[number][1], task, 6)
+            assert [one["runs"] for one in trainer.executed([proposal])] == [True]
+            messages = azr.task_prompt(whole)
+            assert [m["content"] for m in messages if m.get("example")][1::2][number] == text

@@ -204,6 +204,41 @@ def test_the_ablations_reach_the_advantages(sandbox):
     assert short.advantages.tolist() == by_hand([-3, 6, -3])
 
 
+# ------------------------------------------------------------------ functions
+TASK = "Add 2.\nassert add(1) == 3"
+ADD = {"question": TASK, "tests": ["assert add(1) == 3", "assert add(2) == 4"]}
+
+
+def test_a_step_on_functions(sandbox):
+    """One correct program, one that knows the test which is shown, one that equals everything. A
+    test that repeats the shown one counts as unreadable, so it earns the worst.
+    """
+    equal = "class E(int):\n    __eq__ = lambda *_: True\ndef add(x): return E()"
+    bodies = ["def add(x): return x + 2", "def add(x): return 3", equal]
+    tests = ["Try 5.\nassert add(5) == 7", "assert add(9) == 3", "assert add( 1 ) == 3"]
+    texts = {"coder": [f"```python\n{body}\n```" for body in bodies], "tester": tests}
+    trainer = bare(sandbox, texts)
+    coder, tester = trainer.step([ADD | {"prompt": cure.code_prompt(TASK)}] * 3)
+    asked = [("coder", f"Task: {TASK}\nWrite the function.")] * 3
+    assert trainer.asked == asked + [("tester", f"Task: {TASK}\nWrite a test.")] * 3
+    assert coder.rewards.tolist() == [1.0, 0.5, 0.0]
+    assert tester.rewards.tolist() == [1.0, -0.5, -1.0]
+    passes = [[1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 0]]
+    assert coder.notes[0]["table"] == {"passes": passes, "own": 2}
+
+
+def test_worked_examples_are_right(sandbox):
+    """Read by the script's own parsers: each program and each test of it holds."""
+    for asked, (_, program), (question, test) in zip(
+        (cure.SPREAD, cure.INITIAL), cure.PROGRAMS, cure.TESTS
+    ):
+        task = asked.removeprefix("Task: ")
+        assert question == cure.test_prompt(task)[-1]["content"]
+        tests = [task.splitlines()[-1], cure.parse_test(test, task)]
+        (table,) = bare(sandbox).run_tables([([cure.parse_program(program)], tests)], {})
+        assert table.tolist() == [[True, True]]
+
+
 # ------------------------------------------------------------------ evaluation
 def figures_by_loops(found, row, now, base, tests, passes):
     """Adds a task's values to `found`. What is None cannot be read, and passes nothing. mu is the

@@ -16,7 +16,7 @@ from common.fast.sampling import generate, sample
 from common.run import launch
 from common.run.models import load_model
 from common.tasks.answers import solve_prompt
-from common.tasks.code import load_tasks
+from common.tasks.code import load_tasks, read_assert
 from common.tasks.functions import load_functions
 from common.tasks.math import load_questions
 
@@ -120,10 +120,11 @@ class Writer:
     def read(self, ids: list[int]) -> str:
         """The user's message. The template's own tokens are in their places, and no others."""
         start, end = self.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-        assert ids.count(start) == 3 and ids.count(end) == 2 and ids[0] == start
+        turns = ids.count(start)  # two for each worked example
+        assert turns % 2 == 1 and ids.count(end) == turns - 1 and ids[0] == start
         text = self.tokenizer.decode(ids)
         parts = re.fullmatch(
-            r"(?s)<\|im_start\|>system\n(.+?)<\|im_end\|>\n<\|im_start\|>user\n(.+?)<\|im_end\|>\n"
+            r"(?s)<\|im_start\|>system\n(.+?)<\|im_end\|>\n.*<\|im_start\|>user\n(.+?)<\|im_end\|>\n"
             r"<\|im_start\|>assistant\n(.*)",
             text,
         )
@@ -156,17 +157,18 @@ class Writer:
         solution = self.solution(user, good)
         if count := re.fullmatch(r"Verify its (\d+) steps\.", last):
             return judgement(*[box] * int(count[1]), final=box)
-        if last in ("Write a program.", "Write a test."):
+        if last in ("Write the function.", "Write a test."):
             row = self.row(user)
-            if last == "Write a program.":
+            if last == "Write the function.":
                 return f"```python\n{row['reference'] if good else 'print(0)'}\n```"
-            given, put = row["test_input"][0], row["test_output"][0] if good else "?"
-            return f"**Test Input:**\n```\n{given}```\n**Test Output:**\n```\n{put}```"
+            test = row["tests"][-1]
+            return test if good else f"assert {read_assert(test).call} == '?'"
         if last in ("Change a line.", "Remove a line.", "Repair it."):
             program = re.match(r"```python\n(.*?)\n```", user, re.DOTALL)[1]
             if last == "Repair it.":
                 return f"```python\n{self.whole.get(program, program) if good else 'print(0)'}\n```"
-            broken = program.strip().rpartition("\n")[0] + "\nprint('no')"
+            name = re.search(r"^1: assert (\w+)", user, re.MULTILINE)[1]
+            broken = f"{program}\n{name} = lambda *_: '?'"
             self.whole[broken] = program
             return f"```python\n{broken}\n```\n**Hidden tests:** {1 if good else 99}"
         if last in ("What is the output?", "What is the input?"):

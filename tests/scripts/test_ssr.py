@@ -183,6 +183,25 @@ def test_a_repair_must_pass_the_tests_that_it_was_not_shown(sandbox):
     assert injector.rewards.tolist() == pytest.approx([0.1] * 2)
 
 
+def test_worked_examples_are_valid_bugs_and_right_repairs(sandbox):
+    trainer = given_texts(sandbox)
+    inject, repair = ssr.examples(of_injector=True), ssr.examples(of_injector=False)
+    for (program, tests, *_), (asked, text), (user, repaired) in zip(ssr.EXAMPLES, inject, repair):
+        row = {"program": program, "tests": [f"assert {test}" for test in tests]}
+        row["question"] = shown(program, row["tests"], number=True)
+        assert asked.startswith(row["question"]) and asked[-7:] in ("a line.", "e line.")
+        bug = parse_bug(text, row)
+        assert trainer.check([bug]) == [None]
+        assert user == repair_prompt(bug)[-1]["content"]
+        assert trainer.pass_all_tests([(ssr.parse_program(repaired), bug)]) == [True]
+        # every test that the injector's thought names fails, and no other
+        (passed,) = trainer.run_tests([(bug.program, row)])
+        named = [*map(int, re.findall(r"\d", text.partition("tests ")[2].partition("fail")[0]))]
+        assert [k for k, holds in enumerate(passed.tolist(), 1) if not holds] == named
+        messages = ssr.inject_prompt(row["question"])
+        assert [m["content"] for m in messages if m.get("example")] == sum(map(list, inject), [])
+
+
 def test_the_bug_itself_is_no_bug_of_second_order(sandbox):
     bugs, unchanged = [bug("x+=4", "x*=7")] * 2, code("x+=4", "x*=7")
     assert not given_texts(sandbox, bugs, [unchanged, RIGHT] * 2).step(ROWS)[0][2]
