@@ -97,6 +97,7 @@ from common.core.cotrainer import Batch
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
+    SOLVED,
     is_correct,
     prompt,
     solve,
@@ -117,14 +118,24 @@ from torch.nn.utils.rnn import pad_sequence
 # ------------------------------------------------------------------ prompts and parsing
 CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite one step so that it
 is wrong, and a reader does not notice. Write the number of the step, a colon and the new step in
-its tags, and nothing else, like this: 2:<step>3*4 = 14</step>"""
+its tags, and nothing else."""
 EDIT = re.compile(r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*")
 MARKS = ("CORRECT", "INCORRECT")
 LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*\Z)")
 
 
 def corrupt_prompt(question: str, solution: str) -> list[dict]:
-    return prompt(CORRUPT, f"Problem: {question}\nSolution:\n{solution}\nMake one step wrong.")
+    return prompt(CORRUPT, to_corrupt(question, solution), CORRUPTED)
+
+
+def to_corrupt(question: str, solution: str) -> str:
+    return f"Problem: {question}\nSolution:\n{solution}\nMake one step wrong."
+
+
+CORRUPTED = [  # worked examples, whose equations are false
+    (to_corrupt(*SOLVED[0]), "3:<step>He keeps 36-11 = 27 pens.</step>"),
+    (to_corrupt(*SOLVED[1]), "1:<step>Half of 20 is 20/2 = 12 books.</step>"),
+]
 
 
 def parse_edit(text: str, row: dict) -> tuple[int, str] | None:

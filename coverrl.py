@@ -94,6 +94,7 @@ from common.core.lists import mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
+    SOLVED,
     final_answer,
     in_one_form,
     is_correct,
@@ -103,7 +104,13 @@ from common.tasks.answers import (
     split_steps,
 )
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict, verdict_metrics, verify_prompt
+from common.tasks.verdicts import (
+    ALSO_WRONG,
+    WRONG,
+    read_verdict,
+    verdict_metrics,
+    verify_prompt,
+)
 
 import torch
 
@@ -120,9 +127,18 @@ JUDGEMENT = re.compile(
 
 
 def correct_prompt(question: str, solution: str, faulty: list[int]) -> list[dict]:
+    return prompt(CORRECT, to_correct(question, solution, faulty), CORRECTED)
+
+
+def to_correct(question: str, solution: str, faulty: list[int]) -> str:
     found = ",".join(map(str, faulty)) or "none"
-    user = f"Problem: {question}\nSolution:\n{solution}\nDefects: {found}\nCorrect it."
-    return prompt(CORRECT, user)
+    return f"Problem: {question}\nSolution:\n{solution}\nDefects: {found}\nCorrect it."
+
+
+CORRECTED = [  # worked examples
+    (to_correct(SOLVED[0][0], ALSO_WRONG, [1, 3]), SOLVED[0][1]),
+    (to_correct(SOLVED[1][0], WRONG, [2]), SOLVED[1][1]),
+]
 
 
 def parse_judgement(text: str) -> tuple[bool | None, list[int]]:

@@ -102,24 +102,22 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import final_answer, prompt, split_steps
+from common.tasks.answers import SOLVED, final_answer, prompt, split_steps
 from common.tasks.graded import analysis_metrics, meta_truth, truth_of
 from common.tasks.math import count_for_steps, load_for_steps
-from common.tasks.verdicts import Analysis, read_analysis, read_score
+from common.tasks.verdicts import WRONG, Analysis, read_analysis, read_score
 
 ALPHA, BETA = 0.76, 0.24  # weights of R_Y and R_Z (paper sec. 2.2)
 SCORES = (0.0, 0.5, 1.0)
 HEADING = "## Self Evaluation"
-SOLVED = ("question", "solution", "truth", "faulty")  # kept of a solution; with a label and a round
+KEPT = ("question", "solution", "truth", "faulty")  # kept of a solution; with a label and a round
 
 # ------------------------------------------------------------------ prompts and parsing
 FORM = r"""Check the steps one after the other, by your own calculation, each in its own <step>
-</step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}. End with these two lines, the first
-with the numbers of the faulty steps or the word none:
-Defects: 2,3
-Score: \boxed{0}
-The score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty one, and 0 if
-the answer is wrong. Do not name a step of which you are not sure."""
+</step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}. End with two lines: "Defects:" with
+the numbers of the faulty steps or the word none, and "Score:" with the score in a \boxed{}. The
+score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty step, and 0 if the
+answer is wrong. Do not name a step of which you are not sure."""
 
 PROVE = rf"""Solve the problem step by step. Put every step in its own <step> </step> tags, and
 after the last one the answer in this form: <answer>\boxed{{...}}</answer>. Then, under the heading
@@ -130,28 +128,74 @@ GRADE = f"You are given a problem and a solution. {FORM}"
 
 META = r"""You are given a problem, a solution, and the numbers of the steps that somebody has
 called faulty. Check these steps and no others, each in its own <step> </step> tags that end in
-\boxed{CORRECT} or \boxed{INCORRECT}, which says whether the solution's step is right. End with the
-line
-Score: \boxed{1}
-if all of them are faulty, 0.5 if some of them are, and 0 if none is."""
+\boxed{CORRECT} or \boxed{INCORRECT}, which says whether the solution's step is right. End with a
+line "Score:" with the score in a \boxed{}. The score is 1 if all of them are faulty, 0.5 if some of
+them are, and 0 if none is."""
 
 
 def prove_prompt(question: str) -> list[dict]:
-    return prompt(PROVE, f"{question}\nSolve and grade yourself.")
+    return prompt(PROVE, to_prove(question), PROVED)
+
+
+def to_prove(question: str) -> str:
+    return f"{question}\nSolve and grade yourself."
 
 
 def grade_prompt(row: dict) -> list[dict]:
-    return prompt(GRADE, f"Problem: {row['question']}\nSolution:\n{row['solution']}\nGrade it.")
+    return prompt(GRADE, to_grade(row), GRADED)
 
 
-def claims_prompt(system: str, row: dict, defects: tuple[int, ...], ask: str) -> list[dict]:
-    solution = f"Problem: {row['question']}\nSolution:\n{row['solution']}"
-    claims = ",".join(map(str, defects)) or "none"
-    return prompt(system, f"{solution}\nDefects: {claims}\n{ask}")
+def to_grade(row: dict) -> str:
+    return f"Problem: {row['question']}\nSolution:\n{row['solution']}\nGrade it."
 
 
 def meta_prompt(row: dict, defects: tuple[int, ...]) -> list[dict]:
-    return claims_prompt(META, row, defects, "Are they real?")
+    return prompt(META, with_claims(row, defects, "Are they real?"), META_GRADED)
+
+
+def with_claims(row: dict, defects: tuple[int, ...], ask: str) -> str:
+    claims = ",".join(map(str, defects)) or "none"
+    solution = f"Problem: {row['question']}\nSolution:\n{row['solution']}"
+    return f"{solution}\nDefects: {claims}\n{ask}"
+
+
+# worked examples, of a right solution and a wrong solution
+RIGHT = {"question": SOLVED[0][0], "solution": SOLVED[0][1]}
+FAULTY = {"question": SOLVED[1][0], "solution": WRONG}
+GRADED = [
+    (
+        to_grade(RIGHT),
+        r"""<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
+<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
+<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
+Defects: none
+Score: \boxed{1}""",
+    ),
+    (
+        to_grade(FAULTY),
+        r"""<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
+<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
+Defects: 2
+Score: \boxed{0}""",
+    ),
+]
+PROVED = [
+    (to_prove(row["question"]), f"{row['solution']}\n{HEADING}\n{analysis}")
+    for row, (_, analysis) in zip((RIGHT, FAULTY), GRADED)
+]
+META_GRADED = [
+    (
+        with_claims(RIGHT, (1, 3), "Are they real?"),
+        r"""<step>12+12+12 = 36 pens are in 3 boxes. \boxed{CORRECT}</step>
+<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
+Score: \boxed{0}""",
+    ),
+    (
+        with_claims(FAULTY, (2,), "Are they real?"),
+        r"""<step>10 books of 8 dollars bring 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
+Score: \boxed{1}""",
+    ),
+]
 
 
 def parse_solution(text: str) -> tuple[str, Analysis | None]:
@@ -322,7 +366,7 @@ class DeepSeekMath(CoTrainer):
         kept = []
         for row, label in zip(solved, labels):
             if label is not None and split_steps(row["solution"]):
-                row = {name: row[name] for name in SOLVED}
+                row = {name: row[name] for name in KEPT}
                 kept.append(row | {"label": label, "round": current})
         pool += kept
         if not pool:
@@ -428,7 +472,13 @@ faulty. Write the solution again without these faults, in the same form: every s
 def refine_prompt(row: dict) -> list[dict]:
     """Sequential refinement (sec. 3): the generator is shown its own evaluation."""
     defects = row["own"].defects if row["own"] else ()
-    return claims_prompt(CORRECT, row, defects, "Correct it.")
+    return prompt(CORRECT, with_claims(row, defects, "Correct it."), CORRECTED)
+
+
+CORRECTED = [  # worked examples: without a fault, the solution is written as it was
+    (with_claims(RIGHT, (), "Correct it."), RIGHT["solution"]),
+    (with_claims(FAULTY, (2,), "Correct it."), SOLVED[1][1]),
+]
 
 
 def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
@@ -440,7 +490,7 @@ def evaluate(trainer: DeepSeekMath, held_out: list[dict]) -> dict[str, float]:
     again = trainer.generate_all("generator", [refine_prompt(row) for row in first])
     refined = [truth_of(row, parse_solution(text)[0]) for row, text in zip(held_out, again)]
     own = [(row["own"].score, row["truth"]) for row in samples if row["own"]]
-    base = trainer.saved.setdefault("base", [{name: row[name] for name in SOLVED} for row in first])
+    base = trainer.saved.setdefault("base", [{name: row[name] for name in KEPT} for row in first])
     return {
         "generator/accuracy": mean([row["truth"] > 0 for row in samples]),
         "generator/greedy": mean([row["truth"] > 0 for row in greedy]),

@@ -103,10 +103,10 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import SOLVED, is_correct, prompt, solve, solve_prompt, split_steps
 from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
-from common.tasks.verdicts import read_first_verdict
+from common.tasks.verdicts import WRONG, read_first_verdict
 from common.tiny.tasks import LEVELS, gold_steps
 
 import torch
@@ -121,7 +121,25 @@ is sound or **NO** if it is not, and last a short reason."""
 
 def judge_prompt(question: str, part: str) -> list[dict]:
     """The discriminator sees neither the answer nor where the slice comes from."""
-    return prompt(JUDGE, f"Problem: {question}\nReasoning:\n{part.rstrip()}\nIs it sound?")
+    return prompt(JUDGE, to_judge(question, part), JUDGED)
+
+
+def to_judge(question: str, part: str) -> str:
+    return f"Problem: {question}\nReasoning:\n{part.rstrip()}\nIs it sound?"
+
+
+JUDGED = [  # worked examples: a sound slice, and a slice with an error
+    (
+        to_judge(SOLVED[0][0], SOLVED[0][1].partition("<answer>")[0]),
+        "3*12 = 36 pens are there, 6+5 = 11 go away, and 36-11 = 25 are left. **YES** Every step "
+        "follows from the problem.",
+    ),
+    (
+        to_judge(SOLVED[1][0], split_steps(WRONG)[1]),
+        "Half of 20 books are 10, and 10 books of 8 dollars each bring 10*8 = 80 dollars. The part "
+        "adds 10+8. **NO** It has to multiply.",
+    ),
+]
 
 
 def parse_verdict(text: str) -> int | None:

@@ -83,10 +83,10 @@ from common.core.lists import chunk, mean
 from common.core.model import special_tokens
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import prompt, solutions_to_teach, solve, solve_prompt
+from common.tasks.answers import SOLVED, prompt, solutions_to_teach, solve, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tasks.ranking import ranking_figures
-from common.tasks.verdicts import read_verdict, verify_prompt
+from common.tasks.verdicts import WRONG, read_verdict, verify_prompt
 
 import torch
 
@@ -99,7 +99,14 @@ ASK = "You are given a problem and a solution. Is its answer right? Say Yes or N
 
 
 def ask_prompt(question: str, solution: str) -> list[dict]:
-    return prompt(ASK, f"Problem: {question}\nSolution:\n{solution}\nIs it right?")
+    return prompt(ASK, to_ask(question, solution), ASKED)
+
+
+def to_ask(question: str, solution: str) -> str:
+    return f"Problem: {question}\nSolution:\n{solution}\nIs it right?"
+
+
+ASKED = [(to_ask(*SOLVED[0]), YES[0]), (to_ask(SOLVED[1][0], WRONG), NO[0])]  # worked examples
 
 
 def rationale(text: str) -> tuple[str, bool] | None:

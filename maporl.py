@@ -110,6 +110,7 @@ from common.core.lists import mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
+    SOLVED,
     boxed,
     final_answer,
     is_correct,
@@ -119,7 +120,7 @@ from common.tasks.answers import (
     without_thoughts,
 )
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, verify_prompt
+from common.tasks.verdicts import ALSO_WRONG, WRONG, final_verdict, verify_prompt
 from common.tiny.tasks import LEVELS, sounds_sure
 
 import torch
@@ -132,8 +133,26 @@ in this form: <answer>\boxed{...}</answer>."""
 
 
 def debate_prompt(question: str, own: str, other: str) -> list[dict]:
+    return prompt(DEBATE, to_debate(question, own, other), DEBATED)
+
+
+def to_debate(question: str, own: str, other: str) -> str:
     both = f"Solution 1:\n{own}\nSolution 2:\n{other}"
-    return prompt(DEBATE, f"Problem: {question}\n{both}\nWrite your own.")
+    return f"Problem: {question}\n{both}\nWrite your own."
+
+
+DEBATED = [  # worked examples: the agent keeps its solution, and changes sides
+    (
+        to_debate(SOLVED[0][0], SOLVED[0][1], ALSO_WRONG),
+        "<think>\nThe first steps differ. 3 boxes of 12 pens are 12+12+12 = 36 pens, not 3+12. The "
+        f"other steps follow from that.\n</think>\n{SOLVED[0][1]}",
+    ),
+    (
+        to_debate(SOLVED[1][0], WRONG, SOLVED[1][1]),
+        "<think>\nThe second steps differ. Each of 10 books brings 8 dollars, so it is 10*8 = 80."
+        f"\n</think>\n{SOLVED[1][1]}",
+    ),
+]
 
 
 def shown(text: str) -> str:

@@ -91,6 +91,7 @@ from common.core.lists import mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
+    SOLVED,
     boxed,
     is_correct,
     prompt,
@@ -99,6 +100,7 @@ from common.tasks.answers import (
     without_thoughts,
 )
 from common.tasks.math import load_for_steps
+from common.tasks.verdicts import WRONG
 
 import torch
 
@@ -111,7 +113,26 @@ the last one the answer in this form: <answer>\boxed{...}</answer>."""
 
 def again_prompt(question: str, first: str) -> list[dict]:
     """Returns the second turn's prompt: the same words whether the first try is right or not."""
-    return prompt(AGAIN, f"Problem: {question}\nSolution:\n{first}\nTry again.")
+    return prompt(AGAIN, to_try_again(question, first), TRIED_AGAIN)
+
+
+def to_try_again(question: str, first: str) -> str:
+    """Returns what the user says after a first try."""
+    return f"Problem: {question}\nSolution:\n{first}\nTry again."
+
+
+TRIED_AGAIN = [  # worked examples: a right first try stays, and a wrong first try is corrected
+    (
+        to_try_again(*SOLVED[0]),
+        "<think>\n3 boxes of 12 pens are 36 pens. Ann gets 6 and Bob gets 5, so 11 are gone, and "
+        f"36-11 = 25 are left. I find no error.\n</think>\n{SOLVED[0][1]}",
+    ),
+    (
+        to_try_again(SOLVED[1][0], WRONG),
+        "<think>\nHalf of 20 is 10. Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8.\n"
+        f"</think>\n{SOLVED[1][1]}",
+    ),
+]
 
 
 def content(text: str) -> tuple | str:

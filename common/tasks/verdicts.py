@@ -80,6 +80,11 @@ WRONG = r"""<step>Half of 20 is 20/2 = 10 books.</step>
 <step>They bring 10+8 = 18 dollars.</step>
 <answer>\boxed{18}</answer>"""  # its second step is wrong; compare with SOLVED[1]
 
+ALSO_WRONG = r"""<step>3 boxes hold 3+12 = 15 pens.</step>
+<step>He gives away 6+5 = 11 pens.</step>
+<step>He keeps 15-11 = 4 pens.</step>
+<answer>\boxed{4}</answer>"""  # its first step is wrong; compare with SOLVED[0]
+
 VERIFIED = [  # worked examples: a right solution and a wrong solution
     (
         to_verify(*SOLVED[0]),
