@@ -119,7 +119,10 @@ from torch.nn.utils.rnn import pad_sequence
 CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite one step so that it
 is wrong, and a reader does not notice. Write the number of the step, a colon and the new step in
 its tags, and nothing else."""
-EDIT = re.compile(r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*")
+EDIT = re.compile(
+    r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*"
+    r"(?:<answer>[^<>\n]{0,1000}</answer>\s*)?"  # models add what the answer would become
+)
 MARKS = ("CORRECT", "INCORRECT")
 LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*\Z)")
 
@@ -132,9 +135,13 @@ def to_corrupt(question: str, solution: str) -> str:
     return f"Problem: {question}\nSolution:\n{solution}\nMake one step wrong."
 
 
+ONE_STEP = (
+    "Mia had 37 cards and lost 18 of them. How many cards are left?",
+    "<step>37-18 = 19 cards are left.</step>\n<answer>\\boxed{19}</answer>",
+)
 CORRUPTED = [  # worked examples, whose equations are false
-    (to_corrupt(*SOLVED[0]), "3:<step>He keeps 36-11 = 27 pens.</step>"),
-    (to_corrupt(*SOLVED[1]), "1:<step>Half of 20 is 20/2 = 12 books.</step>"),
+    (to_corrupt(*SOLVED[0]), "2:<step>He gives away 6+5 = 10 pens.</step>"),
+    (to_corrupt(*ONE_STEP), "1:<step>37-18 = 21 cards are left.</step>"),
 ]
 
 

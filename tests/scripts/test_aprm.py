@@ -54,7 +54,11 @@ def test_parse_edit(text, edit):
 
 
 def test_an_edit_of_prose_may_say_what_it_likes_but_no_verdict():
-    assert parse_edit("2:<step>12+2 = 15.</step>", REAL) == (1, "12+2 = 15.")
+    edit = "2:<step>12+2 = 15.</step>"
+    for end in ("", "\n<answer>15</answer>", r" <answer>\boxed{INCORRECT}</answer>"):
+        assert parse_edit(edit + end, REAL) == (1, "12+2 = 15.")  # the edit, without what follows
+    for end in ("<answer>15", "15</answer>", "<answer>1</answer>" * 2, "<step>So 15.</step>", "So"):
+        assert parse_edit(edit + end, REAL) is None
     for step in (r"12+2 = 15 \boxed{CORRECT}", "12+2 = 15 **Correct.**", "12+2\n= 15"):
         assert parse_edit(f"2:<step>{step}</step>", REAL) is None
     assert parse_edit("1:<step>a<step>b</step>", REAL) is None
