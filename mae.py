@@ -107,10 +107,10 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import SOLVED, boxed, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
-from common.tasks.verdicts import verdict_metrics
+from common.tasks.verdicts import SCORED, to_score, verdict_metrics
 from common.tiny.tasks import parse_question
 
 import torch
@@ -138,17 +138,51 @@ write the number alone inside of one pair of <score> </score> tags."""
 
 
 def propose_prompt(reference: str | None) -> list[dict]:
-    wanted = "Propose a question."
-    return prompt(PROPOSE, f"Reference: {reference}\n{wanted}" if reference else wanted)
+    return prompt(PROPOSE, to_propose(reference), PROPOSED)
+
+
+def to_propose(reference: str | None) -> str:
+    return (f"Reference: {reference}\n" if reference else "") + "Propose a question."
+
+
+PROPOSED = [  # worked examples, without and with a reference
+    (to_propose(None), f"<question>{SOLVED[0][0]}</question>"),
+    (
+        to_propose(SOLVED[1][0]),
+        "<question>A baker sells a third of his 60 rolls for 3 dollars each and half of the others "
+        "for 2 dollars each. How much money does he take?</question>",
+    ),
+]
 
 
 def judge_answer_prompt(question: str, solution: str) -> list[dict]:
-    answer = shown_answer(solution)
-    return prompt(JUDGE_ANSWER, f"Question: {question}\nAnswer: {answer}\nScore the answer.")
+    return prompt(JUDGE_ANSWER, to_score(question, shown_answer(solution)), SCORED)
 
 
 def judge_question_prompt(question: str) -> list[dict]:
-    return prompt(JUDGE_QUESTION, f"Question: {question}\nScore the question.")
+    return prompt(JUDGE_QUESTION, to_score_question(question), SCORED_QUESTIONS)
+
+
+def to_score_question(question: str) -> str:
+    return f"Question: {question}\nScore the question."
+
+
+SCORED_QUESTIONS = [  # worked examples
+    (
+        to_score_question(SOLVED[1][0]),
+        """<think>
+The number of books, the part that is sold and the price are given. That is all one needs.
+</think>
+<score>9</score>""",
+    ),
+    (
+        to_score_question("A train leaves at 9 and travels 120 miles. How fast does it go?"),
+        """<think>
+When the train arrives is not said, so its speed cannot be known.
+</think>
+<score>3</score>""",
+    ),
+]
 
 
 def contents(text: str, tag: str) -> list[str]:

@@ -111,7 +111,7 @@ from common.tasks.answers import (
 )
 from common.tasks.math import load_for_steps
 from common.tasks.references import check_references
-from common.tasks.verdicts import read_verdict
+from common.tasks.verdicts import COMPARED, read_verdict
 
 import torch
 
@@ -123,8 +123,30 @@ you cannot tell, and nothing after it: \boxed{1}, \boxed{2} or \boxed{tie}"""
 
 
 def compare_prompt(question: str, first: str, second: str) -> list[dict]:
+    return prompt(COMPARE, to_compare(question, first, second), EXAMPLES)
+
+
+def to_compare(question: str, first: str, second: str) -> str:
     both = f"Solution 1:\n{first}\nSolution 2:\n{second}"
-    return prompt(COMPARE, f"Problem: {question}\n{both}\nWhich is sounder?")
+    return f"Problem: {question}\n{both}\nWhich is sounder?"
+
+
+EXAMPLES = [(to_compare(*both), judgement) for *both, judgement in COMPARED]
+EXAMPLES += [
+    (
+        to_compare(
+            "Ann has 4 bags of 6 nuts and eats 3 nuts. How many nuts are left?",
+            "<step>4*6 = 24</step>\n<step>24-3 = 21</step>\n<answer>\\boxed{21}</answer>",
+            "<step>She has 6*4 = 24 nuts, and 24-3 = 21.</step>\n<answer>\\boxed{21}</answer>",
+        ),
+        r"""Solution 1:
+<step>4 bags of 6 nuts are 4*6 = 24. \boxed{CORRECT}</step>
+<step>24-3 = 21, because 21+3 = 24. \boxed{CORRECT}</step>
+Solution 2:
+<step>6*4 = 24, and 24-3 = 21. \boxed{CORRECT}</step>
+\boxed{tie}""",
+    ),
+]
 
 
 def shown(text: str) -> str:

@@ -94,9 +94,9 @@ from common.core.lists import chunk, mean
 from common.core.model import copy_adapter
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import SOLVED, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_score
+from common.tasks.verdicts import WRONG, read_score
 
 import torch
 import torch.nn.functional as F
@@ -105,13 +105,35 @@ import torch.nn.functional as F
 SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
 calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}.
 Then add up the score: half a point if the answer is right, and another half if every step is. End
-with these two lines, the first with the numbers of the faulty steps or the word none:
-Defects: 2,3
-Score: \boxed{0.5}"""
+with two lines: "Defects:" with the numbers of the faulty steps or the word none, and "Score:" with
+the score in a \boxed{}."""
 
 
 def score_prompt(question: str, solution: str) -> list[dict]:
-    return prompt(SCORE, f"Problem: {question}\nSolution:\n{solution}\nGrade it.")
+    return prompt(SCORE, to_grade(question, solution), GRADED)
+
+
+def to_grade(question: str, solution: str) -> str:
+    return f"Problem: {question}\nSolution:\n{solution}\nGrade it."
+
+
+GRADED = [  # worked examples: a right solution and a wrong solution
+    (
+        to_grade(*SOLVED[0]),
+        r"""<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
+<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
+<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
+Defects: none
+Score: \boxed{1}""",
+    ),
+    (
+        to_grade(SOLVED[1][0], WRONG),
+        r"""<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
+<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
+Defects: 2
+Score: \boxed{0}""",
+    ),
+]
 
 
 def parse_score(text: str) -> float | None:

@@ -87,7 +87,7 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import final_answer, is_correct, prompt, solve_prompt
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import read_verdict
+from common.tasks.verdicts import COMPARED, read_verdict
 from common.tiny.tasks import MODULO, parse_question
 
 # ------------------------------------------------------------------ prompts and parsing
@@ -98,8 +98,15 @@ of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
 
 
 def compare_prompt(question: str, first: str, second: str) -> list[dict]:
+    return prompt(COMPARE, to_compare(question, first, second), EXAMPLES)
+
+
+def to_compare(question: str, first: str, second: str) -> str:
     both = f"Solution 1:\n{first}\nSolution 2:\n{second}"
-    return prompt(COMPARE, f"Problem: {question}\n{both}\nWhich is right?")
+    return f"Problem: {question}\n{both}\nWhich is right?"
+
+
+EXAMPLES = [(to_compare(*both), judgement) for *both, judgement in COMPARED]
 
 
 def parse_choice(text: str) -> int | None:

@@ -88,7 +88,13 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
-from common.tasks.verdicts import final_verdict, verdict_metrics, verify_prompt
+from common.tasks.verdicts import (
+    SCORED,
+    final_verdict,
+    to_score,
+    verdict_metrics,
+    verify_prompt,
+)
 
 MOST = 0.5  # the largest factor that a pass rate becomes in the verifier's reward
 
@@ -101,7 +107,7 @@ alone inside of one pair of <score> </score> tags."""
 def judge_prompt(task: str, question: str, solution: str) -> list[dict]:
     if task == "solution":
         return verify_prompt(question, solution)
-    return prompt(SCORE, f"Question: {question}\nAnswer: {boxed(solution)}\nScore the answer.")
+    return prompt(SCORE, to_score(question, boxed(solution)), SCORED)
 
 
 def parse_verdict(task: str, text: str) -> bool | None:

@@ -96,7 +96,7 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean, stripped
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import SOLVED, final_answer, is_correct, prompt, solve, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tiny.tasks import gold_answer, parse_question
 
@@ -113,8 +113,17 @@ problem, inside of one pair of <question> </question> tags."""
 
 def propose_prompt(answer: str | None) -> list[dict]:
     """answer: a*; None where the proposer is not given one."""
-    wanted = "Propose a question."
-    return prompt(PROPOSE, wanted if answer is None else f"Answer: {answer}\n{wanted}")
+    return prompt(PROPOSE, to_propose(answer), PROPOSED)
+
+
+def to_propose(answer: str | None) -> str:
+    return ("" if answer is None else f"Answer: {answer}\n") + "Propose a question."
+
+
+PROPOSED = [  # worked examples
+    (to_propose(final_answer(solution)), f"<question>{question}</question>")
+    for question, solution in SOLVED
+]
 
 
 def proposed_question(text: str) -> str:

@@ -98,10 +98,11 @@ from common.core.batch import Batch, as_completions, chosen_and_rejected, padded
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, prompt, solve, solve_prompt, step_ends
+from common.tasks.answers import SOLVED, is_correct, prompt, solve, solve_prompt, step_ends
 from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
 from common.tasks.references import check_references
+from common.tasks.verdicts import WRONG
 from common.tiny.tasks import gold_steps
 
 import torch
@@ -120,8 +121,17 @@ word none. Write the solution again without these faults, in the same form: ever
 
 def critic_prompt(question: str, reference: str) -> list[dict]:
     """Returns the prompt with c. The small model copies a solution only if no fault is named."""
-    solution = f"Problem: {question}\nSolution:\n{reference.strip()}"
-    return prompt(AGAIN, f"{solution}\nDefects: none\nCorrect it.")
+    return prompt(AGAIN, to_correct(question, reference.strip()), CORRECTED)
+
+
+def to_correct(question: str, solution: str, defects: str = "none") -> str:
+    return f"Problem: {question}\nSolution:\n{solution}\nDefects: {defects}\nCorrect it."
+
+
+CORRECTED = [  # worked examples: a solution with a fault, and a solution without a fault
+    (to_correct(SOLVED[1][0], WRONG, "2"), SOLVED[1][1]),
+    (to_correct(*SOLVED[0]), SOLVED[0][1]),
+]
 
 
 def turns_of(ids: list[int], tokenizer) -> list[list[int]]:

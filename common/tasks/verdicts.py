@@ -105,6 +105,58 @@ VERIFIED = [  # worked examples: a right solution and a wrong solution
     ),
 ]
 
+COMPARED = [  # a problem, two solutions, and a judgement that names the better solution
+    (
+        *SOLVED[0],
+        ALSO_WRONG,
+        r"""Solution 1:
+<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
+<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
+<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
+Solution 2:
+<step>3 boxes of 12 pens are 3*12 = 36 pens, not 3+12. \boxed{INCORRECT}</step>
+<step>6+5 = 11. \boxed{CORRECT}</step>
+<step>The 15 is wrong, so 36-11 = 25 are left. \boxed{INCORRECT}</step>
+\boxed{1}""",
+    ),
+    (
+        SOLVED[1][0],
+        WRONG,
+        SOLVED[1][1],
+        r"""Solution 1:
+<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
+<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
+Solution 2:
+<step>2*10 = 20 books, so half are 10. \boxed{CORRECT}</step>
+<step>10*8 = 80 dollars. \boxed{CORRECT}</step>
+\boxed{2}""",
+    ),
+]
+
+
+def to_score(question: str, answer: str | None) -> str:
+    """Returns what the user says to a judge that scores an answer from 1 to 10."""
+    return f"Question: {question}\nAnswer: {answer}\nScore the answer."
+
+
+SCORED = [  # worked examples: a right answer and a wrong answer
+    (
+        to_score(SOLVED[0][0], "25"),
+        """<think>
+3 boxes of 12 pens are 3*12 = 36 pens. He gives away 6+5 = 11 pens and keeps 36-11 = 25 pens.
+25 is the answer.
+</think>
+<score>10</score>""",
+    ),
+    (
+        to_score(SOLVED[1][0], "18"),
+        """<think>
+Half of 20 is 10 books, and they bring 10*8 = 80 dollars. The answer is 18 and not 80.
+</think>
+<score>2</score>""",
+    ),
+]
+
 
 def mark(right: bool) -> str:
     """Returns a verdict in the form that `VERIFY` asks for."""
