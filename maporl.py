@@ -82,7 +82,7 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     gold answer. Bonuses always use the gold answer"""
     pool: Literal["question", "role"] = "question"
     """a reward is compared with rewards of the same agent and turn: of the same question, or of all
-    questions of this process (role: MARS, arXiv:2510.04935)"""
+    questions of the step (role: MARS, arXiv:2510.04935)"""
     placebo: bool = False
     """control: what an agent sees of its partner is about another question"""
     solution_tokens: Tokens = per_model(tiny=80, real=1024)
@@ -256,7 +256,7 @@ class Maporl(CoTrainer):
 
     def step(self, rows):
         """rows: B, every question K times in a row; a row is a debate."""
-        cfg, K = self.cfg, self.cfg.group_size
+        cfg = self.cfg
         turns = [self.turn_of([self.rollout(name, rows) for name in AGENTS], rows)]
         for _ in range(cfg.turns - 1):
             turns.append(self.next_turn(rows, turns[-1].texts))
@@ -265,7 +265,7 @@ class Maporl(CoTrainer):
         alphas = [cfg.alpha0, cfg.alpha1, cfg.alpha2, cfg.alpha3]
         bonus = bonuses(right, alphas, cfg.influence_sign == "released")  # (T, 2, B)
         score = scores(V, cfg.gamma)  # (T, 2, B)
-        groups = [i // K if cfg.pool == "question" else 0 for i in range(len(rows))]
+        groups = [row["question"] if cfg.pool == "question" else 0 for row in rows]
         for t, turn in enumerate(turns):
             for agent, batch in enumerate(turn.batches):
                 self.set_rewards(batch, score[t, agent] + bonus[t, agent], groups)
@@ -280,7 +280,9 @@ class Maporl(CoTrainer):
         """texts: (2, B) of the turn before."""
         batches = []
         for agent, name in enumerate(AGENTS):
-            prompts = self.debate_prompts(rows, texts, agent)
+            # with the rows of all processes, because the placebo shows texts about other questions
+            ask = lambda rows, *texts: self.debate_prompts(rows, texts, agent)  # noqa: B023, E731
+            prompts = self.over_all_processes(ask, rows, *texts)
             batches.append(self.rollout(f"{name}_again", [{"prompt": x} for x in prompts]))
         return self.turn_of(batches, rows)
 
@@ -290,7 +292,7 @@ class Maporl(CoTrainer):
         """
         own, other = texts[agent], texts[1 - agent]
         if self.cfg.placebo:
-            other = self.over_all_processes(about_another, rows, other)
+            other = about_another(rows, other)
         return [
             debate_prompt(row["question"], mine, theirs)
             for row, mine, theirs in zip(rows, own, other)

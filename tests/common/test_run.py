@@ -12,6 +12,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+from common.checked import CoTrainer
 from common.core.errors import ScriptError, UserError, say
 from common.core.lists import mean
 from common.run.card import write_cards
@@ -30,7 +31,40 @@ from conftest import (
     same_weights,
     small,
     steps_of,
+    write_rows,
 )
+
+
+# ------------------------------------------------------------------ which questions
+@pytest.mark.parametrize("count", [0, 14])
+def test_the_questions_are_the_first_of_one_list_whatever_the_steps_are(
+    tmp_path, monkeypatch, no_report, count
+):
+    """Of the small model's own, and of a file that is passed over several times, in which an epoch
+    may end in the middle of a step.
+    """
+    found, data = [], ["--dataset", "tiny"]
+    if count:
+        rows = [{"question": f"{i}+1 mod 61", "answer": f"{i + 1}"} for i in range(count + 1)]
+        files = [write_rows(tmp_path / n, r) for n, r in (("a.jsonl", rows), ("b.jsonl", rows[:1]))]
+        data = ["--dataset", files[0], "--held-out", files[1]]
+
+    def asked(trainer, **_):
+        for rows in trainer.get_train_dataloader():
+            found[-1] += [row["question"] for row in rows[::4]]
+            assert [row["question"] for row in rows[::4]] == [row["question"] for row in rows[3::4]]
+
+    monkeypatch.setattr(CoTrainer, "train", asked)
+    monkeypatch.setattr(Run, "_finish", lambda _: None)
+    for n, (steps, questions) in enumerate([(12, 5), (2, 5), (9, 2), (1, 9)]):
+        found.append([])
+        more = f"--steps {steps} --questions {questions}".split() + data
+        run_here("tango.py", *small("tango.py", tmp_path / str(n), "--eval-every", 0, *more))
+        assert len(found[-1]) == steps * questions
+        assert found[-1] == found[0][: len(found[-1])]
+    for epoch in [found[0][i : i + count] for i in range(0, 42, count)] if count else [found[0]]:
+        assert len({*epoch}) == len(epoch)
+    assert not count or found[0][:14] != found[0][14:28] != found[0][28:42]
 
 
 # ------------------------------------------------------------------ resumed

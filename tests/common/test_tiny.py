@@ -51,6 +51,22 @@ def test_levels_have_the_lengths_and_the_operations_that_they_say():
             assert signs.count(op) / len(signs) == pytest.approx(share, abs=0.05)
 
 
+def test_the_first_questions_do_not_depend_on_how_many_there_are_nor_their_lengths_on_a_period():
+    """A player that is trained in every second or third step must meet all lengths."""
+    questions, rows = (
+        tasks.sample_questions(3, 600, held_out=False),
+        repairs.sample_rows(3, 90, False),
+    )
+    for count in (1, 2, 40):
+        assert tasks.sample_questions(3, count, held_out=False) == questions[:count]
+        assert repairs.sample_rows(3, count, False) == rows[:count]
+    lengths = [len(tasks.parse_question(question)[1]) for question in questions]
+    for period in (1, 2, 3, 4, 5):
+        for start in range(period):
+            some = lengths[start::period]
+            assert some.count(3) / len(some) == pytest.approx(0.5, abs=0.15), (period, start)
+
+
 def test_of_questions_that_are_used_up_there_are_as_many_as_there_are():
     """And of tasks, whose short ones are used up first."""
     make = lambda rng, steps: f"{rng.randrange(3)}+1 mod 61"  # noqa: E731

@@ -26,7 +26,6 @@ from transformers.integrations import sdpa_attention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RMSNorm
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
 LORA_PRODUCT = "lora_B(lora_A(dropout(x))) * scaling"
 OVERRIDDEN = {
@@ -87,8 +86,10 @@ def test_signatures(method, arguments):
         # once per optimiser step; then its line, and after that what is due
         (Trainer._maybe_log_save_evaluate, ["self.log(", "self._evaluate(", "_save_checkpoint("]),
         (Trainer._evaluate, ["self.evaluate(ignore_keys="]),
-        # those of the passes before are drawn again when a run is resumed
-        (RepeatSampler.__iter__, ["if self.shuffle:", "randperm(self.num_samples, generator=self"]),
+        # `_get_train_sampler` is asked for the rows of all processes, each question's adjacent
+        (GRPOTrainer._get_train_sampler, ["mini_repeat_count=self.num_generations"]),
+        (GRPOTrainer._get_train_sampler, ["self.args.generation_batch_size // self.num_gen"]),
+        (GRPOTrainer.get_train_dataloader, ["sampler_fn=self._get_train_sampler"]),
         # FusedLora computes this product; an adapter that is more has a variant, dropout or bias
         (LoraLinear.forward, ["self.disable_adapters", "self.merged", LORA_PRODUCT]),
         (Lora4bit.forward, ["self.disable_adapters", "self.merged", LORA_PRODUCT]),
@@ -109,14 +110,13 @@ def test_internals(method, fragments):
     for fragment in fragments:
         assert fragment in source[at:], f"{method.__qualname__} no longer has: {fragment}"
         at += source[at:].index(fragment)
-    assert method is not RepeatSampler.__iter__ or source.count("torch.rand") == 1
 
 
 def test_defaults_we_leave_alone():
     """None of them is in common/run/args.py, and each one would change what is trained."""
     config = GRPOConfig("unused", use_cpu=True, bf16=False)
     assert (config.adam_beta1, config.adam_beta2, config.adam_epsilon) == (0.9, 0.999, 1e-8)
-    assert config.warmup_steps == 0 and config.shuffle_dataset is True
+    assert config.warmup_steps == 0
 
 
 def test_a_layer_becomes_another_by_its_class_alone():

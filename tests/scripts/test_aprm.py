@@ -172,7 +172,7 @@ def test_every_token_has_the_credit_of_its_own_mark(seed):
 # ------------------------------------------------------------------ a step by hand
 def given_texts(edits=(), judgements=(), **change) -> aprm.Aprm:
     cfg, texts = aprm.Args(group_size=2, **change), {"corruptor": edits, "verifier": judgements}
-    trainer = without_model(aprm.Aprm, cfg, texts, random_numbers=lambda: random.Random(0))
+    trainer = without_model(aprm.Aprm, cfg, texts, random_numbers=lambda *_: random.Random(0))
     trainer.set_rewards = lambda batch, rewards: setattr(batch, "rewards", torch.as_tensor(rewards))
     return trainer
 

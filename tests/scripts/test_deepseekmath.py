@@ -143,8 +143,8 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
     doubt, yes, no = ends("1", "0.5"), meta("0.5"), meta("0")
     half = [ends("none", "0.5"), ends("1", "1")]
     trainer.texts["verifier"] = [doubt, doubt, PRAISE, "?", doubt, *half, PRAISE]
-    # the first doubt has the votes yes, no, ?; the second yes, yes, no; that of WRONG yes, no, no
-    trainer.texts["meta"] = [yes, yes, yes, no, yes, no, "?", no, no]
+    # the votes on the first doubt, on the second, and on that of WRONG
+    trainer.texts["meta"] = [yes, no, "?", yes, yes, no, yes, no, no]
     trainer.logged.clear()
     trainer.label_solutions(1)
     # one valid doubt is too few for LUCKY, which is dropped; of WRONG nothing is confirmed
@@ -154,7 +154,7 @@ def test_the_first_labels_are_the_truth_and_the_next_are_not():
     assert trainer.logged["labels/single"] == [True, True, False] + [False] * 4
     asked = [user for name, user in trainer.asked if name == "meta"]
     assert len(asked) == 9 and all("Defects: 1\nAre they real?" in user for user in asked)
-    assert [LUCKY in user for user in asked] == [True, True, False] * 3
+    assert [LUCKY in user for user in asked] == [True] * 6 + [False] * 3
 
 
 def test_every_round_labels_solutions_of_other_questions():

@@ -35,7 +35,7 @@ def test_no_other_answer_is_known(monkeypatch):
     row = lambda i, answer: {"question": f"{i}+1", "answer": answer, "reference": answer}  # noqa: E731
     for others in ("true", "nonsense"):
         train = [row(i, str(i + 1) if i < 2 else others) for i in range(5)]
-        monkeypatch.setattr(few_labels, "load_for_steps", lambda _, t=train: (t, [row(9, "10")]))
+        monkeypatch.setattr(few_labels, "load_for_steps", lambda *_, t=train: (t, [row(9, "10")]))
         train, held_out = few_labels.load(Args(labels=2))
         assert train == [row(0, "1"), row(1, "2"), *[row(i, "") for i in (2, 3, 4)]]
         assert held_out == [row(9, "10")]
@@ -48,9 +48,15 @@ def test_no_other_answer_is_known(monkeypatch):
     assert few_labels.outcome_reward([right] * 3, answer=["2", "3", ""]) == [1.0, 0.0, None]
 
 
+def test_which_answers_are_known_does_not_depend_on_the_steps():
+    short, long = (few_labels.load(Args(steps=n, questions=2, eval_questions=2)) for n in (1, 40))
+    assert len(short[0]) == 32 and short[0] == long[0][:32] and all(r["answer"] for r in short[0])
+    assert short[1] == long[1]
+
+
 def test_with_labels_0_all_answers_are_known(monkeypatch):
     train = [{"question": f"{i}+1", "answer": str(i + 1), "reference": "r"} for i in range(5)]
-    monkeypatch.setattr(few_labels, "load_for_steps", lambda _: ([*train], []))
+    monkeypatch.setattr(few_labels, "load_for_steps", lambda *_: ([*train], []))
     assert few_labels.load(Args(labels=0))[0] == train
     assert without_model(FewLabels, Args(labels=0)).with_answers("abc") == "abc"
 
