@@ -131,13 +131,13 @@ def to_judge(question: str, part: str) -> str:
 JUDGED = [  # worked examples: a sound slice, and a slice with an error
     (
         to_judge(SOLVED[0][0], SOLVED[0][1].partition("<answer>")[0]),
-        "3*12 = 36 pens are there, 6+5 = 11 go away, and 36-11 = 25 are left. **YES** Every step "
-        "follows from the problem.",
+        "Analysis: 3*12 = 36 pens are there, 6+5 = 11 go away, and 36-11 = 25 are left.\n"
+        "Verdict: **YES**\nReason: Every step follows from the problem.",
     ),
     (
         to_judge(SOLVED[1][0], split_steps(WRONG)[1]),
-        "Half of 20 books are 10, and 10 books of 8 dollars each bring 10*8 = 80 dollars. The part "
-        "adds 10+8. **NO** It has to multiply.",
+        "Analysis: 10 books of 8 dollars each bring 10*8 = 80 dollars.\n"
+        "Verdict: **NO**\nReason: The part adds where it has to multiply.",
     ),
 ]
 
