@@ -3,6 +3,7 @@ worked examples of prompts, which are read as what they mean.
 """
 
 import importlib
+import re
 
 import mae
 import raro
@@ -87,6 +88,7 @@ def test_a_worked_example_is_read_as_what_it_means(prompt, parse, wanted):
     assert [parse(text) for _, text in examples] == pytest.approx(wanted)
     for user, text in examples:
         assert user.splitlines()[-1] == asked.splitlines()[-1]  # the user asks in the same words
+        assert not re.search(r"[.?}]</", text)  # which is one token of many tokenizers
         marks = verdicts(text)
         if "CORRECT" in marks:  # each step of each solution has its verdict, and a false equation
             steps = split_steps(user)  # is in a step that is called faulty

@@ -70,7 +70,10 @@ def prompt(system: str, user: str, examples: Iterable[tuple[str, str]] = ()) -> 
 
     examples: pairs of what the user says and what the model answers.
     """
-    turns = [m for pair in examples for m in zip(("user", "assistant"), pair)]
+    # a space before a closing tag: many tokenizers have a token "}</", and a model that samples "}"
+    # alone would not have been shown that a tag is closed after it
+    apart = [(asked, re.sub(r"(?<=[^\w\s])</", " </", answer)) for asked, answer in examples]
+    turns = [m for pair in apart for m in zip(("user", "assistant"), pair)]
     turns = [{"role": role, "content": text, "example": True} for role, text in turns]
     ask = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     return [ask[0], *turns, ask[1]]
