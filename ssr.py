@@ -126,7 +126,7 @@ will be run, too. Think first, then write the whole program in one block that st
 and ends with ```."""
 
 # worked examples: a program, its tests, what becomes what to make the bug, the tests to hide, and
-# what the injector and the solver think. Without a thought small models copy the program as it is
+# what the injector and the solver think
 EXAMPLES = [
     (
         """def total(numbers):
@@ -138,7 +138,7 @@ EXAMPLES = [
         ["total([3, 1]) == 4", "total([2, -5, 1]) == 3", "total([-7, 8]) == 8"],
         ("        if number > 0:", "        if number > 1:"),
         [1],
-        "With number > 1 in place of number > 0 the 1 is left out, and tests 1 and 2 fail.",
+        "I change `number > 0` to `number > 1`. Now the 1 is left out: tests 1 and 2 fail.",
         "total([3, 1]) gives 3, so that the 1 is left out: the condition must be number > 0.",
     ),
     (
@@ -151,7 +151,7 @@ EXAMPLES = [
         ['initials("ann Lee") == "AL"', 'initials("X Y") == "XY"', 'initials("to be") == "TB"'],
         ("        word = word.upper()\n", ""),
         [1, 3],
-        "Without word = word.upper() small letters stay small, and tests 1 and 3 fail.",
+        "I remove `word = word.upper()`. Now small letters stay small: tests 1 and 3 fail.",
         "The letters stay small: the words must be turned into capitals first.",
     ),
 ]

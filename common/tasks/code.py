@@ -127,13 +127,14 @@ def load_tasks(
         train = programs.sample_tasks(seed + 1, train_count, held_out=False)
         held_out = programs.sample_tasks(0, held_out_count, held_out=True)
         return [_tiny_row(task) for task in train], [_tiny_row(task) for task in held_out]
-    found = [[_read_task(row, where) for where, row in part] for part in read_rows(dataset, file)]
-    rows, held_out = ([row for row in part if row] for part in found)
-    if left_out := sum(row is None for part in found for row in part):
+    found = [[(w, _read_task(row, w)) for w, row in part] for part in read_rows(dataset, file)]
+    rows, held_out = ([row for _, row in part if row] for part in found)
+    if left_out := sum(row is None for part in found for _, row in part):
         reason = "have tests other than `f(...) == value` with literals, or only one; left out."
         say(f"--dataset {dataset}: {left_out} functions {reason}")
-    if len({isinstance(row["tests"][0], str) for row in rows + held_out}) > 1:
-        raise UserError(f"--dataset {dataset}: some rows have asserts, and others standard input.")
+    forms = [(isinstance(row["tests"][0], str), w) for part in found for w, row in part if row]
+    if odd := next((where for form, where in forms if form != forms[0][0]), None):
+        raise UserError(f"{odd} has asserts, or standard input, unlike the rows before it.")
     parts = split(rows, held_out, dataset, train_count, held_out_count, seed, file)
     for row in (row for part in parts for row in part):  # by the text alone it is held out or not
         if isinstance(row["tests"][0], str):

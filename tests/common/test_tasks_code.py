@@ -2,7 +2,6 @@
 
 import random
 
-from common.core.errors import UserError
 from common.tasks.code import (
     given,
     load_tasks,
@@ -142,12 +141,6 @@ def test_functions_with_other_tests_are_left_out_and_counted(tmp_path, capsys):
     train, held_out = load_tasks(write_rows(tmp_path / "t.jsonl", rows), 100, 100, 0)
     assert len(train + held_out) == 60 and "odd" not in str(train + held_out)
     assert f"{len(tests)} functions" in capsys.readouterr().out
-
-
-def test_a_file_has_one_form(tmp_path):
-    rows = [*FILLER, MBPP]
-    with pytest.raises(UserError, match="others standard input"):
-        load_tasks(write_rows(tmp_path / "t.jsonl", rows), 100, 100, 0)
 
 
 def test_published_mbpp(real_data, sandbox):
