@@ -351,7 +351,7 @@ def evaluate(trainer: Apo, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "generator": ["generator/accuracy", "generator/greedy", "co/best_of_4"],
     "RM: right above wrong": ["rm/rank_agreement", "rm/first_rank_agreement"],
     "RM: calibration error": ["rm/ece", "rm/first_ece"],

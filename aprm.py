@@ -396,7 +396,7 @@ def evaluate(trainer: Aprm, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "corruptor": ["corruptor/fooled", "corruptor/harmless", "corruptor/distinct"],
     "verifier": ["verifier/step_f1", "verifier/step_balanced_accuracy", "verifier/parsed"],
     "who is fooled": ["verifier/wrong_steps_accepted", "co/caught", "verifier/checked"],

@@ -657,7 +657,7 @@ def evaluate_proposer(trainer: Azr, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "solver": ["solver/accuracy", *[f"solver/{kind}" for kind in KINDS]],
     "proposer": ["proposer/valid", "proposer/rate", "proposer/too_easy", "proposer/too_hard"],
     "against the truth": ["co/rewarded_minus_true", "co/tasks_that_run"],

@@ -95,11 +95,11 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     SOLVED,
+    evaluate_solver,
     final_answer,
     in_one_form,
     is_correct,
     prompt,
-    solve,
     solve_prompt,
     split_steps,
 )
@@ -335,9 +335,7 @@ def evaluate(trainer: CoVerRL, held_out: list[dict]) -> dict[str, float]:
     on what the base has written, the same in every evaluation.
     """
     n = trainer.cfg.eval_samples
-    texts, right = solve(trainer, "solver", held_out, n)
-    _, greedy = solve(trainer, "solver", held_out, greedy=True)
-    result = {"solver/accuracy": mean(right), "solver/greedy": mean(greedy)}
+    result, texts, right = evaluate_solver(trainer, "solver", held_out)
     if trainer.cfg.verifier == "none":
         return result
     first = texts[::n]
@@ -364,7 +362,7 @@ def judged(trainer, rows: list[dict], solutions: list[str]) -> list[tuple]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "solver": ["solver/accuracy", "solver/final"],
     "the labels": ["co/reward_accuracy", "co/label_accuracy", "co/majority_ratio", "co/kept"],
     "verifier": ["verifier/balanced_accuracy"],

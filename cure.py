@@ -479,7 +479,7 @@ def oracle(reference: Ran, base: Ran) -> dict[int, torch.Tensor]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "coder": ["coder/accuracy"],
     "tester": ["tester/accuracy", "tester/p01", "tester/p00"],
     "choice by tests, held out": ["co/mu", "co/precision", "co/best_of_4", "co/best_of_16"],

@@ -514,7 +514,7 @@ def evaluate_verifier(trainer: DeepSeekMath, rows: list[dict]) -> dict[str, floa
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "generator": ["generator/accuracy", "co/over_claim"],
     "verifier": ["verifier/balanced_accuracy", "verifier/claims_real", "verifier/defects_found"],
     "meta-verifier": ["meta/accuracy"],

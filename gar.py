@@ -103,7 +103,14 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import SOLVED, is_correct, prompt, solve, solve_prompt, split_steps
+from common.tasks.answers import (
+    SOLVED,
+    evaluate_solver,
+    is_correct,
+    prompt,
+    solve_prompt,
+    split_steps,
+)
 from common.tasks.math import load_for_steps, read_jsonl
 from common.tasks.references import check_references
 from common.tasks.verdicts import WRONG, read_first_verdict
@@ -433,9 +440,7 @@ def are_sound(question: str, slices: list[str]) -> list[bool | None]:
 def evaluate(trainer: Gar, held_out: list[dict]) -> dict[str, float]:
     """The reasoner on held-out questions, and the discriminator on the first solution of each."""
     n = trainer.cfg.eval_samples
-    texts, right = solve(trainer, "reasoner", held_out, n)
-    _, greedy = solve(trainer, "reasoner", held_out, greedy=True)
-    result = {"reasoner/greedy": mean(greedy), "reasoner/accuracy": mean(right)}
+    result, texts, right = evaluate_solver(trainer, "reasoner", held_out)
     if trainer.cfg.discriminator != "none":
         result |= evaluate_discriminator(trainer, held_out, texts[::n], right[::n])
     return result
@@ -463,7 +468,7 @@ def evaluate_discriminator(trainer: Gar, held_out: list[dict], texts, right) -> 
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "reasoner": ["reasoner/accuracy", "reasoner/frac_reward_zero_std"],
     "P(YES)": ["discriminator/says_yes", *[f"discriminator/yes_{k}" for k in KINDS.values()]],
     "health": ["discriminator/silent", "discriminator/spread_in_groups"],

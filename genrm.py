@@ -318,7 +318,7 @@ def evaluate(trainer: GenRM, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "loss": ["verifier/verify_loss", "verifier/solve_loss"],
     "verifier": ["verifier/rank_agreement", "verifier/p_of_right", "verifier/p_of_wrong"],
     "best of several": ["co/majority", "co/oracle"],

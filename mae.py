@@ -107,7 +107,14 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import SOLVED, boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import (
+    SOLVED,
+    boxed,
+    evaluate_solver,
+    is_correct,
+    prompt,
+    solve_prompt,
+)
 from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
 from common.tasks.verdicts import SCORED, to_score, verdict_metrics
@@ -441,9 +448,7 @@ def first_number(text: str) -> float | None:
 def evaluate(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
     """Figures of all three roles on held-out questions, the solver's first."""
     n = trainer.cfg.eval_samples
-    texts, right = solve(trainer, "solver", held_out, n)
-    _, greedy = solve(trainer, "solver", held_out, greedy=True)
-    result = {"solver/greedy": mean(greedy), "solver/accuracy": mean(right)}
+    result, texts, right = evaluate_solver(trainer, "solver", held_out)
     result |= evaluate_judge(trainer, held_out, texts[::n], right[::n])
     return result | evaluate_proposer(trainer, held_out)
 
@@ -499,7 +504,7 @@ def evaluate_proposer(trainer: Mae, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "solver": ["solver/judged", "solver/accuracy", "co/flattery"],
     "judge": ["judge/unparsable", "judge/balanced_accuracy", "judge/rank_agreement"],
     "proposer": ["proposer/difficulty", "proposer/accepted", "proposer/answerable", "proposer/new"],

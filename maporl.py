@@ -402,7 +402,7 @@ def evaluate(trainer: Maporl, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "accuracy": ["co/last", "co/first"],
     "what the debate adds": ["co/gain"],
     "changes of mind": ["co/wrong_to_right", "co/right_to_wrong"],

@@ -136,7 +136,7 @@ from common.core.lists import mean
 from common.core.model import without_checkpointing
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.answers import evaluate_solver, is_correct, solve_prompt
 from common.tasks.math import count_for_steps, load_for_steps
 from common.tiny.tasks import gold_steps
 
@@ -384,13 +384,11 @@ def evaluate(trainer: Prime, held_out: list[dict]) -> dict[str, float]:
     """Figures of the policy on held-out questions: the accuracy of sampled answers and of greedy
     answers.
     """
-    _, right = solve(trainer, "policy", held_out, trainer.cfg.eval_samples)
-    _, greedy = solve(trainer, "policy", held_out, greedy=True)
-    return {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}
+    return evaluate_solver(trainer, "policy", held_out)[0]
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "policy": ["policy/accuracy"],
     "PRM": ["prm/accuracy", "prm/loss"],
     "health": ["co/groups_kept", "policy/entropy"],

@@ -341,7 +341,7 @@ def evaluate(trainer: Pvg, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "right answers": ["helpful/accuracy", "sneaky/accuracy"],
     "right above wrong": ["verifier/holds", "verifier/rank_agreement"],
     "steps that sound sure": ["helpful/sounds_sure", "sneaky/sounds_sure"],

@@ -102,10 +102,10 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     boxed,
+    evaluate_solver,
     final_answer,
     is_correct,
     prompt,
-    solve,
     solve_prompt,
     split_steps,
 )
@@ -316,9 +316,7 @@ def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
     every evaluation; only the judgements are drawn anew.
     """
     n = trainer.cfg.eval_samples
-    texts, right = solve(trainer, "policy", held_out, n)
-    _, greedy = solve(trainer, "policy", held_out, greedy=True)
-    result = {"policy/accuracy": mean(right), "policy/greedy": mean(greedy)}
+    result, texts, _ = evaluate_solver(trainer, "policy", held_out)
     base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the policy is the base
     pairs = [pair_of(r, text, "12"[i % 2]) for i, (r, text) in enumerate(zip(held_out, base))]
     with trainer.as_critic():
@@ -328,7 +326,7 @@ def evaluate(trainer: Raro, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "policy": ["policy/accuracy"],
     "critic": ["critic/expert_where_wrong", "critic/expert_where_right", "critic/tie_where_right"],
     "ties": ["critic/says_tie", "critic/parsed"],

@@ -350,7 +350,7 @@ def evaluate(trainer: RStar, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "generator": ["generator/accuracy", "generator/greedy"],
     "verifier": ["verifier/step_order", "verifier/rank_agreement"],
     "best of several": ["co/majority", "co/oracle"],

@@ -268,7 +268,7 @@ def evaluate(trainer: Score, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "accuracy": ["second/accuracy", "first/accuracy"],
     "between the turns": ["co/delta", "co/wrong_to_right", "co/right_to_wrong", "co/corrected"],
     "collapse": ["co/same"],

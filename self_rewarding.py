@@ -408,7 +408,7 @@ def ranked(right: float, wrong: float) -> float:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "solver": ["solver/accuracy", "solver/greedy", "co/best_of_4"],
     "judge": ["judge/own_pairs", "judge/first_pairs", "judge/readings_right"],
     "its pairs": ["co/pairs_right_way", "co/pairs_one_right", "co/pairs"],

@@ -352,7 +352,7 @@ def majority(judgements: list[dict]) -> float:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "right above wrong": ["judge/accuracy", "judge/vote", "judge/both_orders"],
     "changed questions": ["judge/prefers_better", "judge/made_pairs"],
     "what it learns from": ["judge/lessons", "judge/says_1", "judge/unreadable"],

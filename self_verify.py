@@ -86,7 +86,7 @@ from common.core.batch import Batch
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import boxed, is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import boxed, evaluate_solver, is_correct, prompt, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tasks.verdicts import (
     SCORED,
@@ -257,14 +257,12 @@ class SelfVerify(CoTrainer):
 def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
     """Measures the generator, and the verifier on the base's solutions of step 0."""
     n, task = trainer.cfg.eval_samples, trainer.cfg.task
-    texts, right = solve(trainer, "generator", held_out, n)
-    _, greedy = solve(trainer, "generator", held_out, greedy=True)
+    result, texts, _ = evaluate_solver(trainer, "generator", held_out)
     base = trainer.saved.setdefault("base_solutions", texts[::n])  # step 0: the base's
     # as in training, only solutions with a box are judged
     judged = [(row, text) for row, text in zip(held_out, base) if boxed(text) is not None]
     prompts = [judge_prompt(task, row["question"], text) for row, text in judged]
     judgements = trainer.generate_all("verifier", prompts)
-    result = {"generator/accuracy": mean(right), "generator/greedy": mean(greedy)}
     if not judged:
         return result
     labels = [is_correct(text, row["answer"]) for row, text in judged]
@@ -274,7 +272,7 @@ def evaluate(trainer: SelfVerify, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "generator": ["generator/accuracy", "generator/greedy"],
     "verifier": ["verifier/accuracy", "verifier/balanced_accuracy", "verifier/says_right"],
 }

@@ -102,7 +102,7 @@ from common.core.lists import mean
 from common.core.model import copy_adapter
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve, solve_prompt
+from common.tasks.answers import evaluate_solver, is_correct, solve_prompt
 from common.tasks.math import load_for_steps
 from common.tasks.references import check_references
 
@@ -301,13 +301,8 @@ def evaluate(trainer: Spin, held_out: list[dict]) -> dict[str, float]:
         batch = trainer.completions("player", [solve_prompt(row["question"]) for row in rows], ids)
         return trainer.log_probs("player", batch).sum(1).tolist()
 
-    _, greedy = solve(trainer, "player", held_out, greedy=True)
-    _, right = solve(trainer, "player", held_out, trainer.cfg.eval_samples)
-    return {
-        "player/greedy": mean(greedy),
-        "player/accuracy": mean(right),
-        "player/logp_human": mean(trainer.in_parallel(logp_human, held_out)),
-    }
+    figures, _, _ = evaluate_solver(trainer, "player", held_out)
+    return figures | {"player/logp_human": mean(trainer.in_parallel(logp_human, held_out))}
 
 
 # ------------------------------------------------------------------ main

@@ -96,7 +96,14 @@ from common.core.cotrainer import Batch
 from common.core.lists import chunk, mean, stripped
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import SOLVED, final_answer, is_correct, prompt, solve, solve_prompt
+from common.tasks.answers import (
+    SOLVED,
+    evaluate_solver,
+    final_answer,
+    is_correct,
+    prompt,
+    solve_prompt,
+)
 from common.tasks.math import load_for_steps
 from common.tiny.tasks import gold_answer, parse_question
 
@@ -314,9 +321,7 @@ class Ssp(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: Ssp, held_out: list[dict]) -> dict[str, float]:
     """Measures the solver on held-out questions, and as many proposals by a gate without errors."""
-    texts, right = solve(trainer, "solver", held_out, trainer.cfg.eval_samples)
-    _, greedy = solve(trainer, "solver", held_out, greedy=True)
-    result = {"solver/accuracy": mean(right), "solver/greedy": mean(greedy)}
+    result, _, _ = evaluate_solver(trainer, "solver", held_out)
     answers = [row["answer"] for row in held_out]
     with trainer.proposing():
         texts = trainer.generate_all("proposer", trainer.propose_prompts(answers))
@@ -334,7 +339,7 @@ def evaluate(trainer: Ssp, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "solver": ["solver/accuracy"],
     "proposer": ["proposer/valid", "proposer/passed", "proposer/different"],
     "its questions": ["proposer/solve_rate", "proposer/never_solved", "co/reused"],

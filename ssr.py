@@ -447,7 +447,7 @@ def removals(trainer: Ssr, held_out: list[dict]) -> list[Bug]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "solver": ["solver/accuracy", "solver/second_order"],
     "injector": ["injector/valid", "injector/solve_rate", "injector/too_easy", "injector/too_hard"],
     "bugs": ["injector/edited_lines", "injector/different"],

@@ -98,7 +98,14 @@ from common.core.batch import Batch, as_completions, chosen_and_rejected, padded
 from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import SOLVED, is_correct, prompt, solve, solve_prompt, step_ends
+from common.tasks.answers import (
+    SOLVED,
+    evaluate_solver,
+    is_correct,
+    prompt,
+    solve_prompt,
+    step_ends,
+)
 from common.tasks.math import load_for_steps
 from common.tasks.ranking import pairs_in_order
 from common.tasks.references import check_references
@@ -349,9 +356,7 @@ class SweetRL(CoTrainer):
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: SweetRL, held_out: list[dict]) -> dict[str, float]:
     """Measures the actor, and how the critic orders sibling turns, the base's at one place."""
-    _, greedy = solve(trainer, "actor", held_out, greedy=True)
-    _, right = solve(trainer, "actor", held_out, trainer.cfg.eval_samples)
-    figures = {"actor/greedy": mean(greedy), "actor/accuracy": mean(right)}
+    figures, _, _ = evaluate_solver(trainer, "actor", held_out)
     if trainer.saved["siblings"] is None:  # step 0, when the actor is the base
         trainer.saved["siblings"] = siblings(trainer, held_out)
     places = trainer.saved["siblings"]
@@ -382,7 +387,7 @@ def siblings(trainer: SweetRL, held_out: list[dict]) -> list[dict]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "critic": ["critic/pair_accuracy", "critic/siblings"],
     "actor": ["actor/pair_accuracy", "actor/accuracy", "actor/greedy"],
     "turns that win and lose": ["co/chosen_right", "co/rejected_right"],

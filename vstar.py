@@ -394,7 +394,7 @@ def evaluate(trainer: VStar, held_out: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------ main
-CURVES = {  # panels of report.html; step lines show the first metric of each
+CURVES = {
     "generator": ["generator/accuracy", "generator/greedy"],
     "verifier": ["verifier/rank_agreement"],
     "best of several": ["co/majority", "co/oracle"],

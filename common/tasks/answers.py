@@ -12,6 +12,8 @@ import re
 import threading
 from collections.abc import Iterable
 
+from common.core.lists import mean
+
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import take_last_relation
@@ -96,6 +98,21 @@ def solve(
     several = [row for row in rows for _ in range(samples)]
     texts = trainer.generate_all(player, [solve_prompt(r["question"]) for r in several], greedy)
     return texts, [is_correct(text, row["answer"]) for text, row in zip(texts, several)]
+
+
+def evaluate_solver(
+    trainer, player: str, held_out: list[dict]
+) -> tuple[dict[str, float], list[str], list[bool]]:
+    """Has a player answer held-out questions, --eval-samples times each at its temperature, and
+    once greedily.
+
+    Returns:
+        (the player's accuracy and greedy accuracy by name, the sampled texts, whether the answer of
+        each sampled text is right); texts of a question are adjacent.
+    """
+    texts, right = solve(trainer, player, held_out, trainer.cfg.eval_samples)
+    _, greedy = solve(trainer, player, held_out, greedy=True)
+    return {f"{player}/accuracy": mean(right), f"{player}/greedy": mean(greedy)}, texts, right
 
 
 def solutions_to_teach(trainer, player: str, rows: list[dict]) -> list[dict]:
