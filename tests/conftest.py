@@ -383,6 +383,7 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
     from common.fast import vllm
     from common.run.launch import grpo_config
     from common.run.models import load_model
+    from common.run.report.recording import Recorder
     from common.tasks.math import load_questions
 
     from datasets import Dataset
@@ -396,6 +397,7 @@ def build(kind, folder, args, players, prompt, rows=8, **config):
     config = grpo_config(args, folder, rows, 4, **{"save_strategy": "no"} | config)
     trainer = kind(model, players, args, config, data, tokenizer, train)
     trainer.engine = trainer.sampler = plain if args.plain else fast
+    trainer.recorder = Recorder(trainer, Path(folder) / "rollouts.jsonl")
     if args.rollouts:
         trainer.sampler = vllm.Server(args.rollouts, folder, "word")
         trainer.generation_batch_size = 1 << 30

@@ -89,6 +89,7 @@ class CoTrainer(PlayersTrainer):
         super().__init__(model, players, cfg, config, *data, **more)
         # computes log-probs, and samples; `launch` may put others here that have these functions
         self.engine = self.sampler = plain
+        self.recorder = None  # writes what the report shows; `launch` puts it here
         self.kl = getattr(cfg, "kl", 0.0)
         self.clip_max = cfg.vllm_importance_sampling_clip_max
         self.generation_batch_size = cfg.generation_batch_size or 256
@@ -195,6 +196,33 @@ class CoTrainer(PlayersTrainer):
                 values = values[mask] if values.shape == mask.shape else values
                 self.log_mean(f"{batch.player}/{name}", values)
 
+    def record(self, batch: Batch, credit: torch.Tensor | None = None, notes: list | None = None):
+        """Shows a few rows of a batch in the report. `update` calls it for every batch that has
+        advantages; a script calls it to show other numbers.
+
+        credit: (B,) or (B, T), numbers that the report shows on the tokens in place of advantages.
+        notes: B dicts in place of the batch's notes.
+        """
+        if self.recorder:
+            self.recorder.record(batch, credit, notes)
+
+    def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
+        """Shows rows of a micro-batch in the report, with numbers on the tokens that are not
+        advantages. A script's `show_loss` calls it. The rows to show are chosen after the last
+        micro-batch, among all rows, so they do not depend on how rows were sorted and split.
+
+        Args:
+            batch: b completions or b pairs.
+            credit: the numbers on the tokens, (b, T), or (2b, T) for pairs.
+            name: what `values` is.
+            values: a number for each row or pair, which the report shows as its reward.
+            sides: for pairs, two names: who wrote the chosen text, and who wrote the rejected text.
+                For completions, one name: who wrote them. By default it is the batch's player.
+            of: what `credit` is; by default log-probabilities.
+        """
+        if self.recorder:
+            self.recorder.record_part(batch, credit, name, values, sides, of)
+
     def update(self, batch: Batch):
         """Takes one optimiser step of the batch's player: computes loss and gradient for each
         micro-batch, adds the gradients over all processes, clips, and applies AdamW. All processes
@@ -220,7 +248,8 @@ class CoTrainer(PlayersTrainer):
                 total += loss.detach()
                 for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
                     p.grad = g if p.grad is None else p.grad + g
-        self.record_parts()
+        if self.recorder:
+            self.recorder.record_parts()
         self.add_up_gradients(name, parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, player.max_grad_norm or math.inf).item()
         # the processes' shares add up, and log_mean takes their mean
@@ -512,8 +541,6 @@ class CoTrainer(PlayersTrainer):
         if logp.requires_grad and batch.sampled_logps is not None:
             gap = (logp.detach() - batch.sampled_logps).abs()[batch.completion_mask.bool()]
             self.log_mean("co/sampler_gap", gap)
-            if self.cfg.rollouts:
-                self.sampler.watch(batch.player, gap)
         return logp, entropy
 
     @torch.no_grad()

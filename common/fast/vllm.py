@@ -28,6 +28,7 @@ import requests
 import torch
 from filelock import FileLock
 from peft.tuners.lora import LoraLayer
+from transformers import TrainerCallback
 
 TIMEOUT = 10, 3600
 """Seconds to connect, and for an answer, which waits for the answers that were asked for before."""
@@ -60,8 +61,10 @@ def find_base(url: str) -> tuple[str, int]:
         raise UserError(f"--rollouts {url}: this is not a vLLM server.") from None
 
 
-class Server:
-    """A server whose `generate` takes the place of common/core/plain.py's."""
+class Server(TrainerCallback):
+    """A server whose `generate` takes the place of common/core/plain.py's. As a callback of the
+    trainer it looks at the gap after every update.
+    """
 
     def __init__(self, url: str, folder: str, word: str):
         """
@@ -74,7 +77,6 @@ class Server:
         self.url, self.word = url, word
         self.base, self.longest = find_base(url)
         self.folder = Path(folder).resolve() / ".rollouts"
-        self.gaps = []  # of tokens that `watch` has not judged yet
         atexit.register(self.forget)
 
     def error(self, sentence: str) -> UserError:
@@ -107,27 +109,19 @@ class Server:
                     f"--logprobs-mode processed_logprobs"
                 )
 
-    def watch(self, name: str, gaps: torch.Tensor):
-        """Does while the run lasts what `check` does before it: the server may be restarted with
-        another base, or answer from another adapter than it was given.
-
-        Args:
-            name: the player that wrote.
-            gaps: (N,), the distances in nats between the log-probs here and there, of the tokens of
-                a micro-batch that is trained on.
+    def on_log(self, args, state, control, logs=None, **_):
+        """Does after every update what `check` does before the run: the server may be restarted
+        with another base, or answer from another adapter than it was given.
 
         Raises:
-            UserError: the log-probs are too far from each other.
+            UserError: the log-probs of what an update trains on are too far from ours.
         """
-        self.gaps += gaps.tolist()
-        if len(self.gaps) < FEWEST:
-            return
-        gap, self.gaps = sum(self.gaps) / len(self.gaps), []
+        gap = (logs or {}).get("co/sampler_gap", 0.0)
         if not gap <= LARGEST_GAP:  # not a number, either
             raise self.error(
-                f"its log-probs of what the {name} writes are now {gap:.2f} nats a token from "
-                f"ours, and were not when the run began: it answers from another base or another "
-                f"adapter than it should; stop it, and start it again as docs/scale.md says"
+                f"its log-probs are now {gap:.2f} nats a token from ours, and were not when the "
+                f"run began: it answers from another base or another adapter than it should; stop "
+                f"it, and start it again as docs/scale.md says"
             )
 
     def check_length(self, tokens: int):

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.core.errors import UserError
-from common.core.recording import read_lines
+from common.run.report.recording import read_lines
 
 MAY_CHANGE = {*"out save_every eval_every show_every report_to generation_batch_size".split()}
 MAY_CHANGE |= {"micro_batch", "gradient_checkpointing", "plain", "rollouts"}

@@ -15,6 +15,7 @@ from common.run.args import RunArgs
 from common.run.machine import on_gpu
 from common.run.memory import plan_memory
 from common.run.models import load_model
+from common.run.report.recording import Recorder
 from common.run.session import begin, start_run
 
 from accelerate.utils import gather_object
@@ -88,11 +89,13 @@ def launch(
     data = Dataset.from_list(data)
     trainer = Trainer(model, players, args, config, data, tokenizer, train, held_out, **more)
     trainer.engine = trainer.sampler = plain if args.plain else fast
+    trainer.recorder = Recorder(trainer, run.folder / "rollouts.jsonl")
     if args.rollouts:
         word = gather_object([secrets.token_hex(4)])[0]  # the same on all processes
         trainer.sampler = vllm.Server(args.rollouts, run.folder, word)
         trainer.generation_batch_size = 1 << 30  # the server makes its own batches
         trainer.sampler.check(trainer)
+        trainer.add_callback(trainer.sampler)
     run.train(trainer, evaluate, curves)
     return trainer
 

@@ -35,12 +35,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from common.core.errors import NOBODY, ScriptError, UserError, say, visible
-from common.core.recording import read_lines
 from common.run.card import write_cards
 from common.run.folder import claim, claimed, forget_older, numbered, release, write_whole
 from common.run.machine import on_gpu
 from common.run.report.build import write_report
 from common.run.report.health import is_evaluation, main_metrics
+from common.run.report.recording import read_lines
 
 import torch
 import transformers

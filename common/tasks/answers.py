@@ -187,19 +187,19 @@ def is_correct(text: str, gold: str) -> bool:
     if re.fullmatch(r"-?\d+", answer) and re.fullmatch(r"-?\d+", gold):
         return int(answer) == int(gold)
     try:
-        expected, given = read(gold), read(answer)
+        expected, given = parsed(gold), parsed(answer)
         if is_number(expected[0]) and (RELATION.search(answer) or not is_number(given[0])):
             return False
         compared = can_be_compared(gold) and can_be_compared(answer)
-        return compared and bool(verify(expected, given, timeout_seconds=limit()))
+        return compared and bool(verify(expected, given, timeout_seconds=time_limit()))
     except Exception:
         return False
 
 
 @functools.lru_cache(1 << 14)
-def read(answer: str) -> list:
+def parsed(answer: str) -> list:
     """Returns what math-verify reads in an answer."""
-    return parse(f"\\boxed{{{answer}}}", parsing_timeout=limit())
+    return parse(f"\\boxed{{{answer}}}", parsing_timeout=time_limit())
 
 
 @functools.lru_cache(1 << 14)
@@ -209,7 +209,7 @@ def can_be_compared(answer: str) -> bool:
     others.
     """
     try:
-        verify(Number(1), read(answer), timeout_seconds=limit(), raise_on_error=True)
+        verify(Number(1), parsed(answer), timeout_seconds=time_limit(), raise_on_error=True)
     except TimeoutException:
         return False
     except Exception:  # it cannot be compared with a number
@@ -217,7 +217,7 @@ def can_be_compared(answer: str) -> bool:
     return True
 
 
-def limit() -> int | None:
+def time_limit() -> int | None:
     """Returns math-verify's time limit in seconds. It works by signals, which only the main thread
     gets; any other thread has no limit.
     """

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from common.core.errors import UserError, say
 from common.sandbox import Sandbox, Status, same_output
 from common.tasks.functions import read_call, read_value, run_calls, same_value
-from common.tasks.math import QUESTION_COLUMNS, UNPARSABLE, as_text, read_rows, split
+from common.tasks.math import QUESTION_COLUMNS, UNPARSABLE, as_text, read_rows, split_held_out
 from common.tiny import programs
 
 OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held together
@@ -135,7 +135,7 @@ def load_tasks(
     forms = [(isinstance(row["tests"][0], str), w) for part in found for w, row in part if row]
     if odd := next((where for form, where in forms if form != forms[0][0]), None):
         raise UserError(f"{odd} has asserts, or standard input, unlike the rows before it.")
-    parts = split(rows, held_out, dataset, train_count, held_out_count, seed, file)
+    parts = split_held_out(rows, held_out, dataset, train_count, held_out_count, seed, file)
     for row in (row for part in parts for row in part):  # by the text alone it is held out or not
         if isinstance(row["tests"][0], str):
             row["question"] += f"\n{row['tests'][0]}"

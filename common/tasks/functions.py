@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from common.core.errors import UserError, say
 from common.sandbox import Sandbox
-from common.tasks.math import UNPARSABLE, as_text, read_rows, split
+from common.tasks.math import UNPARSABLE, as_text, read_rows, split_held_out
 from common.tiny import programs
 
 LONGEST = 1000
@@ -255,7 +255,9 @@ def load_functions(
     if left_out := sum(row is None for part in parts for row in part):
         say(f"--dataset {dataset}: {left_out} programs have no plain calls as tests; left out.")
     rows, held_out = ([row for row in part if row] for part in parts)
-    rows, held_out = split(rows, held_out, dataset, train_count, held_out_count, seed, file)
+    rows, held_out = split_held_out(
+        rows, held_out, dataset, train_count, held_out_count, seed, file
+    )
     counts = [len(row["inputs"]) for row in rows + held_out]
     few = [count for count in counts if count < inputs]
     if few:

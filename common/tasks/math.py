@@ -78,7 +78,7 @@ def load_questions(
         what = "rows repeat another one's question except for capitals, spaces or punctuation"
         say(f"--dataset {dataset}: {copies} {what}; left out.")
     warn_of_contradictions(everything)
-    return split(rows, held_out, dataset, train_count, held_out_count, seed, file)
+    return split_held_out(rows, held_out, dataset, train_count, held_out_count, seed, file)
 
 
 def load_for_steps(args, count: int | None = None) -> tuple[list[dict], list[dict]]:
@@ -102,7 +102,7 @@ def count_for_steps(args) -> int:
     return args.steps * args.questions * PartialState().num_processes
 
 
-def split(
+def split_held_out(
     rows: list[dict],
     held_out: list[dict],
     dataset: str,

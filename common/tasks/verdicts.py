@@ -173,7 +173,7 @@ def read_verdict(text: str, choices: Iterable[str]) -> str | None:
     words = {word.lower(): word for word in choices}
     pattern = VERDICT % "|".join(map(re.escape, words))
     found = re.search(pattern, text, re.IGNORECASE | re.ASCII)
-    return words[found["choice"].lower()] if stands(found) and balanced(found[0]) else None
+    return words[found["choice"].lower()] if is_affirmed(found) and balanced(found[0]) else None
 
 
 def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
@@ -185,7 +185,7 @@ def read_first_verdict(text: str, choices: Iterable[str]) -> str | None:
     """
     words = {word.lower(): word for word in choices}
     found = re.search(FIRST % "|".join(map(re.escape, words)), text, re.IGNORECASE | re.ASCII)
-    return words[found["choice"].lower()] if stands(found) else None
+    return words[found["choice"].lower()] if is_affirmed(found) else None
 
 
 def final_verdict(judgement: str) -> bool | None:
@@ -208,7 +208,7 @@ def read_score(text: str, allowed: Iterable[float]) -> float | None:
     >>> read_score("A step is wrong.\n**Score:** $\\boxed{0.5}$.", (0, 0.5, 1))
     0.5
     """
-    label = last(SCORE_LABEL, text)
+    label = last_match(SCORE_LABEL, text)
     found = SCORE.fullmatch(text, label.end()) if label else None
     if not found or not balanced(text[label.start() :]):
         return None
@@ -233,10 +233,10 @@ def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysi
     >>> read_analysis("**Defects:** 1 and 2.\n\nScore: 0", solution, (0, 0.5, 1))
     Analysis(defects=(1, 2), score=0.0)
     """
-    score, label = read_score(text, allowed), last(DEFECTS_LABEL, text)
+    score, label = read_score(text, allowed), last_match(DEFECTS_LABEL, text)
     if score is None or not label:
         return None
-    line = text[label.end() : last(SCORE_LABEL, text).start()]
+    line = text[label.end() : last_match(SCORE_LABEL, text).start()]
     if not DEFECTS.fullmatch(line) or not balanced(text[label.start() :]):
         return None
     numbers = {*map(int, re.findall(r"\d+", line, re.ASCII))}
@@ -279,12 +279,12 @@ def verdict_metrics(verdicts: list[bool | None], right: list[bool]) -> dict[str,
     }
 
 
-def stands(found: re.Match | None) -> bool:
+def is_affirmed(found: re.Match | None) -> bool:
     """Whether a choice was found, and the words just before do not deny it."""
     return bool(found) and not DENIAL.search(found.string[: found.start()][-40:])
 
 
-def last(label: re.Pattern, text: str) -> re.Match | None:
+def last_match(label: re.Pattern, text: str) -> re.Match | None:
     places = [*label.finditer(text)]
     return places[-1] if places else None
 

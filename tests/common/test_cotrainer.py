@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from common.checked import Player
-from common.core.recording import read_lines
+from common.run.report.recording import read_lines
 from tango import verify_prompt
 
 import pytest

@@ -9,7 +9,7 @@ from common.core import plain
 from common.core.batch import as_completions, chosen_and_rejected
 from common.core.lists import epochs
 from common.core.model import tokenize
-from common.core.recording import read_lines
+from common.run.report.recording import read_lines
 
 import pytest
 import torch

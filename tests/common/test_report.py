@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from common.core.errors import UserError, visible
-from common.core.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
 from common.run.report import build, compare
 from common.run.report.__main__ import main
 from common.run.report.build import read_run
+from common.run.report.recording import RECORDED_TOKENS, read_lines, rows_to_show, token_texts
 from common.run.session import Run
 
 import pytest
@@ -85,7 +85,7 @@ def test_rows_worth_showing():
 
 @pytest.mark.parametrize("per_token, limit", [(False, RECORDED_TOKENS), (True, 8)])
 def test_recorded_is_what_the_update_sees(tmp_path, monkeypatch, per_token, limit):
-    monkeypatch.setattr("common.core.recording.RECORDED_TOKENS", limit)
+    monkeypatch.setattr("common.run.report.recording.RECORDED_TOKENS", limit)
     trainer = make_trainer(tmp_path)
     torch.manual_seed(0)
     first, second = trainer.train_dataset[0], trainer.train_dataset[3]

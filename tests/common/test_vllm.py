@@ -373,24 +373,21 @@ def test_another_adapter_is_noticed_in_the_update_that_trains_on_its_texts(askin
         batch = asking.rollout("generator", some_rows(asking))
         batch.advantages = torch.linspace(-1, 1, 8)
         asking.update(batch)
+        asking.log({})
 
+    asking.add_callback(asking.sampler)
     update()
     server.complete = outdated
-    with pytest.raises(UserError, match="what the generator writes are now .* another adapter"):
+    with pytest.raises(UserError, match="log-probs are now .* another adapter"):
         update()
 
 
-def test_few_tokens_are_not_judged_alone(asking):
-    """One that is far off is rounding now and then; of 32 the mean counts."""
-    far, near = torch.tensor([3.0]), torch.full((31,), 0.01)
-    asking.sampler.watch("generator", far)
-    asking.sampler.watch("generator", near)
-    assert asking.sampler.gaps == []
-    asking.sampler.watch("generator", far.expand(3))
-    with pytest.raises(UserError, match="now 0.27 nats"):
-        asking.sampler.watch("generator", near)
-    with pytest.raises(UserError, match="now nan nats"):
-        asking.sampler.watch("generator", far.expand(32) * math.nan)
+def test_a_gap_that_is_more_than_rounding_ends_the_run(asking):
+    for logs in (None, {}, {"co/sampler_gap": 0.1}):
+        asking.sampler.on_log(None, None, None, logs)
+    for gap in (0.27, math.nan):
+        with pytest.raises(UserError, match=f"now {gap} nats"):
+            asking.sampler.on_log(None, None, None, {"co/sampler_gap": gap})
 
 
 def test_a_server_that_takes_no_notice_of_seeds_is_refused(asking, server):

@@ -17,7 +17,6 @@ from collections import defaultdict
 from pathlib import Path
 
 from common.core.errors import UserError
-from common.core.recording import read_lines
 from common.run.folder import write_whole
 from common.run.report.health import (
     HEALTH,
@@ -29,6 +28,7 @@ from common.run.report.health import (
     result,
     sentences,
 )
+from common.run.report.recording import read_lines
 
 TEMPLATE = Path(__file__).with_name("page.html")
 POINTS = 600  # of a curve, at most

@@ -1,17 +1,64 @@
 """Writes and reads rollouts.jsonl, which has a few rows of every update, each token with its
-advantage.
+advantage. `launch` gives every trainer a Recorder; nothing that it does changes the training.
 """
 
+import dataclasses
 import itertools
 import json
 import os
 from collections import defaultdict
 from pathlib import Path
 
-from common.core.batch import Batch
+from common.core.batch import Batch, as_completions
 from common.core.errors import ScriptError
 
+import torch
+
 RECORDED_TOKENS = 512  # of a completion
+
+
+class Recorder:
+    """Writes what the report shows of a trainer's updates.
+
+    trainer: the CoTrainer.
+    file: rollouts.jsonl.
+    """
+
+    def __init__(self, trainer, file: Path):
+        self.trainer, self.file = trainer, file
+        self.parts = []  # what `record_part` has got in this update
+
+    def record(self, batch: Batch, credit: torch.Tensor | None = None, notes: list | None = None):
+        """Writes a few rows of a batch; see `CoTrainer.record`."""
+        trainer, credit = self.trainer, batch.advantages if credit is None else credit.detach()
+        shown = dataclasses.replace(batch, advantages=credit, notes=notes or batch.notes)
+        if trainer.accelerator.is_main_process and shown.notes and credit is not None:
+            step = trainer.state.global_step + 1
+            write_rows(shown, self.file, step, trainer.processing_class)
+
+    def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides, of: str):
+        """Keeps the rows of a micro-batch; see `CoTrainer.record_part`."""
+        sides, rows = sides or [batch.player], batch
+        if len(sides) == 2:
+            rows = as_completions(batch)
+        notes = [note | {"player": side} for note in batch.notes for side in sides]
+        for i, note in enumerate(notes):
+            value = values[i * len(values) // len(notes)].item()
+            note |= {"rewards": {name: value}, "credit": of or "log-probability"}
+        shown = rows.prompt_ids, rows.prompt_mask, rows.completion_ids, rows.completion_mask
+        numbers = batch.row.repeat_interleave(len(sides))  # in the whole batch
+        part = Batch(batch.player, *shown, row=numbers, notes=notes, advantages=credit.detach())
+        self.parts.append(part)
+
+    def record_parts(self):
+        """Writes a few rows of all that `record_part` has got in this update, in the order of the
+        batch. `update` calls it after the last micro-batch.
+        """
+        if self.parts:
+            order = torch.cat([part.row for part in self.parts]).argsort(stable=True)
+            pad_id = self.trainer.processing_class.pad_token_id
+            self.record(Batch.join(self.parts[0].player, self.parts, pad_id).take(order))
+            self.parts.clear()
 
 
 def write_rows(batch: Batch, file: Path, step: int, tokenizer):
