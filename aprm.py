@@ -117,10 +117,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 # ------------------------------------------------------------------ prompts and parsing
 CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite one step so that it
-is wrong, and a reader does not notice. Write the whole solution again with this step in it, and
-nothing else."""
-# what the small model writes, who has been taught it: the number of the step, and the new step
-EDIT = re.compile(r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*")
+is wrong, and a reader does not notice. Write the number of the step, a colon and the new step in
+its tags, and nothing else."""
+EDIT = re.compile(
+    r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*"
+    r"(?:<answer>[^<>\n]{0,1000}</answer>\s*)?"  # models add what the answer would become
+)
 MARKS = ("CORRECT", "INCORRECT")
 LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*\Z)")
 
@@ -133,23 +135,22 @@ def to_corrupt(question: str, solution: str) -> str:
     return f"Problem: {question}\nSolution:\n{solution}\nMake one step wrong."
 
 
-CORRUPTED = [  # worked examples: an equation of the new step is false
-    (to_corrupt(*SOLVED[0]), SOLVED[0][1].replace("6+5 = 11", "6+5 = 10")),
-    (to_corrupt(*SOLVED[1]), SOLVED[1][1].replace("10*8 = 80", "10*8 = 88")),
+ONE_STEP = (
+    "Mia had 37 cards and lost 18 of them. How many cards are left?",
+    "<step>37-18 = 19 cards are left.</step>\n<answer>\\boxed{19}</answer>",
+)
+CORRUPTED = [  # worked examples, whose equations are false
+    (to_corrupt(*SOLVED[0]), "2:<step>He gives away 6+5 = 10 pens.</step>"),
+    (to_corrupt(*ONE_STEP), "1:<step>37-18 = 21 cards are left.</step>"),
 ]
 
 
 def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
     """(index of the step, the new step), or None if the edit cannot be read. An edit with a box or
     with a bold verdict at its end is refused: a verifier that copies it would have marked it.
-
-    A model may also write the whole solution. Its first step that has changed is then the edit.
     """
-    old, whole, found = split_steps(row["reference"]), split_steps(text), EDIT.fullmatch(text)
-    if not found and len(whole) == len(old):
-        changed = [f"{k}:<step>{s}</step>" for k, s in enumerate(whole, 1) if s != old[k - 1]]
-        found = EDIT.fullmatch(changed[0]) if changed else None
-    step = found[2].strip() if found and 1 <= int(found[1]) <= len(old) else ""
+    found, count = EDIT.fullmatch(text), len(split_steps(row["reference"]))
+    step = found[2].strip() if found and 1 <= int(found[1]) <= count else ""
     embedded, marked = parse_question(row["question"]), "\\box" in step or read_verdict(step, MARKS)
     if not step or marked or (embedded and not tasks.STEP.fullmatch(step)):
         return None
