@@ -7,8 +7,9 @@ kernels, and Python starts each of them. `sample` saves time in these ways, and 
         different prompts share
     rows that have ended are dropped
     the cache is written in place; it is not concatenated anew for every token
-    small float32 weights have their LoRA weights merged in while sampling; other weights are
-        rounded and unpacked once and not for every token. The old weights are put back untouched
+    small float32 weights have their LoRA weights merged in while sampling, and are packed once on a
+        CPU; other weights are rounded and unpacked once and not for every token. The old weights
+        are put back untouched
 """
 
 import copy
