@@ -152,12 +152,16 @@ def to_propose(reference: str | None) -> str:
     return (f"Reference: {reference}\n" if reference else "") + "Propose a question."
 
 
-PROPOSED = [  # worked examples, without and with a reference
+PROPOSED = [  # worked examples; with two of them real models left one tag in three open
     (to_propose(None), f"<question>{SOLVED[0][0]}</question>"),
     (
         to_propose(SOLVED[1][0]),
         "<question>A baker sells a third of his 60 rolls for 3 dollars each and half of the others "
         "for 2 dollars each. How much money does he take?</question>",
+    ),
+    (
+        to_propose(None),
+        "<question>I double a number, add 6 and get 40. What is the number?</question>",
     ),
 ]
 

@@ -71,7 +71,7 @@ def verdicts(text: str) -> list[str | None]:
     [
         (mae.judge_answer_prompt("Q", "7"), mae.judge_score, [1, 1 / 9]),
         (mae.judge_question_prompt("Q"), mae.judge_score, [8 / 9, 2 / 9]),
-        (mae.propose_prompt("Q"), lambda text: mae.tag_format(text, "question"), [1, 1]),
+        (mae.propose_prompt("Q"), lambda text: mae.tag_format(text, "question"), [1, 1, 1]),
         (self_rewarding.score_prompt("Q", "S"), self_rewarding.parse_score, [1, 0]),
         (self_taught.compare_prompt("Q", "A", "B"), self_taught.parse_choice, [1, 2]),
         (raro.compare_prompt("Q", "A", "B"), raro.parse_choice, ["1", "2", "tie"]),
