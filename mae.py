@@ -152,7 +152,7 @@ def to_propose(reference: str | None) -> str:
     return (f"Reference: {reference}\n" if reference else "") + "Propose a question."
 
 
-PROPOSED = [  # worked examples; with two of them real models left one tag in three open
+PROPOSED = [  # worked examples of unlike kinds
     (to_propose(None), f"<question>{SOLVED[0][0]}</question>"),
     (
         to_propose(SOLVED[1][0]),

@@ -29,7 +29,9 @@ from accelerate import PartialState
 from transformers import AutoModelForCausalLM
 
 GIB = 1 << 30
-QUESTION_TOKENS = 512  # instructions and question; GSM8K's longest has 355 with our longest prompt
+QUESTION_TOKENS = (
+    1280  # instructions, worked examples and question: raro.py has the longest examples
+)
 FEW_ROWS = 64  # a base in 16 bits must leave room to sample as many
 MOST_ROWS = 256  # with more rows a token costs the same: a GPU no longer waits for work
 FRAGMENTED = 1.1

@@ -374,14 +374,14 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
 def test_a_prompt_longer_than_memory_was_planned_for_is_said(tmp_path, capsys):
     """As where a judge reads solutions and its `reads` was forgotten. Once, at the start."""
     trainer, said = four_players(tmp_path), []
-    prompt = [{"role": "user", "content": "3+4 mod 61" * 150}]
+    prompt = [{"role": "user", "content": "3+4 mod 61" * 300}]
     (ids,) = tokenize([prompt], trainer.processing_class)
-    for reads, step in ((len(ids) - 512, 0), (0, 1), (len(ids) - 513, 0), (0, 0)):
+    for reads, step in ((len(ids) - 1280, 0), (0, 1), (len(ids) - 1281, 0), (0, 0)):
         trainer.players["ann"].reads, trainer.state.global_step = reads, step
         trainer.rollout("ann", [{"prompt": prompt}] * 4)
         said.append(capsys.readouterr().out)
-    assert ["memory" in text for text in said] == [False, False, True, True] and len(ids) > 512
-    planned = f"up to {len(ids)} tokens, and memory was planned for {len(ids) - 1}: 512 of"
+    assert ["memory" in text for text in said] == [False, False, True, True] and len(ids) > 1281
+    planned = f"up to {len(ids)} tokens, and memory was planned for {len(ids) - 1}: 1280 of"
     assert planned in said[2] and "reads=0" in said[3]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import re
 import shutil
 import types
@@ -12,9 +13,18 @@ from common.core.cotrainer import with_adapters
 from common.core.errors import UserError
 from common.fast.scoring import packed
 from common.run import launch, memory
-from common.run.memory import GIB, TABLE, available, estimate, plan_memory, shapes
+from common.run.memory import (
+    GIB,
+    QUESTION_TOKENS,
+    TABLE,
+    available,
+    estimate,
+    plan_memory,
+    shapes,
+)
 from common.run.models import SHARED_KEYS, load_model, read_config
 from common.run.session import Run
+from common.tasks import answers, verdicts
 from common.tiny import TINY
 
 import pytest
@@ -27,6 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LlamaConfig,
@@ -321,7 +332,7 @@ def test_texts_end_before_the_rope_changes(tmp_path, card, config):
     """Phi-4-mini's: what was sampled before would be scored as if it came after."""
     card(1000)
     config.save_pretrained(tmp_path)
-    for tokens, ends in ((3584, SystemExit), (3585, UserError)):  # after a prompt of 512
+    for tokens, ends in ((2816, SystemExit), (2817, UserError)):  # after a prompt of 1,280
         with pytest.raises(ends, match="4,096 tokens, and a prompt" if ends is UserError else ""):
             plan_memory(arguments(tmp_path), with_adapters({"a": Player([], 1e-3, tokens)}))
 
@@ -387,3 +398,24 @@ def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
 def test_pairs_are_planned_as_two_rows(script):
     pairs = "self.pairs(" in (ROOT / script).read_text()
     assert max(player.rows for player in players_of(script).values()) == (2 if pairs else 1)
+
+
+def test_instructions_examples_and_question_are_as_long_as_planned(real_data):
+    """Of every script, in tokens of Qwen2.5: its longest instructions with its longest examples."""
+    tokenizer = AutoTokenizer.from_pretrained(real_data / "qwen2.5-tokenizer")
+    length = lambda text: len(tokenizer(text).input_ids)  # noqa: E731
+    rows = map(json.loads, (real_data / "gsm8k_test.jsonl").open())
+    question = max(length(row["question"]) for row in rows)
+    for module in [answers, verdicts, *map(module_of, SCRIPTS)]:
+        values = [value for name, value in vars(module).items() if not name.startswith("__")]
+        texts, of_turns = [x for x in values if isinstance(x, str)], [0]
+        for value in values:
+            pairs = isinstance(value, list) and value and all(map(is_example, value))
+            of_turns.append(sum(length(t) + 5 for pair in value for t in pair) if pairs else 0)
+        assert max(map(length, texts), default=0) + max(of_turns) + question <= QUESTION_TOKENS, (
+            module
+        )
+
+
+def is_example(value) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, str) for x in value)
