@@ -374,7 +374,7 @@ def test_a_player_with_nothing_to_learn_from_is_said(tmp_path, capsys):
 def test_a_prompt_longer_than_memory_was_planned_for_is_said(tmp_path, capsys):
     """As where a judge reads solutions and its `reads` was forgotten. Once, at the start."""
     trainer, said = four_players(tmp_path), []
-    prompt = [{"role": "user", "content": "3+4 mod 61" * 300}]
+    prompt = [{"role": "user", "content": "3+4 mod 61" * 350}]
     (ids,) = tokenize([prompt], trainer.processing_class)
     for reads, step in ((len(ids) - 1280, 0), (0, 1), (len(ids) - 1281, 0), (0, 0)):
         trainer.players["ann"].reads, trainer.state.global_step = reads, step
