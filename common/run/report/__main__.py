@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 
 def main(run: Positional[Path], others: Positional[tuple[Path, ...]] = (), out: Path | None = None):
-    """Make a run's page, or compare runs, with the seeds of a variant as mean and band.
+    """Make a run's page, or compare runs: a line is a run, and its colour is its variant.
 
     Args:
         run: The run's folder.

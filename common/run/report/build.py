@@ -7,7 +7,6 @@ wrote stays text. docs/report.md says how to read the page.
 
 import base64
 import hashlib
-import itertools
 import json
 import math
 import random
@@ -44,88 +43,45 @@ def read_run(folder: str | Path) -> dict:
         UserError: this is not the folder of a run, or the run has not written a step yet.
     """
     folder, run = Path(folder), {"remarks": []}
-    for name, is_whole in (("args", is_args), ("versions", is_versions), ("about", is_about)):
+    for name in ("args", "versions", "about"):
         try:
-            run[name] = {} | json.loads((folder / f"{name}.json").read_text())
-            if not is_whole(run[name]):
-                raise ValueError("an entry is missing or is not what a run writes")
-        # it may be no JSON, no text, or no object
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            run[name] = json.loads((folder / f"{name}.json").read_text())
+        except (OSError, ValueError) as error:
             reason = f"{name}.json cannot be read ({error})"
             raise UserError(f"{folder}: not the folder of a run; {reason}.") from None
     for name in ("metrics", "rollouts"):
-        rows, lost = read_lines(folder / f"{name}.jsonl")
-        run[name] = [row for row in rows if (is_metrics if name == "metrics" else is_rollout)(row)]
-        if lost := lost + len(rows) - len(run[name]):
+        run[name], lost = read_lines(folder / f"{name}.jsonl")
+        if lost:
             lines = f"{lost} line{'s' * (lost > 1)} of {name}.jsonl"
             run["remarks"].append(f"{lines} could not be read: half-written, if it still runs.")
     if not run["metrics"]:
         raise UserError(f"{folder}: metrics.jsonl has no line yet; there is nothing to show.")
-    run |= {key: run["about"][key] for key in ("script", "curves", "about")}
+    run |= run["about"]  # the script's name, its docstring as "about", and its CURVES
     run["folder"] = folder.resolve().name
     script = folder / f"{run['script']}.py"
     code = script.read_bytes() if script.exists() else b""
     return run | {"code": hashlib.sha256(code).hexdigest()[:6]}
 
 
-def is_size(value) -> bool:
-    return is_number(value) and 0 < value < 1e9
-
-
-def is_args(content: dict) -> bool:
-    return all(is_size(content.get(name, 1)) for name in ("questions", "group_size"))
-
-
-def is_versions(content: dict) -> bool:
-    return is_size(content.get("processes", 1))
-
-
-def is_about(content: dict) -> bool:
-    """Whether it holds a script's name, its docstring, and its CURVES."""
-    lists = content["curves"].values() if isinstance(content.get("curves"), dict) else [None]
-    texts = [content.get("script"), content.get("about")]
-    for names in lists:
-        texts += names if isinstance(names, (list, str)) else [None]  # one name shows nothing
-    return all(isinstance(text, str) for text in texts)
-
-
-def is_metrics(row: dict) -> bool:
-    found = [row.get(name, 0) for name in ("step", "seconds", "co/samples")]
-    return all(is_number(value) and abs(value) < 1e15 for value in found) and row["step"] >= 0
-
-
-def is_rollout(row: dict) -> bool:
-    """Whether a row of rollouts.jsonl has what the page needs."""
-    texts, A = row.get("tokens"), row.get("advantages")
-    known = isinstance(texts, list) and isinstance(A, list) and is_metrics(row)
-    return known and all(isinstance(text, str) for text in [row.get("prompt"), *texts])
+def minutes_of(run: dict) -> float:
+    return rounded(run["metrics"][-1]["seconds"] / 60)
 
 
 # ------------------------------------------------------------------ curves
-def axes(run: dict) -> dict[str, list[float]]:
-    """Returns for each row of metrics.jsonl its step, its minutes and its samples. Samples are
-    questions * group_size for each step and process, whatever else a step samples, unless the
-    script counts them as co/samples.
+def curve(run: dict, key: str, label: str, color: int) -> list[dict]:
+    """Returns a metric as a list of one series of a panel, with at most POINTS points, the last
+    one among them. The list is empty if the run does not have this metric.
     """
-    args, rows = run["args"], run["metrics"]
-    per_step = args.get("questions", 1) * args.get("group_size", 1)
-    per_step *= run["versions"].get("processes", 1)
-    counted = any("co/samples" in row for row in rows)
-    samples = [row.get("co/samples", 0) if counted else per_step * row["step"] for row in rows]
-    return {
-        "step": [row["step"] for row in rows],
-        "samples": list(itertools.accumulate(samples, max)),
-        "minutes": [rounded(row.get("seconds", 0) / 60) for row in rows],
+    rows = [row for row in run["metrics"] if is_number(row.get(key))]
+    rows = rows[:: -max(1, math.ceil(len(rows) / POINTS))][::-1]
+    series = {
+        "label": label,
+        "color": color,
+        "held_out": key.startswith("eval/"),
+        "x": [row["step"] for row in rows],
+        "y": [rounded(row[key]) for row in rows],
     }
-
-
-def values(run: dict, key: str) -> tuple[list[int], list[float]]:
-    """Returns (rows of metrics.jsonl that have this metric, its values), at most POINTS, with the
-    last.
-    """
-    at = [i for i, row in enumerate(run["metrics"]) if is_number(row.get(key))]
-    at = at[:: -max(1, math.ceil(len(at) / POINTS))][::-1]
-    return at, [rounded(run["metrics"][i][key]) for i in at]
+    return [series] if rows else []
 
 
 def metrics_of(runs: list[dict]) -> list[str]:
@@ -160,34 +116,6 @@ def panels(keys: list[str], curves: dict[str, list[str]]) -> list[dict]:
     ]
 
 
-def own_steps(run: dict) -> dict[str, list[int | None]]:
-    """Returns player -> for each row of metrics.jsonl, how often the player has been trained by
-    then, or None in a step of another player. It is empty if every step trains all players.
-    """
-    found = {}
-    for player in dict.fromkeys(player for *_, player in phases(run)):
-        count, found[player] = 0, []
-        for row in run["metrics"]:
-            trained = f"{player}/loss" in row or f"{player}/grad_norm" in row
-            count += trained
-            found[player].append(count if trained or is_evaluation(row) else None)
-    return found
-
-
-def phases(run: dict) -> list[list]:
-    """Returns [first row, last row, player] for every stretch of steps that trained the same
-    player. It is empty if a step trains several players.
-    """
-    trained = []
-    for i, row in enumerate(run["metrics"]):
-        players = {player_of(key) for key in row if key.endswith(("/loss", "/grad_norm"))}
-        if len(players) > 1:
-            return []
-        trained += [(i, player) for player in players]
-    stretches = [list(steps) for _, steps in itertools.groupby(trained, key=lambda step: step[1])]
-    return [[steps[0][0], *steps[-1]] for steps in stretches] if len(stretches) > 1 else []
-
-
 def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
@@ -197,7 +125,13 @@ def run_data(run: dict) -> dict:
     """What the page shows."""
     drawn = panels(metrics_of([run]), run["curves"])
     for panel in drawn:
-        panel["series"] = _series(run, panel.pop("keys"))
+        # a metric has the same colour in training and held out
+        panel["series"] = [
+            series
+            for color, key in enumerate(panel.pop("keys"))
+            for name in (key, f"eval/{key}")
+            for series in curve(run, name, key, color)
+        ]
     rollouts, recorded_steps = rollouts_for_page(run["rollouts"])
     evaluations = [row for row in run["metrics"] if is_evaluation(row)] or [{}]
     first, last = evaluations[0], evaluations[-1]
@@ -212,10 +146,9 @@ def run_data(run: dict) -> dict:
         **{name: run[name] for name in ("about", "folder", "remarks", "args", "versions")},
         "result": result(run["metrics"], run["curves"]),
         "health": sentences(run["metrics"]),
-        "own_steps": own_steps(run),
-        "axes": axes(run),
+        "done": run["metrics"][-1]["step"],
+        "minutes": minutes_of(run),
         "panels": drawn,
-        "phases": phases(run),
         "held_out": {"steps": [first.get("step"), last.get("step")], "rows": held_out},
         "rollouts": rollouts,
         "rollout_steps": recorded_steps,
@@ -227,17 +160,6 @@ def meaning(key: str) -> str:
     name = key.split("/")[-1]
     sampled = MEANINGS.get(name.removesuffix("_greedy"), "")
     return f"{sampled}, in its likeliest words" if sampled and name.endswith("_greedy") else sampled
-
-
-def _series(run: dict, keys: list[str]) -> list[dict]:
-    """Returns the curves of a panel. A metric has the same colour in training and held out."""
-    series = []
-    for color, key in enumerate(keys):
-        for held_out in (False, True):
-            at, y = values(run, f"eval/{key}" if held_out else key)
-            line = {"label": key, "color": color, "held_out": held_out, "at": at, "y": y}
-            series += [line] if at else []
-    return series
 
 
 def rollouts_for_page(rows: list[dict], most: int = ROLLOUT_BYTES) -> tuple[list[dict], int]:

@@ -1,7 +1,7 @@
 """How co-training goes wrong: the metrics that show it, and the sentences about them."""
 
+import math
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -158,9 +158,7 @@ def result(rows: list[dict], curves: dict[str, list[str]]) -> str:
 
 
 def is_number(value) -> bool:
-    """Whether it is a finite float, or an integer that becomes one."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return known and abs(value) <= sys.float_info.max
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def is_evaluation(row: dict) -> bool:
