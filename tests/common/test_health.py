@@ -74,7 +74,7 @@ def test_a_gradient_that_is_always_zero():
 
 
 def test_what_is_no_number_says_nothing():
-    odd = {"solver/kl": float("nan"), "judge/parsed": "text", "solver/grad_norm": False}
+    odd = {"solver/kl": float("nan"), "judge/parsed": None}
     assert sentences([]) == sentences_of(*[odd] * 3) == []
 
 

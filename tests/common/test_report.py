@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import math
+import re
 import shlex
 import shutil
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 from common.core.errors import UserError, visible
@@ -140,13 +140,7 @@ def test_the_command_repeats_the_run():
     assert dataclasses.asdict(tyro.cli(Args, args=words[2:])) == args
 
 
-def test_samples_are_those_that_a_script_counts(tmp_path):
-    counted = [{**row, "co/samples": n} for row, n in zip(accuracy(2), (10, 40))]
-    counted.append({"step": 2, "seconds": 130.0, "eval/x": 1.0})
-    assert build.axes(read_run(made_up(tmp_path, counted)))["samples"] == [10, 40, 40]
-
-
-def test_panels_and_phases():
+def test_panels():
     """CURVES first, then health with what the script adds to it, each metric of the rest once."""
     curves = {"both": ["solver/accuracy", "judge/accuracy"], "health": ["co/new", "co/flattery"]}
     keys = "judge/kl co/new co/flattery solver/kl judge/accuracy judge/a solver/a".split()
@@ -158,12 +152,6 @@ def test_panels_and_phases():
         ("health", "co/new", ["co/new"]),
         ("all", "a", ["solver/a", "judge/a"]),
     ]
-    rows = [{"solver/loss": 1}, {"eval/x": 1}, {"solver/loss": 1}, {"judge/grad_norm": 1}]
-    assert build.phases({"metrics": rows}) == [[0, 2, "solver"], [3, 3, "judge"]]
-    assert build.phases({"metrics": [*rows, {"solver/loss": 1, "judge/loss": 1}]}) == []
-    assert build.phases({"metrics": rows[:3]}) == []
-    counts = {"solver": [1, 1, 2, None], "judge": [None, 0, None, 1]}  # row 1 is an evaluation
-    assert build.own_steps({"metrics": rows}) == counts and build.own_steps({"metrics": []}) == {}
 
 
 def test_a_long_curve_is_thinned_evenly():
@@ -171,10 +159,11 @@ def test_a_long_curve_is_thinned_evenly():
     keys = ["verifier/loss", *["generator/loss"] * 3]
     rows = [{"step": s, "seconds": s, keys[s % 4]: float(s)} for s in range(1, 20_001)]
     for key in ("generator/loss", "verifier/loss"):
-        at, y = build.values({"metrics": rows}, key)
-        assert build.POINTS / 2 <= len(at) <= build.POINTS and at == sorted(at) and at[-1] >= 19_998
-        assert [rows[i][key] for i in at] == y
-        assert len({b - a for a, b in zip(at[1:], at[2:])}) <= 2
+        (series,) = build.curve({"metrics": rows}, key, "label", 0)
+        x, y = series["x"], series["y"]
+        assert build.POINTS / 2 <= len(x) <= build.POINTS and x == sorted(x) and x[-1] >= 19_997
+        assert [rows[step - 1][key] for step in x] == y
+        assert len({b - a for a, b in zip(x[1:], x[2:])}) <= 2
 
 
 def test_a_page_has_as_many_rollouts_as_fit_and_both_players():
@@ -194,16 +183,10 @@ def test_a_page_has_as_many_rollouts_as_fit_and_both_players():
 
 
 @pytest.mark.parametrize("name", ["metrics", "rollouts"])
-@pytest.mark.parametrize(
-    "line",
-    ["null", "[1]", "12", "{}", "NaN", "\x00", '{"step": 1.5}', '{"step": 8, "cut', "1" * 5000]
-    + [f'{{"step": 8, {more}' for more in ('"seconds": null}', '"co/samples": "x"}')]
-    + [f'{{"step": {step}}}' for step in ("true", "1" * 400)],
-)
-def test_lines_that_are_none_are_counted(tmp_path, line, name):
+def test_a_line_that_is_half_written_is_counted(tmp_path, name):
     folder = made_up(tmp_path, accuracy(2), [rollout(1)])
     with open(folder / f"{name}.jsonl", "a") as file:
-        file.write(line)
+        file.write('{"step": 8, "cut')
     run = read_run(folder)
     assert run["rollouts"] == [rollout(1)] and run["metrics"] == accuracy(2)
     (remark,) = data_on(build.page(build.run_data(run)))["remarks"]
@@ -211,15 +194,11 @@ def test_lines_that_are_none_are_counted(tmp_path, line, name):
 
 
 def test_what_is_no_run(tmp_path, capsys):
-    broken = [("args", b"{"), ("versions", b"\xff"), ("about", b"[]"), ("args", b"[" * 100_000)]
-    broken += [("args", b'{"questions": "x"}'), ("versions", b'{"processes": null}')]
-    script = b'{"script": "made", "about": "", "curves": '
-    broken += [("about", script + curves + b"}") for curves in (b"[]", b"null", b'{"a": ["b", 1]}')]
-    for name, content in [(f"{name}.json", content) for name, content in broken]:
-        folder = made_up(tmp_path / name, accuracy(1))
-        (folder / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"not the folder of a run; {name} cannot be read"):
-            read_run(folder)
+    for name, content in (("args", b"{"), ("versions", b"\xff"), ("about", None)):
+        file = made_up(tmp_path / name, accuracy(1)) / f"{name}.json"
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(UserError, match=f"not the folder of a run; {name}.json cannot be read"):
+            read_run(tmp_path / name)
     empty = made_up(tmp_path / "empty", [])
     with pytest.raises(SystemExit, match="2"):
         main(made_up(tmp_path / "run", accuracy(1)), (empty,))
@@ -242,55 +221,27 @@ def three(tmp_path):
     return [tmp_path / name for name in ("a0", "a1", "b0")]
 
 
-def test_band_is_mean_and_range():
-    """Against a loop over seeds, each a straight line between its points."""
-
-    def line(x, points):
-        for (x0, y0), (x1, y1) in zip(points, points[1:]):
-            if x0 <= x <= x1:
-                return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-    seeds = [[(0, 1.0), (2, 3.0), (4, 0.0)], [(1, 5.0), (3, 1.0)], [(0, 2.0), (6, 8.0)]]
-    result = compare.band([tuple(map(list, zip(*points))) for points in seeds])
-    assert result["x"] == [0, 1, 2, 3, 4, 6]
-    for i, x in enumerate(result["x"]):
-        present = [y for points in seeds if (y := line(x, points)) is not None]
-        assert result["y"][i] == pytest.approx(sum(present) / len(present), rel=1e-4)
-        assert result["low"][i] == pytest.approx(min(present), rel=1e-4)
-        assert result["high"][i] == pytest.approx(max(present), rel=1e-4)
-    apart = [([1, 2], [0.0, 1.0]), ([5, 6], [0.0, 1.0])]
-    assert compare.band(apart)["x"] == [1, 2, 5, 6]  # nothing is drawn between them
-
-
-def test_a_comparison_has_rollouts_and_each_players_own_steps(tmp_path):
-    """Of the first seed of each variant; a training value counts in steps of its player only."""
-    rows = [
-        {"step": 0, "seconds": 0.0, "eval/solver/accuracy": 0.0},
-        *({"step": s, "seconds": 1.0, f"{who}/loss": 1.0, "solver/accuracy": s / 10}
-          for s, who in enumerate(["judge", "solver", "judge", "solver"], start=1)),
-        {"step": 4, "seconds": 2.0, "eval/solver/accuracy": 1.0},
-    ]  # fmt: skip
-    folders = [
-        made_up(tmp_path / f"{lr}-{seed}", rows, [rollout(lr, prompt=f"{seed}")], lr=lr, seed=seed)
-        for lr in (1, 2)
-        for seed in (0, 1)
-    ]
-    data = compare.comparison_data([read_run(folder) for folder in folders])
-    found = [(row["run"], row["step"], row["prompt"]) for row in data["rollouts"]]
-    assert found == [("lr 1", 1, "0"), ("lr 2", 2, "0")]
-    panels = {panel["title"]: panel["series"][0]["own steps"] for panel in data["panels"]}
-    trained, held_out = panels["solver/accuracy"], panels["eval/solver/accuracy"]
-    assert (trained["x"], trained["y"]) == ([1, 2], [0.2, 0.4])
-    assert (held_out["x"], held_out["y"]) == ([0, 2], [0.0, 1.0])
-
-
-def test_a_comparison_lies_beside_the_runs(three, monkeypatch, capsys):
-    """In runs/, which git ignores, if they lie there; not where somebody happens to be."""
-    (three[0].parent / "elsewhere").mkdir()
-    monkeypatch.chdir(three[0].parent / "elsewhere")
+def test_a_comparison_is_an_overlay_of_runs(three, capsys):
+    """Beside the folder of the first run: a panel per metric, in it a series per run."""
     main(three[0], (*three[1:],))
-    assert capsys.readouterr().out.strip() == str(three[0].parent / "comparison.html")
-    assert (three[0].parent / "comparison.html").exists() and not [*Path().iterdir()]
+    path = three[0].parent / "comparison.html"
+    assert capsys.readouterr().out.strip() == str(path)
+    data = data_on(path.read_text())
+    found = {panel["title"]: (panel["section"], panel["series"]) for panel in data["panels"]}
+    names = [("solver/accuracy", "curves"), ("eval/solver/accuracy", "held out")]
+    for (metric, section), held_out in zip(names, (False, True), strict=True):
+        where, series = found.pop(metric)
+        assert where == section and {line["held_out"] for line in series} == {held_out}
+        drawn = [(line["label"], line["color"], line["x"], line["y"]) for line in series]
+        assert drawn == [
+            ("lr 0.1", 0, [1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]),
+            ("lr 0.1", 0, [1, 2, 3, 4], [0.2, 0.4, 0.6, 0.8]),
+            ("lr 0.2", 1, [1, 2, 3], [0.3, 0.6, 0.9]),
+        ]
+    assert not found
+    final = [variant["final"] for variant in data["variants"]]
+    assert final == [{"eval/solver/accuracy": y} for y in ([0.4, 0.8], [0.9])]
+    assert [variant["seeds"] for variant in data["variants"]] == [[0, 1], [0]]
 
 
 def test_variants_are_told_apart_by_what_differs(three):
@@ -341,6 +292,15 @@ def ask(browser, script):
     return json.loads(browser.execute_script(f"return JSON.stringify({script})"))
 
 
+def pick(browser, i):
+    """Choose part i of the advantages, of which 0 is their sum."""
+    browser.execute_script(
+        "const s = document.querySelector('select'); s.selectedIndex = arguments[0];"
+        "s.dispatchEvent(new Event('change'))",
+        i,
+    )
+
+
 def each(browser, selector, expression):
     """The value of an expression of `e` for every element that a selector finds."""
     return ask(browser, f"[...document.querySelectorAll(`{selector}`)].map(e => {expression})")
@@ -374,10 +334,11 @@ def hostile(tmp_path):
     question = "<question>" + "".join(HOSTILE[:6]) + "</question>"
     table = {"passes": [[1, 1, 0, 1], [1, 1, 1, 1], [0, 1, 1, 1]], "own": 2}
     rows.append(rollout(1, "proposer", [question], prompt="ask", generation=1, table=table))
-    odd = [math.nan, math.inf, -math.inf, None, "text", True, 1e300, 0.5, 10**400]
+    odd = [math.nan, math.inf, -math.inf, None, "text", 1e300, 0.5]
     metrics = [{"step": i, "solver/accuracy": x, "solver/kl": 2.0} for i, x in enumerate(odd, 1)]
     metrics[0] |= {f"solver/{text}": 0.5 for text in HOSTILE}
     metrics += [{"step": i, "eval/solver/accuracy": x} for i, x in ((8, None), (9, 0.5))]
+    metrics = [{"seconds": 1.0, **row} for row in metrics]
     curves = {"<b>": ["solver/accuracy"], HOSTILE[0]: ["solver/accuracy"]}
     about = {"about": "</script>" + HOSTILE[1], "curves": curves}
     folder = made_up(tmp_path / "<b>run&", metrics, rows, **about, note=HOSTILE[1], steps=1)
@@ -391,7 +352,7 @@ def test_hostile_output_is_data(hostile):
     assert data["rollouts"] == rows and data["args"]["note"] == HOSTILE[1]
     assert data["health"] == ["The solver is 2.0 nats per token away from the base."]
     (accuracy, *_), *_ = (panel["series"] for panel in data["panels"])
-    assert (accuracy["at"], accuracy["y"]) == ([6, 7], [1e300, 0.5])
+    assert (accuracy["x"], accuracy["y"]) == ([6, 7], [1e300, 0.5])
     assert data["held_out"]["rows"] == [["solver/accuracy", None, 0.5, 0.5, 9, ""]]
     run = read_run(folder)
     run["rollouts"] = [rollout(advantages=[math.nan, 1.0, -math.inf])]
@@ -409,9 +370,9 @@ def test_what_a_model_wrote_does_not_steer_a_terminal(tmp_path, capsys):
 def test_hostile_output_stays_text(browser, hostile):
     folder, rows = hostile
     look(browser, folder / "report.html")
-    token = "[token.textContent, +token.dataset.advantage]"
+    token = "[token.textContent, parseFloat(token.title)]"
     tokens = f"[...e.querySelectorAll('.tokens span')].map(token => {token})"
-    shown = sorted(each(browser, "[data-row]", tokens))
+    shown = sorted(each(browser, ".body", tokens))
     tokens = [[*map(visible, row["tokens"])] for row in rows]
     expected = [[*map(list, zip(t, row["advantages"]))] for t, row in zip(tokens, rows)]
     assert shown == sorted(expected)
@@ -422,11 +383,12 @@ def test_hostile_output_stays_text(browser, hostile):
     paths = each(browser, "path", "e.getAttribute('d')")
     assert paths and not any("NaN" in path or "Infinity" in path for path in paths)
     # programs 1 and 2 pass both of the task's own tests, and all generated tests but the third
-    assert each(browser, ".matrix tr", "e.className") == ["", "right", "right", ""]
-    good = each(browser, ".matrix th[scope=col]", "e.classList.contains('good')")
-    assert good == [True, True, False, True]
-    assert each(browser, "[data-row='0'] .marks", "e.textContent") == ["V \u2713G \u2717"]
-    each(browser, "input[type=radio]", "e.click()")
+    good = each(browser, ".matrix th", "e.classList.contains('good')")
+    assert good == [True, True, False, True, True, True, False]
+    marks = {*each(browser, ".marks", "e.textContent")}
+    assert marks == {"V \u2713G \u2717"}
+    for i in range(1 + len(HOSTILE)):
+        pick(browser, i)
     assert ask(browser, "window.hit ?? null") is None
     # the page has made all elements itself
     kinds = ["script", "style", "img", "iframe", "b:not(.facts b, .legend b)"]
@@ -448,10 +410,8 @@ SHADES = """[...e.querySelectorAll('.tokens span')].map(token =>
     (+token.style.background.match(/[\\d.]+(?=%)/)?.[0] || 0))"""
 
 
-def test_colours_show_each_part_and_keep_its_sign(browser, tmp_path):
-    """The strongest colour is 60 %. A term far smaller than its sum has a scale of its own; within
-    an answer what is nearest to 0 is bare, and nothing below 0 is blue.
-    """
+def test_colours_show_each_part_and_its_sign(browser, tmp_path):
+    """The strongest colour is 60 %. A term far smaller than its sum has a scale of its own."""
     steps = ([0.02, -0.01, 0.0], [0.01, 0.01, 0.02])
     rows = [
         rollout(advantages=[A + s for s in own], components={"outcome": [A] * 3, "step": own})
@@ -461,17 +421,15 @@ def test_colours_show_each_part_and_keep_its_sign(browser, tmp_path):
     main(made_up(tmp_path / "run", accuracy(1), rows))
     look(browser, tmp_path / "run" / "report.html")
 
-    def shades(part, colour):
-        each(browser, f"input[value='{part}'], input[value='{colour}']", "e.click()")
-        *shown, judge = each(browser, "[data-row]", SHADES)
-        assert judge == ([0] * 3 if colour == "within an answer" else [60] * 3)
+    def shades(part):
+        pick(browser, part)
+        *shown, judge = each(browser, ".body", SHADES)
+        assert judge == [60] * 3
         return shown
 
-    assert shades("advantage", "over the run") == [[-59.4, -60, -60], [30.3, 30.3, 30.6]]
-    assert shades("step", "over the run") == [[60, -30, 0], [30, 30, 60]]
-    assert shades("advantage", "within an answer") == [[0, -60, -40], [0, 0, 60]]
-    assert shades("step", "within an answer") == [[60, -30, 0], [0, 0, 60]]
-    assert shades("outcome", "within an answer") == [[0, 0, 0], [0, 0, 0]]
+    assert shades(0) == [[-59.4, -60, -60], [30.3, 30.3, 30.6]]
+    assert shades(1) == [[-60] * 3, [30] * 3]
+    assert shades(2) == [[60, -30, 0], [30, 30, 60]]
 
 
 def test_a_page_opens_where_a_judge_is_fooled(browser, tmp_path):
@@ -499,30 +457,52 @@ def test_a_page_opens_where_a_judge_is_fooled(browser, tmp_path):
 def test_comparison(browser, three, tmp_path):
     main(*three[:1], tuple(three[1:]), out=tmp_path / "c.html")
     look(browser, tmp_path / "c.html")
-    _, first, second = (row.text for row in browser.find_elements("css selector", "#held-out tr"))
-    assert first.startswith("lr 0.1 0, 1 4 4 0.600 [0.400, 0.800]")
-    assert second.startswith("lr 0.2 0 3 3 0.9")
-    counts = "['.band', '.curve'].map(kind => e.querySelectorAll(kind).length)"
-    assert each(browser, "svg", counts) == [[1, 2]] * 2  # the first variant has two seeds
+    titles, *_, minutes, accuracy = each(browser, "#variants tr", "e.innerText.split('\\t')")
+    assert titles[1:] == ["lr 0.1", "lr 0.2"] and minutes == ["minutes", "4", "3"]
+    assert accuracy == ["solver/accuracy", "0.600 [0.400, 0.800]", "0.9"]
+    strokes = "[...e.querySelectorAll('.curve')].map(e => e.getAttribute('stroke'))"
+    # a line is a run: two seeds of the first variant, one of the second
+    assert each(browser, "svg", strokes) == [["var(--c0)", "var(--c0)", "var(--c1)"]] * 2
     assert browser.get_log("browser") == []
 
 
-def test_equal_curves_are_both_seen(browser, tmp_path):
-    """The second has gaps over the first; a third that differs has none."""
-    rows = [accuracy(4, 0.1), accuracy(4, 0.1), accuracy(4, 0.2)]
-    made = [made_up(tmp_path / f"{i}", its, lr=i + 1.0) for i, its in enumerate(rows)]
-    main(made[0], tuple(made[1:]))
-    look(browser, tmp_path / "comparison.html")
-    shown = each(browser, "svg .curve", "e.getAttribute('stroke-dasharray')")
-    assert shown and shown == [None, "8 8", None] * (len(shown) // 3)
-    assert browser.get_log("browser") == []
-
-
-def test_a_run_shows_its_sentences_and_its_held_out_figures(browser, three):
+def test_a_run_shows_its_sentences_its_held_out_figures_and_its_curves(browser, three):
     main(three[0])
     look(browser, three[0] / "report.html")
-    (tile,) = each(browser, ".tile", "e.innerText.split(/\\s+/).join(' ')")
-    assert tile == "solver/accuracy 0.400 0.100 +0.300"
+    _, line = each(browser, "#held-out tr", "e.innerText.split('\\t')")
+    assert line[:4] == ["solver/accuracy", "0.100", "0.400", "+0.300"]
     header = each(browser, "header", "e.textContent")[0]
     assert "solver/accuracy rose from 0.100 to 0.400" in header and "still at step 4 of" in header
     assert ask(browser, "document.title").startswith("made.py")
+    training, held_out = each(browser, "#curves .curve", "e.getAttribute('d').slice(1).split('L')")
+    points = [[*map(float, point.split())] for point in training]
+    # evenly from left to right, and up: 0.1 at each step, on an axis from 0 to 1
+    right, up = zip(*[(x1 - x0, y0 - y1) for (x0, y0), (x1, y1) in zip(points, points[1:])])
+    assert held_out == training and right == pytest.approx([right[0]] * 3, abs=0.15)
+    assert right[0] > 90 and up == pytest.approx([14.2] * 3, abs=0.15)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_schemes_can_be_read(browser, three, scheme):
+    """By the ratio of luminances: 4.5 for text and 3 for curves is what WCAG 2 asks for."""
+    emulated = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", emulated)
+    main(three[0], (*three[1:],))
+    look(browser, three[0].parent / "comparison.html")
+
+    def luminance(selector, style):
+        color = each(browser, selector, f"getComputedStyle(e).{style}")[0]
+        values = [int(value) / 255 for value in re.findall(r"\d+", color)[:3]]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
+        return sum(weight * v for weight, v in zip((0.2126, 0.7152, 0.0722), linear))
+
+    page, card = luminance("body", "backgroundColor"), luminance("figure", "backgroundColor")
+    assert (page < 0.1, page > 0.8) == (scheme == "dark", scheme == "light")
+    for selector, style, ground, ratio in (
+        ("body", "color", page, 4.5),
+        (".hint", "color", page, 4.5),
+        ("svg text", "fill", card, 4.5),
+        ("svg .curve", "stroke", card, 3),
+    ):
+        low, high = sorted([luminance(selector, style), ground])
+        assert (high + 0.05) / (low + 0.05) > ratio, selector

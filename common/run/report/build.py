@@ -162,7 +162,7 @@ def meaning(key: str) -> str:
     return f"{sampled}, in its likeliest words" if sampled and name.endswith("_greedy") else sampled
 
 
-def rollouts_for_page(rows: list[dict], most: int = ROLLOUT_BYTES) -> tuple[list[dict], int]:
+def rollouts_for_page(rows: list[dict]) -> tuple[list[dict], int]:
     """Returns (rows of the last step and of as many other steps as fit, the number of all steps).
     The other steps are drawn at random, because every n-th step could be the same player's.
     """
@@ -172,7 +172,7 @@ def rollouts_for_page(rows: list[dict], most: int = ROLLOUT_BYTES) -> tuple[list
     others, chosen, size = sorted(steps)[:-1], [], 0
     random.Random(0).shuffle(others)
     for step in [*sorted(steps)[-1:], *others]:
-        if size < most:
+        if size < ROLLOUT_BYTES:
             chosen.append(step)
             size += len(json.dumps(steps[step]))
     return [row for step in sorted(chosen) for row in steps[step]], len(steps)
