@@ -438,9 +438,11 @@ def main():
     wanted = given.scripts or [*PLAN]
     missing = [name for name in wanted if name not in read_all().get(model, {})]
     if len(wanted) > 1:
-        options = [word for word in sys.argv[1:] if word not in given.scripts]
+        options = ["--data", str(given.data)]
+        if given.temperature is not None:
+            options += ["--temperature", str(given.temperature)]
         for name in missing:  # a process each, so that an error ends one script alone
-            command = [sys.executable, "-m", "lab.runs.first_update", *options, name]
+            command = [sys.executable, "-m", "lab.runs.first_update", given.model, name, *options]
             print(name, "ends with", subprocess.run(command, cwd=ROOT).returncode, flush=True)
         return
     for name in missing:
