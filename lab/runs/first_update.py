@@ -399,28 +399,7 @@ def rows_of(number: int, call: Call, gold: dict[str, str]) -> list[dict]:
     ]
 
 
-# ------------------------------------------------------------------ the table
-def tables(found: dict) -> str:
-    """A table for each model, of what the JSON file has: markdown."""
-    text = ""
-    for model, scripts in found.items():
-        header = ["script", "role", "read", "right", "above the worst", "groups with two outcomes"]
-        header.append("tokens of a text")
-        text += f"**{model}**\n\n| {' | '.join(header)} |\n{'|---' * len(header)}|\n"
-        for script in sorted(scripts, key=[*PLAN].index):
-            for role, its in scripts[script]["roles"].items():
-                cells = [share(its["read"], its["texts"]), share(its["right"], its["solutions"])]
-                cells += [share(its["above"], its["rollouts"]), share(its["mixed"], its["groups"])]
-                cells.append(f"{its['tokens'] / its['texts']:.0f}" if its["texts"] else "-")
-                text += f"| {script} | {role} | {' | '.join(cells)} |\n"
-        text += "\n"
-    return text.rstrip("\n") + "\n"
-
-
-def share(count: int, of: int) -> str:
-    return f"{count} of {of}" if of else "-"
-
-
+# ------------------------------------------------------------------ running
 def read_all() -> dict:
     """Model -> script -> what was found."""
     return json.loads(OUT.read_text()) if OUT.exists() else {}
@@ -450,11 +429,12 @@ def main():
         dataset = given.data / ("mbpp.jsonl" if name in PROGRAMS else "mawps.jsonl")
         result = run_script(name, given.model, str(dataset), given.temperature)
         found = read_all()
-        found.setdefault(model, {})[name] = result
+        of_model = found.get(model, {}) | {name: result}
+        found[model] = {script: of_model[script] for script in PLAN if script in of_model}
         OUT.write_text(json.dumps(found, indent=1) + "\n")
-        print(
-            tables({model: {name: result}}), result["ended"], f"{result['seconds']} s", flush=True
-        )
+        print(f"{model}, {name}, {result['seconds']} s {result['ended']}")
+        for role, its in result["roles"].items():
+            print(" ", role, {key: x for key, x in its.items() if key != "shown"}, flush=True)
 
 
 if __name__ == "__main__":
