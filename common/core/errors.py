@@ -24,7 +24,7 @@ def say(text: str):
     if os.environ.get("RANK", "0") == "0":  # accelerate knows it too, but would import torch
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # `| head` has seen enough; Run.on_step_end then ends the run
+        except BrokenPipeError:  # `| head` has seen enough; the run goes on silently
             sys.stdout = NOBODY
         except UnicodeEncodeError:  # a model may write what a terminal cannot show
             print(text.encode("ascii", "backslashreplace").decode(), flush=True)

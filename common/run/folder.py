@@ -1,25 +1,24 @@
 """A run's folder: whose it is, who writes in it, and from which checkpoint a run resumes.
 
-    folder, checkpoint = claim(args.out, "tango", arguments)
+    with claim(args.out, "tango", arguments) as (folder, checkpoint):
+        ...
 
 A folder is ours if it is new, empty, or holds a run of the same script. In any other folder nothing
 is touched. A lock keeps a second run out. The system lifts the lock when the run's process ends,
 however it ends.
 """
 
-import errno
-import fcntl
 import itertools
 import json
-import os
-import platform
 import shutil
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.core.errors import UserError
+from common.core.errors import ScriptError, UserError
 from common.run.report.recording import read_lines
+
+from filelock import FileLock, Timeout
 
 MAY_CHANGE = {*"out save_every eval_every show_every report_to generation_batch_size".split()}
 MAY_CHANGE |= {"micro_batch", "gradient_checkpointing", "plain", "rollouts"}
@@ -28,18 +27,18 @@ the rounding of sums. An evaluation has random numbers of its own, and the rando
 depends on none of these arguments (common/core/draws.py).
 """
 
-LOCKS = []  # open files; `release` closes them
 
-
-def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None]:
-    """Makes the run's folder, or finds it again, and locks it. Writes nothing else.
+@contextmanager
+def claim(out: str | None, name: str, given: dict):
+    """Makes the run's folder, or finds it again, and locks it until the block ends. Writes nothing
+    else. An error that leaves the block says how the run can go on.
 
     Args:
         out: --out; None makes a new folder in runs/.
         name: the script's name, without .py.
         given: its arguments.
 
-    Returns:
+    Yields:
         (the folder, the checkpoint from which the run resumes, or None).
 
     Raises:
@@ -52,13 +51,20 @@ def claim(out: str | None, name: str, given: dict) -> tuple[Path, Path | None]:
         folder = new_folder(name, given["seed"]) if out is None else Path(out)
         ours = is_ours(folder, name, given)
         folder.mkdir(parents=True, exist_ok=True)
-        lock(folder)
-        if not ours:
-            return folder, None
-        return folder, checkpoint_to_resume(folder, given)
+        lock = FileLock(folder / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"--out {folder}: another run writes there.") from None
     except OSError as error:
         place = out or "runs"
         raise UserError(f"--out {place}: cannot be written ({error.strerror}).") from None
+    try:
+        yield folder, checkpoint_to_resume(folder, given) if ours else None
+    except (Exception, KeyboardInterrupt) as error:
+        add_how_to_go_on(error, folder)
+        raise
+    finally:
+        lock.release()
 
 
 def new_folder(name: str, seed: int) -> Path:
@@ -95,38 +101,22 @@ def is_ours(folder: Path, name: str, given: dict) -> bool:
     return True
 
 
-def lock(folder: Path):
-    """Locks the folder until `release`, or until the process ends.
-
-    Raises:
-        UserError: another process holds it.
-    """
-    file = open(folder / ".lock", "a+")  # noqa: SIM115  it stays open
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        holder = file.read()
-        if error.errno in (errno.EAGAIN, errno.EACCES):  # other errors: a file system without locks
-            file.close()
-            raise UserError(f"--out {folder}: another run writes there ({holder}).") from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
-    file.flush()
-    LOCKS.append(file)
-
-
-def claimed() -> Path | None:
-    """Returns the folder that this process has locked, until `release`."""
-    return Path(LOCKS[-1].name).parent if LOCKS else None
-
-
-def release():
-    while LOCKS:
-        LOCKS.pop().close()
-
-
 # ------------------------------------------------------------------ going on
+def resume(folder: Path) -> str:
+    return f"resume with the same command and --out {folder}"
+
+
+def add_how_to_go_on(error: BaseException, folder: Path):
+    """Adds a note to an error, unless the error itself names the folder."""
+    saved, expected = numbered(folder), isinstance(error, UserError | ScriptError)
+    says = any(f"{word} {folder}" in str(error) for word in ("--out", "in"))
+    if saved and not says:
+        error.add_note(f"The run's checkpoints are safe: {resume(folder)}.")
+    elif not saved and not expected:
+        again = f"the same command and --out {folder} start again"
+        error.add_note(f"The run has no checkpoint yet: {again}.")
+
+
 def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
     """Returns the newest checkpoint, or None if the run has none yet. A run that failed before its
     first step may begin again with other arguments.
@@ -166,7 +156,7 @@ def checkpoint_to_resume(folder: Path, given: dict) -> Path | None:
 def read_arguments(folder: Path, file: str = "args.json") -> dict:
     try:
         return {} | json.loads((folder / file).read_text())
-    except (ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         raise UserError(f"--out {folder}: its {file} cannot be read.") from None
 
 

@@ -73,30 +73,30 @@ def launch(
     if args.rollouts:
         vllm.find_base(args.rollouts)  # before anything is loaded
     train, held_out = load(args)
-    run = start_run(args, script, train, held_out)
-    adapters = [*dict.fromkeys(player.adapter for player in players.values())]
-    model, tokenizer = load_model(
-        args.model, adapters, args.lora_rank, args.four_bit, args.seed, args.plain
-    )
-    if prompt:
-        group_size = group_size or args.group_size
-        rows = args.questions * group_size
-        data = [{"prompt": prompt(row["question"]), **row} for row in train]
-    else:  # Trainer needs rows to loop over: one step's
-        group_size = rows = 2
-        data = [{"prompt": [{"role": "user", "content": ""}]}] * rows * run.processes
-    config = grpo_config(args, run.folder, rows, group_size, **config or {})
-    data = Dataset.from_list(data)
-    trainer = Trainer(model, players, args, config, data, tokenizer, train, held_out, **more)
-    trainer.engine = trainer.sampler = plain if args.plain else fast
-    trainer.recorder = Recorder(trainer, run.folder / "rollouts.jsonl")
-    if args.rollouts:
-        word = gather_object([secrets.token_hex(4)])[0]  # the same on all processes
-        trainer.sampler = vllm.Server(args.rollouts, run.folder, word)
-        trainer.generation_batch_size = 1 << 30  # the server makes its own batches
-        trainer.sampler.check(trainer)
-        trainer.add_callback(trainer.sampler)
-    run.train(trainer, evaluate, curves)
+    with start_run(args, script, train, held_out) as run:
+        adapters = [*dict.fromkeys(player.adapter for player in players.values())]
+        model, tokenizer = load_model(
+            args.model, adapters, args.lora_rank, args.four_bit, args.seed, args.plain
+        )
+        if prompt:
+            group_size = group_size or args.group_size
+            rows = args.questions * group_size
+            data = [{"prompt": prompt(row["question"]), **row} for row in train]
+        else:  # Trainer needs rows to loop over: one step's
+            group_size = rows = 2
+            data = [{"prompt": [{"role": "user", "content": ""}]}] * rows * run.processes
+        config = grpo_config(args, run.folder, rows, group_size, **config or {})
+        data = Dataset.from_list(data)
+        trainer = Trainer(model, players, args, config, data, tokenizer, train, held_out, **more)
+        trainer.engine = trainer.sampler = plain if args.plain else fast
+        trainer.recorder = Recorder(trainer, run.folder / "rollouts.jsonl")
+        if args.rollouts:
+            word = gather_object([secrets.token_hex(4)])[0]  # the same on all processes
+            trainer.sampler = vllm.Server(args.rollouts, run.folder, word)
+            trainer.generation_batch_size = 1 << 30  # the server makes its own batches
+            trainer.sampler.check(trainer)
+            trainer.add_callback(trainer.sampler)
+        run.train(trainer, evaluate, curves)
     return trainer
 
 

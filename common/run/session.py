@@ -8,7 +8,8 @@
         metrics.jsonl     one line per step, one per evaluation
         rollouts.jsonl    a few completions of every step, each token with its advantage
         report.html       a page that shows all of it, made at every evaluation
-        generator/ ...    the trained adapters, as PEFT saves them, each with a model card
+        README.md         a model card, for the Hub
+        generator/ ...    the trained adapters, as PEFT saves them
         checkpoint-N/     adapters, optimiser, random numbers, what the script keeps
 
 A run that gets its folder (`--out FOLDER`) and the same arguments again resumes where it stopped.
@@ -30,13 +31,12 @@ import sys
 import time
 import traceback
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from common.core.errors import NOBODY, ScriptError, UserError, say, visible
-from common.run.card import write_cards
-from common.run.folder import claim, claimed, forget_older, numbered, release, write_whole
+from common.core.errors import ScriptError, UserError, say, visible
+from common.run.folder import claim, forget_older, resume, write_whole
 from common.run.machine import on_gpu
 from common.run.report.build import write_report
 from common.run.report.health import is_evaluation, main_metrics
@@ -46,11 +46,7 @@ import torch
 import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
-
-LIMITS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS}
-"""Errors of a full machine, which a user can put right."""
 
 
 # ------------------------------------------------------------------ around everything
@@ -59,36 +55,32 @@ def exit_with_one_sentence():
     """Stands around a script's `main`. An error that the user can put right ends in one sentence
     and exit code 2, and not in a stack trace. Several processes leave their group together.
     """
-    code, sentence = None, ""
+    code = None
     # a stream that the shell has closed is None
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)  # until training has a handler of its own
     try:
-        with _noting_how_to_go_on():
-            yield
-    except UserError as error:
-        sentence = _with_notes(str(error), error)
-    except ScriptError as error:
-        sentence = _with_notes(f"{_line_of_the_script(error)}{error}.", error)
-    except OSError as error:
-        if error.errno not in LIMITS:
-            raise
-        sentence = _with_notes(f"the system says: {error.strerror}.", error)
-    except KeyboardInterrupt:  # before training, or for the second time
-        _say_how_to_go_on("interrupted")
-        code = 130
+        yield
+    except KeyboardInterrupt as error:  # before training, or for the second time
+        code = 143 if error.args else 130
+        ended = ["terminated." if error.args else "interrupted.", *_notes(error)]
+        if len(ended) == 1 and os.environ.get("RANK", "0") == "0":  # the others have no folder
+            ended.append("The run has not begun; nothing has changed.")
+        print(*ended, file=sys.stderr, flush=True)
     except SystemExit as ended:
         code = ended.code
+    except Exception as error:
+        said, code = _sentence(error), 2
+        if not said:
+            raise
+        said = " ".join([said, *_notes(error)])
+        print(f"error: {visible(said)}", file=sys.stderr, flush=True)
     finally:
         several = torch.distributed.is_initialized()
-        release()
         if several:  # left to the interpreter's end, gloo's threads abort one run in six
             torch.distributed.destroy_process_group()
-    if sentence:
-        print(f"error: {visible(sentence)}", file=sys.stderr, flush=True)
-        code = 2
     if several:  # torch's threads still abort a run now and then when all is written: no waiting
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -96,6 +88,23 @@ def exit_with_one_sentence():
         os._exit(code or 0)
     if code is not None:
         sys.exit(code)
+
+
+def _sentence(error: Exception) -> str:
+    """Returns the sentence for an error that a user can put right, and "" for any other error."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ScriptError):
+        return f"{_line_of_the_script(error)}{error}."
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    # torch and safetensors say in words of their own that a file could not be written
+    if full or re.search(r"\(os error 2[78]\)|inline_container\.cc", str(error)):
+        return f"a file could not be written: {error}."
+    return ""
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])  # see common/run/folder.py
 
 
 def _line_of_the_script(error: ScriptError) -> str:
@@ -113,42 +122,7 @@ def _line_of_the_script(error: ScriptError) -> str:
 
 
 def _terminated(*_):
-    _say_how_to_go_on("terminated")
-    sys.exit(143)
-
-
-# ------------------------------------------------------------------ going on
-def resume(folder: Path) -> str:
-    return f"resume with the same command and --out {folder}"
-
-
-@contextmanager
-def _noting_how_to_go_on():
-    """Adds to an error how the run can go on, if it has a checkpoint and the error is silent."""
-    try:
-        yield
-    except Exception as error:
-        folder = claimed()
-        says = any(f"{word} {folder}" in str(error) for word in ("--out", "in"))
-        if folder and numbered(folder) and not says:
-            error.add_note(f"The run's checkpoints are safe: {resume(folder)}.")
-        raise
-
-
-def _with_notes(sentence: str, error: Exception) -> str:
-    return " ".join([sentence, *getattr(error, "__notes__", ())])
-
-
-def _say_how_to_go_on(ended: str):
-    """Prints how the run ended and how it can go on. Only the main process has the folder."""
-    folder = claimed()
-    if folder and numbered(folder):
-        ended += f"; what was saved is safe: {resume(folder)}"
-    elif folder:
-        ended += f" before the first checkpoint; the same command and --out {folder} start again"
-    elif os.environ.get("RANK", "0") == "0":
-        ended += " before the run began; nothing has changed"
-    print(ended, file=sys.stderr, flush=True)
+    raise KeyboardInterrupt("terminated")
 
 
 def begin(model: str) -> PartialState:
@@ -162,10 +136,11 @@ def begin(model: str) -> PartialState:
 
 
 # ------------------------------------------------------------------ the run's folder
-def start_run(args, script: str, train: list, held_out: list) -> "Run":
-    """Makes the run's folder, or finds it again, and writes down what is going to run. If the
-    script has changed since the run began, the folder keeps both: the name of the new script says
-    from which checkpoint it resumes.
+@contextmanager
+def start_run(args, script: str, train: list, held_out: list):
+    """Makes the run's folder, or finds it again, writes down what is going to run, and yields the
+    `Run`. The folder is locked until the block ends. If the script has changed since the run began,
+    the folder keeps both: the name of the new script says from which checkpoint it resumes.
 
     Args:
         args: the script's arguments.
@@ -178,21 +153,21 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
     name = Path(script).stem
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
     found, problem = None, None
-    this = PartialState()
-    if this.is_main_process:
-        try:
-            found = (*claim(args.out, name, given), [])
-            now = versions(args.model) | {"questions": checksum([train, held_out])}
-            if found[1]:
-                found[2].extend(what_differs(found[0], now, args.dataset))
-        except UserError as error:
-            problem = error
-    found, problem = broadcast_object_list([found, problem])
-    if problem:
-        raise problem
-    folder, checkpoint, said = found
-    if this.is_main_process:
-        with in_a_sentence(folder):
+    main = PartialState().is_main_process
+    with ExitStack() as block:
+        if main:
+            try:
+                found = (*block.enter_context(claim(args.out, name, given)), [])
+                now = versions(args.model) | {"questions": checksum([train, held_out])}
+                if found[1]:
+                    found[2].extend(what_differs(found[0], now, args.dataset))
+            except UserError as error:
+                problem = error
+        found, problem = broadcast_object_list([found, problem])
+        if problem:
+            raise problem
+        folder, checkpoint, said = found
+        if main:
             write_whole(folder / "args.json", json.dumps(given, indent=1) + "\n")
             copy, code = folder / f"{name}.py", Path(script).read_bytes()
             if checkpoint and copy.exists() and copy.read_bytes() != code:
@@ -200,13 +175,13 @@ def start_run(args, script: str, train: list, held_out: list) -> "Run":
                 said.append(f"note: {name}.py has changed since this run began; it is now {copy}")
             copy.write_bytes(code)
             (folder / "versions.json").write_text(json.dumps(now, indent=1) + "\n")
-    questions = f"{len(train)} training and {len(held_out)} held-out questions"
-    say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
-    for line in said:
-        say(line)
-    if checkpoint:
-        say(f"resumes from {checkpoint.name}")
-    return Run(folder, name, checkpoint, args)
+        questions = f"{len(train)} training and {len(held_out)} held-out questions"
+        say(f"{name}.py, --model {args.model}, {questions}, in {folder}")
+        for line in said:
+            say(line)
+        if checkpoint:
+            say(f"resumes from {checkpoint.name}")
+        yield Run(folder, name, checkpoint, args)
 
 
 def what_differs(folder: Path, now: dict, dataset: str) -> list[str]:
@@ -242,24 +217,6 @@ def checksum(rows: list) -> int:
     return zlib.crc32(json.dumps(rows, skipkeys=True, default=lambda x: type(x).__name__).encode())
 
 
-@contextmanager
-def in_a_sentence(folder: Path):
-    """Inside this block an error of the disk becomes a UserError, which names the run's folder."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if not folder.exists():
-            raise UserError(
-                f"the run's folder {folder} is gone; nothing more can be saved."
-            ) from None
-        its = Path(getattr(error, "filename", None) or "/").is_relative_to(folder)
-        # torch and safetensors say in words of their own that a file could not be written
-        in_words = re.search(r"\(os error |inline_container\.cc", str(error))
-        if not (its or in_words or getattr(error, "errno", None) in LIMITS):
-            raise
-        raise UserError(f"{folder}: something could not be written ({error}).") from None
-
-
 def versions(model: str) -> dict:
     # the commit, with "-dirty" at its end if files have changed since
     command, commit = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], ""
@@ -284,7 +241,6 @@ class Run(TrainerCallback):
 
     def __init__(self, folder: Path, name: str, checkpoint: Path | None, args):
         self.folder, self.name, self.checkpoint, self.args = folder, name, checkpoint, args
-        self.begun_in = folder.stat()  # the folder itself; its name may lead to another one later
         self.main, self.processes = PartialState().is_main_process, PartialState().num_processes
         self.stop, self.asked = 0, 0.0  # the signal that asked for it, and when
         self.first, self.since = 0, 0.0  # step and time at which this process began, for the ETA
@@ -298,8 +254,7 @@ class Run(TrainerCallback):
         if self.main:  # for the report, which is first written at the evaluation before step 1
             about = inspect.getmodule(type(trainer)).__doc__ or ""
             about = {"script": self.name, "about": about, "curves": curves}
-            with in_a_sentence(self.folder):
-                write_whole(self.folder / "about.json", json.dumps(about, indent=1) + "\n")
+            write_whole(self.folder / "about.json", json.dumps(about, indent=1) + "\n")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
         trainer.evaluate = self._evaluate  # Trainer calls it after a step's line, if it is due
@@ -307,10 +262,6 @@ class Run(TrainerCallback):
             if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup
                 signal.signal(sign, self._interrupted)
         self._check_questions()
-        for player in trainer.players.values():
-            if (self.folder / player.adapter).is_symlink():  # to somebody else's, perhaps
-                problem = f"{player.adapter} is a link, and adapters are not saved through one."
-                raise UserError(f"--out {self.folder}: {problem}")
         if self.checkpoint and self.checkpoint.name == f"checkpoint-{self.args.steps}":
             say(f"this run is finished: {self.args.steps} steps")  # Trainer would do one more
             trainer._load_from_checkpoint(self.checkpoint)
@@ -319,13 +270,11 @@ class Run(TrainerCallback):
                 self._evaluate()
         else:
             self._train_to_the_end()
-        with in_a_sentence(self.folder):
-            self._finish()
+        self._finish()
 
     def _train_to_the_end(self):
         try:
-            with in_a_sentence(self.folder):
-                self.trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
+            self.trainer.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
         except RuntimeError as error:
             # in a CUDA graph torch raises another error while it handles this error
             if not any(isinstance(e, torch.OutOfMemoryError) for e in (error, error.__context__)):
@@ -360,13 +309,26 @@ class Run(TrainerCallback):
             say(f"stopped at step {trainer.state.global_step}; {resume(self.folder)}")
             sys.exit(128 + self.stop)
         if self.main:
-            # PEFT's card would go where the user may have written a card about this run
-            trainer.model.create_or_update_model_card = lambda _: None
-            trainer.model.save_pretrained(self.folder)
-            adapters = sorted({player.adapter for player in trainer.players.values()})
-            write_cards(self.folder, self.name, adapters, self.evaluations)
+            self._save_adapters()
             self.table()
             self._note_untrained()
+
+    def _save_adapters(self):
+        """Saves the adapters, and PEFT's model card with the script and the held-out figures."""
+        card, model = self.folder / "README.md", self.trainer.model
+        if card.exists():  # the user may have written it
+            model.create_or_update_model_card = lambda _: None
+            model.save_pretrained(self.folder)
+            return
+        model.save_pretrained(self.folder)
+        first, last = self.evaluations[0], self.evaluations[-1]
+        figures = []
+        for key in [k for k in last if k.startswith("eval/")]:
+            before = f"{first[key]:.3f}" if key in first else "-"
+            figures.append(f"{key[5:]} {before} -> {last[key]:.3f}")
+        with open(card, "a") as file:
+            file.write(f"\n\nTrained by `{self.name}.py` in {last['step']} steps.\n")
+            file.write(f"Held out, before and after: {', '.join(figures)}.\n")
 
     def _note_untrained(self):
         """Notes which players no step has trained."""
@@ -395,15 +357,10 @@ class Run(TrainerCallback):
         if state.global_step == 0:
             self._evaluate()
 
-    def on_step_begin(self, args, state, control, **_):
-        self._check_folder()
-
     def on_step_end(self, args, state, control, **_):
         step, last = state.global_step, state.global_step == state.max_steps
         due = self.args.eval_every and step % self.args.eval_every == 0
         control.should_evaluate = bool(last or due)
-        if sys.stdout is NOBODY:  # not SIGPIPE, which a tracker may also raise
-            self.stop = self.stop or signal.SIGPIPE
         self.stop = max(gather_object([self.stop]))  # all processes stop after the same step
         if self.stop or last:
             control.should_save = True
@@ -473,13 +430,7 @@ class Run(TrainerCallback):
             write_report(self.folder)
         return logs
 
-    def _check_folder(self):
-        if not os.path.samestat(self.folder.stat(), self.begun_in):
-            other = f"--out {self.folder}: is another folder than the one in which this run began"
-            raise UserError(f"{other}; nothing more is written there.")
-
     def _write(self, step: int, metrics: dict):
-        self._check_folder()
         row = {"step": step, "seconds": round(time.time() - self.started, 2), **metrics}
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")

@@ -181,7 +181,18 @@ def main(args: Args):
     train, held_out = load_questions(args.dataset, 10**9, QUESTIONS, args.seed, args.held_out)
     demonstrations(script, train, 1, args.seed, {})  # says immediately what is missing
     given = {k: v for k, v in dataclasses.asdict(args).items() if k != "out"}
-    out, checkpoint = claim(args.out, "warm_up", given)
+    with claim(args.out, "warm_up", given) as (out, checkpoint):
+        teach(args, script, train, held_out, given, out, checkpoint)
+
+
+def teach(
+    args: Args, script, train: list[dict], held_out: list[dict], given: dict, out: Path,
+    checkpoint: Path | None,
+):  # fmt: skip
+    """Warms up in the folder `out`, from the checkpoint if there is one.
+
+    given: the arguments without --out.
+    """
     # the figures may be of other arguments, of a warm-up that has left no checkpoint
     noted = (out / FIGURES).exists() and read_arguments(out) == given
     notes = read_arguments(out, FIGURES) if noted else {}

@@ -5,11 +5,12 @@ import re
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 
 from common.core.errors import UserError
 from common.run import folder as folders
-from common.run.folder import checkpoint_to_resume, claim, release
-from common.run.session import Run, in_a_sentence
+from common.run.folder import checkpoint_to_resume, claim
+from common.run.session import Run
 
 import pytest
 from conftest import refused, small, write_rows
@@ -17,18 +18,23 @@ from conftest import refused, small, write_rows
 GIVEN = {"seed": 0, "steps": 6, "save_every": 2, "lr": 0.1}
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays_locked():
-    yield
-    release()
-
-
 def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(folders.time, "strftime", lambda *_: "20260101-120000")
-    made = [claim(None, "tango", GIVEN)[0] for _ in range(3)]
+    with ExitStack() as runs:
+        made = [runs.enter_context(claim(None, "tango", GIVEN))[0] for _ in range(3)]
     assert len({*made}) == 3 and all(folder.is_dir() for folder in made)
     assert str(made[0]) == "runs/tango-20260101-120000-0"
+
+
+def test_a_folder_is_locked_for_as_long_as_the_block_lasts_and_no_longer(tmp_path):
+    with claim(tmp_path, "tango", GIVEN):
+        with pytest.raises(UserError, match="another run"), claim(tmp_path, "tango", GIVEN):
+            pass
+    with pytest.raises(UserError) as raised, claim(tmp_path, "tango", GIVEN):
+        raise UserError("the server has gone.")
+    with claim(tmp_path, "tango", GIVEN):
+        assert raised.value.args == ("the server has gone.",)
 
 
 # ------------------------------------------------------------------ checkpoints
@@ -82,21 +88,6 @@ def test_only_what_changes_no_training_may_be_another_in_a_resumed_run(finished)
             before = f"--{key.replace('_', '-')} {given[key]}"
             with pytest.raises(UserError, match=re.escape(f"other arguments ({before});")):
                 checkpoint_to_resume(folder, other)
-
-
-def test_nothing_is_written_where_another_folder_has_taken_the_name(tmp_path):
-    folder, moved = tmp_path / "run", tmp_path / "moved"
-    folder.mkdir()
-    run = Run(folder, "tango", None, None)
-    run._write(1, {})
-    folder.rename(moved)
-    with pytest.raises(UserError, match="run is gone"), in_a_sentence(folder):
-        run._write(2, {})
-    folder.mkdir()
-    for call in (lambda: run._write(2, {}), lambda: run.on_step_begin(None, None, None)):
-        with pytest.raises(UserError, match="another folder than the one in which this run began"):
-            call()
-    assert not [*folder.iterdir()] and len((moved / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_second_ctrl_c_ends_at_once_in_a_sentence(tmp_path, monkeypatch, capsys):

@@ -3,11 +3,12 @@
 Every script's own start, Ctrl-C and two processes: tests/scripts/test_every_script.py.
 """
 
+import errno
 import io
 import json
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,12 +16,10 @@ from types import SimpleNamespace
 from common.checked import CoTrainer
 from common.core.errors import ScriptError, UserError, say
 from common.core.lists import mean
-from common.run.card import write_cards
 from common.run.session import Run, exit_with_one_sentence
 
 import pytest
 import torch
-import yaml
 from conftest import (
     ROOT,
     metrics_of,
@@ -80,6 +79,10 @@ def test_a_finished_run_is_left_as_it_is(copied):
     same_weights(folder, whole)
     assert metrics_of(folder) == metrics_of(whole)
     assert (folder / "README.md").read_text() == "my notes"
+    (folder / "README.md").unlink()
+    run_here("tango.py", *small("tango.py", folder))
+    card = (folder / "README.md").read_text()
+    assert "`tango.py` in 6 steps" in card and re.search(r"accuracy [\d.]+ -> [\d.]+", card)
 
 
 def test_a_finished_run_without_its_metrics_is_evaluated(copied):
@@ -125,7 +128,7 @@ def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatc
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.run.launch.plan_memory", raises(KeyboardInterrupt))
         _, said, code = run_module(tango, *start)
-    assert (said, code) == ("interrupted before the run began; nothing has changed\n", 130)
+    assert (said, code) == ("interrupted. The run has not begun; nothing has changed.\n", 130)
     for load, word, status in (
         (raises(KeyboardInterrupt), "interrupted", 130),
         (lambda *_: signal.raise_signal(signal.SIGTERM), "terminated", 143),
@@ -134,8 +137,8 @@ def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatc
             patch.setattr("common.run.launch.load_model", load)
             _, said, code = run_module(tango, *start)
         folder = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        again = f"the same command and --out runs/{folder.name} start again\n"
-        assert (said, code) == (f"{word} before the first checkpoint; {again}", status)
+        again = f"the same command and --out runs/{folder.name} start again.\n"
+        assert (said, code) == (f"{word}. The run has no checkpoint yet: {again}", status)
     command = [*start, "--out", f"runs/{folder.name}", "--save-every", 1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tango.Tango.verifier_step", raises(UserError("the server has gone.")))
@@ -144,8 +147,9 @@ def test_every_end_says_the_folder_and_the_command_to_go_on(tmp_path, monkeypatc
     again = f"resume with the same command and --out runs/{folder.name}"
     safe = f"The run's checkpoints are safe: {again}."
     _, said, code = run_module(tango, *command)
-    assert (said, code) == (f"interrupted; what was saved is safe: {again}\n", 130)
-    for error in (UserError("the server has gone."), ScriptError("no advantages")):
+    assert (said, code) == (f"interrupted. {safe}\n", 130)
+    full = OSError(errno.ENOSPC, "No space left on device", "rollouts.jsonl")
+    for error in (UserError("the server has gone."), ScriptError("no advantages"), full):
         monkeypatch.setattr("tango.Tango.generator_step", raises(error))
         said = refused("tango.py", *command)
         assert said.endswith(f"{str(error).rstrip('.')}. {safe}\n")
@@ -185,20 +189,6 @@ def test_a_small_model_leaves_the_gpus_alone(tmp_path, monkeypatch, brief):
     brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 0))
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["device"].startswith("CPU")
     assert json.loads((tmp_path / "run" / "args.json").read_text())["four_bit"] is False
-
-
-def test_a_tracker_that_hangs_up_stops_nothing(tmp_path, monkeypatch, brief):
-    """What is sent to it raises SIGPIPE, as a closed pipe behind stdout does."""
-
-    def evaluate(*_):
-        ours, theirs = socket.socketpair()
-        theirs.close()
-        with pytest.raises(BrokenPipeError):
-            ours.send(b"metrics")
-        return {"generator/accuracy": 0.5}
-
-    monkeypatch.setattr("tango.evaluate", evaluate)
-    brief("tango.py", *small("tango.py", tmp_path / "run", "--steps", 1, "--ver-warmup", 0))
 
 
 def test_tensorboard_has_every_steps_metrics_and_the_held_out_figures(tmp_path, brief):
@@ -253,13 +243,6 @@ def test_what_a_terminal_cannot_show_ends_no_run(monkeypatch):
     with exit_with_one_sentence():
         say("\u221a2 \ud83d")
     assert sys.stdout.buffer.getvalue() == b"\\u221a2 \\ud83d\n"
-
-
-def test_a_models_name_is_text_in_its_card(tmp_path):
-    (tmp_path / "args.json").write_text('{"model": "some/model: 2"}')
-    write_cards(tmp_path, "tango", ["generator"], [{"step": 0, "eval/accuracy": 0.5}])
-    front = (tmp_path / "generator" / "README.md").read_text().split("---\n")[1]
-    assert yaml.safe_load(front)["base_model"] == "some/model: 2"
 
 
 def test_a_mean_is_one_of_anything_that_can_be_gone_through():

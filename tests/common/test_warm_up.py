@@ -20,7 +20,6 @@ import prime
 import tango
 from common.core.errors import UserError
 from common.run import warm_up
-from common.run.folder import release
 from common.run.warm_up import Args
 from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import (
@@ -394,12 +393,10 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     assert re.findall(r"^step (\d+)/40: \S+ min; \d+ min more", said[0], re.MULTILINE) == ["1"]
     assert not (warm / "README.md").exists()
     before = {path: path.read_bytes() for path in warm.glob("[!.]*.*")}
-    release()
     warm_up.main(args)
     again = capsys.readouterr().out
     assert again in said[0] and "entropy per token" in again
     assert before == {path: path.read_bytes() for path in warm.glob("[!.]*.*")}
-    release()
     with pytest.raises(UserError, match="other arguments"):
         warm_up.main(dataclasses.replace(args, lr=1e-3))
     short = "--steps 1 --questions 2 --group-size 4 --eval-questions 2 --solution-tokens 48"
@@ -459,7 +456,6 @@ def test_a_model_that_writes_the_form_is_taught_to_judge_its_own(args, monkeypat
     monkeypatch.setattr(warm_up, "demonstrations", seeing)
     more = {"script": "tango.py", "model": str(TINY), "steps": 5, "until": "ready"}
     warm_up.main(dataclasses.replace(args, **more))
-    release()
     own = json.loads((Path(args.out) / "own.json").read_text())
     assert seen == [{}, own] and len(own) == 6
     assert all(len(texts) == 4 and split_steps(texts[0]) for texts in own.values())
@@ -486,7 +482,6 @@ def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
         warm_up.main(args)
     assert (cut / "checkpoint-5").exists() and not (cut / "model.safetensors").exists()
     (cut / "README.md").write_text("my notes")
-    release()
     warm_up.main(args)
     assert (cut / "README.md").read_text() == "my notes"
     for name in ("model.safetensors", "warm_up.json"):
@@ -499,8 +494,8 @@ def test_an_interrupted_warm_up_says_how_to_go_on(args, monkeypatch):
     limits = "--steps 12 --solution-tokens 64 --judgement-tokens 112".split()
     command = [args.script, "--model", args.model, "--dataset", args.dataset, "--out", args.out]
     for look, says in (
-        (1, f" before the first checkpoint; the same command and --out {args.out} start again"),
-        (3, f"; what was saved is safe: resume with the same command and --out {args.out}"),
+        (1, f"The run has no checkpoint yet: the same command and --out {args.out} start again."),
+        (3, f"The run's checkpoints are safe: resume with the same command and --out {args.out}."),
     ):
         looks = []
 
@@ -512,7 +507,7 @@ def test_an_interrupted_warm_up_says_how_to_go_on(args, monkeypatch):
 
         monkeypatch.setattr(warm_up, "figures", figures)
         _, said, code = run_module(warm_up, *command, *limits)
-        assert (said, code) == (f"interrupted{says}\n", 130)
+        assert (said, code) == (f"interrupted. {says}\n", 130)
 
 
 def test_figures_of_other_arguments_are_not_taken_over(args, monkeypatch):
@@ -527,12 +522,10 @@ def test_figures_of_other_arguments_are_not_taken_over(args, monkeypatch):
         monkeypatch.setattr(warm_up, "figures", lambda *_, share=share: {"solutions read": share})
         with pytest.raises(KeyboardInterrupt):
             warm_up.main(dataclasses.replace(args, lr=lr))
-        release()
-        assert json.loads(file.read_text()) == {"before": {"solutions read": expected}}
+            assert json.loads(file.read_text()) == {"before": {"solutions read": expected}}
     file.write_text("{")
     with pytest.raises(UserError, match="its warm_up.json cannot be read"):
         warm_up.main(dataclasses.replace(args, lr=2e-3))
-    release()
 
 
 @pytest.mark.parametrize(
