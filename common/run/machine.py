@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import sys
-import sysconfig
 from pathlib import Path
 
 from common.core.errors import UserError
@@ -51,11 +49,4 @@ def check_machine(model: str):
         raise UserError(
             "no C compiler was found (cc, gcc or clang), and Triton needs one for its kernels; "
             "install gcc, or set CC."
-        )
-    # Debian's own Python has them where the second scheme says
-    folders = [sysconfig.get_path("include"), sysconfig.get_path("include", "posix_prefix")]
-    if not any(Path(folder, "Python.h").exists() for folder in folders):
-        raise UserError(
-            f"Python {sys.version_info.major}.{sys.version_info.minor} has no Python.h, which "
-            f"Triton's kernels are compiled with; install python3-dev, or python3-devel."
         )

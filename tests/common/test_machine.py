@@ -19,9 +19,7 @@ REAL = "Qwen/Qwen2.5-1.5B-Instruct"
 @pytest.fixture
 def gpus(monkeypatch, tmp_path):
     """gpus(2): as if so many were visible; 0: none, and no driver."""
-    (tmp_path / "Python.h").touch()
     monkeypatch.setattr(machine, "DRIVER", tmp_path / "none")
-    monkeypatch.setattr(machine.sysconfig, "get_path", lambda *_: str(tmp_path))
     for name in ("WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -58,20 +56,13 @@ def test_a_driver_that_torch_cannot_use(gpus, monkeypatch, tmp_path, cuda, reaso
     machine.check_machine(REAL)  # on purpose
 
 
-def test_no_c_compiler_and_no_header_of_python(gpus, monkeypatch, tmp_path):
+def test_no_c_compiler(gpus, monkeypatch):
     gpus(1)
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no C compiler.*gcc"):
-        patch.setattr(machine.shutil, "which", lambda name: None)
-        machine.check_machine("tiny")
-        machine.check_machine(REAL)
-    (tmp_path / "Python.h").unlink()
-    with pytest.raises(UserError, match=r"has no Python\.h.*python3-dev"):
-        machine.check_machine(REAL)
-    (tmp_path / "posix_prefix").mkdir()
-    (tmp_path / "posix_prefix" / "Python.h").touch()
-    schemes = {("include",): tmp_path, ("include", "posix_prefix"): tmp_path / "posix_prefix"}
-    monkeypatch.setattr(machine.sysconfig, "get_path", lambda *scheme: schemes[scheme])
     machine.check_machine(REAL)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    machine.check_machine("tiny")
+    with pytest.raises(UserError, match="no C compiler.*gcc"):
+        machine.check_machine(REAL)
 
 
 # ------------------------------------------------------------------ a part of a machine
