@@ -22,6 +22,21 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 
 # ------------------------------------------------------------------ types with bounds
+class PerModel(NamedTuple):
+    """A default that depends on the model. `RunArgs` replaces it by a number."""
+
+    tiny: float
+    real: float
+
+    def __str__(self):  # what --help shows
+        return f"{self.tiny} small model, {self.real} real"
+
+
+def per_model(tiny, real) -> PerModel:
+    """Returns a default: `tiny` with a small model, `real` with any other model."""
+    return PerModel(tiny, real)
+
+
 class Bounds(NamedTuple):
     """The least and the most value of a number; both are allowed."""
 
@@ -41,35 +56,38 @@ def whole_number(words: list[str]) -> int:
         raise ValueError(f"{words[0]} is no whole number in digits, such as 1000") from None
 
 
-is_whole, in_words = lambda value: isinstance(value, int), lambda value: [str(value)]
-Whole = Annotated[int, PrimitiveConstructorSpec(1, "INT", whole_number, is_whole, in_words)]
+def real_number(words: list[str]) -> float:
+    try:
+        return float(words[0])
+    except ValueError:
+        raise ValueError(f"{words[0]} is no number, such as 1e-3") from None
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int | float | PerModel)
+
+
+def in_words(value) -> list[str]:
+    return str(value).split()
+
+
+# PerModel only as the default: neither of the two functions returns it
+Whole = Annotated[
+    int | PerModel, PrimitiveConstructorSpec(1, "INT", whole_number, is_number, in_words)
+]
+Real = Annotated[
+    float | PerModel, PrimitiveConstructorSpec(1, "FLOAT", real_number, is_number, in_words)
+]
 Count = Annotated[Whole, Bounds(1, 1_000_000)]
 Several = Annotated[Whole, Bounds(1, 10_000)]  # samples of a question, solution or step
 TwoOrMore = Annotated[Whole, Bounds(2, 10_000)]  # samples that are compared
 Tokens = Annotated[Whole, Bounds(1)]
 CountOrZero = Annotated[Whole, Bounds(0)]  # 0 switches something off
-Share = Annotated[float, Bounds(0, 1)]
-Weight = Annotated[float, Bounds(0)]
-Scale = Annotated[float, Bounds(1e-6)]  # of log-ratios: at 0 a loss has no gradient
+Share = Annotated[Real, Bounds(0, 1)]
+Weight = Annotated[Real, Bounds(0)]
+Scale = Annotated[Real, Bounds(1e-6)]  # of log-ratios: at 0 a loss has no gradient
 GroupSize = Annotated[Whole, Bounds(2, 100_000)]  # rewards are compared within a group
-Seconds = Annotated[float, Bounds(0.001, 3600)]
-
-
-def per_model(tiny, real):
-    """Returns the default of an argument: `tiny` with a small model, `real` with any other model.
-    If `real` is None, `launch` decides by the machine.
-    """
-
-    class PerModel(float if isinstance(real, float) else int):
-        for_tiny, for_real = tiny, real
-
-        def __str__(self):  # what --help shows
-            return f"{tiny} small model, {'else by memory' if real is None else f'{real} real'}"
-
-        def __hash__(self):  # tyro keeps types by their defaults, and would take this for its int
-            return hash(str(self))
-
-    return PerModel(tiny)
+Seconds = Annotated[Real, Bounds(0.001, 3600)]
 
 
 # ------------------------------------------------------------------ the arguments
@@ -92,7 +110,7 @@ class RunArgs:
     """rows per forward and backward pass"""
     lora_rank: Annotated[Whole, Bounds(1, 4096)] = 16
     """rank of each LoRA adapter"""
-    four_bit: bool = per_model(tiny=False, real=None)
+    four_bit: tyro.conf.DisallowNone[bool | None] = None  # a flag; memory.py replaces None
     """load the base in 4-bit NF4; by default only if a run would not fit the GPU otherwise, and
     never with --rollouts"""
     generation_batch_size: Count | None = None
@@ -149,8 +167,8 @@ class RunArgs:
         check_path(f"--out {self.out}", self.out or "")
         check_path(f"the small models' folder {TINY.parent}", str(TINY.parent))
         for name, value in vars(self).items():
-            if hasattr(value, "for_tiny"):
-                vars(self)[name] = value.for_tiny if self.model in MODELS else value.for_real
+            if isinstance(value, PerModel):
+                vars(self)[name] = value.tiny if self.model in MODELS else value.real
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             check_number(name, getattr(self, name), kind)
         if self.report_to not in ("none", "all"):
