@@ -44,40 +44,24 @@ class Bounds(NamedTuple):
     most: float = math.inf
 
 
-def whole_number(words: list[str]) -> int:
-    """Returns an integer, for tyro, whose own error would quote Python.
-
-    Raises:
-        ValueError: the word is no integer in digits.
+def number(kind: type, metavar: str, wanted: str):
+    """Returns the type of a number, for tyro, whose own error would quote Python. A PerModel can
+    only be its default: no word is read as one.
     """
-    try:
-        return int(words[0])
-    except ValueError:
-        raise ValueError(f"{words[0]} is no whole number in digits, such as 1000") from None
+
+    def read(words: list[str]):
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]} is {wanted}") from None
+
+    fits = lambda value: isinstance(value, int | float | PerModel)  # noqa: E731
+    shown = lambda value: str(value).split()  # noqa: E731
+    return Annotated[kind | PerModel, PrimitiveConstructorSpec(1, metavar, read, fits, shown)]
 
 
-def real_number(words: list[str]) -> float:
-    try:
-        return float(words[0])
-    except ValueError:
-        raise ValueError(f"{words[0]} is no number, such as 1e-3") from None
-
-
-def is_number(value) -> bool:
-    return isinstance(value, int | float | PerModel)
-
-
-def in_words(value) -> list[str]:
-    return str(value).split()
-
-
-# PerModel only as the default: neither of the two functions returns it
-Whole = Annotated[
-    int | PerModel, PrimitiveConstructorSpec(1, "INT", whole_number, is_number, in_words)
-]
-Real = Annotated[
-    float | PerModel, PrimitiveConstructorSpec(1, "FLOAT", real_number, is_number, in_words)
-]
+Whole = number(int, "INT", "no whole number in digits, such as 1000")
+Real = number(float, "FLOAT", "no number, such as 1e-3")
 Count = Annotated[Whole, Bounds(1, 1_000_000)]
 Several = Annotated[Whole, Bounds(1, 10_000)]  # samples of a question, solution or step
 TwoOrMore = Annotated[Whole, Bounds(2, 10_000)]  # samples that are compared

@@ -12,7 +12,7 @@ from common import fast
 from common.core.errors import UserError
 from common.core.model import add_players
 from common.run.machine import on_gpu
-from common.tiny import EMBEDDED, ENDINGS, MODELS
+from common.tiny import EMBEDDED, ENDINGS
 from common.tiny.tasks import misfit, parse_question
 
 import torch
@@ -91,7 +91,7 @@ def load_model(
             f"--model {name}: its weights do not fit into the GPU's memory; take {smaller}."
         ) from None
     except Exception as error:  # what a broken file raises depends on its format and on the break
-        raise not_loaded(name, "weights", error, " Is the download whole?") from None
+        raise not_loaded(name, error) from None
     check_weights(name, model, loading)
     keep_backward(model)
     check_one_prompt(name, model, tokenizer)
@@ -123,13 +123,10 @@ def load_tokenizer(name: str):
         known = set(tokenizer(QUESTION).input_ids) - set(tokenizer.all_special_ids)
         given = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     except Exception as error:
-        raise not_loaded(name, "tokenizer", error, " Is the download whole?") from None
-    if not known:
-        raise UserError(f"--model {name}: there is no tokenizer with it, or one without tokens.")
-    if not given.strip():
-        raise UserError(
-            f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model."
-        )
+        raise not_loaded(name, error) from None
+    if not known or not given.strip():
+        lacks = "tokens" if not known else "chat template; take an instruction-tuned model"
+        raise UserError(f"--model {name}: its tokenizer has no {lacks}.")
     reason = "it leaves out what the user says"
     for template in (given, SYSTEM_INTO_USER + given):
         tokenizer.chat_template = template
@@ -176,16 +173,9 @@ def check_weights(name: str, model, loading: dict):
     base = f"{model.base_model_prefix}."
     lists = [n for n, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     layers = tuple(f"{n.removeprefix(base)}." for n in lists)
-    packed = [  # in 4 bits a layer takes any shape
-        f"{n}.weight"
-        for n, layer in model.named_modules()
-        if isinstance(layer, Linear4bit)
-        and (state := getattr(layer.weight, "quant_state", None))
-        and tuple(state.shape) != (layer.out_features, layer.in_features)
-    ]
     wrong = {
         "missing": loading["missing_keys"],
-        "of another shape": [key for key, *_ in loading["mismatched_keys"]] + packed,
+        "of another shape": [key for key, *_ in loading["mismatched_keys"]],
         # a value head or an image encoder does not matter; biases or more layers do
         "left over": [
             key for key in loading["unexpected_keys"] if key.removeprefix(base).startswith(layers)
@@ -254,7 +244,7 @@ def read_config(name: str):
             model = AutoModelForCausalLM.from_config(config)
         check_architecture(config, model)
     except Exception as error:
-        raise not_loaded(name, "config.json", error) from None
+        raise not_loaded(name, error) from None
     return config
 
 
@@ -301,13 +291,9 @@ def sizes(config) -> tuple[int, ...]:
     return H, int(config.intermediate_size), layers, heads * head, keys * head, config.vocab_size
 
 
-def not_loaded(name: str, what: str, error: Exception, hint: str = "") -> UserError:
-    reason = textwrap.shorten(str(error) or "no reason given", 240, placeholder=" ...")
-    if isinstance(error, OSError) and not os.path.isdir(name):
-        found = f"not {' or '.join(MODELS)}, and neither a local folder nor the hub could give it"
-        return UserError(f"--model {name}: {found} ({reason}).")
-    kind = type(error).__name__
-    return UserError(f"--model {name}: its {what} cannot be used ({kind}: {reason}).{hint}")
+def not_loaded(name: str, error: Exception) -> UserError:
+    said = textwrap.shorten(f"{type(error).__name__}: {error}", 240, placeholder=" ...")
+    return UserError(f"--model {name}: cannot be loaded or used here ({said}).")
 
 
 def check_gpu():
