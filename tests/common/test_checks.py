@@ -5,15 +5,14 @@ import gc
 import weakref
 from dataclasses import replace
 
-from common.checked import CoTrainer, Player, check_players, is_json
+from common.checked import CoTrainer
 from common.core.batch import Batch
 from common.core.errors import ScriptError
 from common.core.model import tokenize
 
 import pytest
 import torch
-from conftest import make_players
-from trainers import a_batch, four_players, length_reward, some_rows
+from trainers import a_batch, four_players, some_rows
 
 MASK = torch.ones(8, 4, dtype=torch.long)
 HOLE = torch.tensor([[1, 1, 0, 1]]).repeat(8, 1)
@@ -166,64 +165,6 @@ def test_a_loss_that_is_divided_by_nothing_is_said(tmp_path, capsys, divided, sa
     trainer.update(batch)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(says) and all(map(str.__contains__, said, says))
-
-
-def test_a_loss_returns_two_things(tmp_path):
-    class Own(CoTrainer):
-        def loss(self, batch):
-            return super().loss(batch)[0]
-
-    trainer = four_players(tmp_path, kind=Own)
-    trainer.create_optimizer()
-    with pytest.raises(ScriptError, match="loss must return two things"):
-        trainer.update(a_batch(trainer, "ann"))
-
-
-def test_a_script_may_call_its_class_as_ours_is_called(tmp_path, capsys):
-    """Its loss needs no advantages, and is looked at."""
-    kind = type("CoTrainer", (CoTrainer,), {})
-
-    def loss(self, batch):
-        return -self.score(batch)[0].mean(), {}
-
-    kind.loss, loss.__qualname__ = loss, "CoTrainer.loss"
-    trainer = four_players(tmp_path, kind=kind)
-    trainer.create_optimizer()
-    trainer.update(trainer.rollout("cat", some_rows(trainer)))
-    assert "the cat's loss of a micro-batch is not the sum" in capsys.readouterr().out
-
-
-def test_an_update_of_a_frozen_player_is_said(tmp_path, capsys):
-    players = {"ann": Player([], 1e-3, 8, 4), "ice": Player([], 0.0, 8, 4)}
-    trainer = make_players(tmp_path, players)
-    trainer.create_optimizer()
-    for name, says in (("ann", False), ("ice", True)):
-        trainer.update(a_batch(trainer, name))
-        assert ("the ice is frozen (its lr is 0)" in capsys.readouterr().out) == says
-
-
-def test_reward_functions_of_one_name_are_refused():
-    def other(completions, **_):
-        return [0.0] * len(completions)
-
-    check_players({"ann": Player([length_reward, other], 1e-3, 8, adapter="ann")})
-    other.__name__ = "length_reward"
-    with pytest.raises(ScriptError, match="of 'ann' have one name, 'length_reward'"):
-        check_players({"ann": Player([length_reward, other], 1e-3, 8, adapter="ann")})
-
-
-def test_an_error_after_step_names_the_line_of_the_batch(trainer):
-    """When a batch that `step` has returned is refused, no line of the script is on the way."""
-
-    def step(trainer, rows):
-        batch = trainer.rollout("ann", rows)
-        batch.advantages = batch.advantages[:4]
-        return [batch]
-
-    with pytest.raises(ScriptError, match="advantages must be") as refused:
-        play(trainer, step)
-    line = step.__code__.co_firstlineno + 1
-    assert refused.value.__notes__ == [f"The batch was made in test_checks.py, line {line}."]
 
 
 @pytest.mark.parametrize(
@@ -385,30 +326,6 @@ def test_a_prompt_longer_than_memory_was_planned_for_is_said(tmp_path, capsys):
     assert planned in said[2] and "reads=0" in said[3]
 
 
-def test_a_joined_rollout_with_nothing_to_learn_from_is_said(tmp_path, capsys):
-    """Each of them by itself: the other one has a gradient."""
-    trainer = four_players(tmp_path)
-    trainer.create_optimizer()
-    capsys.readouterr()
-    for _ in range(3):
-        parts = [trainer.rollout(name, some_rows(trainer, 16)) for name in ("bob", "cat")]
-        for part, rewards in zip(parts, (torch.arange(16.0), torch.zeros(16))):
-            trainer.set_rewards(part, rewards)
-        trainer.update(trainer.concat(parts))
-    said = capsys.readouterr().out.splitlines()[3:]  # the first are about the rollouts
-    assert len(said) == 2 and said[0].startswith("warning: 100% of the cat's rewards are 0")
-    assert said[1].startswith("warning: 3 updates in a row of the cat taught it nothing")
-
-
-def test_a_warning_that_quotes_comes_once_and_in_whole_words(trainer, capsys):
-    trainer.warned.clear()
-    for name in ("Anna", "Ben"):
-        asked = f"{name} has red marbles and extraordinarily little understanding of subtraction"
-        trainer.check_prompts("ann", [[user(asked)]])
-    (said,) = capsys.readouterr().out.splitlines()
-    assert "('red marbles and extraordinarily little understanding of subtraction')" in said
-
-
 # ------------------------------------------------------------------ set_rewards and concat
 @pytest.mark.parametrize(
     "rewards, groups, says",
@@ -458,12 +375,6 @@ def test_concat_refuses_what_would_be_trained_on_twice_or_wrongly(trainer):
     ):
         with pytest.raises(ScriptError, match=says):
             trainer.concat([batches[name] for name in names.split()])
-
-
-def test_players_of_a_joined_batch_play_with_its_adapter(trainer):
-    joined = trainer.concat([a_batch(trainer, name, 4) for name in ("bob", "ann")])
-    with pytest.raises(ScriptError, match="the bob cannot be trained on what the ann has written"):
-        trainer.check_batch(joined)
 
 
 def test_a_rollout_that_was_cut_and_joined_again_is_still_watched(trainer):
@@ -524,20 +435,6 @@ def test_one_attribute_turns_the_guards_off(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_advantages_that_concat_has_copied_are_set_before(trainer):
-    """Also in place; not those of the joined batch."""
-    for change in (
-        lambda part: part.advantages.mul_(2),
-        lambda part: setattr(part, "advantages", part.advantages + 1),
-    ):
-        parts = [a_batch(trainer, name, 4) for name in ("bob", "cat")]
-        joined = trainer.concat(parts)
-        joined.advantages *= 2
-        change(parts[1])
-        with pytest.raises(ScriptError, match="advantages of the cat were set after concat"):
-            trainer.check_batch(joined)
-
-
 # ------------------------------------------------------------------ checkpoints, data, evaluation
 def test_what_a_checkpoint_cannot_keep(tmp_path):
     """It is said after the first step, and not when the run is resumed."""
@@ -569,7 +466,3 @@ def test_what_a_script_remembers_outside_of_saved_is_said(tmp_path, capsys):
     assert sorted(said) == [
         f"warning: self.{n} was set or changed" for n in ("count", "late", "seen")
     ]
-
-
-def test_a_checkpoint_gives_back_what_it_keeps():
-    assert is_json({"a": (1, [2.5, None]), "b": {"c": "d"}}) and not is_json({"a": {1: 2}})

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 from common.checked import Player
-from common.run.report.recording import read_lines
 from tango import verify_prompt
 
 import pytest
@@ -149,59 +148,6 @@ def test_rewards_of_two_rollouts_are_compared_with_each_other(at_rest):
         assert torch.equal(batch.rewards.nan_to_num(-1), rewards[rows].nan_to_num(-1))
         totals = [note["rewards"]["total"] for note in batch.notes]
         assert torch.equal(torch.tensor(totals).nan_to_num(-1), rewards[rows].nan_to_num(-1))
-
-
-def test_a_group_is_flat_if_the_rewards_of_all_its_rows_are_equal(at_rest):
-    """Those of another player and another turn, too. Rows of a and b are equal within each turn
-    only, those of c in both; d has a row that nobody has judged, and e has no row of cat.
-    """
-    cat, dan = (
-        at_rest.rollout("cat", some_rows(at_rest)),
-        at_rest.rollout("dan", some_rows(at_rest)),
-    )
-    rewards = [0.0, 0, 1, 1, 5, 5, 5, 2] + [2.0, 2, 0, 0, 5, math.nan, 9, 9]
-    at_rest.set_rewards([cat, dan], rewards, [*"aabbcccd", *"aabbcdee"])
-    metrics = gathered(at_rest)
-    assert metrics["cat/frac_reward_zero_std"] == 2 / 4  # c and d of a, b, c, d
-    assert metrics["dan/frac_reward_zero_std"] == 2 / 4  # c and e of a, b, c, e
-
-
-def test_flat_groups_of_two_batches_of_one_player_are_pooled(at_rest):
-    for rewards in ([1.0] * 8, [0.0, 1.0] * 4):
-        at_rest.set_rewards(at_rest.rollout("cat", some_rows(at_rest, 8)), rewards)
-    assert gathered(at_rest)["cat/frac_reward_zero_std"] == 0.5
-
-
-def test_of_a_dialogue_the_report_shows_all_turns(tmp_path):
-    """Two dialogues may end in the same words, and were one prompt in rollouts.jsonl."""
-    ask = lambda said: {"role": "user", "content": said}  # noqa: E731
-    trainer, prompts = four_players(tmp_path), []
-    for answer in ("8", "9"):
-        wrong = {"role": "assistant", "content": answer}
-        prompts += [[{"role": "system", "content": "Add."}, ask("3+4"), wrong, ask("Try again.")]]
-    rows = [{"prompt": prompt} for prompt in prompts for _ in range(4)]
-    wanted = [f"user: 3+4\nassistant: {answer}\nuser: Try again." for answer in "89"]
-    batch = trainer.rollout("ann", rows)
-    assert [note["prompt"] for note in batch.notes[::4]] == wanted
-    trainer.record(batch)
-    written, _ = read_lines(tmp_path / "rollouts.jsonl")
-    assert {row["prompt"] for row in written} == {*wanted}
-    given = trainer.completions("ann", prompts, [[5, 6]] * 2)
-    assert [note["prompt"] for note in given.notes] == wanted
-
-
-def test_rows_that_teach_nothing_are_those_without_an_advantage(tmp_path):
-    """In both groups of four all rewards are equal; but the script takes the rewards themselves, of
-    which only those of the first group are 0.
-    """
-    trainer = four_players(tmp_path)
-    trainer.create_optimizer()
-    batch = trainer.rollout("ann", some_rows(trainer, 8))
-    trainer.set_rewards(batch, [0.0] * 4 + [1.0] * 4)
-    batch.advantages = batch.rewards[:, None] * batch.completion_mask  # (B, T)
-    trainer.update(batch)
-    metrics = gathered(trainer)
-    assert metrics["ann/frac_reward_zero_std"] == 1 and metrics["ann/frac_advantage_zero"] == 0.5
 
 
 def test_concat_is_one_update_on_all_rows(at_rest):

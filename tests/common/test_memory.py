@@ -1,13 +1,10 @@
 """common/run/memory.py: exact parts are counted in tensors, estimates measured with a profiler."""
 
-import dataclasses
 import gc
 import json
-import re
 import shutil
 import types
 
-import tango
 from common.checked import Player
 from common.core.cotrainer import with_adapters
 from common.core.errors import UserError
@@ -16,21 +13,19 @@ from common.run import launch, memory
 from common.run.memory import (
     GIB,
     QUESTION_TOKENS,
-    TABLE,
     available,
     estimate,
     plan_memory,
     shapes,
 )
 from common.run.models import SHARED_KEYS, load_model, read_config
-from common.run.session import Run
 from common.tasks import answers, verdicts
 from common.tiny import TINY
 
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
-from conftest import ROOT, SCRIPTS, module_of, players_of
+from conftest import SCRIPTS, module_of
 from peft import LoraConfig, get_peft_model
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
@@ -228,22 +223,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_dry_run_prints_the_estimate_and_ends(folder, card, capsys):
-    card(100)
-    with pytest.raises(SystemExit) as end:
-        plan_memory(arguments(folder), PLAYERS)
-    assert end.value.code == 0
-    sizes = {"rows": 256, "micro_batch": 32, "gpu_bytes": 100 * GIB}
-    printed, need = capsys.readouterr().out, estimate(qwen("7B"), TURNS, **RUN | sizes)
-    assert "2 adapters\n" in printed and re.search(r"Imaginary 24 +100\.00 GiB", printed)
-    for key, text in TABLE.items():
-        number, unit = re.search(rf"^{text} +([\d.]+) (\w+)$", printed, re.MULTILINE).groups()
-        size = float(number) * {"GiB": GIB, "MiB": 2**20}[unit]
-        assert size == pytest.approx(need[key], rel=0.02), key
-    exact = need["weights"] + need["adapters"] + need["adam"]
-    assert need["certain"] == exact and need["peak"] == max(need["sampling"], need["training"])
-
-
 def test_only_what_is_certain_is_refused_without_dry_run(folder, card, capsys):
     card(23)
     plan_memory(arguments(folder, dry_run=False), PLAYERS)  # activations are estimated: a warning
@@ -314,14 +293,6 @@ def test_on_a_cpu_a_base_is_loaded_whole(capsys):
     assert plan_memory(args, PLAYERS).four_bit is False and "16 bits" not in capsys.readouterr().out
 
 
-def test_more_tokens_than_the_model_has_seen(folder, card, capsys):
-    card(100)
-    long = {"a": Player([], 1e-3, 40_000)}
-    args = arguments(folder, dry_run=False, generation_batch_size=1, micro_batch=1)
-    plan_memory(args, with_adapters(long))
-    assert "has seen at most 32,768 tokens, and a prompt with its" in capsys.readouterr().out
-
-
 PHI = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 PHI = Phi3Config(rope_scaling=PHI, original_max_position_embeddings=4096, pad_token_id=0)
 DYNAMIC = LlamaConfig(rope_scaling={"type": "dynamic", "factor": 2.0}, max_position_embeddings=4096)
@@ -335,26 +306,6 @@ def test_texts_end_before_the_rope_changes(tmp_path, card, config):
     for tokens, ends in ((2816, SystemExit), (2817, UserError)):  # after a prompt of 1,280
         with pytest.raises(ends, match="4,096 tokens, and a prompt" if ends is UserError else ""):
             plan_memory(arguments(tmp_path), with_adapters({"a": Player([], 1e-3, tokens)}))
-
-
-# ------------------------------------------------------------------ a GPU that cannot do it
-def test_an_old_gpu_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    with pytest.raises(UserError, match=r"Tesla T4 has compute capability 7\.5 and no bfloat16"):
-        load_model("some/model", ["player"], 4, True, seed=0)
-
-
-@pytest.mark.parametrize("four_bit, hint", [(True, ""), (False, "--four-bit or ")])
-def test_weights_that_do_not_fit_end_in_a_sentence(monkeypatch, four_bit, hint):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
-    message = f"--model tiny: its weights do not fit into the GPU's memory; take {hint}a smaller"
-    with pytest.raises(UserError, match=message):
-        load_model("tiny", ["player"], 4, four_bit, seed=0)
 
 
 # ------------------------------------------------------------------ in the scripts
@@ -373,31 +324,6 @@ def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatc
     )
     assert GIB / 4 < available(gpu=False)[1] < 10_000 * GIB
     assert not list(tmp_path.iterdir())
-
-
-def test_the_estimate_is_of_what_is_loaded_and_sampled(tmp_path, monkeypatch):
-    """Of the trainer's own players; and what the plan decides is what the trainer gets."""
-    planned, trainers = [], []
-
-    def plan(args, players):
-        planned.append(players)
-        sizes = {"generation_batch_size": 7, "gradient_checkpointing": "on"}
-        return dataclasses.replace(args, **sizes)
-
-    monkeypatch.setattr(launch, "plan_memory", plan)
-    monkeypatch.setattr(Run, "train", lambda self, trainer, *_: trainers.append(trainer))
-    tango.main(tango.Args(out=str(tmp_path), four_bit=False))
-    (players,), (trainer,) = planned, trainers
-    assert trainer.players == players
-    assert {player.adapter for player in players.values()} == {*trainer.model.peft_config}
-    assert trainer.args.gradient_checkpointing
-    assert trainer.cfg.generation_batch_size == 7
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_pairs_are_planned_as_two_rows(script):
-    pairs = "self.pairs(" in (ROOT / script).read_text()
-    assert max(player.rows for player in players_of(script).values()) == (2 if pairs else 1)
 
 
 def test_instructions_examples_and_question_are_as_long_as_planned(real_data):

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import math
-import shutil
 from types import SimpleNamespace
 
 from common.core import plain
@@ -13,17 +12,15 @@ from common.fast import layers as layers_module
 from common.fast import sampling, scoring
 from common.fast.layers import FusedLora4bit, prepared
 from common.fast.sampling import generate, sample
-from common.run.models import SHARED_KEYS, load_model, load_tokenizer
+from common.run.models import load_model, load_tokenizer
 from common.tasks.math import load_questions
-from common.tiny import TINY
 from tango import verify_prompt
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import keys, perturb
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 
 @pytest.fixture(scope="module")
@@ -264,68 +261,6 @@ def test_logits_of_a_16_bit_head_are_not_rounded(in_bfloat16):
 
 
 # ------------------------------------------------------------------ what a token costs a GPU
-class Kernels(TorchDispatchMode):
-    """Counts the kernels that a GPU would start. Fails where it would be waited for."""
-
-    waits = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
-    free = set(
-        "view _unsafe_view expand t transpose permute unsqueeze squeeze slice select alias detach "
-        "split as_strided unbind empty empty_like _reshape_alias unfold".split()
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function._schema.name.split("::")[1]
-        assert name not in self.waits, name
-        # bitsandbytes unpacks scales, adds their offset, unpacks weights and multiplies
-        self.count += 4 if name == "gemm_4bit" else name not in self.free
-        return function(*args, **kwargs or {})
-
-
-def kernels_of_a_token(folder, monkeypatch, layers: int) -> int:
-    """In a model of Qwen2's kind in four bits, loaded and run as on a GPU."""
-    shutil.copytree(TINY, folder, dirs_exist_ok=True)
-    shape = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": layers}
-    shape |= {"num_attention_heads": 6, "num_key_value_heads": 1, "vocab_size": 512}
-    whole = AutoModelForCausalLM.from_config(Qwen2Config(**shape), dtype=torch.bfloat16)
-    whole.save_pretrained(folder)
-    load = AutoModelForCausalLM.from_pretrained
-
-    def in_bfloat16(*args, quantization_config, dtype, **more):
-        quantization_config.bnb_4bit_compute_dtype = dtype = torch.bfloat16
-        return load(*args, quantization_config=quantization_config, dtype=dtype, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AutoModelForCausalLM, "from_pretrained", in_bfloat16)
-        replace = layers_module.replace_layers
-        patch.setattr("common.fast.replace_layers", lambda model, _: replace(model, gpu=True))
-        model, _ = load_model(str(folder), ["player"], 4, True, seed=0)
-    monkeypatch.setenv(SHARED_KEYS, "0")
-    counts = []
-
-    def one_counted(step, count, ended):
-        step()
-        with Kernels() as kernels:
-            step()
-        counts.append(kernels.count)
-
-    one_kernel = lambda norm, x: x * norm.weight  # noqa: E731
-    monkeypatch.setattr(layers_module.FusedNorm, "forward", one_kernel)
-    monkeypatch.setattr(sampling, "_repeat", one_counted)
-    monkeypatch.setitem(sampling.SEGMENT, "cpu", 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        sample(model.eval(), [[5, 6, 7, 8], [5, 6, 9]] * 4, 4, 1.0, [3], keys(8))
-    return counts[0]
-
-
-def test_a_token_of_1_5b_takes_at_most_1200_kernels_and_never_waits(tmp_path, monkeypatch):
-    """Qwen2.5 1.5B has 28 layers. The kernels of a layer do not depend on its width."""
-    two, four = (kernels_of_a_token(tmp_path / str(n), monkeypatch, n) for n in (2, 4))
-    of_layer, rest = (four - two) // 2, two - (four - two)
-    assert 28 * of_layer + rest <= 1200, (of_layer, rest)
 
 
 def test_what_is_prepared_changes_no_bit_and_is_put_back(monkeypatch):

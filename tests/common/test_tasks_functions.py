@@ -50,21 +50,6 @@ def test_a_program_is_on_one_side_whatever_its_names(tmp_path):
     assert not {bare(row["program"]) for row in train} & {bare(row["program"]) for row in held_out}
 
 
-def test_programs_with_few_inputs_are_said(tmp_path, capsys):
-    program, inputs = "def f(x):\n return x + {}", ["1", "2", "3"]
-    rows = [
-        {"program": program.format(i), "inputs": inputs[: 2 + i % 2], "message": f"m{i}"}
-        for i in range(60)
-    ]
-    path = write_rows(tmp_path / "f.jsonl", rows)
-    train, held_out = load_functions(path, 100, 100, 3, seed=0)
-    assert "30 of 60 programs have fewer than 3 inputs, 2 at least" in capsys.readouterr().out
-    assert len(train) + len(held_out) == 60 and held_out
-    assert all(row["message"].startswith("m") and len(row["inputs"]) > 1 for row in train)
-    load_functions(path, 100, 5, 2, seed=0)
-    assert not capsys.readouterr().out
-
-
 def test_mbpp_becomes_functions(tmp_path, capsys):
     code, tests = "def add{0}(a, b):\r\n  return a + b + {0}", ["(2, [3]) == 5", "(1, 2) == 3"]
     rows = [

@@ -5,8 +5,7 @@ import re
 from fractions import Fraction
 
 from common.tasks.answers import split_steps
-from common.tiny import beliefs, programs, repairs, tasks
-from common.tiny.beliefs import GOLD, KINDS, QUOTIENTS
+from common.tiny import programs, repairs, tasks
 
 import pytest
 
@@ -39,16 +38,6 @@ def test_questions_and_solutions_are_true_arithmetic(seed):
     assert all(value_of(left) == int(right) for left, right in (s.split("=") for s in steps))
     assert tasks.step_labels(question, steps) == [True] * len(steps) == [True] * count
     assert solution.endswith(f"<answer>\\boxed{{{value_of(expression)}}}</answer>")
-
-
-def test_levels_have_the_lengths_and_the_operations_that_they_say():
-    for level, lengths in tasks.LEVELS.items():
-        questions = tasks.sample_questions(3, 600, held_out=True, steps=lengths)
-        chains = [tasks.parse_question(question)[1] for question in questions]
-        assert {len(chain) for chain in chains} == set(lengths), level
-        signs = [op for chain in chains for op, _ in chain]
-        for op, share in tasks.MIX.items():
-            assert signs.count(op) / len(signs) == pytest.approx(share, abs=0.05)
 
 
 def test_the_first_questions_do_not_depend_on_how_many_there_are_nor_their_lengths_on_a_period():
@@ -100,21 +89,6 @@ def test_a_mistake_is_charged_once(steps, labels, faulty):
     assert tasks.faulty_steps("2+2", ["2+2=4"]) is None
 
 
-def test_a_prompt_that_was_not_taught_is_told():
-    whole = tasks.gold_solution("((1+2)*3)+4 mod 61")
-    four = "<step>1+2=3</step>\n" * 4
-    for user, says in (
-        (f"Problem: Q\nSolution:\n{whole}\nVerify its 3 steps.", ""),
-        (f"Problem: Q\nSolution:\n{whole}\nVerify its 4 steps.", "'Verify its 4 steps.' of 3"),
-        (f"Problem: Q\nSolution:\n{whole[:40]}\nGrade it.", "solution that is not whole"),
-        (f"Problem: Q\nSolution 1:\n{whole}\nSolution 2:\n7\nWhich is right?", "not whole"),
-        (f"Problem: Q\nReasoning:\n{four}Is it sound?", "of 4 steps, instead of one to three"),
-        ("Problem: Q\nReasoning:\n1+2=3\nIs it sound?", "of 0 steps, instead of one to three"),
-    ):
-        found = tasks.misfit(user)
-        assert says in found and bool(says) == bool(found), user
-
-
 # ------------------------------------------------------------------ programming tasks
 @pytest.mark.parametrize("make_task", [programs.make_program_task, programs.make_testing_task])
 @pytest.mark.parametrize("steps", [2, 3, 4])
@@ -135,49 +109,9 @@ def test_programs_compute_what_the_task_says(make_task, steps):
             assert printed(program, x) == [programs.program_output(task, x)] == [value % 100]
 
 
-def test_both_ways_in_which_a_test_can_be_bad():
-    """On 0 and 50 a wrong factor shows seldom, elsewhere mostly; a dropped sign shows on every
-    input.
-    """
-    rng, hidden, products = random.Random(0), dict.fromkeys((0, 50, 1, 37, 82), 0), 0
-    for _ in range(1000):
-        task = programs.make_testing_task(rng, 3)
-        if "times" not in task:
-            misread = task.replace("add minus", "add")
-            outputs = [[programs.program_output(t, x) for x in range(100)] for t in (task, misread)]
-            assert all(a != b for a, b in zip(*outputs))
-            continue
-        products += 1
-        assert "add" not in task and "minus" not in task
-        first, rest = task.split(",", 1)
-        other = f"{first[:-1]}{rng.choice([d for d in '2346789' if d != first[-1]])},{rest}"
-        for x in hidden:
-            hidden[x] += programs.program_output(task, x) == programs.program_output(other, x)
-    assert 430 < products < 570 and hidden[0] == products and hidden[50] > 0.6 * products
-    assert all(hidden[x] < 0.1 * products for x in (1, 37, 82)), hidden
-
-
 def test_a_programs_tests_are_what_it_prints():
     train, held_out = (repairs.sample_rows(0, 200, held) for held in (False, True))
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     for row in train[:50]:
         for x, expected in row["tests"]:
             assert printed(row["reference"], int(x)) == [*map(int, expected.split())]
-
-
-# ------------------------------------------------------------------ what the small model believes
-@pytest.mark.parametrize("kind", KINDS)
-def test_quotients_go_wrong_at_their_rates_and_mostly_in_the_same_way(kind):
-    rng, rate = random.Random(0), KINDS[kind][1]
-    facts = [fact for fact, found in QUOTIENTS.items() if found == kind]
-    right, wrong = 0, []
-    for a, b in facts:
-        truth, mistake = value_of(f"{a}/{b}"), beliefs.misconception(a, b)
-        likeliest = beliefs.compute(rng, a, "/", b, 0)
-        assert likeliest == (mistake if rate > 0.5 else truth) and mistake != truth
-        assert beliefs.compute(rng, a, "/", b, GOLD) == truth
-        results = [beliefs.compute(rng, a, "/", b, 1) for _ in range(60)]
-        right += results.count(truth)
-        wrong += [result == mistake for result in results if result != truth]
-    assert right / (60 * len(facts)) == pytest.approx(1 - rate, abs=0.02)
-    assert sum(wrong) / len(wrong) == pytest.approx(0.9, abs=0.04)

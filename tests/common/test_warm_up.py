@@ -9,7 +9,6 @@ import shutil
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import aprm
 import common.tasks.demonstrations
@@ -24,7 +23,6 @@ from common.run.warm_up import Args
 from common.tasks.answers import SOLVE, boxed, is_correct, split_steps
 from common.tasks.demonstrations import (
     demonstrations,
-    figures,
     is_judgement,
     judged,
     judged_own,
@@ -34,8 +32,7 @@ from common.tasks.verdicts import VERIFY, final_verdict
 from common.tiny import TINY
 
 import pytest
-import torch
-from conftest import run_here, run_module, write_rows
+from conftest import run_here, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -235,14 +232,6 @@ def test_a_judgement_of_the_models_own_solution(given, step, answer, words):
         assert tango.judgement_format(said, text) == 1.0
 
 
-def test_judgements_are_of_the_models_own_solutions_where_there_are_any():
-    row = {"question": "Q", "reference": REFERENCES[0]}
-    own = {"Q": [reference("8 - 3 = 5", answer="5"), "no steps"]}
-    made = demonstrations(tango, [row], 60, 0, own)
-    asked = {row["prompt"][-1]["content"] for row in made if row["prompt"][0]["content"] == VERIFY}
-    assert len(asked) == 1 and "8 - 3 = 5" in asked.pop()
-
-
 def test_steps_in_several_wordings_stay_right():
     rng, texts = random.Random(0), set()
     for _ in range(200):
@@ -303,38 +292,6 @@ def test_rows_to_teach():
     ):
         with pytest.raises(UserError, match=sentence):
             demonstrations(script, [{"question": "Q", "reference": text}], 8, 0, {})
-
-
-def test_figures_by_hand():
-    written = [reference("1 + 1 = 2", answer=n) for n in ("2", "2", "3")] + [r"\boxed{2}"]
-    written += [reference("1 + 1 = 2", answer="4")] * 4
-    verdict = r"\boxed{CORRECT}</step></step_verification><final_verification>\boxed{%s}"
-    judgement = f"<step_verification><step>{verdict}</final_verification>"
-    asked = []
-
-    def write(prompts, judging):
-        asked.append([prompt[-1]["content"] for prompt in prompts])
-        if not judging:
-            return written, 0.25
-        # of the first question's four answers: accepted, refused, unreadable, no step to judge
-        said = [judgement % "CORRECT", judgement % "INCORRECT", "CORRECT", judgement % "CORRECT"]
-        return said + [judgement % "INCORRECT"] * 4, 9.9
-
-    rows = [{"question": "Q0", "answer": "2"}, {"question": "Q1", "answer": "5"}]
-    found = figures(tango, rows, 4, write)
-    assert asked[0] == ["Q0"] * 4 + ["Q1"] * 4
-    assert asked[1][0] == tango.verify_prompt("Q0", written[0])[-1]["content"]
-    assert found == {
-        "solutions read": 7 / 8,
-        "accuracy": 3 / 8,  # the box alone is right, too
-        "best of 4": 1 / 2,
-        "groups with two outcomes": 1 / 2,
-        "entropy per token": 0.25,
-        "judgements read": 6 / 8,  # one unreadable, one of a step that is not there
-        "verifier, balanced_accuracy": (2 / 3 + 4 / 5) / 2,
-        "verifier, says_correct": 2 / 8,
-    }
-    assert "judgements read" not in figures(prime, rows, 4, write)
 
 
 # ------------------------------------------------------------------ the warm-up
@@ -405,64 +362,6 @@ def test_a_model_learns_the_form_and_stops(args, tmp_path, capsys, no_report):
     assert "step 1/1" in run_here("tango.py", *where, *short.split())
 
 
-@pytest.mark.parametrize(
-    "change, read, ready",
-    [
-        ({}, True, True),
-        ({"accuracy": 0.34}, True, False),
-        ({"groups with two outcomes": 0.4}, True, False),
-        ({"verifier, balanced_accuracy": 0.69}, True, False),
-        ({"judgements read": 0.94}, True, False),
-        ({"judgements read": 0.89}, False, False),
-        ({"solutions read": 0.89}, False, True),  # what is right has been read
-    ],
-)
-def test_when_a_warm_up_is_enough(change, read, ready):
-    found = dict.fromkeys(["solutions read", *warm_up.READY], 1.0) | change
-    assert warm_up.is_enough(found, "read") is read
-    assert warm_up.is_enough(found, "ready") is ready
-
-
-@pytest.mark.parametrize("until, stops", [("ready", [False, False, True]), ("read", [True] * 3)])
-def test_ready_is_what_two_looks_say(args, monkeypatch, until, stops):
-    """The second one with other random numbers, and only where the first one is content."""
-    enough = dict.fromkeys(["solutions read", *warm_up.READY], 1.0)
-    said, looks = iter([0.1, 0.9, 0.1, 0.9, 0.9] if until == "ready" else [0.1] * 3), []
-
-    def look(script, rows, samples, write):
-        looks.append(write.args[1])
-        return enough | {"accuracy": next(said)}
-
-    monkeypatch.setattr(warm_up, "figures", look)
-    model = torch.nn.Linear(1, 1)
-    progress = warm_up.WarmUp(dataclasses.replace(args, until=until), tango, None, [])
-    for step, stop in zip((5, 10, 15), stops):
-        control = SimpleNamespace(should_training_stop=False)
-        state = SimpleNamespace(global_step=step, max_steps=15)
-        progress.on_step_end(None, state, control, model)
-        assert control.should_training_stop is stop
-    assert looks == ([0, 0, 1, 0, 1] if until == "ready" else [0] * 3) and next(said, None) is None
-
-
-def test_a_model_that_writes_the_form_is_taught_to_judge_its_own(args, monkeypatch, capsys):
-    """The small model as it is: its solutions are sampled once, and looked at until ready."""
-    seen = []
-
-    def seeing(*inputs):
-        seen.append(inputs[4])
-        return demonstrations(*inputs)
-
-    monkeypatch.setattr(warm_up, "OWN", 6)
-    monkeypatch.setattr(warm_up, "demonstrations", seeing)
-    more = {"script": "tango.py", "model": str(TINY), "steps": 5, "until": "ready"}
-    warm_up.main(dataclasses.replace(args, **more))
-    own = json.loads((Path(args.out) / "own.json").read_text())
-    assert seen == [{}, own] and len(own) == 6
-    assert all(len(texts) == 4 and split_steps(texts[0]) for texts in own.values())
-    (line,) = re.findall(r"^step 5/5, \d+ min: (.*)$", capsys.readouterr().out, re.MULTILINE)
-    assert all(f"{name} " in line for name in warm_up.READY)
-
-
 def test_resumed_is_the_same_warm_up_bit_for_bit(args, monkeypatch):
     """Interrupted at the look of step 10, with the checkpoint of step 5."""
     monkeypatch.setattr(warm_up, "figures", lambda *_: {"solutions read": 0.0})
@@ -508,38 +407,3 @@ def test_an_interrupted_warm_up_says_how_to_go_on(args, monkeypatch):
         monkeypatch.setattr(warm_up, "figures", figures)
         _, said, code = run_module(warm_up, *command, *limits)
         assert (said, code) == (f"interrupted. {says}\n", 130)
-
-
-def test_figures_of_other_arguments_are_not_taken_over(args, monkeypatch):
-    """A warm-up that has left no checkpoint may be begun again with other arguments."""
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(warm_up, "trainer_of", interrupted)
-    file = Path(args.out) / "warm_up.json"
-    for lr, share, expected in ((1e-3, 0.25, 0.25), (1e-3, 0.5, 0.25), (2e-3, 0.5, 0.5)):
-        monkeypatch.setattr(warm_up, "figures", lambda *_, share=share: {"solutions read": share})
-        with pytest.raises(KeyboardInterrupt):
-            warm_up.main(dataclasses.replace(args, lr=lr))
-            assert json.loads(file.read_text()) == {"before": {"solutions read": expected}}
-    file.write_text("{")
-    with pytest.raises(UserError, match="its warm_up.json cannot be read"):
-        warm_up.main(dataclasses.replace(args, lr=2e-3))
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"script": "cure.py"}, "cure.py: asks for another form"),
-        ({"script": "nothing.py"}, "nothing.py: is not there"),
-        ({"steps": 0}, "--steps 0 must be at least 1"),
-        ({"dataset": "none.jsonl"}, "no such file"),
-        ({"out": "common"}, "neither empty nor a run's folder"),
-    ],
-)
-def test_mistakes_end_in_one_sentence(args, change, sentence):
-    with pytest.raises(UserError, match=sentence) as raised:
-        warm_up.main(dataclasses.replace(args, **change))
-    assert "\n" not in str(raised.value)
-    assert not Path(args.out).exists()

@@ -251,15 +251,6 @@ def test_a_weight_of_zero_leaves_the_pairs_out(change, human):
     assert trainer.restarts == 0 and not trainer.texts  # nobody is asked for nothing
 
 
-def test_no_pair_ends_in_a_sentence():
-    with pytest.raises(UserError, match="round 1: no answers make a pair for the RM; see --anchor"):
-        given([RIGHT] * 6).start_round(0)
-    trainer = given([RIGHT] * 3)
-    trainer.scores = lambda answers: [1.0, 2.0, 3.0]
-    with pytest.raises(UserError, match="round 1: no question has two answers that differ in r"):
-        trainer.start_generator(0)
-
-
 @pytest.mark.parametrize("improve", ["dpo", "golden"])
 def test_the_generators_pairs_are_the_rms_best_and_worst(improve):
     hostile = "<|end|>\\boxed{" * 50
@@ -270,47 +261,6 @@ def test_the_generators_pairs_are_the_rms_best_and_worst(improve):
     assert read(trainer, trainer.saved["generator"]) == wanted[improve]
     assert trainer.logged["rm/rank_agreement"] == [0.5]  # above hostile, below wrong
     assert trainer.logged["co/pairs_one_right"] == [0.0]
-
-
-def test_a_round_is_the_rms_turn_and_then_the_generators():
-    """12 steps, 3 rounds: an RM that restarts takes the same places of its pairs in every round."""
-    trainer, events = given([], steps=12, rm_steps=2), []
-    trainer.from_epochs = lambda items, *which: events.append(which) or []
-    trainer.start_round = lambda t: (events.append(f"round {t}"), trainer.saved.update(round=t))
-    trainer.start_generator = lambda t: (events.append("scored"), trainer.saved.update(scored=t))
-    batch = lambda player, *_: apo.Batch(player, *[torch.zeros(0)] * 5)  # noqa: E731
-    trainer.pairs = batch
-    players = []
-    for trainer.state.global_step in range(12):
-        players.append(trainer.step([])[0].player)
-    assert players == ["rm", "rm", "generator", "generator"] * 3
-    for t in range(3):
-        assert events[6 * t : 6 * t + 6] == [
-            f"round {t}", (0, ""), (1, ""), "scored", (2, f"{t}"), (3, f"{t}")
-        ]  # fmt: skip
-    trainer.cfg.restart, trainer.state.global_step = False, 5
-    trainer.step([])
-    assert events[-1] == (1, "1")  # one that continues has an order of its own
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    """Two questions, two answers each; the first model's are kept, and scored by the RM of now."""
-    held_out = [ROW, {"question": "1+1 mod 61", "answer": "2"}]
-    two, three = r"\boxed{2}", r"\boxed{3}"
-    trainer = given([RIGHT, three] + [WRONG, RIGHT, three, two], eval_samples=2)
-    trainer.scores = lambda answers: [1.0, 2.0, 3.0, 1.0]
-    found = apo.evaluate(trainer, held_out)
-    assert found["generator/greedy"] == 0.5 and found["generator/accuracy"] == 0.5
-    assert found["co/best_of_2"] == 0.5 and found["co/oracle"] == 1
-    ece = calibration_by_hand([1.0, -2.0], 10)
-    for name in ("rm/", "rm/first_"):
-        assert found[f"{name}rank_agreement"] == 0.5
-        assert found[f"{name}ece"] == pytest.approx(ece)
-    trainer.texts = [three] * 2 + [RIGHT] * 4  # all wrong then: no pair, but the first ones
-    trainer.scores = lambda answers: [0.0, 1.0, 0.0, 1.0]
-    found = apo.evaluate(trainer, [ROW, ROW])
-    assert "rm/ece" not in found and found["rm/first_rank_agreement"] == 1
 
 
 # ------------------------------------------------------------------ runs
@@ -326,14 +276,3 @@ def test_without_golden_answers_every_round_has_the_same_rm(finished, tmp_path, 
     assert all(pair["human"] for pair in saved_of(tmp_path / "run")["rm"])
     whole = losses(finished("apo.py")[0])
     assert whole[:2] != whole[2:] and len(whole) == 4
-
-
-@pytest.mark.parametrize("flags", ["--no-restart --diff", "--anchor 0 --improve golden"])
-def test_ablations(tmp_path, brief, flags):
-    brief("apo.py", *small("apo.py", tmp_path / "run", *flags.split()))
-    rows = steps_of(tmp_path / "run")
-    turns = ["rm" if "rm/loss" in row else "generator" for row in rows]
-    assert turns == ["rm", "rm", "generator", "generator"] * 2
-    assert any("rm/human_in_order" in row for row in rows) == ("anchor" not in flags)
-    pairs = saved_of(tmp_path / "run")["generator"]
-    assert all(p["chosen"] == p["rejected"] for p in pairs) == ("golden" in flags)

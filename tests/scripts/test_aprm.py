@@ -12,8 +12,7 @@ from common.tiny.tasks import gold_solution, parse_question, sample_questions
 
 import pytest
 import torch
-from conftest import metrics_of, small, trained_adapters
-from trainers import answering, without_model
+from trainers import without_model
 
 
 def row_of(question: str) -> dict:
@@ -292,29 +291,7 @@ def test_figures_of_steps_are_those_of_all_processes():
     assert trainer.logged["verifier/wrong_steps_accepted"] == [0.9]
 
 
-def test_the_verifier_is_measured_on_what_the_solver_wrote():
-    """The second solution is accepted although it goes wrong, and that where it sounds sure."""
-    right, wrong = ROW["reference"], ROW["reference"].replace("45<", "31!<").replace("{12", "{1")
-    texts = {("solver", False): [right, wrong]}
-    texts["verifier", False] = [judged("++-", check=":2"), judged("+++")]
-    trainer = answering(texts, eval_samples=1)
-    figures = {k.split("/")[1]: x for k, x in aprm.evaluate(trainer, [ROW, ROW]).items()}
-    # wrong are 42/5=31! and 45+9=54 behind it; of the other four steps one is refused
-    assert figures.pop("step_balanced_accuracy") == pytest.approx((3 / 4 + 0 / 2) / 2)
-    assert figures.pop("step_f1") == figures.pop("balanced_accuracy") == 0.0
-    assert figures.pop("wrong_steps_accepted") == figures.pop("sure_wrong_steps_accepted") == 1.0
-    assert figures == {"parsed": 1.0, "checked": 0.5} and trainer.saved["solver"] == [right, wrong]
-
-
 def test_rows_with_another_answer_without_steps_or_with_one_that_does_not_hold_are_not_clean():
     assert aprm.is_clean(ROW) and aprm.is_clean(REAL) and not aprm.is_clean(REAL | {"answer": "15"})
     assert not aprm.is_clean(REAL | {"reference": REAL["reference"].replace("12+2", "12+3")})
     assert not aprm.is_clean(REAL | {"reference": r"<answer>\boxed{14}</answer>"})  # no steps
-
-
-def test_static_errors_train_the_verifier_alone(tmp_path, brief):
-    more = ["--corruptor", "misconceptions", "--check-cost", "0.1", "--no-optimistic"]
-    brief("aprm.py", *small("aprm.py", tmp_path / "run", *more))
-    assert trained_adapters(tmp_path / "run") == {"verifier"}
-    logged = {key for row in metrics_of(tmp_path / "run") for key in row}
-    assert "verifier/checked" in logged and not any("corruptor/" in key for key in logged)

@@ -4,7 +4,6 @@ tests/data/texts.txt.
 """
 
 import random
-from types import SimpleNamespace
 
 import azr
 from common.tasks.functions import bare, call_each
@@ -12,7 +11,6 @@ from lab.make import program_demonstrations as demonstrations
 
 import pytest
 import torch
-from conftest import small, steps_of
 from trainers import whitened, without_model
 
 PLUS = "def f(x):\n return (x+3)%100"
@@ -288,61 +286,6 @@ def test_a_proposer_is_rewarded_for_what_the_solver_can_half_do(sandbox, change,
     assert batch.rewards.tolist() == pytest.approx(wanted)
     buffer = trainer.saved["buffers"]["deduction"]
     assert [task["outputs"] for task in buffer] == [["8"], ["9"], ["10"], ["8"]]
-
-
-@pytest.mark.parametrize("train_proposer", [True, False])
-def test_a_step_whitens_proposals_and_answers_of_each_kind_apart(sandbox, train_proposer):
-    trainer = given_texts(sandbox, train_proposer=train_proposer)
-    kinds = ["deduction", "deduction", "abduction", "abduction"]
-    trainer.draw = lambda: ([(kind, []) for kind in kinds], [{"kind": kind} for kind in kinds])
-    rewarded = lambda *rewards: SimpleNamespace(rewards=torch.tensor(rewards))  # noqa: E731
-    trainer.propose = lambda references: rewarded(0.5, -1.0, 0.25, 0.75)
-    trainer.solve = lambda tasks: rewarded(1.0, -0.5, -0.5, -0.5)
-    trainer.concat = lambda parts: rewarded(*[r for part in parts for r in part.rewards])
-    trainer.over_all_processes = lambda fn, *rows: 2 * fn(*rows)
-    (batch,) = trainer.step([])
-    z = 2 * 0.5**0.5  # of two values, one above and one below: +-1/sqrt(2), here twice
-    proposals = [z, -z, -z, z] if train_proposer else [0.0] * 4
-    assert batch.advantages.tolist() == pytest.approx([*proposals, z, -z, 0, 0], abs=1e-5)
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand(sandbox):
-    """12 held-out tasks of all kinds, 2 answers each; what the proposer writes is tried, too."""
-    one = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "outputs": ["8"], "runs": True}
-    many = {"inputs": [*"012345"], "outputs": [*"345678"], "message": "add ?"}
-    held_out = [one] * 6 + [one | {"kind": "abduction"}] * 3
-    held_out += [one | many | {"kind": "induction"}] * 3
-    right = {"deduction": answer("output", "8"), "abduction": answer("input", "105")}
-    right["induction"] = answer("python", PLUS)
-    # the first of two samples is right; greedily deductions are
-    samples = [text for task in held_out for text in (right[task["kind"]], "nothing")]
-    likeliest = [right["deduction"] if t["kind"] == "deduction" else "nothing" for t in held_out]
-    inputs = "".join(f"```input\n{x}\n```\n" for x in range(6))
-    in_a_buffer = PLUS.replace("3", "8")
-    proposals = [proposal(PLUS.replace("3", "9")), proposal("def f(x):\n return y")]
-    # neither of these two is new, whatever its comments and names
-    proposals += [proposal(PLUS + "  # mine"), proposal(in_a_buffer.replace("x", "number"))]
-    proposals += [f"<answer>\n{inputs}```message\nadd ?\n```\n</answer>", "nothing"]
-    trainer = given_texts(sandbox, [*samples, *likeliest, *proposals], eval_samples=2)
-    trainer.saved["buffers"]["abduction"] = [one | {"program": in_a_buffer}]
-    assert azr.evaluate(trainer, held_out) == pytest.approx(
-        {f"solver/{name}": 1 / 2 for name in ("accuracy", *azr.KINDS)}
-        | {"solver/accuracy_greedy": 1 / 2, "solver/deduction_greedy": 1.0}
-        | {"solver/abduction_greedy": 0.0, "solver/induction_greedy": 0.0}
-        | {"proposer/valid": 4 / 6, "proposer/new": 2 / 4}
-    )
-
-
-# ------------------------------------------------------------------ runs
-def test_a_run_without_induction_and_references(tmp_path, brief):
-    flags = "--kinds no-induction --references 0 --steps 2"
-    brief("azr.py", *small("azr.py", tmp_path, *flags.split()))
-    first, second = steps_of(tmp_path)
-    # what runs joins, and a step later it is there
-    assert second["co/tasks"] - first["co/tasks"] == round(second["proposer/valid"] * 4 * 2)
-    for row in (first, second):
-        assert row["co/tasks_that_run"] == 1 and row["co/rewarded_minus_true"] == 0
 
 
 # ------------------------------------------------------------------ worked examples

@@ -2,7 +2,6 @@
 an evaluation by hand."""
 
 import math
-import re
 
 import coverrl
 from common.core.lists import mean
@@ -21,7 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import C, X, answering, judgement, solution, twice, whitened, without_model
+from trainers import C, X, judgement, solution, twice, whitened, without_model
 
 an_answer = st.sampled_from(["7", "8", "9", None])
 
@@ -206,40 +205,3 @@ def test_a_coin_keeps_as_many_without_a_reason():
         assert sum(one.kept for one in asked) == 1
         kept.append([one.kept for one in asked].index(True))
     assert set(kept) == {0, 1, 2, 3}
-
-
-def test_where_all_that_can_be_read_agree_nobody_is_asked():
-    trainer = given_texts({"solver": [solution(3)] * 7 + ["none"]})
-    trainer.step(ROWS)
-    assert {name for name, _ in trainer.asked} == {"solver"}
-    assert not trainer.batches["solver"].advantages.any()
-    assert trainer.logged["co/unanimous_and_wrong"] == [True, True]
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    """5 questions, 2 solutions of each: the first is verified, and corrected where rejected."""
-    samples = {"a": (1, 2), "b": (1, 1), "c": (2, 2), "d": (2, 2), "e": (2, 2)}
-    said = {"a": C, "b": X, "c": X, "d": "maybe", "e": X}
-    corrected = {"b": 2, "c": 1, "e": 1}
-
-    def say(player, user, greedy, before):
-        if player == "solver":
-            return solution(1 if greedy else samples[user][before])
-        question = re.match("Problem: (.)", user)[1]
-        if player == "verifier":
-            return judgement(X, final=said[question])
-        assert user.endswith("Defects: 1\nCorrect it.")
-        return solution(corrected[question])
-
-    trainer = answering(say, eval_samples=2, verifier="co-trained")
-    held_out = [{"question": question, "answer": "1"} for question in samples]
-    found = coverrl.evaluate(trainer, held_out)
-    base = {"verifier/balanced_accuracy": (1 / 2 + 2 / 3) / 2}  # one that cannot be read is wrong
-    expected = {"solver/accuracy": 3 / 10, "solver/greedy": 1, "solver/first": 2 / 5}
-    assert found == pytest.approx(expected | base | {"solver/final": 3 / 5})
-    samples |= {question: (1, 1) for question in samples}
-    later = coverrl.evaluate(trainer, held_out)  # the verifier still judges the base's solutions
-    assert later["solver/first"] == 1 and base.items() <= later.items()
-    trainer.cfg.verifier = "none"
-    assert set(coverrl.evaluate(trainer, held_out)) == {"solver/accuracy", "solver/greedy"}

@@ -103,26 +103,6 @@ def bare(sandbox, texts=(), **change):
     return trainer
 
 
-def test_a_pair_that_occurs_twice_is_run_once(sandbox):
-    class Counting:
-        def run(self, programs, inputs, **limits):
-            self.pairs = list(zip(programs, inputs))
-            return sandbox.run(programs, inputs, **limits)
-
-    counting, runs = Counting(), {}
-    trainer = bare(counting)
-    program, other = "print(int(input())+1)", "print(int(input())+2)"
-    three = [("1\n", "2"), ("1\n", "3"), None]
-    tasks = [([program, program, None], three), ([other], three[1:2])]
-    tables = trainer.run_tables(tasks, runs)
-    assert len(counting.pairs) == 2
-    trainer.run_tables([([program], [("1\n", "9"), ("2\n", "3")])], runs)  # a known and a new input
-    assert counting.pairs == [(program, "2\n")]
-    assert tables[0].tolist() == [[True, False, False]] * 2 + [[False] * 3]
-    assert tables[1].tolist() == [[True]]
-    assert trainer.run_tables([], runs) == []  # a process without a share of the tasks
-
-
 def test_what_passes(sandbox):
     """Not an expected output that reads like an error, by a program that fails; not a flood; not
     the right output of a program that fails after it.

@@ -4,8 +4,6 @@ who is told the truth, what is drawn. tests/common/test_verdicts.py has hostile 
 
 import itertools
 import random
-import re
-from functools import partial
 from types import SimpleNamespace
 
 import deepseekmath as dsm
@@ -15,7 +13,7 @@ from common.tasks.verdicts import Analysis
 from common.tiny.tasks import format_solution
 
 import pytest
-from trainers import QUESTION, RIGHT, WRONG, answering, without_model
+from trainers import QUESTION, RIGHT, WRONG, without_model
 
 ROW = {"question": QUESTION, "answer": "50"}
 LUCKY = format_solution(["38+4=41", "42*7=50"], 50)  # the answer in spite of a wrong step
@@ -198,16 +196,6 @@ def test_the_verifier_is_rewarded_for_the_label_and_what_its_lessons_are_worth_i
     assert trainer.logged["verifier/claims_real"] == [1 / 3]
 
 
-def test_every_step_has_other_lessons():
-    asked = []
-    for step in range(6):
-        trainer = given_texts({"verifier": [PRAISE] * 2})
-        trainer.state.global_step, trainer.saved["labelled"] = step, solutions(9, 0.0)
-        trainer.verifier_step()
-        asked += trainer.asked[:1]
-    assert len(set(asked)) > 2
-
-
 def test_the_meta_verifier_learns_from_claims_about_the_first_rounds_solutions():
     texts = {"verifier": [ends("1,2", "0")], "meta": [meta("0.5"), meta("1"), "?", meta("0")]}
     trainer = given_texts(texts, group_size=4)
@@ -283,56 +271,3 @@ def test_how_often_a_label_is_drawn_by_all_processes_together(questions, pool, s
         labels += [row["label"] for row in whole]
     found = [labels.count(score) / len(labels) for score in SCORES]
     assert found == pytest.approx(shares, rel=0.1)
-
-
-# ------------------------------------------------------------------ evaluation
-def test_memory_is_planned_for_the_solution_that_a_generator_sees_again():
-    assert dsm.DeepSeekMath.define_players(dsm.Args(solution_tokens=160))["generator"].reads == 160
-
-
-def test_evaluation_by_hand():
-    """8 questions, 2 samples of each, the first samples of which are the base's at step 0."""
-    held_out = [{"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(10, 18)]
-
-    def solution(i, kind):
-        if kind == "wrong":
-            return format_solution([f"{i}+4=1", "1+1=2"], 2)
-        first = i + 4 if kind == "right" else 1
-        return format_solution([f"{i}+4={first}", f"{i + 4}+1={i + 5}"], i + 5)
-
-    kinds = ["right", "wrong", "lucky", "right", *["wrong", "right"] * 6]
-    own = [PRAISE, DOUBT, PRAISE, PRAISE, DOUBT, PRAISE, *["no grade", PRAISE] * 5]
-    samples = [solution(10 + n // 2, kind) for n, kind in enumerate(kinds)]
-    refined = [solution(i, "right" if i < 14 else "wrong") for i in range(10, 18)]
-
-    texts = {
-        ("generator", False): [*map(graded, samples, own), *refined],
-        ("generator", True): [graded(solution(i, "lucky"), DOUBT) for i in range(10, 18)],
-        ("verifier", False): [PRAISE, ends("2", "0.5"), ends("1,2", "0"), "?", *[PRAISE] * 4],
-        ("meta", False): [meta("0")] * 2,
-    }
-    trainer = answering(texts, eval_samples=2)
-    trainer.generate = trainer.generate_all
-    trainer.solve = partial(dsm.DeepSeekMath.solve, trainer)
-    trainer.analyse = partial(dsm.DeepSeekMath.analyse, trainer)
-    expected = {
-        "verifier/balanced_accuracy": 3 / 8,  # no score has ten solutions: of all
-        "verifier/claims_real": 1 / 3,
-        "verifier/defects_found": 1 / 7,
-        "verifier/analysis_quality": (1 + 0 + 0.5 + 0 + 4 * 0.5 + 4 * 0.5) / 8,
-        "meta/accuracy": 1 / 2,  # of what is claimed nothing is real, or half
-        "generator/accuracy": (1 + 2 + 1 + 5) / 16,
-        "generator/greedy": 1.0,
-        "generator/own_score_right": 10 / 11,
-        "co/over_claim": 0.5 / 11,
-        "generator/refined": 4 / 8,
-    }
-    assert dsm.evaluate(trainer, held_out) == pytest.approx(expected)
-    again, judged = (asked for _, asked, _ in trainer.calls[2:4])
-    claims = [re.search(r"Defects: (.*)\nCorrect it.$", user)[1] for user in again]
-    assert claims == ["none", "none", "1"] + ["none"] * 5 and dsm.HEADING not in str(again)
-    for text, *users in zip(samples[::2], again, judged):
-        assert all(f"Solution:\n{text}\n" in user for user in users)
-    # another generator does not make another verifier of it
-    assert dsm.evaluate(trainer, held_out)["generator/accuracy"] == 0
-    assert trainer.calls[8][1] == judged

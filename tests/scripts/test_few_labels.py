@@ -4,21 +4,16 @@ several votes, whose turn it is, and that all the rest is tango.py's.
 
 import itertools
 import random
-from typing import get_args, get_type_hints
 
 import few_labels
 import tango
-from common.core.errors import UserError
-from common.tasks.answers import split_steps
-from common.tasks.verdicts import verify_prompt
-from common.tiny.tasks import LEVELS, format_solution, gold_solution, sample_questions, step_labels
+from common.tiny.tasks import format_solution
 from few_labels import Args, FewLabels, all_accepted
-from lab.runs import bed
 from tango import Judgement
 
 import pytest
 import torch
-from conftest import same_weights, small, steps_of, trained_adapters
+from conftest import same_weights, small
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import C, X, close, judgement, whitened, without_model
@@ -125,24 +120,6 @@ def test_neither_unread_verdicts_nor_more_steps_pay():
     assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
 
 
-def test_no_verdict_asks_for_a_missing_step_but_the_small_models_verifier_does():
-    """A solution that stops after two true steps is accepted by whoever knows the truth of each
-    step. The small model judges steps that are not there, so its verdicts do not fit.
-    """
-    questions = sample_questions(0, 24, held_out=True, steps=LEVELS["tiny-hard"])
-    first = [split_steps(gold_solution(question))[:2] for question in questions]
-    cut = [format_solution(two, int(two[1].split("=")[1])) for two in first]
-    assert all(step_labels(question, two) == [True] * 2 for question, two in zip(questions, first))
-    assert all_accepted([Judgement([True] * 2, True)] * len(cut), cut).all()
-    whole = [gold_solution(question) for question in questions]
-    play = bed.player("tiny")
-    rates = []
-    for solutions in (whole, cut):
-        said = play([verify_prompt(q, s) for q, s in zip(questions, solutions)], 0)
-        rates.append(all_accepted([*map(tango.parse_judgement, said)], solutions).mean().item())
-    assert rates[0] > 0.8 and rates[1] < 0.2, rates
-
-
 def test_what_a_judgement_says_elsewhere_accepts_nothing():
     """A final verdict, a quoted verdict, a solution that contains its own judgement."""
     hostile = [
@@ -205,61 +182,6 @@ def test_beforehand_is_the_same_number_of_turns_in_another_order(schedule):
     assert sorted(along) == sorted(first) and "gv" not in first and "gv" in along
 
 
-def test_the_defaults_are_the_headline():
-    """Of row four of README.md: 10 verifier steps, then one each in turns, 40 of the generator."""
-    assert turns() == "v" * 10 + "gv" * 40
-    assert turns(verifier="beforehand") == "v" * 50 + "g" * 40
-    assert turns(steps=230).count("g") == 110
-    assert turns(verifier="frozen", steps=40) == turns(verifier="none", steps=40) == "g" * 40
-    args = Args()
-    assert (args.labels, args.votes, args.lr, args.dataset) == (32, 1, 1e-3, "tiny-hard")
-
-
-@pytest.mark.parametrize(
-    "change, shown",
-    [({}, "generator/all_steps_accepted"), ({"verifier": "none"}, "generator/accuracy")],
-)
-def test_a_generators_step_always_shows_something(monkeypatch, change, shown):
-    """The first curve of the panel is in the line of the step."""
-    given = {}
-    monkeypatch.setattr(few_labels, "launch", lambda *_, **more: given.update(more))
-    few_labels.main(Args(**change))
-    assert given["curves"]["generator"][0] == shown
-    said = {"generator": [RIGHT] * 2, "verifier": [judgement(C, C)] * 2}
-    trainer = without_model(FewLabels, Args(group_size=2, **change), said, train_rows=[ROW])
-    trainer.random_numbers = lambda: random.Random(0)
-    trainer.generator_step([ROW | {"answer": ""}] * 2)
-    assert len(trainer.logged[shown][0]) == 2
-
-
-def test_a_run_that_never_reaches_the_generator_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(few_labels, "launch", lambda *_, **__: None)
-    for verifier in ("co-trained", "beforehand"):
-        few_labels.main(Args(steps=10, verifier=verifier))
-        assert "the generator will not be trained" in capsys.readouterr().out
-    few_labels.main(Args(steps=10, verifier="frozen"))
-    assert not capsys.readouterr().out
-
-
-# ------------------------------------------------------------------ arguments
-@pytest.mark.parametrize(
-    "together", [{"gen_steps": 0, "ver_steps": 0}, {"alpha_end": 0}, {"generator": "frozen"}]
-)
-def test_arguments_are_those_of_tango(together):
-    """All of them, with the same bounds; other defaults where the page says so; and what does not
-    go together in tango.py does not here.
-    """
-    ours, tangos = (get_type_hints(kind, include_extras=True) for kind in (Args, tango.Args))
-    assert {*get_args(tangos.pop("verifier"))} < {*get_args(ours.pop("verifier"))}
-    assert {name: ours.get(name) for name in tangos} == tangos
-    defaults, others = vars(Args()), "dataset steps lr ver_warmup gen_steps eval_every".split()
-    expected = {k: x for k, x in vars(tango.Args()).items() if k not in [*others, "eval_questions"]}
-    assert {name: defaults[name] for name in expected} == expected
-    for kind in (Args, tango.Args):
-        with pytest.raises(UserError):
-            kind(**{"verifier": "frozen"} | together)
-
-
 # ------------------------------------------------------------------ runs
 def test_where_all_answers_are_known_it_is_tango(tmp_path, brief):
     """The same adapters, bit for bit, of the same arguments."""
@@ -267,13 +189,3 @@ def test_where_all_answers_are_known_it_is_tango(tmp_path, brief):
     brief("few_labels.py", *small("few_labels.py", tmp_path / "few", *same, "--labels", 0))
     brief("tango.py", *small("few_labels.py", tmp_path / "tango", *same))
     same_weights(tmp_path / "few", tmp_path / "tango")
-
-
-@pytest.mark.parametrize(
-    "more, trained", [("frozen --votes 2", {"generator"}), ("beforehand", {*"vg"})]
-)
-def test_other_rows_of_the_table(tmp_path, brief, more, trained):
-    brief("few_labels.py", *small("few_labels.py", tmp_path, "--verifier", *more.split()))
-    assert {name[0] for name in trained_adapters(tmp_path)} == {name[0] for name in trained}
-    players = ["generator" if "co/alpha" in row else "verifier" for row in steps_of(tmp_path)]
-    assert players == sorted(players, reverse=True)

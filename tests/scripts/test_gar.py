@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import gar
 from common.core.lists import mean
-from common.tiny.tasks import format_solution, gold_solution
 from gar import Args, Gar, discriminator_reward, parse_verdict, slice_reasoning
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 from conftest import build, perturb, write_rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trainers import answering, encoded, log_probs_by_hand, logged
+from trainers import encoded, log_probs_by_hand, logged
 
 # ------------------------------------------------------------------ slices
 PIECES = [*"ab .\n\t!?é漢🙂", "Wait, ", "So ", "Therefore "]
@@ -161,44 +160,3 @@ def test_stage_one_is_cross_entropy_of_the_judgement_under_the_discriminator(tmp
     assert logged(trainer)["discriminator/sft_loss"] == pytest.approx(-mean(logps), rel=1e-5)
     trainer.state.global_step = 1  # stage 2
     assert trainer.step(rows_of(trainer))[-1].player == "reasoner"
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    """4 questions, 2 samples of each, of which the first are judged: right, wrong, right for the
-    wrong reason, and without a step."""
-    right = {i: gold_solution(f"({i}+4)+1 mod 61") for i in range(10, 14)}
-    wrong = {i: format_solution([f"{i}+4=1", "7+7=0"], answer) for i, answer in ((11, 0), (12, 17))}
-    judged = right | wrong | {13: "<answer>\\boxed{0}</answer>"}
-    held_out = [
-        {"question": f"({i}+4)+1 mod 61", "answer": str(i + 5), "reference": solution}
-        for i, solution in right.items()
-    ]
-    held_out[0]["reference"] = "by hand\n"
-
-    def say(player, asked, greedy, before):
-        if player == "reasoner":
-            number = int(asked[1:3])
-            sampled = right[number] if before else judged[number]
-            return wrong[11] if greedy else sampled
-        if "by hand" in asked:
-            return "hm"
-        return "**NO** for **YES**" if "(12+4)+1" in asked else "**YES**"
-
-    cut = {"slice_tokens": 1, "min_slice_tokens": 1}  # a line each
-    trainer = answering(say, eval_samples=2, discriminator="co-trained", **cut)
-    trainer.count_tokens = lambda text: text.count("\n")
-    trainer.cut = functools.partial(Gar.cut, trainer)
-    result = gar.evaluate(trainer, held_out)
-    says_yes = {"generated_right": 1 / 2, "generated_wrong": 1.0, "reference": 2 / 4}
-    # of what the reasoner wrote; a NO to a right reference is not in it
-    says_yes |= {"sound": 1.0, "unsound": 1 / 2}
-    assert result == pytest.approx(
-        {f"discriminator/yes_{kind}": share for kind, share in says_yes.items()}
-        | {"discriminator/says_yes": 4 / 7, "reasoner/accuracy": 6 / 8, "reasoner/greedy": 0.0}
-    )
-    assert gar.evaluate(trainer, held_out) == result
-    one, two = (asked for player, asked, _ in trainer.calls if player == "discriminator")
-    assert one == two and len(one) == 7  # the same slice of the same text
-    alone = answering(say, eval_samples=2, discriminator="none")
-    assert {name.split("/")[0] for name in gar.evaluate(alone, held_out)} == {"reasoner"}

@@ -2,10 +2,8 @@
 solutions, what the verifier is taught, hostile rationales, runs."""
 
 import math
-from types import SimpleNamespace
 
 import genrm
-from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest
@@ -140,23 +138,6 @@ def test_rationales_are_kept_if_they_agree_and_balanced_afterwards():
     assert trainer.logged["verifier/rationales_kept"] == [3 / 4]
 
 
-def test_steps_take_one_row_after_the_other():
-    trainer, judged, learnt = given_texts(questions=2, verifier="direct"), [], []
-    rows = [row(str(i), True) for i in range(6)]
-    trainer.saved, trainer.batch_of = {"D_verify": rows, "D_correct": rows}, lambda *both: both
-    for trainer.state.global_step in range(3):
-        ((lessons, solutions),) = trainer.step([])
-        judged += [prompt[-1]["content"] for prompt, _ in lessons]
-        learnt += [text for _, text in solutions]
-    assert len({*judged}) == len({*learnt}) == 6
-
-
-@pytest.mark.parametrize("texts", [[WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG, *"ab"]])
-def test_nothing_to_tell_apart_ends_in_a_sentence(texts):
-    with pytest.raises(UserError, match="solutions are right: the verifier needs right and wrong"):
-        given_texts(texts).collect()
-
-
 def probabilities(trainer, table: dict) -> list[str]:
     """Makes the trainer's `log_probs` say the table's probability of each text; the texts that it
     will have been asked for.
@@ -195,20 +176,3 @@ def test_a_score_behind_rationales_is_their_mean_and_silence_counts_one_half():
     # a verdict is encoded behind its rationale as it was taught: a tokenizer may join signs there
     taught = [trainer.lesson(row(RIGHT, z, rationale=bodies[0]))[1] for z in (True, False)]
     assert seen[:2] == taught
-
-
-def test_evaluation_by_hand(monkeypatch):
-    solutions = [row(r"\boxed{1}", True), row(r"\boxed{2}", False)] * 2
-    trainer = SimpleNamespace(
-        cfg=SimpleNamespace(candidates=2),
-        sample_solutions=lambda rows: solutions,
-        scores=lambda rows: [0.9, 0.4, 0.3, 0.6],
-        in_parallel=lambda work, rows: work(rows),
-    )
-    monkeypatch.setattr(genrm, "solve", lambda *_, greedy: (["", ""], [True, False]))
-    found = genrm.evaluate(trainer, [{"question": "x"}, {"question": "y"}])
-    assert found == pytest.approx({
-        "generator/accuracy": 0.5, "co/majority": 1.0, "co/best_of_2": 0.5, "co/oracle": 1.0,
-        "verifier/rank_agreement": 0.5, "verifier/p_of_right": 0.6, "verifier/p_of_wrong": 0.5,
-        "verifier/greedy": 0.5,
-    })  # fmt: skip

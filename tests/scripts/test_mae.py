@@ -9,14 +9,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import mae
-from mae import add_questions, draw_from, draw_references, judge_score, part_whiten
+from mae import add_questions, draw_from, judge_score, part_whiten
 
 import pytest
 import torch
-from conftest import build, gradient, refused, relative, saved_of, small
+from conftest import build, gradient, relative
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trainers import answering, whitened, without_model
+from trainers import whitened, without_model
 
 # ------------------------------------------------------------------ judge_score
 PIECES = ["<score>", "</score>", "<think>", "</think>", "<SCORE>", "</Score>", "nine"]
@@ -64,14 +64,6 @@ def test_draw_from():
     assert len(set(draw_from(rng, list(range(100)), 20))) == 20  # without replacement
     more = draw_from(rng, [1, 2, 3], 10)
     assert len(more) == 10 and set(more[:3]) == {1, 2, 3} and set(more) == {1, 2, 3}
-
-
-def test_draw_references():
-    rng = random.Random(0)
-    for share, low, high in ((0.0, 0, 0), (1.0, 400, 400), (0.25, 60, 140)):
-        drawn = draw_references(rng, ["a", "b"], share, 400)
-        assert len(drawn) == 400 and set(drawn) <= {"a", "b", None}
-        assert low <= sum(reference is not None for reference in drawn) <= high
 
 
 # ------------------------------------------------------------------ the roles, one by one
@@ -257,58 +249,3 @@ def test_against_gold():
     one_class = [1.0, 0.0], [True, True]
     assert mae.balanced_accuracy(*one_class) == mae.rank_agreement(*one_class) == 0.5
     assert mae.balanced_accuracy([0.5, 0.49], [True, False]) == 1.0
-
-
-def test_evaluation_judges_the_first_sample_of_each_question_and_samples_before_it_decodes():
-    """2 questions, 3 samples each. The judge, greedily, is always right; sampled, it says 10."""
-    held_out = [{"question": f"{i}+1 mod 61", "answer": str(i + 1)} for i in range(2)]
-    written = {"0+1 mod 61": ["1", "1", "7"], "1+1 mod 61": ["7", "2", "7"]}
-    proposals = ["<question>3+3 mod 61</question>", "no tags", "<question>poem</question>" * 2]
-
-    def say(player, user, greedy, before):
-        if player == "proposer":
-            return proposals[before % 3]
-        if player == "solver":
-            right = {row["question"]: row["answer"] for row in held_out}
-            return rf"\boxed{{{right[user] if greedy else written[user][before]}}}"
-        return f"<score>{10 if not greedy or 'Answer: 1' in user else 1}</score>"
-
-    trainer = answering(say, eval_samples=3, reference_share=0.0)
-    trainer.saved["questions"] = ["in the pool"]
-    result = mae.evaluate(trainer, held_out)
-    assert result["solver/accuracy"] == pytest.approx((2 / 3 + 1 / 3) / 2)
-    assert result["solver/greedy"] == 1.0 and result["judge/unparsable"] == 0.0
-    # the first samples are right and wrong, and the model finds both perfect
-    assert result["solver/judged"] == 1.0 and result["co/flattery"] == 0.5
-    assert result["judge/balanced_accuracy"] == 0.5 == result["judge/rank_agreement"]
-    assert result["judge/balanced_accuracy_greedy"] == 1.0 == result["judge/rank_agreement_greedy"]
-    assert trainer.saved["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
-    calls = [(name, len(users), greedy) for name, users, greedy in trainer.calls]
-    sampled = [call for call in calls if not call[2]]  # later calls do not change earlier numbers
-    order = [("solver", 6), ("judge", 2), ("judge", 2), ("proposer", 1)]
-    assert sampled == [(*call, False) for call in order]
-    # later the base's answers are judged again, in the same order of calls
-    written["0+1 mod 61"][0] = "9"
-    mae.evaluate(trainer, held_out)
-    assert trainer.saved["base_solutions"] == [r"\boxed{1}", r"\boxed{7}"]
-    judged = [users for name, users, _ in trainer.calls if name == "judge"]
-    assert judged[3] != judged[4] == judged[1] and "Answer: 9" in judged[3][0]
-    # 12 questions: 3 proposals, of which one is answerable, one repeats itself
-    trainer.saved["questions"] = ["in the pool", "poem"]
-    result = mae.evaluate_proposer(trainer, held_out * 6)
-    assert result["proposer/well_formed"] == pytest.approx(1 / 3) == result["proposer/answerable"]
-    assert result["proposer/new"] == pytest.approx(1 / 3)
-    unknown = mae.evaluate_proposer(trainer, [{"question": "Who?"}])
-    assert "proposer/answerable" not in unknown  # nothing says what can be answered
-
-
-# ------------------------------------------------------------------ runs
-def test_a_silent_run_stops_with_its_checkpoint(tmp_path):
-    more = "--questions 4 --micro-batch 4 --difficulty-samples 2 --steps 9 --judgement-tokens 2"
-    command = ["mae.py", *small("mae.py", tmp_path / "run", *more.split())]
-    ending = refused(*command)
-    message = "step 3: 100% of the judgements had no <score> within --judgement-tokens 2 for 3"
-    assert message in ending and f"its checkpoint is in {tmp_path / 'run'}" in ending
-    assert saved_of(tmp_path / "run")["silent_steps"] == 3
-    # it resumes, and sees at once that nothing has changed
-    assert message.replace("step 3", "step 4") in refused(*command)

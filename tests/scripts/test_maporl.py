@@ -4,7 +4,6 @@ sees; one step by hand."""
 import itertools
 
 import maporl
-from common.core.errors import UserError
 from common.core.lists import mean
 from maporl import agreements, bonuses, debate_metrics, scores, shown
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import C, X, answering, judgement, solution, twice, whitened, without_model
+from trainers import C, X, judgement, solution, twice, whitened, without_model
 
 
 # ------------------------------------------------------------------ score
@@ -73,45 +72,6 @@ def test_metrics_of_a_debate():
     assert found["copies"] == [0, 1, 0, 0, 1, 0, 0, 0]
     assert found["agreement"] == [1, 0, 0, 0]  # `7!` is no other step, but another answer
     assert agreements([[solution("7.0"), solution("")], [solution(7), solution("")]]) == [1, 0]
-
-
-def test_what_each_of_three_turns_does():
-    """One debate. Alice goes wrong; nobody has an answer in the second turn."""
-    texts = [[[solution(7)], ["?"]], [["?"], ["?"]], [[solution(9)], [solution(7)]]]
-    found = debate_metrics(texts, torch.tensor([[[1.0], [0]], [[0], [0]], [[0], [1]]]))
-    assert found["first"] == [1, 0] and found["accuracy_2"] == [0, 0]
-    assert found["last"] == found["accuracy_3"] == [0, 1] == found["wrong_to_right_3"]
-    assert found["right_to_wrong_2"] == [1, 0] and found["right_to_wrong_3"] == [0, 0]
-    assert found["wrong_to_right"] == [0, 0, 0, 1] and found["right_to_wrong"] == [1, 0, 0, 0]
-    assert found["agreement_2"] == [0], "two texts without an answer do not agree"
-    assert found["copies_2"] == [0, 0], "nor does one without steps copy the other"
-
-
-@pytest.mark.parametrize("placebo", [False, True])
-def test_held_out_debates(placebo):
-    """Alice is right about q1 and Bob about q2. Who sees a right text about its own question
-    becomes right; under the placebo nobody does.
-    """
-
-    def say(player, user, greedy, nth):
-        question = "q1" if "q1" in user else "q2"
-        if not player.endswith("_again"):
-            right = (player == "alice") == (question == "q1")
-            return f"{question} " + solution(7 if right else 8)
-        own, other = user.split("Solution 2:\n")
-        right = "=7" in own or ("=7" in other and question in other)
-        return solution(7) if right else r"<think>Is it \boxed{7}, or"  # cut in its thoughts
-
-    trainer = answering(say, turns=2, eval_samples=2, placebo=placebo)
-    trainer.debate_prompts = lambda *args: maporl.Maporl.debate_prompts(trainer, *args)
-    held_out = [{"question": q, "answer": "7"} for q in ("q1", "q2")]
-    found = maporl.evaluate(trainer, held_out)
-    gain = 0 if placebo else 0.5
-    assert found["co/first"] == 0.5 and found["co/one_is_right"] == 1
-    assert found["co/gain"] == found["co/wrong_to_right"] == gain == found["co/last"] - 0.5
-    assert found["co/agreement"] == (0 if placebo else 1) and found["co/right_to_wrong"] == 0
-    assert found["co/copies"] == gain
-    assert [len(asked) for _, asked, _ in trainer.calls] == [4] * 4
 
 
 # ------------------------------------------------------------------ a step by hand
@@ -183,11 +143,6 @@ def test_the_placebo_is_never_about_the_own_question(questions):
     assert all(q != other for q, other in zip(questions, seen, strict=True))
 
 
-def test_without_another_question_there_is_no_placebo():
-    with pytest.raises(UserError, match="all of a step are the same"):
-        maporl.about_another(twice("q1"), ["x", "y"])
-
-
 def test_the_released_rule_pays_no_influence_in_two_turns():
     alice, _ = given_texts(written(), influence_sign="released").step(twice("1+6", "2+5"))
     assert [note["bonus"] for note in alice[0].notes] == [0] * 4
@@ -229,15 +184,3 @@ def test_a_verifier_in_the_answers_place(verifier):
         assert judged[16:18] == [judged[16]] * 2 and judged[18:] == [judged[18]] * 2
         one, two = ("x=7" in text for text in (judged[16], judged[18]))
         assert trained[0].rewards.tolist() == [one, not one, 0, not two]
-
-
-def test_players():
-    of = lambda **change: maporl.Maporl.define_players(maporl.Args(**change))  # noqa: E731
-    assert [*of(turns=1)] == ["alice", "bob"]
-    assert {p.adapter or name for name, p in of().items()} == {"alice", "bob"}
-    assert of(verifier="frozen")["verifier"].lr == 0 < of(verifier="co-trained")["verifier"].lr
-    again = of()["bob_again"]
-    assert (again.group_size, again.max_tokens, again.reads) == (1, 144, 2 * 80)
-    assert of(turns=3)["bob_again"].reads == 2 * 144  # the turn before is one of these
-    reads = [of(turns=T, verifier="frozen")["verifier"].reads for T in (1, 2, 3)]
-    assert reads == [80, 144, 144]

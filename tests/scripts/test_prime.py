@@ -6,12 +6,12 @@ import json
 import math
 from types import SimpleNamespace
 
-from prime import Args, Prime, evaluate, prime_advantages, prm_loss, solve_prompt
+from prime import Args, Prime, prime_advantages, prm_loss, solve_prompt
 
 import pytest
 import torch
 from conftest import build, gradient, lora, moved, perturb, relative
-from trainers import answering, close, logged, without_model
+from trainers import close, logged, without_model
 
 K = 4
 
@@ -285,18 +285,3 @@ def test_each_process_draws_its_own_further_questions_and_resumes_where_it_stopp
     done.train_dataset, done.cfg.questions = ROWS[:5], 5  # its end is followed by its beginning
     drawn = done.next_questions({"waiting": [], "drawn": 0})
     assert [row["question"] for row in drawn] == ["4", "3", "2", "4", "3"]
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_samples_first_and_several_times():
-    """In one order each time, so that an untrained policy meets the same random numbers. Of the
-    samples q0 has one right, q1 both, q2 none; greedily q0 and q1 are right.
-    """
-    held_out = [{"question": f"q{i}", "answer": str(i)} for i in range(3)]
-    answers = {("policy", False): "071177", ("policy", True): "017"}
-    texts = {key: [rf"\boxed{{{x}}}" for x in its] for key, its in answers.items()}
-    trainer = answering(texts, eval_samples=2)
-    result = evaluate(trainer, held_out)
-    assert result == {"policy/accuracy": 0.5, "policy/greedy": pytest.approx(2 / 3)}
-    twice = ["q0", "q0", "q1", "q1", "q2", "q2"]
-    assert trainer.calls == [("policy", twice, False), ("policy", ["q0", "q1", "q2"], True)]

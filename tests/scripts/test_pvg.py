@@ -5,12 +5,11 @@ import math
 import random
 
 import pvg
-from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest
 import torch
-from conftest import build, gradient, perturb, saved_of, small, steps_of
+from conftest import build, gradient, perturb
 from trainers import QUESTION, RIGHT, WRONG, encoded, likelihood, logged, without_model
 
 OTHER = "<step>38+4=42</step>\n<step>42*7=51</step>\n<answer>\\boxed{51}</answer>"
@@ -43,19 +42,6 @@ def test_the_provers_reward_group_by_group(kind, h):
     found = pvg.prover_rewards(torch.tensor(flat, dtype=torch.float64), labels, h, G, kind)
     wanted = [x for its, c in zip(V, right) for x in reward_by_hand(its, c, h, kind)]
     assert found.tolist() == pytest.approx(wanted, abs=1e-12)
-
-
-def test_the_papers_reward_by_hand():
-    """A wrong, convincing solution of the helpful one earns more than a right one that is not."""
-    V, right = torch.tensor([0.5, -0.5, 3.0, -3.0]), [False, True, True, False]
-    assert pvg.prover_rewards(V, right, 1, 4, "src").tolist() == [-0.5, -1, 3, -1]
-    assert pvg.prover_rewards(V, right, 0, 4, "src").tolist() == [0.5, -1, -3, -1]
-    assert pvg.prover_rewards(V, right, 0, 4, "cgc").tolist() == [0.5, -2, -2, -3]
-    # noise earns no more than a convincing solution that breaks its role
-    V, right = torch.tensor([6.0, 0.0, 0.0, math.nan]), [False, True, False, False]
-    assert pvg.prover_rewards(V, right, 1, 4, "src").tolist() == [-4, -1, -1, -4]
-    assert pvg.prover_rewards(V, right, 0, 4, "src").tolist() == [4, -1, -1, -1]
-    assert pvg.prover_rewards(V - 5, right, 1, 4, "cgc").tolist() == [-2, -5, -2, -5]
 
 
 def test_the_verifiers_loss_in_either_order():
@@ -223,27 +209,6 @@ def test_the_verifier_learns_from_all_earlier_rounds(data, asked, sources):
     assert all(y["solution"] == RIGHT for y, _ in trainer.saved["pairs"])
 
 
-def test_no_pair_ends_in_a_sentence():
-    with pytest.raises(
-        UserError, match="--samples 8, --pool 1: in round 0 no question has a right"
-    ):
-        given([RIGHT] * 8).start_round(0)
-
-
-def test_a_round_is_the_verifiers_turn_and_then_the_provers():
-    """All rounds ask the same."""
-    trainer, seen = given([]), []
-    trainer.from_epochs = lambda items, *which: seen.append(which) or []
-    trainer.start_round = lambda i: (seen.append(i), trainer.saved.update(round=i))
-    trainer.prover_rows, trainer.attempt = [], lambda role, rows: role
-    trainer.pairs = lambda *_: None
-    trainer.report_attack = lambda turn, *roles: seen.append((turn, *roles))
-    for trainer.state.global_step in range(12):
-        trainer.step([])
-    turns = [x for k in range(3) for x in ((k, "P"), (k, "helpful", "sneaky"))]
-    assert seen == [x for i in range(3) for x in (i, (0, "V", 99), *turns)]
-
-
 def test_when_an_attack_has_succeeded():
     """At most half of the pairs of three steps in order; never: a step more than there are."""
     trainer = given([], steps=21, rounds=3)  # six prover steps a round
@@ -266,32 +231,3 @@ def test_when_an_attack_has_succeeded():
     assert attack((0, 1), (0, 1), (1, 0), *[(1, 0)] * 3) == [3]
     assert attack((0, 1), (1, 0), (1, 0), (1, 0), (0, 1), (0, 1)) == [6]
     assert attack(*[(1, 0)] * 4, (0, 2), (1, 0)) == [5]  # pairs count, not steps
-
-
-def test_evaluation_by_hand():
-    """Two questions, two solutions each; the helpful one's first are kept."""
-    rows = [{"question": QUESTION, "answer": "50"}, {"question": "1+1 mod 61", "answer": "2"}]
-    sure = RIGHT.replace("</step>", "!</step>")
-    trainer = given([RIGHT, WRONG, RIGHT, f"{RIGHT}…"] + [OTHER, sure, OTHER, WRONG] + [RIGHT] * 2)
-    trainer.cfg.eval_samples = 2
-    V = {RIGHT: 1.0, WRONG: 2.0, OTHER: 0.5, sure: 1.0}
-    trainer.scores = lambda its: [
-        {"prompt": r["question"], "right": r["right"]}
-        | {"V": V[r["solution"]] if r["well_formed"] else None}
-        for r in its
-    ]
-    found = pvg.evaluate(trainer, rows)
-    assert found["helpful/accuracy"] == 0.25 == found["sneaky/accuracy"]
-    assert found["helpful/greedy"] == 0.5 == found["co/oracle"] and found["co/best_of_2"] == 0
-    assert found["verifier/holds"] == 1 and found["verifier/rank_agreement"] == 0
-    assert found["helpful/sounds_sure"] == 0 and found["sneaky/sounds_sure"] == 2 / 8
-    assert [row["solution"] for row in trainer.saved["first"]][:2] == [RIGHT, WRONG]
-
-
-# ------------------------------------------------------------------ runs
-@pytest.mark.parametrize("flags", ["--data base", "--data last --reward cgc --kl 0"])
-def test_ablations(tmp_path, brief, flags):
-    brief("pvg.py", *small("pvg.py", tmp_path / "run", *flags.split()))
-    turns = ["verifier" if "verifier/loss" in r else "provers" for r in steps_of(tmp_path / "run")]
-    assert turns == ["verifier", "provers", "provers"] * 2
-    assert len(saved_of(tmp_path / "run")["sources"]) == 2

@@ -8,13 +8,13 @@ from contextlib import nullcontext
 import raro
 from common.core.batch import Batch
 from common.core.lists import mean
-from raro import by_truth, shown
+from raro import shown
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import answering, solution, twice, without_model
+from trainers import solution, twice, without_model
 
 END = ord("\n") + 10  # the token that ends what the players write here
 
@@ -37,16 +37,6 @@ def test_rewards_in_every_case(expert, other):
     assert [raro.policy_reward(choice, expert, tau_pol=0.6) for choice in said] == [0, 1, 0.6, 0]
     texts = [[{"content": boxed(choice)}] for choice in said]
     assert raro.critic_reward(texts, [expert] * 4, tau_crit=[0.55] * 4) == [1, 0, 0.55, 0]
-
-
-def test_what_is_said_of_right_and_of_wrong_solutions():
-    pairs = [{"right": r, "expert": e} for r, e in zip([1, 1, 1, 0, 0], "12112")]
-    found = by_truth(pairs, ["tie", "2", None, "1", "1"])
-    assert found == {
-        "tie_where_right": [True, False, False],
-        "expert_where_right": [False, True, False],
-        "expert_where_wrong": [True, False],
-    }
 
 
 def given_texts(policy=(), judgements=(), old=(), **change) -> raro.Raro:
@@ -167,29 +157,3 @@ def test_a_frozen_critic_is_the_base(critic, shared):
     trainer.playing = lambda name: who.append(name) or nullcontext()
     trainer.step(ROWS[:2])
     assert who == [None] * (critic == "frozen" and shared)
-
-
-# ------------------------------------------------------------------ evaluation
-def test_the_critic_is_measured_on_what_the_base_has_written():
-    """Two questions, two samples each: the base is right about the first, later about none. The
-    critic calls what is like the expert's a tie, and takes the first otherwise.
-    """
-    wrong = []
-
-    def say(player, user, greedy, nth):
-        if player == "policy":
-            return solution(8 if wrong or user == "2+5" else 7)
-        first, second = user.partition("Solution 1:\n")[2].split("\nSolution 2:\n")
-        return boxed("tie" if first == second.removesuffix("\nWhich is sounder?") else 1)
-
-    trainer = answering(say, eval_samples=2)
-    trainer.as_critic = nullcontext
-    held_out = [{"question": q, "answer": "7", "reference": solution(7)} for q in ("1+6", "2+5")]
-    found = raro.evaluate(trainer, held_out)
-    # beside the second question's the expert stands in the second place
-    critic = {"tie_where_right": 1, "expert_where_right": 0, "expert_where_wrong": 0}
-    critic = {f"critic/{key}": value for key, value in critic.items()}
-    assert found == critic | {"policy/accuracy": 0.5, "policy/greedy": 0.5}
-    assert [len(asked) for _, asked, _ in trainer.calls] == [4, 2, 2]
-    wrong.append(True)
-    assert raro.evaluate(trainer, held_out) == critic | {"policy/accuracy": 0, "policy/greedy": 0}

@@ -5,7 +5,6 @@ import math
 import random
 
 import rstar
-from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest
@@ -202,14 +201,6 @@ def test_what_the_players_learn_of_a_tree(kind):
     assert logged == wanted
 
 
-def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
-    with pytest.raises(UserError, match="no rollout can be read and is right; .*--samples .now 4"):
-        given_texts([WRONG] * 4, width=9).start()
-    with pytest.raises(UserError, match="are right, or all wrong"):
-        given_texts([RIGHT] * 4, width=9).start()
-    given_texts([RIGHT] * 4, width=9, ver_steps=0).start()  # nobody needs pairs
-
-
 # ------------------------------------------------------------------ losses, on the small model
 def real(folder) -> rstar.RStar:
     """The trainer on the small model, its two adapters apart."""
@@ -251,34 +242,3 @@ def test_both_losses_by_hand(tmp_path):
     scores = trainer.scores([both[0], {"question": QUESTION, "solution": step, "ended": False}])
     by_hand = [likelihood(trainer, "verifier", *y) for y in ((RIGHT, True), (step, False))]
     assert scores == pytest.approx(by_hand, rel=1e-4) and trainer.scores([]) == []
-
-
-# ------------------------------------------------------------------ what is measured of steps
-def test_steps_are_ordered_by_q_and_by_the_verifier_behind_right_steps():
-    """The first step was right, wrong and wrong; a step behind a wrong one does not count."""
-    lucky = RIGHT.replace("38+4=42", "38+4=50").replace("42*7=50", "50*7=50")
-    bad, worse = WRONG, WRONG.replace("41", "40")
-    behind = WRONG.replace("41*7=43", "41*7=44")
-    trainer = given_texts([RIGHT, bad, worse, lucky, behind, worse], samples=6, width=9)
-    scores = {FIRST: -3, "<step>38+4=50</step>": -3, "<step>38+4=41</step>": -1}
-    trainer.scores = lambda rows: [scores.get(row["solution"], -9) for row in rows]
-    found = rstar.step_figures(trainer, trainer.train_rows)
-    # Q: 1 against 1 (by luck), -1, -1;  log V: -3 against -3, -1, -9
-    assert found == pytest.approx(
-        {"verifier/q_order_4": 2.5 / 3, "verifier/q_order_6": 2.5 / 3, "verifier/step_order": 0.5}
-    )
-    trainer = given_texts([RIGHT] * 6, samples=6, width=9)
-    trainer.scores = lambda rows: [0.0] * len(rows)
-    assert rstar.step_figures(trainer, trainer.train_rows) == {}  # nothing to compare
-
-
-def test_questions_that_are_no_chains_have_no_step_figures(monkeypatch):
-    monkeypatch.setattr(rstar, "solve", lambda *_, **__: ([], [True]))
-    monkeypatch.setattr(rstar, "ranking_figures", lambda *_: {})
-    monkeypatch.setattr(rstar, "step_figures", lambda _, rows: {"n": len(rows)})
-    trainer = given_texts([])
-    trainer.in_parallel, trainer.sample_solutions = lambda *_: [], None
-    eggs = {"question": "How many eggs?", "answer": "3"}
-    chain = trainer.train_rows[0]
-    assert rstar.evaluate(trainer, [chain, eggs])["n"] == 1
-    assert "n" not in rstar.evaluate(trainer, [eggs])

@@ -13,7 +13,6 @@ from score import Score, again_prompt, content, shaped
 
 import pytest
 import torch
-from conftest import small, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers import answering, solution, twice, without_model
@@ -151,34 +150,3 @@ def test_the_loss_and_its_gradient_equal_the_loop(numbers):
     for turn, values in k3s.items():  # the mean over the tokens of that turn alone
         logged = [v for part in trainer.logged[f"{turn}/kl"] for v in part.tolist()]
         assert logged == pytest.approx(values, abs=1e-9)
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluate():
-    """Of four questions two are answered rightly at first; of these one is spoilt, and both others
-    are mended when asked again, one of them only greedily.
-    """
-    rows = [{"question": f"{a}+1 mod 61", "answer": str(a + 1)} for a in range(1, 5)]
-
-    def say(player, user, greedy, before):
-        a = int(user.removeprefix("Problem: ").split("+")[0])
-        if player == "first":
-            return solution(a + 1 if a < 3 else 60)
-        right = {1: True, 2: False, 3: True, 4: greedy}[a]
-        return "<think>\n</think>" + solution(a + 1 if right else 60)
-
-    found = score.evaluate(answering(say, eval_samples=3), rows)
-    greedy = {"first/greedy": 0.5, "second/greedy": 0.75, "co/delta_greedy": 0.25}
-    greedy |= {"co/wrong_to_right_greedy": 0.5, "co/right_to_wrong_greedy": 0.25}
-    assert found == SHARES | greedy | {"co/corrected_greedy": 1.0, "co/same_greedy": 0.25}
-
-
-# ------------------------------------------------------------------ runs
-@pytest.mark.parametrize("change, wanted", [("--turns 1 --kl 0 --first-kl 0", 0), ("--kl 0", 2)])
-def test_turns_and_kl_terms_are_those_asked_for(tmp_path, brief, change, wanted):
-    """Held at the base in stage I, also where there is no other KL term; and the control."""
-    more = ["--steps", 2, "--stage1-steps", 2, *change.split()]
-    brief("score.py", *small("score.py", tmp_path, *more))
-    for step in steps_of(tmp_path):
-        assert sum(key.endswith("/kl") for key in step) == wanted
-        assert ("second/accuracy" in step) == (wanted == 2)

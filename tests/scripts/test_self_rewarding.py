@@ -4,14 +4,12 @@ completions, evaluation by hand.
 
 import math
 import random
-from types import SimpleNamespace
 
 import self_rewarding as sr
-from common.core.errors import UserError
 
 import pytest
 from conftest import build, lora, moved, perturb
-from trainers import QUESTION, RIGHT, WRONG, answering, encoded, log_probs_by_hand, without_model
+from trainers import QUESTION, RIGHT, WRONG, encoded, log_probs_by_hand, without_model
 
 
 # ------------------------------------------------------------------ scores and pairs
@@ -126,72 +124,3 @@ def test_the_best_is_preferred_to_the_worst_whatever_the_truth():
     prompts = [sr.score_prompt(QUESTION, text) for text in [RIGHT] * 3 + [WRONG] * 3]
     judged = [text for who, text in trainer.asked if who == "judge"]
     assert judged == [prompt[-1]["content"] for prompt in prompts]
-
-
-@pytest.mark.parametrize("judgement, share", [(said(1), "0.00"), ("hm", "1.00")])
-def test_ties_teach_nothing(judgement, share):
-    trainer = given_texts([RIGHT, WRONG] + [judgement] * 4)
-    with pytest.raises(UserError, match=f"a share of {share} of the judgements could not be read"):
-        trainer.start_round(0)
-
-
-def test_every_round_has_new_questions_and_its_own_steps():
-    rows = [{"question": str(i)} for i in range(5)]
-    trainer = given_texts((), rows, pool=2)
-    pools = ["".join(row["question"] for row in trainer.pool(t)) for t in range(3)]
-    assert pools == ["01", "23", "40"]
-    rounds, trained = [], []
-
-    def start_round(t):
-        rounds.append((t, trainer.state.global_step))
-        trainer.saved |= {"round": t, "pairs": [f"{t} {i}" for i in range(3)]}
-
-    trainer.start_round, trainer.preference_batch = start_round, lambda pairs: pairs
-    for trainer.state.global_step in range(6):
-        trained.append(trainer.step([])[0])
-    assert rounds == [(0, 0), (1, 2), (2, 4)]
-    assert [{pair[0] for pair in pairs} for pairs in trained] == [{c} for c in "001122"]
-    assert {*trained[0], *trained[1]} == {"0 0", "0 1", "0 2"}  # pass after pass over all of them
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    """3 questions, 3 answers to each. The judge prefers a right answer, then a wrong one; the third
-    question has wrong ones only."""
-    read = {"a1": [1.0, 0.5], "a7": [0.0, 0.5], "a8": [None, None]}
-    read |= {"b7": [1.0, 1.0], "b1": [0.5, 0.5], "b8": [0.0, 0.0]}
-    samples = {"a": ["a1", "a7", "a8"], "b": ["b7", "b1", "b8"], "c": ["c7", "c8", "c9"]}
-    held_out = [{"question": question, "answer": "1"} for question in "abc"]
-    trainer = answering(lambda *_: "\\boxed{1}", eval_samples=3)
-
-    def answers(rows):
-        questions = [row["question"] for row in rows]
-        texts = [samples[q][questions[:i].count(q)] for i, q in enumerate(questions)]
-        return [
-            {"question": q, "text": text, "ids": [5] * (4 + (q == "c")), "right": text[1] == "1"}
-            for q, text in zip(questions, texts)
-        ]
-
-    trainer.answers = answers
-    trainer.readings = lambda some: [read.get(a["text"], [0.0, 0.0]) for a in some]
-    result = sr.evaluate(trainer, held_out)
-    judge = {"judge/first_pairs": 1 / 2, "judge/readings_right": (2 + 1 + 2 + 0) / 8}
-    wanted = {"solver/greedy": 1.0, "solver/accuracy": 2 / 9, "co/best_of_3": 1 / 3}
-    wanted |= {"solver/length": (6 * 4 + 3 * 5) / 9, "judge/own_pairs": 1 / 2}
-    assert result == pytest.approx(judge | wanted)
-    bank = [[answer["text"] for answer in pair] for pair in trainer.saved["bank"]]
-    assert bank == [["a1", "a7"], ["b1", "b7"]]
-    # a solver that is always right has no pairs of its own; the first model's stay
-    samples |= {"a": ["a1"] * 3, "b": ["b1"] * 3, "c": ["c1"] * 3}
-    later = sr.evaluate(trainer, held_out)
-    assert later["solver/accuracy"] == 1.0 and "judge/own_pairs" not in later
-    assert {name: later[name] for name in judge} == pytest.approx(judge)
-
-
-def test_what_cannot_be_read_is_neither_right_nor_ranked_first():
-    pair = [answer(RIGHT, True), answer(WRONG, False)]
-    read = [[1.0, None, 1.0], [0.0, 0.0, 0.5], [0.0, None, 0.5], [None, None, 0.0]]
-    trainer = SimpleNamespace(in_parallel=lambda fn, items: fn(items), readings=lambda _: read)
-    found = sr.evaluate_judge(trainer, [pair] * 2)
-    assert found == {"judge/first_pairs": 1.0, "judge/readings_right": 6 / 12}
-    assert sr.evaluate_judge(trainer, []) == {}

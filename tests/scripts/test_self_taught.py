@@ -3,7 +3,6 @@ the model itself, rounds that start from the first model, evaluation by hand.
 """
 
 import random
-from types import SimpleNamespace
 
 import self_taught as st
 from common.core.errors import UserError
@@ -16,7 +15,6 @@ from hypothesis import given, strategies
 from trainers import (
     QUESTION,
     RIGHT,
-    answering,
     encoded,
     log_probs_by_hand,
     loss_in_parts,
@@ -182,67 +180,3 @@ def test_what_teaches_nothing_or_a_place_only_stops_the_run(texts, says):
     with pytest.raises(UserError, match=says):
         trainer.start_round(0)
     assert trainer.logged["judge/lessons"] == [0] and trainer.restarts == 0
-
-
-def test_every_round_has_its_own_steps():
-    trainer, rounds, trained = given_texts(), [], []
-
-    def start_round(t):
-        rounds.append((t, trainer.state.global_step))
-        trainer.saved |= {"round": t, "lessons": [f"{t} {i}" for i in range(3)]}
-
-    trainer.start_round, trainer.lesson_batch = start_round, lambda lessons: lessons
-    for trainer.state.global_step in range(6):
-        trained.append(trainer.step([])[0])
-    assert rounds == [(0, 0), (1, 2), (2, 4)]
-    assert [{lesson[0] for lesson in lessons} for lessons in trained] == [{c} for c in "001122"]
-    assert len({*trained[0], *trained[1]}) == 3  # one after the other, all of them
-
-
-# ------------------------------------------------------------------ evaluation
-def test_a_judge_is_measured_by_hand():
-    """Two pairs, judged twice in both orders: 3 of 4 right, then 1 of 4, one being unreadable."""
-    choices = iter([1, 2, 2, 2, 1, 1, None, 1])  # y stands first, second, first, second, ...
-    trainer = SimpleNamespace(in_parallel=lambda fn, items: fn(items))
-    trainer.judge = lambda comparisons: [c | {"choice": next(choices)} for c in comparisons]
-    wanted = {"judge/accuracy": 4 / 8, "judge/both_orders": 1 / 4}
-    wanted |= {"judge/vote": 1 / 2, "judge/unreadable": 1 / 8}
-    assert st.evaluate_judge(trainer, [[QUESTION, RIGHT, WORSE]] * 2, 2) == wanted
-    assert st.evaluate_judge(trainer, [], 2) == {}
-    assert st.majority([judgement(1, 1), judgement(1, 2), judgement(None, 2)]) == 0.5
-
-
-def test_the_two_sets_are_made_once():
-    """Of the second question all answers are wrong, so it gives no true pair; the first wrong
-    answer to the first one is cut, so the next is taken.
-    """
-    questions, judged = {"1+1 mod 61": "2", "2+2 mod 61": "4"}, []
-    held_out = [{"question": q, "answer": gold} for q, gold in questions.items()]
-
-    def judge(comparisons):
-        judged.append(len(comparisons))
-        return [c | {"choice": 1} for c in comparisons]
-
-    def say(player, user, greedy, before):
-        if user not in questions:
-            return "<answer>\\boxed{77}</answer>"  # to a changed question
-        if before == 1:
-            return "<step>1+1=2</step>\n<answer>\\boxed{"
-        right = user == "1+1 mod 61" and before != 2
-        return f"<answer>\\boxed{{{questions[user] if right else 50 + before}}}</answer>"
-
-    trainer = answering(say, eval_samples=4)
-    trainer.answers = lambda asked: st.SelfTaught.answers(trainer, asked)
-    trainer.make_pairs = lambda rows, rng: st.SelfTaught.make_pairs(trainer, rows, rng)
-    trainer.judge = judge
-    result = st.evaluate(trainer, held_out)
-    wanted = {"co/true_pairs": 1, "judge/made_pairs": 1 / 2, "judge/accuracy": 1 / 2}
-    wanted |= {"judge/vote": 1 / 2, "judge/both_orders": 0.0, "judge/unreadable": 0.0}
-    assert result == wanted
-    ((question, right, wrong),) = trainer.saved["true"]
-    assert (question, st.final_answer(right), st.final_answer(wrong)) == ("1+1 mod 61", "2", "52")
-    made = [(q, st.final_answer(worse)) for q, _, worse in trainer.saved["made"]]
-    assert made == [(q, "77") for q in questions]
-    asked = len(trainer.calls)
-    assert st.evaluate(trainer, held_out) == result and len(trainer.calls) == asked
-    assert judged == [8, 4] * 2  # in both orders

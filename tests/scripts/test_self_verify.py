@@ -4,13 +4,12 @@ import random
 from collections import Counter
 
 import self_verify
-from common.core.errors import UserError
 from self_verify import parse_verdict, samples_of, verdict_reward
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import C, X, answering, judgement, solution, twice, whitened, without_model
+from trainers import C, X, judgement, solution, twice, whitened, without_model
 
 
 # ------------------------------------------------------------------ parsing
@@ -179,35 +178,3 @@ def test_schedules(schedule, tasks):
     for trainer.state.global_step in range(6):
         found.append(trainer.task_of_step())
     assert found == tasks
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"schedule": "init", "steps": 4, "init_steps": 4}, "must be less than --steps 4"),
-        ({"interval": 1}, "must be at least 2"),
-    ],
-)
-def test_mistakes(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        self_verify.Args(**change).check()
-
-
-# ------------------------------------------------------------------ evaluation
-def test_an_evaluation_judges_what_the_base_has_put_in_a_box():
-    """Of two questions the first has no box at step 0, later only the second is judged again."""
-    held_out = [{"question": f"{i}+1 mod 61", "answer": str(i + 1)} for i in range(2)]
-    texts = {"0+1 mod 61": "no box", "1+1 mod 61": solution(2)}
-    say = lambda player, user, *_: texts.get(user, judgement(True))  # noqa: E731
-    trainer = answering(say, eval_samples=1, task="solution")
-    for _ in range(2):
-        found = self_verify.evaluate(trainer, held_out)
-        assert found["verifier/parsed"] == found["verifier/says_correct"] == 1.0
-        assert found["verifier/balanced_accuracy"] == 1.0 and found["generator/accuracy"] == 0.5
-        texts["0+1 mod 61"] = solution(9)
-        assert len([asked for player, asked, _ in trainer.calls if player == "verifier"][-1]) == 1
-    trainer = answering(lambda *_: "no box", eval_samples=1, task="solution")
-    assert self_verify.evaluate(trainer, held_out).keys() == {
-        "generator/accuracy",
-        "generator/greedy",
-    }

@@ -5,7 +5,7 @@ import math
 
 from common.core.errors import UserError
 from common.tiny import TINY
-from spin import Args, Spin, evaluate, human_ids, learning_rate_at, load, solve_prompt, spin_loss
+from spin import Args, Spin, human_ids, learning_rate_at, solve_prompt, spin_loss
 
 import pytest
 import torch
@@ -13,17 +13,12 @@ from conftest import (
     build,
     gradient,
     lora,
-    metrics_of,
     moved,
     perturb,
-    saved_of,
-    small,
     steps_of,
-    trained_adapters,
-    write_rows,
 )
 from datasets import Dataset
-from trainers import answering, encoded, log_probs_by_hand, logged, without_model
+from trainers import log_probs_by_hand, logged
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -136,15 +131,6 @@ def test_an_iteration_is_one_pass_over_the_mixed_pairs(tmp_path):
     assert len(trainer.prompts()) == 1  # and not half of one
 
 
-@pytest.mark.parametrize("mix", [True, False])
-def test_four_processes_have_their_prompts(tmp_path, mix):
-    trainer = make_spin(tmp_path, mix_previous=mix)
-    trainer.train_rows, _ = load(trainer.cfg)
-    one = len(trainer.prompts())
-    trainer.cfg.questions *= 4
-    assert len(trainer.prompts()) == 4 * one
-
-
 def test_a_human_answer_fits_with_its_end_token(tmp_path):
     trainer = make_spin(tmp_path)
     rows = trainer.train_rows
@@ -199,98 +185,3 @@ def test_every_iteration_begins_at_ln2_with_a_new_opponent_and_a_new_warm_up(fin
         assert ("opponent/accuracy" in row) == opens  # it writes then
         rate = lr * learning_rate_at(row["step"] - 1, 2)
         assert row["player/learning_rate"] == pytest.approx(rate)
-
-
-def test_the_opponents_figures():
-    """Of three completions the second is cut, and the last is what the human wrote."""
-    trainer = without_model(Spin, Args(), eos_token_ids={4})
-    no, cut = (trainer.processing_class(text).input_ids for text in ("no", r"\boxed{1}"))
-    human = [*cut, 4]
-    pairs = [{"real": human, "generated": ids} for ids in ([*no, 4], cut, human)]
-    trainer.report_opponent([{"answer": "1"}] * 3, pairs)
-    assert trainer.logged == {
-        "opponent/accuracy": [False, True, True],
-        "opponent/equal_to_human": [False, False, True],
-        "opponent/completions/mean_length": [3, 9, 10],
-        "opponent/completions/clipped_ratio": [False, True, False],
-    }
-
-
-def test_both_completions_of_a_pair_are_recorded_with_their_share_of_the_reward(finished):
-    rows = metrics_of(finished("spin.py")[0], "rollouts")
-    for row in rows:
-        total = sum(row["advantages"])
-        assert total == pytest.approx(row["rewards"]["reward"], abs=1e-2)
-        assert row["step"] % 2 == 0 or abs(total) < 1e-3
-    for name in ("human", "opponent"):
-        assert {row["step"] for row in rows if row["player"] == name} == {*range(1, 9)}
-    assert any(abs(row["rewards"]["reward"]) > 1e-2 for row in rows)
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    """Of 3 questions with 2 samples each; the log-likelihood of a human answer is the sum over its
-    tokens and its end.
-    """
-    references = ["<step>3+4=7</step>", "7", "12"]
-    held_out = [
-        {"question": q, "answer": answer, "reference": reference}
-        for q, answer, reference in zip("abc", "012", references)
-    ]
-    samples, seen = {"a": "07", "b": "11", "c": "77"}, []  # greedily all are 1
-
-    def say(player, asked, greedy, before):
-        assert player == "player"
-        return rf"\boxed{{{1 if greedy else samples[asked][before]}}}"
-
-    def log_probs(player, ids):
-        seen.extend(ids)
-        return torch.tensor([[-0.5] * len(row) + [0] * (99 - len(row)) for row in ids])
-
-    trainer = answering(say, eval_samples=2)
-    trainer.processing_class, trainer.log_probs = AutoTokenizer.from_pretrained(TINY), log_probs
-    trainer.completions = lambda player, prompts, ids: ids
-    result = evaluate(trainer, held_out)
-    human = [encoded(trainer, text) for text in references]
-    assert seen == human and len({*map(len, human)}) > 1
-    nats = -0.5 * sum(map(len, human)) / 3
-    expected = {"player/accuracy": 3 / 6, "player/greedy": 1 / 3, "player/logp_human": nats}
-    assert result == pytest.approx(expected)
-
-
-# ------------------------------------------------------------------ variants, and data as it comes
-def short(out, *more):
-    return small("spin.py", out, "--steps", 2, "--iterations", 2, "--eval-every", 0, *more)
-
-
-@pytest.mark.parametrize(
-    "flags", ["--opponent sft", "--opponent none", "--opponent-temperature 0 --iterations 1"]
-)
-def test_variants(tmp_path, brief, flags):
-    brief("spin.py", *short(tmp_path / "run", *flags.split()))
-    assert trained_adapters(tmp_path / "run") == {"player"}
-    first, second = steps_of(tmp_path / "run")
-    if "none" in flags:
-        assert "player/spin_loss" not in first and 0 < first["player/loss"] < 1
-    else:
-        assert first["player/spin_loss"] == pytest.approx(LN2, abs=1e-4)
-        assert abs(second["player/spin_loss"] - LN2) > 1e-4
-        # step 2 opens an iteration, but its opponent is still the first model
-        assert "player/reward_human" in second and "player/reward_human" not in first
-
-
-def test_completions_cut_at_the_limit_and_human_answers_that_do_not_fit(tmp_path, brief):
-    """A completion of the opponent's keeps its cut, without an end; a human answer is left out."""
-    answers = [*[r"\boxed{1}"] * 4, "", "1" * 70 + r"\boxed{1}"] * 50
-    rows = [
-        {"question": f"({i}+4)*3 mod 61", "answer": "1", "reference": text}
-        for i, text in enumerate(answers)
-    ]
-    flags = ["--dataset", write_rows(tmp_path / "data.jsonl", rows), "--solution-tokens", 8]
-    printed = brief("spin.py", *short(tmp_path / "run", *flags))
-    assert "questions have no human answer of at most --solution-tokens 8" in printed
-    pairs = saved_of(tmp_path / "run")["pairs"]
-    end = pairs[0]["real"][-1]
-    assert all(pair["real"] == pairs[0]["real"] for pair in pairs)
-    cut = [pair["generated"] for pair in pairs if len(pair["generated"]) == 8]
-    assert cut and any(end not in ids for ids in cut) and all(ids.count(end) < 2 for ids in cut)

@@ -7,11 +7,9 @@ import random
 from types import SimpleNamespace
 
 import ssp
-from common.tiny.tasks import gold_solution
 from ssp import (
     Question,
     follows_rules,
-    propose_prompt,
     proposed_question,
     proposer_advantages,
     proposer_reward,
@@ -19,10 +17,9 @@ from ssp import (
 
 import pytest
 import torch
-from conftest import build, lora, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers import answering, solution, whitened, without_model
+from trainers import solution, whitened, without_model
 
 KINDS = ("1-acc", "intermediate_difficulty", "format_only")
 
@@ -51,11 +48,6 @@ def test_rules():
         ("((24/9)/7)-3 mod 61", "9", False),  # its value
     ]:
         assert follows_rules(question, answer) is expected, (question, answer)
-
-
-def test_the_proposer_is_given_an_answer_where_it_can_use_one():
-    assert propose_prompt(None)[-1]["content"] == "Propose a question."
-    assert propose_prompt("42")[-1]["content"] == "Answer: 42\nPropose a question."
 
 
 # ------------------------------------------------------------------ rewards and advantages
@@ -238,13 +230,6 @@ def test_a_gate_that_errs():
     assert not any(q.valid for q in never)
 
 
-def test_a_question_without_a_value_that_gets_through_earns_most():
-    written = {"proposer": tagged(A, C, C, C), "solver": [solution(3)] * 6}
-    proposer, solver = given_texts(written, gate_error=1.0).step(FOUR)
-    assert proposer.rewards.tolist() == [0, 1, 1, 1]  # the valid one is refused
-    assert solver.rewards.tolist() == [0] * 6
-
-
 def test_held_out_questions_teach_nobody():
     written = {"proposer": tagged(A, f"  {B} ", C, A), "solver": [solution(3)] * 4}
     trainer = given_texts(written, held_out=[B], penalty=0.1, step=1)
@@ -267,51 +252,3 @@ def test_with_other_data_the_proposer_is_given_a_star_and_the_base_is_the_gate()
     assert base == ["Six times seven?", "Three squared?"]
     assert proposer.rewards.tolist() == [0.5, 0, 0, 0] and len(solver) == 2
     assert trainer.saved["pool"] == {"Six times seven?": "42"}
-
-
-# ------------------------------------------------------------------ one real step
-@pytest.mark.parametrize("valid", [True, False])
-def test_two_updates_of_the_same_weights_also_if_nothing_is_valid(tmp_path, valid):
-    args = ssp.Args(questions=2, group_size=4, micro_batch=8, penalty=0.1)
-    trainer = build(ssp.Ssp, tmp_path, args, ssp.Ssp.define_players(args), ssp.solve_prompt)
-    assert trainer.has_grammar
-    gate = trainer.gate
-
-    def gate_of_one_mind(texts, answers):
-        found = gate(texts, answers)
-        for q in found:
-            q.valid, q.text, q.answer = valid, A, "3"
-        return found
-
-    trainer.gate = gate_of_one_mind
-    trainer.create_optimizer()
-    trainer.create_scheduler(4, trainer.optimizer)
-    proposer, solver = trainer.step([trainer.train_dataset[i // 4] for i in range(8)])
-    assert len(proposer) == 2 and len(solver) == 8 * valid
-    before = lora(trainer, "agent")
-    trainer.update(proposer)
-    between = lora(trainer, "agent")
-    assert moved(before, between) > 0
-    solver.advantages = torch.ones_like(solver.advantages)  # not flat, whatever was drawn
-    trainer.update(solver)
-    assert (moved(between, lora(trainer, "agent")) > 0) == valid
-
-
-# ------------------------------------------------------------------ evaluation
-def test_evaluation_by_hand():
-    held_out = [{"question": f"{i}+1 mod 61", "answer": str(i + 1)} for i in range(4)]
-    proposals = iter([*tagged(A, A, "(2*2)*2 mod 61"), "no tag"])
-
-    def say(player, user, greedy, before):
-        if player == "proposer":
-            return next(proposals)
-        return gold_solution(user) if greedy or before else solution(60)
-
-    trainer = answering(say, eval_samples=2)
-    gate = given_texts(gate_error=1.0).gate  # evaluation's gate does not err
-    trainer.gate, trainer.propose_prompts = gate, given_texts().propose_prompts
-    trainer.proposing = given_texts().proposing
-    found = ssp.evaluate(trainer, held_out)
-    expected = {"solver/accuracy": 0.5, "solver/greedy": 1.0, "proposer/valid": 3 / 4}
-    expected |= {"proposer/different": 2 / 4, "proposer/operations": 4 / 3}
-    assert found == pytest.approx(expected)

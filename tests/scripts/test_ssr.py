@@ -275,34 +275,3 @@ def test_held_out_bugs_fail_and_their_originals_do_not(sandbox):
         "x=int(input())\nx*=7\nprint(x%100)",
         "x=int(input())\nx+=3\nprint(x%100)",
     }
-
-
-def test_without_a_bug_there_is_no_share_of_repairs(sandbox):
-    """A program of two lines that no removal breaks: 0 would be a solver that repairs nothing."""
-    row = {"program": "print(1)\n\n1", "tests": [("", "1\n")], "question": "it"}
-    trainer = given_texts(sandbox, ["nothing readable"], eval_samples=1)
-    assert ssr.evaluate(trainer, [row]) == {"injector/valid": 0.0}
-
-
-def test_evaluation_by_hand(sandbox):
-    """Two held-out programs, of each one bug, two sampled repairs and a greedy one."""
-    trainer = given_texts(sandbox, eval_samples=2)
-
-    def generate_all(name, prompts, greedy=False):
-        if name == "injector":
-            return [bug("x+=4", "x*=7"), "none"]
-        tests = "Tests:\n1->28\n2->35\n0->21\nRepair it."
-        assert all(prompt[-1]["content"].endswith(tests) for prompt in prompts)
-        return [RIGHT, WRONG] if greedy else [RIGHT, WRONG, "none", WRONG]
-
-    trainer.generate_all = generate_all
-    expected = {"solver/accuracy": 0.25, "solver/greedy": 0.5, "injector/valid": 0.5}
-    assert ssr.evaluate(trainer, [ROW | {"question": which} for which in "ab"]) == expected
-
-
-def test_rows_have_as_many_tests_as_are_wanted():
-    train, held_out = ssr.load(ssr.Args(steps=1, questions=2, eval_questions=3, own_tests=2))
-    for row in train + held_out:
-        assert len(row["tests"]) == 2
-        assert row["question"] == shown(row["program"], row["tests"], number=True)
-    assert (len(train), len(held_out)) == (2, 3)

@@ -13,14 +13,7 @@ from lab.runs import controls
 import pytest
 from conftest import (
     build,
-    metrics_of,
     perturb,
-    refused,
-    run_here,
-    saved_of,
-    small,
-    steps_of,
-    write_rows,
 )
 from trainers import (
     QUESTION,
@@ -194,20 +187,6 @@ def test_the_critics_loss_and_advantages_by_hand(
     assert trainer.advantages([]) == []
 
 
-def test_an_untrained_critic_has_no_opinion_and_a_blind_reference_gives_it_one(tmp_path):
-    for reference in ("privileged", "released"):
-        trainer = real(tmp_path, critic_reference=reference)
-        for name, p in trainer.model.named_parameters():
-            if "lora_B" in name:
-                p.data.zero_()
-        turns = [ids_of(trainer, f"<step>38+4={x}</step>") for x in (42, 41)]
-        right, wrong = trainer.advantages([(ROW, turn) for turn in turns])
-        if reference == "privileged":
-            assert abs(right) < 1e-5 and abs(wrong) < 1e-5
-        else:
-            assert right > wrong + 0.1
-
-
 @pytest.mark.parametrize("reference", ["privileged", "released"])
 def test_the_actors_loss_by_hand(tmp_path, reference):
     """Sums over the tokens of the turn alone, given the question alone; and its likelihood."""
@@ -307,33 +286,3 @@ def test_labels_are_of_the_turn_given_what_was_before():
     assert label("", "") is None
     other = ROW | {"question": "How many?"}
     assert trainer.label(other, trainer_ids("<step>38+4=42</step>")) is None
-
-
-# ------------------------------------------------------------------ runs
-def test_siblings_are_the_bases_and_are_kept(finished):
-    folder, _, _ = finished("sweet_rl.py")
-    saved, rows = saved_of(folder), metrics_of(folder)
-    assert saved["siblings"] and all({*p["right"]} == {True, False} for p in saved["siblings"])
-    assert all(len({*map(tuple, p["turns"])}) == len(p["turns"]) for p in saved["siblings"])
-    first, last = rows[0], rows[-1]
-    assert first["eval/critic/siblings"] == pytest.approx(
-        0.5, abs=0.2
-    )  # but for rounding, no order
-    assert last["eval/critic/siblings"] != first["eval/critic/siblings"]
-
-
-def test_the_baseline_learns_from_whole_dialogues_without_a_critic(tmp_path, no_report):
-    flags = "--actor-pairs dialogues --critic-steps 0 --steps 2".split()
-    run_here("sweet_rl.py", *small("sweet_rl.py", tmp_path / "run", *flags))
-    assert all(
-        "actor/loss" in row and "critic/loss" not in row for row in steps_of(tmp_path / "run")
-    )
-    saved = saved_of(tmp_path / "run")
-    assert saved["actor"] == saved["critic"]
-
-
-def test_questions_without_a_reference_end_in_a_sentence(tmp_path):
-    row = {"question": "1+1", "answer": "2"}
-    data = write_rows(tmp_path / "data.jsonl", [row | {"question": f"1+{i}"} for i in range(40)])
-    said = refused("sweet_rl.py", "--dataset", data, "--out", tmp_path / "run")
-    assert "a part has no question with a reference" in said

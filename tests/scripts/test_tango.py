@@ -18,7 +18,7 @@ import torch
 from conftest import small, steps_of, trained_adapters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers import C, X, answering, close, judgement, whitened, without_model
+from trainers import C, X, close, judgement, whitened, without_model
 
 # ------------------------------------------------------------------ advantages
 NAN = float("nan")
@@ -114,15 +114,6 @@ def test_schedule():
     assert players(gen_steps=1, ver_steps=2) == "vvgvvgvvgvv"
     assert players(gen_steps=0) == players(generator="frozen") == "v" * 11
     assert players(verifier="frozen") == players(verifier="none") == "g" * 11
-
-
-def test_the_verifiers_questions_are_different_ones():
-    """The generator's rows repeat each of them M times."""
-    trainer = at_step(0, group_size=2)
-    trainer.generator_step = trainer.verifier_step = lambda rows: rows
-    assert Tango.step(trainer, "aabbcc") == ["abc"]
-    trainer.state.global_step = 2
-    assert Tango.step(trainer, "aabbcc") == ["aabbcc"]
 
 
 def test_the_clock_of_alpha_counts_the_generators_steps_only():
@@ -236,51 +227,6 @@ def two_steps(i: int, kind: str) -> str:
     first = f"{i}+4={i + 4}" if kind != "wrong" else f"{i}+4=1"
     second = f"{i + 4}+1={i + 5}" if kind == "right" else f"{i + 4}+1=0"
     return format_solution([first, second], i + 5 if kind == "right" else 0)
-
-
-def test_evaluation_by_hand():
-    """8 questions, 2 samples of each. Decoded greedily, the verifier tells the truth."""
-    held_out = [{"question": f"({i}+4)+1 mod 61", "answer": str(i + 5)} for i in range(10, 18)]
-    kinds = ["half", "right", "right", "half", *["right", "wrong"] * 5, "wrong", "wrong"]
-    samples = [two_steps(10 + n // 2, kind) for n, kind in enumerate(kinds)]
-    of_half, fine, refused = judgement(C, X), judgement(C, C), judgement(C, C, final=X)
-    texts = {
-        ("generator", False): samples[:],
-        ("generator", True): [two_steps(i, "half" if i == 10 else "right") for i in range(10, 18)],
-        ("verifier", False): [of_half, refused, *[fine] * 5, "?", of_half, fine, refused, of_half],
-        ("verifier", True): [judgement(C, X, final=X), *[fine] * 6, judgement(X, X, final=X)],
-    }
-    trainer = answering(texts, eval_samples=2, verifier="co-trained")
-    expected = {
-        # of the first samples, six of which are right
-        "verifier/balanced_accuracy": (5 / 6 + 0) / 2,
-        "verifier/tpr": 5 / 6,
-        "verifier/tnr": 0.0,
-        "verifier/says_correct": 6 / 8,
-        "verifier/parsed": 7 / 8,
-        # one of three wrong steps is found, no right one is doubted
-        "verifier/step_f1": 2 / (1 + 3),
-        "verifier/balanced_accuracy_greedy": 1.0,
-        "verifier/step_f1_greedy": 1.0,
-        "generator/accuracy": 7 / 16,
-        "generator/greedy": 7 / 8,
-        "generator/step_accuracy": (3 + 3 + 10) / 32,
-        "generator/step_accuracy_greedy": 15 / 16,
-        "co/best_of_2": 1 / 2,  # more good steps; a right solution that is not accepted
-        "co/mean_of_same": 2 / 4,
-    }
-    assert tango.evaluate(trainer, held_out) == pytest.approx(expected)
-    order = [("generator", 16, False), ("generator", 8, True), ("verifier", 8, False)]
-    order += [("verifier", 8, True), ("verifier", 4, False)]
-    assert [(player, len(asked), greedy) for player, asked, greedy in trainer.calls] == order
-    of_first, again, of_all = (asked for _, asked, _ in trainer.calls[2:])
-    shown = [text.split("Solution:\n")[1].split("\nVerify")[0] for text in of_first + of_all]
-    assert shown == samples[::2] + samples[:4] and of_first == again
-    # another generator does not make another verifier of it
-    assert tango.evaluate(trainer, held_out)["generator/accuracy"] == 0
-    assert trainer.calls[7][1] == trainer.calls[8][1] == of_first
-    alone = answering(texts, eval_samples=2, verifier="none")
-    assert {name.split("/")[0] for name in tango.evaluate(alone, held_out)} == {"generator"}
 
 
 # ------------------------------------------------------------------ the two steps, put together

@@ -2,16 +2,12 @@
 solutions, what the data hold and when the generator starts again, runs."""
 
 import math
-import random
-from types import SimpleNamespace
 
 import vstar
-from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 
 import pytest
-import torch
-from conftest import build, metrics_of, perturb, run_here, saved_of, small, steps_of
+from conftest import build, perturb
 from trainers import (
     QUESTION,
     RIGHT,
@@ -36,12 +32,6 @@ def test_the_generator_learns_in_all_iterations_and_then_the_verifier():
     assert found[:6] == [("generator", t) for t in (0, 0, 1, 1, 2, 2)]
     assert found[6:] == [("verifier", 2)] * 2
     assert vstar.player_at(0, vstar.Args(steps=4, ver_steps=4)) == ("verifier", 2)
-
-
-@pytest.mark.parametrize("verifier, reads", [("dpo", 0), ("orm", 0), ("prm", 80)])
-def test_memory_is_planned_for_completions_behind_the_beginning_of_a_solution(verifier, reads):
-    players = vstar.VStar.define_players(vstar.Args(verifier=verifier, solution_tokens=80))
-    assert (players["generator"].reads, players["generator"].max_tokens) == (reads, 80)
 
 
 # ------------------------------------------------------------------ on the small model
@@ -166,22 +156,6 @@ def test_right_ones_are_learnt_once_and_all_of_all_iterations_are_judged():
     assert len(trainer.saved["D_ver"]) == 2
 
 
-def test_steps_take_one_row_after_the_other_and_the_loop_makes_new_lessons():
-    trainer, taken, rounds = given_texts(verifier_in_loop=True, steps=12, ver_steps=6), [], []
-    trainer.saved["D_gen"] = [row(text, True) for text in "abcdef"]
-    batch = SimpleNamespace(row=torch.zeros(2), extras={})
-    trainer.completions = lambda player, prompts, ids: taken.extend(ids) or batch
-    for trainer.state.global_step in range(3):
-        vstar.VStar.generator_step(trainer)
-    assert sorted(taken) == [trainer.encode(text) for text in "abcdef"]
-    trainer.start_iteration = lambda t: trainer.saved.update(iteration=t)
-    trainer.start_verifier = lambda t: (rounds.append(t), trainer.saved.update(taught=t))
-    trainer.verifier_step = lambda: None
-    for trainer.state.global_step in range(12):
-        trainer.step([])
-    assert rounds == [0, 1, 2]
-
-
 def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     others = [f"{i}\n{RIGHT}" for i in range(4)]
     trainer = given_texts(others, verifier_in_loop=True)
@@ -195,23 +169,6 @@ def test_in_the_loop_the_better_half_of_the_right_ones_is_learnt():
     trainer = given_texts(others, verifier_in_loop=True)
     trainer.start_iteration(0)  # nobody has been taught to judge yet
     assert len(trainer.saved["D_gen"]) == 4
-
-
-def test_nothing_right_or_nothing_wrong_ends_in_a_sentence():
-    other = {"question": "1+1 mod 61"}
-    with pytest.raises(UserError, match="of 4 solutions have steps, a box and an end, and none"):
-        given_texts([WRONG] * 4).start_iteration(0)
-    trainer, right, wrong = given_texts(), row(RIGHT, True), row(WRONG, False)
-    for trainer.saved["D_ver"], says in (
-        ([right], "all solutions are right"),
-        ([wrong], "all solutions are wrong"),
-        ([right, wrong | other], "no question has a right and a wrong solution"),
-    ):
-        with pytest.raises(UserError, match=says):
-            trainer.start_verifier(0)
-    trainer.saved["D_ver"] = [right, wrong, right | other]  # pairs are of one question
-    (pair,) = trainer.preferences(random.Random(0))
-    assert (pair["question"], pair["solution"], pair["rejected"]) == (QUESTION, RIGHT, WRONG)
 
 
 @pytest.mark.parametrize("how", ["hard", "soft"])
@@ -236,21 +193,3 @@ def test_orm_is_taught_as_many_right_as_wrong_ones():
     trainer.saved["D_ver"] = [row(RIGHT, True)] + [row(WRONG, False)] * 9
     trainer.start_verifier(0)
     assert sorted(lesson["z"] for lesson in trainer.saved["lessons"]) == [0.0, 1.0]
-
-
-# ------------------------------------------------------------------ runs
-def test_another_verifier_judges_the_same_solutions(finished, tmp_path, no_report):
-    """What the generator does must not depend on the verifier."""
-    run_here("vstar.py", *small("vstar.py", tmp_path / "run", "--verifier", "prm"))
-    assert {r["right"] for r in saved_of(tmp_path / "run")["lessons"]} == {True, False}
-    one, other = (metrics_of(run)[-1] for run in (finished("vstar.py")[0], tmp_path / "run"))
-    for key in ("generator/accuracy", "generator/greedy", "co/oracle"):
-        assert one[f"eval/{key}"] == other[f"eval/{key}"]
-
-
-def test_a_verifier_in_the_loop_has_a_turn_in_every_iteration(tmp_path, brief):
-    flags = "--verifier orm --verifier-in-loop --no-restart --steps 9 --ver-steps 3".split()
-    brief("vstar.py", *small("vstar.py", tmp_path / "run", *flags))
-    steps = steps_of(tmp_path / "run")
-    turns = ["verifier" if "verifier/loss" in row else "generator" for row in steps]
-    assert turns == ["generator", "generator", "verifier"] * 3
