@@ -32,13 +32,6 @@ def test_a_misspelt_field_raises():
         batch.extras["weigth"]
 
 
-def test_fields_of_two_batches_are_not_shared():
-    one, other = made("a", [1], [1]), made("a", [1], [1])
-    one.extras["x"], one.components["y"] = 1, torch.ones(1)
-    one.notes.append({}), one.rollouts.append(3)
-    assert not (other.extras or other.components or other.notes or other.rollouts)
-
-
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
     batch = made("a", [2, 3], [1, 2], first=5)
     assert batch.prompt_ids.tolist() == [[99, 5], [6, 6]]

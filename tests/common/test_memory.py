@@ -288,11 +288,6 @@ def test_four_bits_only_where_sixteen_do_not_fit(folder, card, capsys, gib, rows
     assert (estimate(qwen("7B"), TURNS, **RUN | whole)["peak"] > gib * GIB) == four_bit
 
 
-def test_on_a_cpu_a_base_is_loaded_whole(capsys):
-    args = arguments("tiny", four_bit=None, micro_batch=1, generation_batch_size=1, dry_run=False)
-    assert plan_memory(args, PLAYERS).four_bit is False and "16 bits" not in capsys.readouterr().out
-
-
 PHI = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 PHI = Phi3Config(rope_scaling=PHI, original_max_position_embeddings=4096, pad_token_id=0)
 DYNAMIC = LlamaConfig(rope_scaling={"type": "dynamic", "factor": 2.0}, max_position_embeddings=4096)
@@ -309,7 +304,7 @@ def test_texts_end_before_the_rope_changes(tmp_path, card, config):
 
 
 # ------------------------------------------------------------------ in the scripts
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["tango.py", "spin.py", "cure.py"])
 def test_a_dry_run_loads_nothing_and_leaves_nothing(script, tmp_path, monkeypatch, capsys):
     module = module_of(script)
     monkeypatch.chdir(tmp_path)

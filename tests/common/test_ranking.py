@@ -54,9 +54,3 @@ def test_one_right_solution_is_enough_for_the_oracle_and_none_leaves_no_pairs():
     assert figures["co/oracle"] == 1 and figures["verifier/rank_agreement"] == 0
     figures = ranking.ranking_figures(solutions(("1", False), ("2", False)), [0.0, 1.0], 2)
     assert figures["co/oracle"] == 0 and "verifier/rank_agreement" not in figures
-
-
-def test_best_of_some_and_of_all_are_reported():
-    rows = solutions(*[("1", True)] * 10)
-    keys = ranking.ranking_figures(rows, [0.0] * 10, 10).keys()
-    assert {key for key in keys if "best" in key} == {f"co/best_of_{k}" for k in (2, 4, 8, 10)}

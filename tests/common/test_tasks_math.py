@@ -72,27 +72,8 @@ def test_of_copies_the_first_is_read(tmp_path, capsys):
     assert "4 rows repeat another one's question" in capsys.readouterr().out
 
 
-def test_what_is_odd_in_own_data_is_said_once(tmp_path, capsys):
-    """Copies that contradict each other, answers that no box will equal, few held-out questions."""
-    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(60)]
-    plain = ["4 apples", r"\frac{1}{2} \text{ or more}", "3.", r"\begin{cases} 1 \end{cases}"]
-    rows += [{"question": f"plain {answer}", "answer": answer} for answer in plain]
-    more = [("Q1 ?", "1.0"), ("Q2 ?", "3"), ("q2.", "4"), ("a", "It is 4 marbles."), ("b", "Four.")]
-    odd = rows + [{"question": q, "answer": answer} for q, answer in more]
-    path, fine = write_rows(tmp_path / "odd.jsonl", odd), write_rows(tmp_path / "fine.jsonl", rows)
-    _, held_out = load_questions(fine, 1000, 1, seed=0)
-    assert capsys.readouterr().out == ""
-    load_questions(path, 1000, 40, seed=0)
-    sentence, copies, contradiction, few = capsys.readouterr().out.splitlines()
-    assert f"{path}: row 68, and 1 more: the answer 'It is 4 marbles.' reads like a s" in sentence
-    assert "3 rows repeat" in copies
-    assert f"{path}: row 66 contradicts --dataset {path}: row 3, which is read" in contradiction
-    assert "3 for 2 (2 such rows)" in contradiction
-    assert few.endswith("rows are held out, fewer than the 40 asked for.")
-
-
-def test_a_file_is_held_out_and_nothing_else(tmp_path, capsys):
-    """No question of it is trained on, in whatever capitals; what contradicts it is named."""
+def test_a_file_is_held_out_and_nothing_else(tmp_path):
+    """No question of it is trained on, in whatever capitals."""
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(60)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     given = [("Q3 ?", "3"), ("q5", "6"), ("new", "1")]
@@ -102,14 +83,8 @@ def test_a_file_is_held_out_and_nothing_else(tmp_path, capsys):
     assert {row["question"] for row in held_out} == {"Q3 ?", "q5", "new"}
     kept = {f"q{i}" for i in range(60)} - {"q3", "q5"}
     assert len(train) == 58 and {row["question"] for row in train} == kept
-    contradiction, shared = capsys.readouterr().out.splitlines()
-    assert f"--dataset {path}: row 6 contradicts --held-out {file}: row 2" in contradiction
-    assert shared == f"--held-out {file}: 2 training rows have a held-out question; left out."
     with pytest.raises(UserError, match="0 training and 60 held-out questions; both are needed"):
         load_questions(path, 1000, 60, 0, path)
-    for rows, wrong in (([{"question": "q"}], "row 1 has no answer"), ([], "the file is empty")):
-        with pytest.raises(UserError, match=f"--held-out {file}: {wrong}"):
-            load_questions(path, 1000, 60, 0, write_rows(tmp_path / "test.jsonl", rows))
 
 
 def test_any_valid_json_lines_are_read(tmp_path):

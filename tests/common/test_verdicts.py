@@ -3,9 +3,7 @@ stay unread: tests/data/texts.txt."""
 
 import re
 import time
-from collections import Counter
 
-from common.tasks import verdicts
 from common.tasks.verdicts import (
     read_analysis,
     read_first_verdict,
@@ -96,21 +94,6 @@ def test_any_text_can_be_read(text):
     assert read_score(text, SCORES) in (None, *SCORES)
     assert read_verdict(text, CHOICES) in (None, *CHOICES)
     read_analysis(text, SOLUTION, SCORES)
-
-
-def test_scores_that_are_refused_again_and_again_are_told_once(monkeypatch, capsys):
-    """The small models write 0.5, too, and a reader that allows 0 and 1 gave them rewards of 0
-    without a word.
-    """
-    monkeypatch.setattr(verdicts, "REFUSED", Counter())
-    for said in ["Score: 1", "nothing", "Score: 7 of 10"] * 20 + ["Score: 0.5"] * 9:
-        read_score(said, (0, 1))
-    read_score("Score: 9", SCORES)  # by another reader
-    assert not capsys.readouterr().out
-    for _ in range(30):
-        assert read_analysis("Defects: 1\nScore: \\boxed{0.5}", SOLUTION, [0, 1]) is None
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: 10 texts") and "(0, 1)" in line and line.endswith("is 0.5")
 
 
 N = 100_000

@@ -1,5 +1,5 @@
 """apo.py: its losses against the released form in loops and a softmax by hand, calibration against
-its definition, which pairs each player gets, the RM's restart, hostile answers, runs."""
+its definition, which pairs each player gets, the RM's restart, hostile answers, a fixed RM."""
 
 import json
 import math
@@ -109,18 +109,6 @@ def test_best_and_worst():
     # one text, whose score is rounded otherwise beside other rows
     assert apo.best_and_worst([a, {"ids": [0]}], [1.0, 1.0 + 1e-7]) == []
     assert apo.best_and_worst([a, b], [-math.inf, 0.0]) == [b, a]
-
-
-def test_the_rms_figures_by_hand():
-    """Two questions of three answers: right above wrong in one pair of two, then one and a tie."""
-    right = [True, False, False, True, True, False]
-    scores = [1.0, 0.0, 3.0, 2.0, 1.0, 1.0]
-    answers = [{"right": z} for z in right]
-    found = apo.rm_figures(answers, scores, 3)
-    assert found["rank_agreement"] == (1 + 0 + 1 + 0.5) / 4
-    assert found["ece"] == pytest.approx(calibration_by_hand([1.0, -2.0, 1.0, 0.0], 10))
-    assert found["sureness"] == pytest.approx((2 * sigmoid(1) + sigmoid(2) + 0.5) / 4)
-    assert apo.rm_figures(answers[:1] * 3, [1.0] * 3, 3) == {}
 
 
 # ------------------------------------------------------------------ `step` and `loss`

@@ -1,9 +1,8 @@
 """aprm.py: the oracle against arithmetic by search, rewards and credit by loops, optimistic steps
-against AdamW by hand; a step and an evaluation whose texts are given."""
+against AdamW by hand; a step whose texts are given."""
 
 import random
 import re
-from types import SimpleNamespace
 
 import aprm
 from aprm import chain_of, corruptor_reward, mark_advantages, mark_rewards, parse_edit
@@ -278,17 +277,6 @@ def test_figures_of_steps():
         | {"step_f1": 2 / (2 * 1 + 1 + 3)}  # 2 TP / (2 TP + FP + FN)
     )
     assert aprm.step_figures([[True]], [[True]]) == {}
-
-
-def test_figures_of_steps_are_those_of_all_processes():
-    """Here the one wrong step is found, on the other process none of nine is."""
-    trainer, there = given_texts(), iter([[[True] * 10], [[False] * 9 + [True]]])
-    trainer.gather = lambda values: values + next(there)
-    trainer.report_verifier(
-        SimpleNamespace(notes=[{}]), [[False, True]], [[False, True]], [[False]]
-    )
-    assert trainer.logged["verifier/step_f1"] == [2 / (2 + 9)]
-    assert trainer.logged["verifier/wrong_steps_accepted"] == [0.9]
 
 
 def test_rows_with_another_answer_without_steps_or_with_one_that_does_not_hold_are_not_clean():

@@ -1,5 +1,5 @@
-"""coverrl.py: votes, judgements, filter, rewards and groups against loops of their own; a step and
-an evaluation by hand."""
+"""coverrl.py: votes, judgements, filter, rewards and groups against loops of their own; a step
+by hand."""
 
 import math
 

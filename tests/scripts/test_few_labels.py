@@ -49,13 +49,6 @@ def test_which_answers_are_known_does_not_depend_on_the_steps():
     assert short[1] == long[1]
 
 
-def test_with_labels_0_all_answers_are_known(monkeypatch):
-    train = [{"question": f"{i}+1", "answer": str(i + 1), "reference": "r"} for i in range(5)]
-    monkeypatch.setattr(few_labels, "load_for_steps", lambda *_: ([*train], []))
-    assert few_labels.load(Args(labels=0))[0] == train
-    assert without_model(FewLabels, Args(labels=0)).with_answers("abc") == "abc"
-
-
 @pytest.mark.parametrize("player, verifier", [("verifier", "co-trained"), ("generator", "none")])
 def test_a_step_that_needs_answers_takes_questions_that_have_one(monkeypatch, player, verifier):
     """The verifier's step P of them; plain GRPO each M times in a row."""
@@ -96,28 +89,6 @@ def batch_of(said: list[str], answers, texts, **change):
     args = Args(group_size=2, **change)
     trainer = without_model(FewLabels, args, {"generator": texts, "verifier": said})
     return trainer.generator_step([ROW | {"answer": answer} for answer in answers]), trainer
-
-
-def test_neither_unread_verdicts_nor_more_steps_pay():
-    """The step rewards of tango.py as the only reward, and ours. Solutions of 1, 2 and 4 steps, all
-    rejected, and one whose verdicts cannot be read.
-    """
-    ends, mask = [[0], [0, 3], [0, 1, 2, 3], [1, 3]], torch.ones(4, 4)
-    said = [[False] * n for n in (1, 2, 4, 0)]
-    r, tokens = tango.step_rewards(said, ends)
-    papers = tango.tango_advantages(torch.zeros(4), r, tokens, mask, 4, 1.0)[1]
-    close(papers[:, 0], torch.tensor([-2.05, -0.51, 2.57, 0.0]), atol=0.01)
-    step, end = "<step>10+4=14</step>", r"<answer>\boxed{15}</answer>"
-    texts = [step * n + end for n in (1, 2, 4, 2)]
-    assert not all_accepted(
-        [Judgement(verdicts, True) for verdicts in said], texts
-    ).any()  # so all advantages are 0
-    rejected, padded = [True, False], [True, False, True, True, True]
-    judgements = [Judgement(rejected, True), Judgement(padded, True)]
-    assert all_accepted(judgements, [step * 2 + end, step * 5 + end]).sum() == 0
-    batch, trainer = batch_of([judgement(X)] * 2, ["", ""], [step + end, step + end])
-    assert not batch.advantages.any()
-    assert trainer.logged["generator/all_steps_accepted"][0].tolist() == [0, 0]
 
 
 def test_what_a_judgement_says_elsewhere_accepts_nothing():
@@ -185,7 +156,7 @@ def test_beforehand_is_the_same_number_of_turns_in_another_order(schedule):
 # ------------------------------------------------------------------ runs
 def test_where_all_answers_are_known_it_is_tango(tmp_path, brief):
     """The same adapters, bit for bit, of the same arguments."""
-    same = "--dataset tiny --steps 4 --lr 2e-3 --gen-steps 3 --eval-every 0 --show-every 0".split()
+    same = "--dataset tiny --steps 3 --lr 2e-3 --gen-steps 3 --eval-every 0 --show-every 0".split()
     brief("few_labels.py", *small("few_labels.py", tmp_path / "few", *same, "--labels", 0))
     brief("tango.py", *small("few_labels.py", tmp_path / "tango", *same))
     same_weights(tmp_path / "few", tmp_path / "tango")

@@ -1,5 +1,5 @@
 """gar.py: slices of hostile text, verdicts and rewards against cases worked by hand, one step,
-stage 1 against log-probs by hand, the evaluation, what it refuses.
+stage 1 against log-probs by hand.
 """
 
 import functools

@@ -1,5 +1,5 @@
 """genrm.py: both losses against a softmax by hand, p(Yes) and the mean over rationales, who writes
-solutions, what the verifier is taught, hostile rationales, runs."""
+solutions, what the verifier is taught, hostile rationales."""
 
 import math
 

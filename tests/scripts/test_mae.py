@@ -1,5 +1,5 @@
 """mae.py: scores, formats, rewards and both pools by hand and by oracle; the roles with completions
-that are given; one real step; the evaluation by hand.
+that are given; one real step.
 """
 
 import copy

@@ -1,5 +1,5 @@
 """pvg.py: rewards and losses against loops, which data the verifier gets, that all start again,
-hostile solutions, who has won, runs."""
+hostile solutions, who has won."""
 
 import math
 import random

@@ -1,5 +1,5 @@
 """rstar.py: the tree, its pairs and the loss against loops over the plain list of rollouts, hostile
-rollouts, what is measured of steps."""
+rollouts."""
 
 import math
 import random
@@ -119,19 +119,6 @@ def test_the_two_best_siblings_are_held_against_the_two_worst(seed):
     ys = [(text(s) + END, values[text(s) + END], *value(rollouts, s, True)[1:]) for s in whole]
     found = rstar.best_against_worst(tree, values)
     assert {(p["chosen"], p["rejected"]): p["weight"] for p in found} == pairs_by_hand(ys)
-
-
-def test_four_pairs_of_five_siblings_and_none_of_equals():
-    share = {"a": 4, "b": 3, "c": 2, "d": 1, "e": 0}  # right ones of four
-    tree = tree_of([((s,), i < n) for s, n in share.items() for i in range(4)])
-    found = {(p["chosen"], p["rejected"]): p["weight"] for p in rstar.sibling_pairs(tree)}
-    assert found == {(text(a), text(b)): 0.25 for a in "ab" for b in "ed"}
-    tree = tree_of([((s,), i < share[s]) for s in "de" for i in range(4)])  # rarely is enough
-    assert [p["chosen"] for p in rstar.sibling_pairs(tree)] == [text("d")]
-    tree = tree_of([((s,), z) for s in "ab" for z in (True, False)])  # both on both sides
-    assert rstar.sibling_pairs(tree) == []
-    (pair,) = rstar.sibling_pairs(tree_of([(("a",), True), (("b",), False)]))
-    assert pair == {"chosen": text("a"), "rejected": text("b"), "weight": 1.0}
 
 
 def test_the_next_rollout_goes_on_from_the_most_promising_node():

@@ -1,5 +1,5 @@
 """self_rewarding.py: scores and pairs by hand, the loss against TRL's, rounds with given
-completions, evaluation by hand.
+completions.
 """
 
 import math

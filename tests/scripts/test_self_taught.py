@@ -1,5 +1,5 @@
 """self_taught.py: what is kept of the judgements, changed questions, the loss against log-probs of
-the model itself, rounds that start from the first model, evaluation by hand.
+the model itself, rounds that start from the first model.
 """
 
 import random

@@ -1,5 +1,5 @@
 """ssp.py: parser and rules with hostile texts, rewards and advantages against loops, what penalty
-and gate are worth by counting all cases; a step with completions that are given; a real one.
+and gate are worth by counting all cases; a step with completions that are given.
 """
 
 import contextlib

@@ -1,12 +1,11 @@
 """sweet_rl.py: advantages and losses against a softmax by hand, pairs against brute force, turns of
-hostile texts, what the actor must not see, runs."""
+hostile texts, what the actor must not see."""
 
 import itertools
 import math
 import random
 
 import sweet_rl
-from common.core.errors import UserError
 from common.tasks.answers import solve_prompt
 from lab.runs import controls
 
@@ -187,10 +186,9 @@ def test_the_critics_loss_and_advantages_by_hand(
     assert trainer.advantages([]) == []
 
 
-@pytest.mark.parametrize("reference", ["privileged", "released"])
-def test_the_actors_loss_by_hand(tmp_path, reference):
+def test_the_actors_loss_by_hand(tmp_path):
     """Sums over the tokens of the turn alone, given the question alone; and its likelihood."""
-    trainer, wanted = real(tmp_path, critic_reference=reference), 0.0
+    trainer, wanted = real(tmp_path), 0.0
     prefix = ids_of(trainer, "<step>38+4=42</step>")
     turns = ["\n<step>42*7=50</step>", "\n<step>42*7=49!</step>", "\n<step>42*7=5</step>"]
     right, *wrong = (ids_of(trainer, turn) for turn in turns)
@@ -228,9 +226,6 @@ def test_dialogues_are_kept_as_they_were_sampled():
     assert trainer.logged["actor/accuracy"] == [0, 1, 0]
     prefix = [Characters().decode(p["begun"]) for p in trainer.places(kept | {"ids": ids[0]})]
     assert prefix == ["", "<step>38+4=41</step>", "<step>38+4=41</step>\n<step>41*7=43</step>"]
-    for texts in ([RIGHT] * 3, [WRONG] * 3):
-        with pytest.raises(UserError, match="--pool 192: no question has a right and a wrong"):
-            given_texts(texts).start_dialogues()
 
 
 def test_candidates_are_one_turn_each_and_none_that_was_cut():
@@ -259,10 +254,6 @@ def test_the_actor_learns_what_the_critic_prefers_and_labels_are_only_logged():
     assert kept == {(*trainer_ids(steps[1]), 0, *trainer_ids(steps[0]))}  # as it says, though wrong
     assert {*trainer.logged["co/chosen_right"]} == {False}
     assert {*trainer.logged["co/rejected_right"]} == {True}
-    alike = given_texts([steps[0]] * 4)
-    alike.saved["dialogues"], alike.advantages = trainer.saved["dialogues"], trainer.advantages
-    with pytest.raises(UserError, match="--candidates 4: at no turn do two differ"):
-        alike.start_actor()
     whole = given_texts([], actor_pairs="dialogues")
     whole.saved["critic"] = ["pairs"]
     whole.start_actor()

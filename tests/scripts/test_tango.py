@@ -1,5 +1,5 @@
 """tango.py: its mathematics against published numbers and loops, its parsing under hostile text,
-its two steps against both, its evaluation by hand, its ablations.
+its two steps against both, its ablations.
 """
 
 import json

@@ -1,5 +1,5 @@
 """vstar.py: losses and scores against a softmax by hand, step labels against brute force, hostile
-solutions, what the data hold and when the generator starts again, runs."""
+solutions, what the data hold and when the generator starts again."""
 
 import math
 
