@@ -139,18 +139,20 @@ def runs(*some: dict) -> dict[int, dict]:
 A = runs(a_run([0.0] * 5 + [1.0] * 5, "a", 0, 0.30), a_run([0.0] * 20, "a", 1, 0.32))
 
 
-def test_the_headline_counts_collapses_and_leaves_out_what_has_not_run(made_up, monkeypatch):
-    rows = [[f"by {v}", "both: 32", v, f"{v} again"] for v in ("a", "b")]
-    chosen = {"experiment": "made_up", "figure": "f", "says": "s", "rows": rows}
+def test_the_headline_has_a_mean_or_the_ends_and_collapses_are_counted(made_up, monkeypatch):
+    rows = [[f"by {variant}", "32", variant] for variant in ("a", "b")]
+    chosen = {"experiment": "made_up", "title": "t", "rows": rows}
     monkeypatch.setitem(pages.SHOWN, "headline", chosen)
-    assert "by a" not in pages.headline()
-    ends = (0.4, 0.7, 0.35, 0.1)  # 15.0 and 27.5 points below the median: one has collapsed
-    runs = [a_run([], "a", seed) for seed in range(4)]
-    for run, end in zip(runs, ends):
-        run["evaluations"] = [{f"eval/{ACCURACY}": end}]
-    made_up("made_up", runs)
-    line = "| by a | both: 32 | 40.0, 70.0, 35.0, 10.0 (4) | - | 1 of 4 [1, 81] % |\n"
-    assert pages.headline().endswith(line)
+    ends = {"a": (0.4, 0.7, 0.35, 0.1), "b": (0.4, 0.5)}
+    made = []
+    for variant, some in ends.items():
+        for seed, end in enumerate(some):
+            made.append(a_run([], variant, seed))
+            made[-1]["evaluations"] = [{f"eval/{ACCURACY}": end}]
+    made_up("made_up", made)
+    assert "| by a | 32 | 10 to 70 (4) |\n| by b | 32 | 45 (2) |\n" in pages.headline()
+    # 15.0 and 27.5 points below the median of a: one run is far below
+    assert pages.collapses("made_up", ["a", "b"]) == (1, 6)
 
 
 def test_the_table_of_other_models_is_that_of_their_runs():
@@ -175,9 +177,10 @@ def test_the_table_of_other_models_is_that_of_their_runs():
 
 def test_every_variant_that_is_shown_exists():
     headline, bases = pages.SHOWN["headline"], pages.SHOWN["bases"]
-    for _, _, *variants in headline["rows"]:
-        ran = set(variants) - {""}  # "": the row has no runs of 40 steps
-        assert ran <= evidence.EXPERIMENTS[headline["experiment"]].variants.keys()
+    shown = [variant for *_, variant in headline["rows"]] + sum(
+        pages.SHOWN["collapses"].values(), []
+    )
+    assert {*shown} <= evidence.EXPERIMENTS[headline["experiment"]].variants.keys()
     of_bases = evidence.EXPERIMENTS["bases"].variants.keys()
     for _, shipped, others in bases["columns"]:
         assert shipped in evidence.EXPERIMENTS["few_labels"].variants
