@@ -348,6 +348,36 @@ def headline() -> str:
     return markdown(["who rewards the generator", "known answers", chosen["title"]], rows)
 
 
+def scripts() -> str:
+    """The README's table of scripts, see shown.toml. What became of a paper's finding is the line
+    in bold of the script's page; how a model as it is does is of first_update.py.
+    """
+    header = ["script", "paper", "it needs", "what learns", "texts read, %", "finding"]
+    rows, seen = [], json.loads((EVIDENCE / "first_update.json").read_text())
+    for name, *more in SHOWN["scripts"]["rows"]:
+        if not more:
+            rows.append([f"**{name}**", *[""] * 5])
+            continue
+        paper, number, needs, learns = more
+        page = (ROOT / f"docs/{name}.md").read_text()
+        found = re.search(r"^\*\*(Partly|Not tested here|Not|Reproduced)\b", page, re.MULTILINE)
+        link = f"[{paper}](https://arxiv.org/abs/{number})" if paper else "no paper: a fork"
+        cells = [needs, learns, read_as_they_are(seen, name), found[1].lower() if found else "-"]
+        rows.append([f"[`{name}.py`]({name}.py)", link, *cells])
+    return markdown(header, rows)
+
+
+def read_as_they_are(seen: dict, script: str) -> str:
+    """Of the better of the models in first_update.json: the share of texts that the script's
+    parsers read, of the role with the lowest share.
+    """
+    shares = []
+    for scripts in seen.values():
+        roles = scripts.get(script, {}).get("roles", {}).values()
+        shares += [min(its["read"] / its["texts"] for its in roles if its["texts"])] if roles else []
+    return f"{100 * max(shares):.0f}" if shares else "-"
+
+
 def final(name: str, variant: str) -> list[float]:
     runs = runs_of(name, variant).values()
     return [measure(f"last:{END}", run) for run in runs]
@@ -386,6 +416,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/idea.md", "gap"): gap,
         ("docs/idea.md", "verdicts"): verdicts,
         ("README.md", "headline"): headline(),
+        ("README.md", "scripts"): scripts(),
         ("docs/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
         f"{provenance('tango_default')}\n\n{table('tango_default')}",
         ("docs/few_labels.md", "collapses"): collapsed(),
