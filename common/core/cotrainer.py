@@ -22,7 +22,7 @@ batches to train on, in order. It is written with these verbs:
 
 batch.py defines a batch. A checkpoint keeps the script's own state if it is in the dict
 `self.saved`. TRL provides the data loader, the reward calls, the schedule, logging, checkpoints and
-several processes: see docs/how-grpotrainer-works.md. Scripts take CoTrainer from common/checked.py.
+several processes: see docs/one-step.md. Scripts take CoTrainer from common/checked.py.
 That class computes the same, and also looks at what each verb is given.
 
 Shapes: B rows of a batch, b of a micro-batch, T completion tokens.
