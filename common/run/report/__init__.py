@@ -1,1 +1,1 @@
-"""Makes report.html, a page on each run, and comparisons of runs. See docs/report.md."""
+"""Makes report.html, a page on each run, and comparisons of runs. See docs/running.md."""

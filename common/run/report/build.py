@@ -2,7 +2,7 @@
 itself.
 
 The page is page.html with the data put in. It needs neither a library nor a network. What a model
-wrote stays text. docs/report.md says how to read the page.
+wrote stays text. docs/running.md says how to read the page.
 """
 
 import base64
