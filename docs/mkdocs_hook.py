@@ -1,8 +1,8 @@
 """Makes a site of the docs: README.md, CONTRIBUTING.md and lab/README.md become pages, and files
 that the pages link to outside of docs/ become files of the site, under source/, so that no link
 leaves it. On a script's page stand the script's docstring, which tells its loop, and the edits that
-it applies. The reports that docs/running.md links to are made of their runs' folders, slides.html of
-docs/idea.md.
+it applies. The reports that docs/running.md links to are made of their runs' folders, and
+slides.html is made of docs/idea.md.
 """
 
 import ast
@@ -18,6 +18,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "lab.md": "lab/README.md"}
+NOTES = sorted(path.name for path in (ROOT / "lab" / "notes").glob("*.md"))
+PAGES |= {f"notes/{name}": f"lab/notes/{name}" for name in NOTES}
 EDIT = re.compile(r"```\ngit apply (docs/edits/\S+)\n```\n")
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
@@ -40,10 +42,10 @@ def moved(match: re.Match, folder: str, own: str) -> str:
 
 
 def on_config(config):
-    """The scripts' pages, in the order of README.md's table, end the section Read."""
+    """The scripts' pages stand in the order of README.md's table, before the own script."""
     scripts = re.findall(r"\[`(\w+)\.py`\]\(\1\.py\)", (ROOT / "README.md").read_text())
-    (read,) = (section["Read"] for section in config.nav if "Read" in section)
-    read += [{name: f"{name}.md"} for name in scripts]
+    place = next(i for i, entry in enumerate(config.nav) if "your-own-script.md" in entry.values())
+    config.nav.insert(place, {"The scripts": [{name: f"{name}.md"} for name in scripts]})
 
 
 def on_files(files, config):

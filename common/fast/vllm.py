@@ -1,7 +1,7 @@
 """Rollouts by a vLLM server that the user has started (`--rollouts URL`), in place of our sampler.
 
 The server holds the base. When a player first writes after a change, its adapter is published to
-the server as PEFT saves it, unmerged. docs/scale.md has the server's command.
+the server as PEFT saves it, unmerged. docs/real-models.md has the server's command.
 
 Every version of an adapter has a new name and a new folder, with a word of the run in it. Traps:
     the server does not read an adapter again whose name it knows
@@ -121,7 +121,7 @@ class Server(TrainerCallback):
             raise self.error(
                 f"its log-probs are now {gap:.2f} nats a token from ours, and were not when the "
                 f"run began: it answers from another base or another adapter than it should; stop "
-                f"it, and start it again as docs/scale.md says"
+                f"it, and start it again as docs/real-models.md says"
             )
 
     def check_length(self, tokens: int):
@@ -160,8 +160,8 @@ class Server(TrainerCallback):
                     return ids, logps
             raise self.error(
                 f"this is no completion of up to {max_tokens} tokens of --model, each with its "
-                f"log-prob: {message(answer)}; take a newer vLLM, and start it as docs/scale.md "
-                f"says"
+                f"log-prob: {message(answer)}; take a newer vLLM, and start it as "
+                f"docs/real-models.md says"
             )
 
         with ThreadPoolExecutor(min(AT_ONCE, len(keys))) as pool:

@@ -107,7 +107,8 @@ class RunArgs:
     """sample and score by transformers, PEFT and autograd alone. It is slower and gives the same
     numbers except for rounding; it shows whether a fast path is at fault"""
     rollouts: str | None = None
-    """URL of a vLLM server that samples in place of this process; docs/scale.md has its command"""
+    """URL of a vLLM server that samples in place of this process; docs/real-models.md has its
+    command"""
     vllm_importance_sampling_clip_max: Scale | None = None
     """with --rollouts, and named as in TRL: weight each token by min(p_trainer / p_server, this);
     take 2 if co/sampler_gap is more than rounding"""

@@ -229,7 +229,7 @@ def command(name: str, variant: str, seed: int) -> list[str]:
             make_base(base)
     for file in re.findall(r"--(?:model|dataset) (\S*[/.]\S*)", options):
         if not (ROOT / file).exists():
-            raise SystemExit(f"{name} needs {file}; docs/real-model.md says where it comes from.")
+            raise SystemExit(f"{name} needs {file}; lab/notes/warm-up.md says where it comes from.")
     return words + options.split()
 
 

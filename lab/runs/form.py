@@ -2,9 +2,9 @@
 
 Two kinds of solutions to MAWPS's held-out questions are judged, once each at temperature 1: made
 ones, as `demonstrations.judged` makes them for the warm-up, so that it is known what is wrong with
-them; and those that the start of real-model.md (runs/warm) writes. The last block of a judgement
-may name a missing step; then the final verdict can differ from the AND of the step verdicts.
-Figures and texts go to lab/evidence/pretrained_form.json, under the model's name. One CPU thread:
+them; and those that runs/warm writes (lab/notes/warm-up.md). The last block of a judgement may name
+a missing step; then the final verdict can differ from the AND of the step verdicts. Figures and
+texts go to lab/evidence/pretrained_form.json, under the model's name. One CPU thread:
 a quarter of an hour.
 """
 

@@ -421,12 +421,12 @@ def blocks() -> dict[tuple[str, str], str]:
         f"{provenance('tango_default')}\n\n{table('tango_default')}",
         ("docs/few_labels.md", "collapses"): collapsed(),
         ("docs/measured.md", "minutes"): minutes(),
-        ("docs/speed.md", "speed"): speed(),
+        ("lab/notes/speed.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
-        ("docs/real-model.md", "table: warm_up"): warm_up(),
-        ("docs/one-gpu.md", "table: cards"): markdown(*gpu_tables.cards_table()),
-        ("docs/one-gpu.md", "table: measured"): markdown(*gpu_tables.measured_table(cells)),
-        ("docs/one-gpu.md", "table: other"): markdown(*gpu_tables.other_table(cells)),
+        ("lab/notes/warm-up.md", "table: warm_up"): warm_up(),
+        ("docs/real-models.md", "table: cards"): markdown(*gpu_tables.cards_table()),
+        ("lab/notes/speed.md", "table: measured"): markdown(*gpu_tables.measured_table(cells)),
+        ("lab/notes/speed.md", "table: other"): markdown(*gpu_tables.other_table(cells)),
     }
 
 

@@ -2,7 +2,7 @@
 
 FOLDER holds gsm8k_train.jsonl and qwen2.5-tokenizer/, as published. Models have Qwen2.5's shapes
 and random weights: speed and memory are those of the real ones, texts are noise that never ends. A
-cell is a name; without names, those of docs/one-gpu.md are measured:
+cell is a name; without names, those of lab/notes/speed.md are measured:
 
     logprob/H            forward and backward pass of common/fast/logprob.py and its peers
     rollouts/SIZE/RxT    R rows of T tokens, by generate and by common/fast/sampling.py

@@ -1,5 +1,5 @@
-"""The tables of docs/one-gpu.md, each as (header, rows), which pages.py writes: what fits on a card
-by common/run/memory.py, and what gpu.py has measured.
+"""The tables of docs/real-models.md and lab/notes/speed.md, each as (header, rows), which pages.py
+writes: what fits on a card by common/run/memory.py, and what gpu.py has measured.
 """
 
 from common.run.memory import GIB, estimate, halves

@@ -350,7 +350,7 @@ def test_a_judge_is_made_before_the_run_that_asks_it(script, monkeypatch):
 
 def test_what_a_reader_must_make_first_is_said(made_up):
     evidence.EXPERIMENTS["made_up"].arguments = "--model runs/no-such-model"
-    with pytest.raises(SystemExit, match="made_up needs runs/no-such-model; docs/real-model.md"):
+    with pytest.raises(SystemExit, match="made_up needs runs/no-such-model; lab/notes/warm-up.md"):
         evidence.command("made_up", "b", 0)
 
 

@@ -1,5 +1,5 @@
 """lab/speed/gpu.py on a CPU with tiny shapes: every kind of cell ends with figures; two players are
-estimated to fit their cards. That docs/one-gpu.md holds the tables is tested in test_pages.py.
+estimated to fit their cards. test_pages.py tests that the pages hold the tables.
 """
 
 import shutil

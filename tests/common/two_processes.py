@@ -259,7 +259,7 @@ def check_steps_of_more_batches_than_another_processs_are_refused(trainer):
 
 # ------------------------------------------------------------------ a sharded base
 def check_a_sharded_four_bit_base_gives_the_gradients_of_the_whole_one(_):
-    """What docs/scale.md says of FSDP2."""
+    """What docs/real-models.md says of FSDP2."""
 
     def build(storage):
         stored = partial(BitsAndBytesConfig, bnb_4bit_quant_storage=storage)
