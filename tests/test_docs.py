@@ -24,6 +24,7 @@ from common.run.session import Run
 from common.tasks import answers, verdicts
 from common.tiny import tasks
 
+import conftest
 import pytest
 import torch
 import tyro
@@ -49,8 +50,10 @@ WITH_README = PAGES | {
     name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "lab/README.md")
 }
 README, YOUR_OWN = WITH_README["README.md"], PAGES["docs/your-own-script.md"]
+TRUST, CURIOUS, PREFER = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)  # its classes
 EDITS = sorted(DOCS.glob("edits/*.diff"))
 OWN_SCRIPTS = ("trust.py", "mine.py")  # of your-own-script.md and of README.md
+OF_TRUST = "--steps 2 --questions 4 --group-size 4 --tokens 64"
 
 
 def run(module, arguments: str, out: Path, recorded: str = "") -> SimpleNamespace:
@@ -257,13 +260,11 @@ def test_an_edit_applies_runs_and_does_what_it_says(path, tmp_path, no_report):
 @pytest.fixture(scope="module")
 def example(tmp_path_factory) -> SimpleNamespace:
     """The script of your-own-script.md, saved as the page says and run for two steps."""
-    block, _ = re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)
     path = tmp_path_factory.mktemp("example") / "trust.py"
-    path.write_text(block)
+    path.write_text(TRUST)
     module = load(path)
     evaluated_once(module, most_tokens=8)
-    arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 16 --tokens 64"
-    return run(module, arguments, path.parent / "run")
+    return run(module, f"{OF_TRUST} --micro-batch 16", path.parent / "run")
 
 
 def test_the_example_runs_and_trains_its_players(example):
@@ -277,14 +278,25 @@ def test_the_example_runs_and_trains_its_players(example):
         assert f"{player}/grad_norm" in example.steps[0]
 
 
-def test_its_pairs_whose_prompts_differ_train_the_verifier(example, tmp_path):
+def test_its_entropy_bonus_is_a_share_of_the_batch(example, tmp_path, monkeypatch):
+    """In micro-batches of another size, as the first update's texts are the same."""
+    module = example.module
+    exec(CURIOUS, vars(module))
+    monkeypatch.setattr(module, "Trust", module.Curious)
+    first = run(module, f"{OF_TRUST} --micro-batch 5", tmp_path / "run").steps[0]
+    inherited, bonus = example.steps[0]["solver/loss"], 0.01 * first["solver/entropy"]
+    assert bonus > 1e-4 and first["solver/loss"] == pytest.approx(inherited - bonus, abs=1e-5)
+    assert first["verifier/loss"] == pytest.approx(example.steps[0]["verifier/loss"], abs=1e-5)
+
+
+def test_its_pairs_whose_prompts_differ_train_the_verifier(example, tmp_path, monkeypatch):
     module, seen = example.module, itertools.count()
-    exec(re.findall(r"```python\n(.*?)```", YOUR_OWN, re.DOTALL)[1], vars(module))
-    module.Trust = module.Prefer
+    exec(PREFER, vars(module))
+    monkeypatch.setattr(module, "Trust", module.Prefer)
     # in the second step no answer is right, and there is no pair
-    module.is_correct = lambda *both: next(seen) < 16 and answers.is_correct(*both)
-    arguments = "--steps 2 --questions 4 --group-size 4 --micro-batch 4 --tokens 64"
-    done = run(module, arguments, tmp_path / "run")
+    right = lambda *both: next(seen) < 16 and answers.is_correct(*both)  # noqa: E731
+    monkeypatch.setattr(module, "is_correct", right)
+    done = run(module, f"{OF_TRUST} --micro-batch 4", tmp_path / "run")
     first, second = done.steps
     assert (
         first["verifier/loss"] == pytest.approx(math.log(2), abs=0.5)
@@ -294,7 +306,7 @@ def test_its_pairs_whose_prompts_differ_train_the_verifier(example, tmp_path):
 
 
 def test_every_verb_of_the_page_exists():
-    places = (CoTrainer, Run, answers, verdicts, tasks, sys.modules[Run.__module__])
+    places = (CoTrainer, Run, answers, verdicts, tasks, sys.modules[Run.__module__], conftest)
     elsewhere = ("evaluate", "Player", "copy_adapter", "check")  # in the script or beside CoTrainer
     for name in re.findall(r"`(?:self\.|run\.)?(\w+)\([^`]*\)`", YOUR_OWN):
         assert name in elsewhere or any(hasattr(place, name) for place in places), name

@@ -221,7 +221,7 @@ def not_taught(model: str, name: str, texts: list[str]) -> list[tuple[str, str]]
     if endings and not any(parse_question(t) or re.search(f"(?:{endings})$", t) for t in texts):
         asked = f"the small model has not been taught to answer what the {name} is asked"
         quoted = " ".join(texts[0].split()[-8:])[-160:]
-        more = f" ({quoted!r}); docs/your-own-script.md lists what it understands"
+        more = f" ({quoted!r}); docs/test-bed.md lists what it understands"
         said.append((asked, more))
     odd = [found for text in texts if (found := misfit(text))]
     if model == "tiny" and len(odd) > len(texts) / 2:

@@ -38,7 +38,7 @@ def test_the_readers_of_the_table_read_what_the_small_models_were_taught():
     """Every demonstration can be read, and every value that the page names occurs: with one fewer
     what is well formed would be refused.
     """
-    page = (ROOT / "docs" / "your-own-script.md").read_text()
+    page = (ROOT / "docs" / "test-bed.md").read_text()
     rows = re.findall(r"^\| .*`([^`|]+)` \| .* \| `((?:read|final)_[^`]+)`", page, re.MULTILINE)
     shown = {ending: call for ending, call in rows}
     rng, values, read = random.Random(0), defaultdict(set), {**vars(verdicts)}
