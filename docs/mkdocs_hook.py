@@ -1,8 +1,8 @@
-"""Makes a site of the docs: README.md, CONTRIBUTING.md and lab/README.md become pages, and files
-that the pages link to outside of docs/ become files of the site, under source/, so that no link
-leaves it. On a script's page stand the script's docstring, which tells its loop, and the edits that
-it applies. The reports that docs/running.md links to are made of their runs' folders, and
-slides.html is made of docs/idea.md.
+"""Makes a site of the docs: README.md, CONTRIBUTING.md, lab/README.md and the laboratory's notes
+become pages, and files that the pages link to outside of docs/ become files of the site, under
+source/, so that no link leaves it. On a script's page stand the script's docstring, which tells its
+loop, and the edits that it applies. The reports that docs/running.md links to are made of their
+runs' folders, slides.html of docs/idea.md.
 """
 
 import ast

@@ -389,7 +389,7 @@ def reference_never_shown(script):
     script.SweetRL.texts = blind
 
 
-# ------------------------------------------------------------------ which-verifier.md: questions
+# ------------------------------------------------------------------ which verifier? (results.md)
 def asked(script):
     """The evaluation asks the script's verifier about the same solutions, see verifiers.py."""
     from lab.runs.verifiers import ask_the_verifier

@@ -74,7 +74,7 @@ def _read_experiments() -> dict[str, Experiment]:
     # the minutes that every script takes, evaluations included
     scripts = sorted(p for p in ROOT.glob("*.py") if "\nclass Args(" in p.read_text())
     variants = {path.stem: Variant(path.name, seeds=1) for path in scripts}
-    read["defaults"] = {"variants": variants, "script": "", "page": "measured.md", "timed": True}
+    read["defaults"] = {"variants": variants, "script": "", "page": "results.md", "timed": True}
     return {name: Experiment(**given) for name, given in read.items()}
 
 

@@ -23,8 +23,8 @@ from lab.speed import gpu, gpu_tables
 from scipy import stats
 
 XLABELS = {
-    "step": "optimiser step",
-    "gen_step": "the generator's steps",
+    "step": "updates",
+    "gen_step": "the generator's updates",
     "co/samples": "samples drawn, filtered ones included",
 }
 OF_ANOTHER_KIND = 20
@@ -75,7 +75,7 @@ def draw(name: str, panels: list[list], path):
 
 
 def draw_tones(path):
-    """Of which-verifier.md: a row per verifier and a dot per seed, right above wrong where the
+    """Of results.md: a row per verifier and a dot per seed, right above wrong where the
     wrong solutions sound sure, and where the right ones do.
     """
     from matplotlib import pyplot
@@ -261,7 +261,7 @@ def draw_bases(path):
             axis.plot(at, statistics.median(ends), "_", color=f"C{i}", ms=14, mew=2.5)
         axis.plot([], [], "o", color=f"C{i}", label=name)
     axis.set_xticks(range(len(titles)), titles)
-    axis.set_ylabel("accuracy after 40 generator steps, %", fontsize=9)
+    axis.set_ylabel("accuracy after 40 updates of the generator, %", fontsize=9)
     axis.grid(axis="y", alpha=0.25)
     figure.legend(loc="upper center", ncols=len(models), fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 0.94))
@@ -314,12 +314,12 @@ def one_question() -> tuple[str, str]:
     own = found["judges"]["never trained"]["plain"]["greedy"].splitlines()
     own = [line for line in own if "step_verification" not in line]
     text += "".join(f"{a:32}{b}\n" for a, b in zip(found["greedy"].splitlines(), own)) + "```\n"
-    rows = []
+    rows, words = [], {"never trained": "frozen", "after 11 steps of its own": "after 11 updates"}
     for judge, verdicts in found["judges"].items():
         for name, step in (("plain", "60/5=51"), ("sure", "60/5=51!")):
             said = verdicts[name]["greedy"].splitlines()[2]  # behind the section's tag and a step
             accepted = f"{verdicts[name]['step_accepted']} of {judged}"
-            rows.append([judge, f"`{step}`", f"`{re.sub('</?step>', '', said)}`", accepted])
+            rows.append([words[judge], f"`{step}`", f"`{re.sub('</?step>', '', said)}`", accepted])
     return text, markdown(["verifier", "step", "it writes, greedily", "accepts, sampled"], rows)
 
 
@@ -378,6 +378,12 @@ def read_as_they_are(seen: dict, script: str) -> str:
     return f"{100 * max(shares):.0f}" if shares else "-"
 
 
+def in_one_row() -> str:
+    """Of docs/results.md: what few_labels.md comes to, a column per reward, see shown.toml."""
+    titles, variants = zip(*SHOWN["one_row"])
+    return markdown(titles, [[cell(final("few_labels", variant), True) for variant in variants]])
+
+
 def final(name: str, variant: str) -> list[float]:
     runs = runs_of(name, variant).values()
     return [measure(f"last:{END}", run) for run in runs]
@@ -420,7 +426,8 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
         f"{provenance('tango_default')}\n\n{table('tango_default')}",
         ("docs/few_labels.md", "collapses"): collapsed(),
-        ("docs/measured.md", "minutes"): minutes(),
+        ("docs/results.md", "few labels"): in_one_row(),
+        ("docs/results.md", "minutes"): minutes(),
         ("lab/notes/speed.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
         ("lab/notes/warm-up.md", "table: warm_up"): warm_up(),

@@ -1,5 +1,5 @@
 """What the verifiers of the scripts make of the same solutions: the experiment `verifiers` of
-experiments.toml, whose table is in docs/which-verifier.md.
+experiments.toml, whose table is in docs/results.md.
 
 The solutions are the base's, to held-out questions, so no verifier was trained on one of them. Each
 script trains as it always does; its evaluation is replaced by `figures`. A verifier joins by a line
