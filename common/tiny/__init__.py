@@ -38,4 +38,4 @@ ENDINGS = {
     "tiny-repairs": (r"Change a line\.", r"Remove a line\.", r"Repair it\."),
 }
 """--model -> how the user's messages end that it has been taught to answer, beside a bare question.
-docs/your-own-script.md has each with its form and its answer."""
+docs/test-bed.md has each with its form and its answer."""
