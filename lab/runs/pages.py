@@ -1,11 +1,13 @@
 """Tables and figures of docs/, made of lab/evidence/ alone: python -m lab.runs.pages
 
 docs/pictures/NAME.png        an experiment's curves, for the experiments that are named
-docs/*.md, README.md          every block between <!-- MARK --> and <!-- end -->
+docs/*.md, lab/notes/*.md,    every block between <!-- MARK --> and <!-- end -->
+README.md
 """
 
 import json
 import math
+import posixpath
 import re
 import statistics
 import sys
@@ -196,6 +198,12 @@ def table(name: str, only: str = "") -> str:
     return markdown(["variant, seeds", *[title for title, *_ in columns]], rows)
 
 
+def page_of(name: str) -> str:
+    """The file in which an experiment's block stands, from the project's root."""
+    page, _, _ = EXPERIMENTS[name].page.partition("#")
+    return posixpath.normpath(f"docs/{page}")
+
+
 def block(name: str) -> str:
     """What is known of an experiment: how it was run, the figure and the tables."""
     experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
@@ -209,7 +217,8 @@ def block(name: str) -> str:
     text += f" Not run yet: {'; '.join(f'*{v}*' for v in missing)}." * bool(missing)
     text += f" {provenance(name)}\n\n"
     if experiment.panels:
-        text += f"![{name}: curves](pictures/{name}.png)\n\n"
+        folder = posixpath.dirname(page_of(name))
+        text += f"![{name}: curves]({posixpath.relpath(f'docs/pictures/{name}.png', folder)})\n\n"
     return text + (bases_table() if name == "bases" else table(name))
 
 
@@ -414,8 +423,7 @@ def blocks() -> dict[tuple[str, str], str]:
     """(page, mark) -> what stands between <!-- mark --> and <!-- end -->."""
     found = {}
     for name in TRAINED:
-        page, _, _ = EXPERIMENTS[name].page.partition("#")
-        found[f"docs/{page}", f"results: {name}"] = block(name)
+        found[page_of(name), f"results: {name}"] = block(name)
     gap, verdicts = one_question()
     cells = gpu.read(gpu.OUT)
     return found | {
@@ -423,7 +431,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/idea.md", "verdicts"): verdicts,
         ("README.md", "headline"): headline(),
         ("README.md", "scripts"): scripts(),
-        ("docs/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
+        ("lab/notes/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
         f"{provenance('tango_default')}\n\n{table('tango_default')}",
         ("docs/few_labels.md", "collapses"): collapsed(),
         ("docs/results.md", "few labels"): in_one_row(),
