@@ -342,6 +342,26 @@ def warm_up() -> str:
     return markdown(["", *columns], rows)
 
 
+def first_update() -> str:
+    """What models as they are can earn in the first update of a script, see first_update.py."""
+    text, counts = (
+        "",
+        {"read": "texts", "right": "solutions", "above": "rollouts", "mixed": "groups"},
+    )
+    header = ["script", "role", "texts read", "solutions right", "rewards above the worst"]
+    header += ["groups with two outcomes", "tokens of a text"]
+    for model, scripts in json.loads((EVIDENCE / "first_update.json").read_text()).items():
+        roles = [(s, role, its) for s, of in scripts.items() for role, its in of["roles"].items()]
+        rows = [
+            [f"`{script}.py`", role]
+            + [f"{its[n]} of {its[of]}" if its[of] else "-" for n, of in counts.items()]
+            + [round(its["tokens"] / its["texts"]) if its["texts"] else "-"]
+            for script, role, its in roles
+        ]
+        text += f"{model}:\n\n{markdown(header, rows)}\n"
+    return text.rstrip("\n") + "\n"
+
+
 def headline() -> str:
     """The table with which the README opens, see shown.toml: a row is a reward of the generator.
     Where seeds differ too much for a mean, the table has the lowest and the highest.
@@ -438,6 +458,7 @@ def blocks() -> dict[tuple[str, str], str]:
         ("docs/results.md", "minutes"): minutes(),
         ("lab/notes/speed.md", "speed"): speed(),
         ("docs/test-bed.md", "table: bed"): bed(),
+        ("docs/real-models.md", "table: first_update"): first_update(),
         ("lab/notes/warm-up.md", "table: warm_up"): warm_up(),
         ("docs/real-models.md", "table: cards"): markdown(*gpu_tables.cards_table()),
         ("lab/notes/speed.md", "table: measured"): markdown(*gpu_tables.measured_table(cells)),

@@ -32,7 +32,7 @@ from common.tasks.verdicts import VERIFY, final_verdict
 from common.tiny import TINY
 
 import pytest
-from conftest import run_here, write_rows
+from conftest import run_here, run_module, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 

@@ -22,6 +22,7 @@ from common.tasks.answers import SOLVED, final_answer, is_correct, split_steps
 from common.tasks.equations import equations_hold
 from common.tasks.verdicts import (
     ALSO_WRONG,
+    VERIFIED,
     WRONG,
     Analysis,
     read_analysis,
