@@ -391,7 +391,7 @@ def rows_of(number: int, call: Call, gold: dict[str, str]) -> list[dict]:
             "tokens": tokens,
             "cut": cut,
             "reward": reward,
-            "group": (number, group),
+            "group": (number, group) if call.batch is not None else group,
             "rollout": call.batch is not None,
             "right": is_correct(text, gold[asked]) if gold.get(asked) else None,
         }

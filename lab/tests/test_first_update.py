@@ -143,11 +143,13 @@ def test_what_is_counted_of_known_texts(monkeypatch, tmp_path):
 
 
 def test_groups_without_rewards_are_those_of_a_prompt():
-    """Of a question that has no known answer nothing is counted as right."""
+    """Of all calls together, as rstar.py has a call for each solution of a question. Of a question
+    that has no known answer nothing is counted as right.
+    """
     texts = [r"<step>a</step> \boxed{7}", r"<step>a</step> \boxed{8}", "nothing", r"\boxed{7}"]
     asked = ["p", "p", "q", "r"]
     call = first_update.Call("generator", asked, asked, texts, [1] * 4, [False] * 4, 1.0)
     other = first_update.Call("verifier", ["p"], ["p"], ["x"], [1], [True], 1.0)
     found = first_update.figures("vstar", "generator", [call, other, call], {"p": "7", "q": "7"})
     counts = {"texts": 8, "read": 4, "solutions": 6, "right": 2, "rollouts": 0, "above": 0}
-    assert found.items() >= (counts | {"groups": 2, "mixed": 2, "seconds": 2.0}).items()
+    assert found.items() >= (counts | {"groups": 2, "mixed": 1, "seconds": 2.0}).items()
