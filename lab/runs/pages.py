@@ -246,7 +246,7 @@ def bases_table() -> str:
         both = [100 * (along[seed] - beforehand[seed]) for seed in along if seed in beforehand]
         gap = "{:+.1f} [{:.1f}, {:.1f}]".format(*interval(both)) if len(both) > 1 else "-"
         rows.append([model, f"{100 * statistics.mean(starts):.1f}", *cells, gap])
-    text = "![accuracy on each small model, by reward](pictures/bases.png)\n\n"
+    text = "![accuracy on each small model, by reward](../../docs/pictures/bases.png)\n\n"
     text += markdown(["small model", "before", *titles, "along - beforehand"], rows)
     longer = any(v.endswith(", 110 steps") for v in evidence.with_runs("bases"))
     return text + (f"\n{table('bases', ', 110 steps')}" if longer else "")
