@@ -188,7 +188,9 @@ def commit() -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
-    unlike = git("status", "--porcelain", "--untracked-files=no", ":!docs", ":!lab/evidence", ":!*.md")
+    unlike = git(
+        "status", "--porcelain", "--untracked-files=no", ":!docs", ":!lab/evidence", ":!*.md"
+    )
     return git("rev-parse", "HEAD") + "-dirty" * bool(unlike)
 
 

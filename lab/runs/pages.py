@@ -403,7 +403,8 @@ def read_as_they_are(seen: dict, script: str) -> str:
     shares = []
     for scripts in seen.values():
         roles = scripts.get(script, {}).get("roles", {}).values()
-        shares += [min(its["read"] / its["texts"] for its in roles if its["texts"])] if roles else []
+        if read := [its["read"] / its["texts"] for its in roles if its["texts"]]:
+            shares.append(min(read))
     return f"{100 * max(shares):.0f}" if shares else "-"
 
 
