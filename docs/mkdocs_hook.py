@@ -124,4 +124,6 @@ def on_page_markdown(markdown, page, config, files):
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     for i in range(0, len(parts), 2):  # not inside of code
         parts[i] = LINK.sub(lambda match: moved(match, folder, own), parts[i])
+        if not folder:  # README's picture, light and dark, is HTML
+            parts[i] = re.sub(r'(src|srcset)="docs/', r'\1="', parts[i])
     return "".join(parts)

@@ -367,19 +367,19 @@ def labelled_by_chance(script):
 
 # ------------------------------------------------------------------ sweet_rl.py: references
 def others_references(script):
-    """The critic is shown the solution of another question, of as many operations: the rows of the
-    small model's tasks have two lengths in turn.
+    """The critic is shown the solution of another question, of as many operations: the question
+    before it of this length, and for the first question the last one.
     """
     load = script.load
 
-    def shifted(args):
-        parts = load(args)
-        return tuple(
-            [row | {"reference": part[i - 2]["reference"]} for i, row in enumerate(part)]
-            for part in parts
-        )
+    def shifted(rows: list[dict]) -> list[dict]:
+        of_length = {}
+        for row in rows:
+            of_length.setdefault(row["reference"].count("<step>"), []).append(row["reference"])
+        before = {steps: iter([its[-1], *its]) for steps, its in of_length.items()}
+        return [row | {"reference": next(before[row["reference"].count("<step>")])} for row in rows]
 
-    script.load = shifted
+    script.load = lambda args: tuple(map(shifted, load(args)))
 
 
 def reference_never_shown(script):
