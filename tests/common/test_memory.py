@@ -47,7 +47,7 @@ SHAPES = {  # as published: hidden size, width of the MLP, layers, heads, key an
 KEYS = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 SMALL = dict(zip(KEYS.split(), (128, 512, 3, 4, 2))) | {"vocab_size": 512, "head_dim": 32}
 RUN = {"adapters": 2, "lora_rank": 16, "four_bit": True, "rows": 64, "micro_batch": 4}
-TURNS = [(512, 1024), (1536, 1024)]
+TURNS = [(QUESTION_TOKENS, 1024), (QUESTION_TOKENS + 1024, 1024)]
 PLAYERS = {"writer": Player([], 1e-3, 1024), "reader": Player([], 1e-3, 1024, reads=1024)}
 PLAYERS = with_adapters(PLAYERS)  # TURNS as a script gives them
 
@@ -252,7 +252,7 @@ def test_a_pair_is_two_rows_and_a_frozen_adapter_has_no_moments(folder, card, mo
 
 
 @pytest.mark.parametrize(
-    "gib, rows, checkpointing", [(100, 256, "off"), (40, 128, "on"), (13, 32, "on")]
+    "gib, rows, checkpointing", [(110, 256, "off"), (40, 128, "on"), (13, 32, "on")]
 )
 def test_what_is_left_open_is_as_much_as_fits(folder, card, capsys, gib, rows, checkpointing):
     card(gib)
