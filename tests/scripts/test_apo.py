@@ -258,7 +258,7 @@ def test_without_golden_answers_every_round_has_the_same_rm(finished, tmp_path, 
     def losses(folder) -> list[float]:
         return [row["rm/loss"] for row in steps_of(folder) if "rm/loss" in row]
 
-    brief("apo.py", *small("apo.py", tmp_path / "run", "--adversarial", 0))
+    brief("apo.py", *small("apo.py", tmp_path / "run", "--adversarial", 0, "--steps", 6))
     first, second = losses(tmp_path / "run")[:2], losses(tmp_path / "run")[2:]
     assert first == second and len(set(first)) == 2
     assert all(pair["human"] for pair in saved_of(tmp_path / "run")["rm"])
