@@ -152,6 +152,22 @@ def provenance(name: str) -> str:
     return text
 
 
+def all_runs() -> str:
+    """Of lab/README.md: where each experiment's table stands, its runs and of which code they are,
+    and the command that runs a row again.
+    """
+    rows = []
+    for name in TRAINED:
+        if ran := evidence.with_runs(name):
+            variant = ran[0] if re.fullmatch(r"[\w-]+", ran[0]) else json.dumps(ran[0])
+            seed = min(runs_of(name, ran[0]))
+            page = posixpath.relpath(page_of(name), "lab")
+            command = f"`python -m lab.runs.evidence {name} {variant} --seed {seed}`"
+            runs = f"[{name}](evidence/{name}.json)"
+            rows.append([runs, f"[table]({page})", provenance(name), command])
+    return markdown(["runs", "shown in", "of which code", "a row again"], rows)
+
+
 # ------------------------------------------------------------------ an experiment's block
 def cell(values: list[float], percent: bool) -> str:
     """Mean ± half of the 95 % interval over the runs that get there, and how many never do. Of two
@@ -209,13 +225,10 @@ def block(name: str) -> str:
     experiment, ran = EXPERIMENTS[name], evidence.with_runs(name)
     if not ran:
         return f"Not measured yet: `python -m lab.runs.evidence {name}`.\n"
-    seed = min(runs_of(name, ran[0]))
-    variant = ran[0] if re.fullmatch(r"[\w-]+", ran[0]) else json.dumps(ran[0])
-    text = f"`python -m lab.runs.evidence {name} {variant} --seed {seed}` runs seed {seed} of "
-    text += f"row *{ran[0]}* and prints it beside the committed run; the other rows likewise."
+    lab = posixpath.relpath("lab/README.md", posixpath.dirname(page_of(name)))
+    text = f"[The runs of this table]({lab}#the-runs) are those of `{name}`."
     missing = [v for v in experiment.variants if v not in ran and experiment.variants[v].seeds]
-    text += f" Not run yet: {'; '.join(f'*{v}*' for v in missing)}." * bool(missing)
-    text += f" {provenance(name)}\n\n"
+    text += f" Not run yet: {'; '.join(f'*{v}*' for v in missing)}." * bool(missing) + "\n\n"
     if experiment.panels:
         folder = posixpath.dirname(page_of(name))
         text += f"![{name}: curves]({posixpath.relpath(f'docs/pictures/{name}.png', folder)})\n\n"
@@ -450,6 +463,7 @@ def blocks() -> dict[tuple[str, str], str]:
     return found | {
         ("docs/idea.md", "gap"): gap,
         ("docs/idea.md", "verdicts"): verdicts,
+        ("lab/README.md", "table: runs"): all_runs(),
         ("README.md", "headline"): headline(),
         ("README.md", "scripts"): scripts(),
         ("lab/notes/tango.md", "table: tango_default"): f"`python tango.py`, before and after. "
