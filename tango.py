@@ -1,17 +1,18 @@
 r"""RL Tango (Zha et al. 2025, arXiv:2505.15034): train a generator and its verifier in turns.
 
     python tango.py                                       the small model on a CPU, 2 minutes
-    python tango.py --verifier none --steps 33            plain GRPO, as many generator steps
+    python tango.py --verifier none --steps 33            plain GRPO, as many generator updates
     python tango.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset openai/gsm8k      one GPU
 
 The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/core/cotrainer.py)
-    ver_warmup verifier steps; then repeat gen_steps generator steps, ver_steps verifier steps
+    ver_warmup verifier updates; then cycles of gen_steps generator and ver_steps verifier updates
     GENERATOR = `generator_step`
       sample M solutions of each question; the verifier judges each solution once, step by step
       A = (1 - alpha) * A_outcome + alpha * A_step                                      eq. 4-7
     VERIFIER = `verifier_step`
       sample one solution of each question, and M judgements of it
-      r = [final verdict is right] + 0.8 * format, classes reweighted                   eq. 8-9
+      r = [final verdict is right] + 0.8 * format                                       eq. 8
+      A = s (r - mean) / std; the rarer class, right or wrong, has the larger s         eq. 9
 
 RL sees no labels of steps: the verifier gets better at judging steps only if that improves its
 final verdict. (The small model, which comes with the repository, learnt to judge steps before RL.)
@@ -22,7 +23,7 @@ Our changes that matter (docs/tango.md has more)
     1. Both players are LoRA adapters on one base, which is also the reference of both.
     2. The loss is a mean over all tokens of the batch; the paper averages within sequences first.
     3. Supervised training before RL is a command of its own, for both players:
-       common/run/warm_up.py. (--ver-warmup counts RL steps.)
+       common/run/warm_up.py. (--ver-warmup counts RL updates.)
     4. Chat messages with our own system prompts, not plain text for base models.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens, K steps of a solution.
@@ -50,9 +51,9 @@ from common.run.args import (
 @dataclass
 class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...: common/run/args.py
     steps: Count = 48
-    """optimiser steps, both players together (paper: 440, of which 300 are the generator's)"""
+    """updates of both players together (paper: 440, of which 300 are the generator's)"""
     questions: Count = 16
-    """P, questions per step and process (paper: 256)"""
+    """P, questions per update and process (paper: 256)"""
     group_size: GroupSize = 8
     """M, solutions of a question, or judgements of a solution (paper: 5)"""
     lr: Weight = per_model(tiny=2e-3, real=2e-5)
@@ -60,17 +61,17 @@ class Args(RunArgs):  # model, dataset, out, seed, micro_batch, eval_every, ...:
     kl: Weight = 0.001
     """weight of the KL term towards the base (paper: 0.001); 0 saves the reference pass"""
     gen_steps: CountOrZero = 3
-    """N_g, generator steps per cycle (paper: 3)"""
+    """N_g, generator updates per cycle (paper: 3)"""
     ver_steps: CountOrZero = 1
-    """N_v, verifier steps per cycle (paper: 1)"""
+    """N_v, verifier updates per cycle (paper: 1)"""
     ver_warmup: CountOrZero = 4
-    """verifier steps before everything else (paper: 40 of 440)"""
+    """verifier updates before everything else (paper: 40 of 440)"""
     alpha: Share = 0.1
-    """weight of the step advantage in the first generator step (paper: 0.1); 0: no judgements"""
+    """weight of the step advantage in the first generator update (paper: 0.1); 0: no judgements"""
     alpha_end: Share = 0.001
     """what --alpha falls to by the end (paper: 0.001); --alpha 1 --alpha-end 1 keeps it at 1"""
     verifier: Literal["co-trained", "frozen", "none"] = "co-trained"
-    """ablation: frozen = untrained, none = plain GRPO; with both all --steps are the generator's"""
+    """ablation: frozen = untrained, none = plain GRPO; either gives all --steps to the generator"""
     generator: Literal["co-trained", "frozen"] = "co-trained"
     """ablation: train the verifier only"""
     solution_tokens: Tokens = per_model(tiny=112, real=1024)
@@ -129,7 +130,7 @@ def parse_judgement(text: str) -> Judgement:
 
 
 def has_countable_steps(solution: str) -> bool:
-    """Whether a solution keeps to its format. Then a judgement must have a verdict on each step."""
+    """Whether a solution keeps to its format. If so, a judgement needs a verdict on each step."""
     answer = re.search(r"<answer>(.*?)</answer>", solution, re.DOTALL)
     in_a_box = answer and re.fullmatch(r"\s*\\boxed\{.*\}\s*", answer[1], re.DOTALL)
     return bool(in_a_box and split_steps(solution))
@@ -175,16 +176,17 @@ def format_reward(completions, solution, **_) -> list[float]:
 
 # ------------------------------------------------------------------ the paper's mathematics
 def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
-    """Weight of the step advantage after n of `total` generator steps."""
+    """Returns the weight of the step advantage after n of `total` generator updates."""
     # alpha_n = max(end, alpha * exp(-n ln(alpha / end) / total)); an alpha below `end` is constant
     return max(end, alpha * (end / alpha) ** (n / max(1, total))) if alpha > end else alpha
 
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
-    and (B, K) token indices. A solution of fewer steps has NaN and -1 in their place. Trap: where
-    verdicts do not fit the steps, all rewards are NaN, and A gets 0 from each step. A rejected step
-    mostly gives A less than 0, so a solution can gain by having no verdicts that fit.
+    and (B, K) token indices. Where a solution has fewer steps, the rewards are NaN and the indices
+    are -1. If the number of verdicts is not the number of steps, all rewards of the solution are
+    NaN, and its A_step is 0. Trap: a rejected step mostly makes A_step negative, so a solution can
+    gain if the number of verdicts is wrong.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -197,8 +199,8 @@ def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu"
 
 
 def tango_advantages(outcome, r_step, tokens, mask, group_size: int, alpha) -> tuple:
-    """Eq. 4-7: returns the two terms of the generator's advantage of each token, of the outcome and
-    of the steps; the advantage is their sum.
+    """Eq. 4-7: returns (1 - alpha) A_out and alpha A_step of each token. The generator's advantage
+    is their sum.
     (B,) outcomes in {0, 1}, (B, K) from `step_rewards`, (B, T) mask, alpha: a number or (B, 1)
     -> (B, T), (B, T)
 
@@ -230,7 +232,7 @@ class Tango(CoTrainer):
     """`step` is algorithm 1. CoTrainer samples, scores, computes the loss and updates."""
 
     def step(self, rows):
-        """rows: B, every question M times in a row."""
+        """rows: B rows; the M rows of a question are adjacent."""
         if self.player_at(self.state.global_step) == "generator":
             return [self.generator_step(rows)]
         return [self.verifier_step(rows[:: self.cfg.group_size])]
@@ -245,7 +247,7 @@ class Tango(CoTrainer):
         }
 
     def player_at(self, step: int) -> str:
-        """Warm-up, then cycles of N_g generator and N_v verifier steps, generator first."""
+        """Warm-up, then cycles of N_g generator and N_v verifier updates, generator first."""
         cfg = self.cfg
         if cfg.verifier in ("frozen", "none"):
             return "generator"
@@ -293,13 +295,14 @@ class Tango(CoTrainer):
             judged += [row] * M  # a group is M judgements of one solution
         batch = self.rollout("verifier", judged)
         s = self.over_all_processes(self.class_weights, [row["label"] for row in judged])  # (B,)
-        # The weights come after the group normalisation, which would undo them.
+        # All judgements of a group have one s, because they judge one solution. Division by the
+        # std of the group would cancel s, so s multiplies after the division.
         batch.advantages = batch.advantages * s.to(batch.advantages)  # (B,)
         self.report_verifier(judged, batch)
         return batch
 
     def alpha(self) -> float:
-        """Returns the weight of the step advantage, which falls with the generator's steps."""
+        """Returns the weight of the step advantage, which falls with the generator's updates."""
         if self.cfg.verifier == "none":
             return 0.0
         steps = [n for n in range(self.cfg.steps) if self.player_at(n) == "generator"]
@@ -307,8 +310,9 @@ class Tango(CoTrainer):
         return alpha_at(done, len(steps), self.cfg.alpha, self.cfg.alpha_end)
 
     def class_weights(self, labels: list[bool]) -> torch.Tensor:
-        """Eq. 9: labels of all processes' rows -> s_c, (B,), mean 1. The running counts start as
-        the first batch's. Without weights, the paper says, verifiers learn to say INCORRECT always.
+        """Eq. 9: labels of all processes' rows -> s_c, (B,), mean 1. The running counts start
+        with those of the first batch. Without weights, the paper says, verifiers learn to say
+        INCORRECT always.
         """
         labels = torch.tensor(labels)  # (B,)
         now = torch.bincount(labels.long(), minlength=2).float()  # (2,): of wrong and of right
@@ -337,7 +341,8 @@ class Tango(CoTrainer):
 
     def report_verifier(self, judged, batch):
         labels = [row["label"] for row in judged]
-        self.log_mean("verifier/judged_right", labels)  # not the accuracy of a generator's step
+        # How many judged solutions are right: P solutions, not the B of `generator/accuracy`.
+        self.log_mean("verifier/judged_right", labels)
         judgements = [parse_judgement(text) for text in batch.texts]
         self.report_verdicts(judgements, labels)
         for note, row, judgement in zip(batch.notes, judged, judgements):
@@ -388,7 +393,7 @@ def evaluate_generator(trainer, held_out) -> tuple:
 
 def evaluate_verifier(trainer, held_out, solutions) -> dict[str, float]:
     """Asks for judgements twice: sampled, as in training, and greedy. An untrained verifier judges
-    better greedily, so compare each figure with its own before training.
+    better greedily, so compare sampled with sampled before training, and greedy with greedy.
     """
     labels = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
     gold = [gold_steps(row["question"], text) for row, text in zip(held_out, solutions)]
@@ -408,12 +413,13 @@ def judge(trainer, rows, solutions: list[str], greedy: bool = False) -> list[Jud
 
 
 def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
-    """Evaluates each player by itself, and both: the verifier picks one of n samples."""
+    """Evaluates each player by itself, and both together: the verifier picks one of n samples."""
     n = trainer.cfg.eval_samples
     result, samples, right = evaluate_generator(trainer, held_out)
     if trainer.cfg.verifier == "none":
         return result
-    # These are always the base's solutions, of step 0, so only the verifier changes these figures.
+    # The verifier always judges the solutions that the base wrote before training, so a change of
+    # these figures comes from the verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
     # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.

@@ -1,21 +1,23 @@
 """CoTrainer holds several players in one GRPOTrainer. A player is a LoRA adapter on a base that all
-players share. This file has an optimiser step: whose turn it is, what is sampled, rewarded and
-scored, THE LOSS, and the update. What several players change of TRL's trainer is in trl.py.
+players share. This file has one training step: what is sampled, rewarded and scored, THE LOSS, and
+the updates (optimiser steps). What TRL's trainer does differently for several players is in trl.py.
 
-A script defines its players and writes `step`, one training step of its paper. `step` returns the
-batches to train on, in order. It is written with these verbs:
+A script defines its players and writes the method `step`, one training step of its paper. `step`
+returns the batches to train on, in order, and each batch makes one update. A script writes `step`
+with these verbs:
     rollout(player, rows)            samples completions and rewards them -> batch with advantages
     generate(player, prompts)        samples without training -> texts (generate_ids: token ids)
     set_rewards(batch, rewards)      sets rewards that are known only later, and group advantages;
-                                     it also takes several rollouts, or other groups
+                                     `batch` may be a list, and the script may name the groups
     concat(batches)                  joins several rollouts of one adapter into one batch
     completions(player, prompts, ids), pairs(player, prompts, pairs)
                                      make a batch of texts that this step has not sampled
     update(batch)                    trains immediately, before `step` continues
     log_probs(player, batch)         (B, T) log-probs under any player; None is the base
-    playing(player), score(batch)    log-probs with gradients, in a script's own loss
+    playing(player)                  the model is the base with this player's adapter, in a `with`
+    score(batch)                     log-probs with gradients, for a script's own loss
     restart(player)                  makes the player's adapter untrained, and AdamW forgets it
-    log_mean(name, values)           logs a metric: the mean over the step and all processes
+    log_mean(name, values)           logs a metric: its mean over the step and all processes
     over_all_processes(fn, columns)  applies fn to the rows of all processes -> this process's rows
     generate_all, in_parallel        share work between processes; all processes get the results
     shard(items)                     returns this process's part of a list that all processes have
@@ -50,7 +52,7 @@ import torch
 
 @dataclass
 class Player:
-    """Settings of a player, of which TRL has one for a whole trainer."""
+    """Settings of a player. (TRL has one value of each setting for a whole trainer.)"""
 
     rewards: list[Callable]
     """reward functions with TRL's signature; empty if `set_rewards` gives the rewards, or if the
@@ -70,8 +72,8 @@ class Player:
     reads: int = 0
     """largest number of tokens of other players' texts in its prompt; memory is planned from it"""
     rows: int = 1
-    """sequences in a row of a micro-batch: 2 if the player is trained on pairs; memory is planned
-    from it"""
+    """how many sequences each row of a micro-batch has: 2 if the player is trained on pairs; memory
+    is planned from it"""
 
 
 class CoTrainer(PlayersTrainer):
@@ -87,7 +89,7 @@ class CoTrainer(PlayersTrainer):
         micro_batch, generation_batch_size and vllm_importance_sampling_clip_max.
         """
         super().__init__(model, players, cfg, config, *data, **more)
-        # computes log-probs, and samples; `launch` may put others here that have these functions
+        # `engine` computes log-probs, and `sampler` samples; `launch` may put others here.
         self.engine = self.sampler = plain
         self.recorder = None  # writes what the report shows; `launch` puts it here
         self.kl = getattr(cfg, "kl", 0.0)
@@ -98,7 +100,7 @@ class CoTrainer(PlayersTrainer):
         self.sampled_tokens = self.sample_calls = 0  # since the step began
         self.asked_in_evaluation = None  # (player, prompt) -> how often, in an evaluation
 
-    # ------------------------------------------------------------------ one optimiser step
+    # ------------------------------------------------------------------ one training step
     @staticmethod
     def define_players(args) -> dict[str, Player]:
         """THE SCRIPT WRITES THIS. Returns name -> Player; metrics begin with these names."""
@@ -132,8 +134,8 @@ class CoTrainer(PlayersTrainer):
     def run_evaluation(self, evaluate: Callable) -> dict[str, float]:
         """Returns the metrics that a script's `evaluate` computes on the held-out questions. An
         evaluation has random numbers of its own, so the number of evaluations does not change the
-        training. They are the same each time, so a player who has not changed answers the same
-        prompt with the same text.
+        training. The random numbers are the same in each evaluation, so a player that has not
+        changed answers the same prompt with the same text.
         """
         cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=cuda):
@@ -164,8 +166,9 @@ class CoTrainer(PlayersTrainer):
         (see `teaches_nothing`).
 
         The shares of all micro-batches and processes add up to the loss, and their gradients add up
-        to its gradient. A script whose paper has another loss overrides this method and divides by
-        a number of the whole batch; `batch.player` says whose micro-batch it is.
+        to its gradient. A script whose paper has another loss overrides this method. Its loss
+        divides by a number of the whole batch, such as the tokens or the pairs of all processes.
+        `batch.player` says whose micro-batch it is.
         """
         logp, entropy = self.score(batch)  # (b, T)
         mask, A = batch.completion_mask, batch.advantages  # (b, T), (b,) or (b, T)
@@ -207,9 +210,10 @@ class CoTrainer(PlayersTrainer):
             self.recorder.record(batch, credit, notes)
 
     def record_part(self, batch: Batch, credit: torch.Tensor, name: str, values, sides=(), of=""):
-        """Shows rows of a micro-batch in the report, with numbers on the tokens that are not
-        advantages. A script's `show_loss` calls it. The rows to show are chosen after the last
-        micro-batch, among all rows, so they do not depend on how rows were sorted and split.
+        """Shows rows of a micro-batch in the report. The tokens carry the numbers `credit` in place
+        of advantages. A script's `show_loss` calls this method. The rows to show are chosen after
+        the last micro-batch, among all rows, so they do not depend on how rows were sorted and
+        split.
 
         Args:
             batch: b completions or b pairs.
@@ -224,9 +228,9 @@ class CoTrainer(PlayersTrainer):
             self.recorder.record_part(batch, credit, name, values, sides, of)
 
     def update(self, batch: Batch):
-        """Takes one optimiser step of the batch's player: computes loss and gradient for each
-        micro-batch, adds the gradients over all processes, clips, and applies AdamW. All processes
-        call it together.
+        """Makes one update (an optimiser step) of the batch's player: computes loss and gradient of
+        each micro-batch, adds the gradients over all processes, clips, and applies AdamW. All
+        processes call it together.
 
         Raises:
             UserError: the gradient's norm is not finite.
@@ -269,12 +273,13 @@ class CoTrainer(PlayersTrainer):
     def teaches_nothing(self, batch: Batch, norm: float) -> bool:
         """Whether the adapter must not move after this batch.
 
-        If no row has an advantage, on no process, and there is no KL term, Adam's momentum alone
-        would move it. With a KL term the pull to the base remains, and the adapter follows it, as
-        in TRL and in the papers' releases (verl). But before an adapter's first update this pull is
-        only rounding, because the adapter is the base. Adam, which divides by the size of the
-        gradients that it has seen, would make a step of the learning rate of it. If a loss has no
-        advantages, or has a gradient where they are 0, the norm of its gradient decides.
+        If all advantages on all processes are 0 and there is no KL term, Adam's momentum alone
+        would move the adapter. With a KL term the pull to the base remains, and the adapter follows
+        this pull, as in TRL and in the papers' releases (verl). But before an adapter's first
+        update the adapter equals the base, and the gradient of the KL term is only rounding. Adam
+        divides a gradient by the size of the gradients so far, so it would move each weight by the
+        learning rate. If a batch has no advantages, or if a loss has a gradient where advantages
+        are 0, the norm of the gradient decides.
         """
         A = batch.advantages
         if A is None or self.all_rows:
@@ -289,7 +294,7 @@ class CoTrainer(PlayersTrainer):
         each micro-batch, (b,). The loss divides by the tokens of *all* rows, so the gradient does
         not change if rows are left out, sorted or split in another way.
         """
-        if not len(batch):  # another process may have some
+        if not len(batch):  # another process may have rows
             return ()
         order, A = self.engine.in_order(batch), batch.advantages  # (B,); (B,), (B, T) or None
         if A is not None and not (self.kl or self.all_rows):  # else all rows may have a gradient
@@ -323,7 +328,7 @@ class CoTrainer(PlayersTrainer):
         """Samples a completion for each row, has TRL call the player's reward functions, and
         computes the advantages of each group. If the player has no reward functions, the batch has
         no advantages before `set_rewards`. All processes call `rollout` together, with equally many
-        rows; if the player has no reward functions, the numbers may differ between processes.
+        rows. If the player has no reward functions, processes may have different numbers of rows.
 
         Args:
             name: the player.
@@ -362,12 +367,12 @@ class CoTrainer(PlayersTrainer):
         return batch
 
     def sample(self, name: str, prompts: list, greedy=False, prefix: list | None = None):
-        """Samples one completion for each prompt. All processes call it together, with as many
-        prompts as each of them has.
+        """Samples one completion for each prompt. All processes call it together. The number of
+        prompts may differ between processes.
 
         Args:
             name: the player.
-            prompts: messages each.
+            prompts: a list of messages for each completion.
             greedy: take the likeliest token, whatever the player's temperature.
             prefix: for each prompt, the token ids with which its completion starts; they count as
                 part of the prompt.
@@ -424,7 +429,7 @@ class CoTrainer(PlayersTrainer):
 
     def generate(self, name: str, prompts: list, greedy: bool = False) -> list[str]:
         """Returns one completion per prompt as text; nothing is trained on them. All processes call
-        it together, with as many prompts as each of them has.
+        it together. The number of prompts may differ between processes.
         """
         return self.decode(self.generate_ids(name, prompts, greedy))
 
@@ -480,15 +485,15 @@ class CoTrainer(PlayersTrainer):
 
     def set_rewards(self, batch: Batch | list[Batch], rewards, groups: list | None = None):
         """Sets rewards that are known only after the rollout, because they come from another
-        player's verdict or from a program, and sets the advantages of each group. Adds both to
-        notes and metrics.
+        player's verdict or from a program, and sets the advantages of each group. Adds the rewards
+        to the notes and the metrics.
 
         Args:
             batch: what `rollout` returned; or a list of rollouts that are normalised together, for
                 example all turns of a dialogue.
             rewards: (B,); for a list of batches, the rewards of all their rows, batch after batch.
                 NaN marks a row without a reward, and its advantage is 0.
-            groups: a key for each row, of a list as for `rewards`. Rows with equal keys are
+            groups: a key for each row, in the order of `rewards`. Rows with equal keys are
                 compared with each other, whatever their prompts are, on all processes; so all
                 processes make this call together. By default `group_size` adjacent rows are a
                 group. With a group_size of 1 and without `groups`, the script writes
@@ -512,7 +517,7 @@ class CoTrainer(PlayersTrainer):
             batch.advantages = batch.advantages if A is None else A[rows]
             for note, reward in zip(batch.notes, R[rows].tolist()):
                 note["rewards"]["total"] = reward
-            # `rollout` has logged this of the reward functions' rewards, which R replaces
+            # `rollout` has logged this metric for the rewards of the functions; R replaces them
             if self.player_named(batch.player).rewards:
                 self._sums.pop(f"{batch.player}/frac_reward_zero_std", None)
             self.log_mean(f"{batch.player}/total_reward", R[rows][~R[rows].isnan()])
@@ -520,9 +525,9 @@ class CoTrainer(PlayersTrainer):
 
     def concat(self, batches: list[Batch]) -> Batch:
         """Returns one batch with the rows of several rollouts of ONE adapter, for one update; see
-        `Batch.join`. Its player is the adapter's name, and it is scored at that player's
-        temperature, so all must have sampled at this one. Advantages are copied, so set them
-        before.
+        `Batch.join`. The joined batch has the adapter's name as its player, and is scored at the
+        temperature of that name. So all players must have sampled at this temperature. Advantages
+        are copied, so set them before the call.
         """
         adapter = self.player_named(batches[0].player).adapter
         return Batch.join(adapter, batches, self.processing_class.pad_token_id)
@@ -532,7 +537,7 @@ class CoTrainer(PlayersTrainer):
         """Returns (log-probs of the completions under the player that is `playing`, entropies of
         the distributions of their tokens), (B, T) each, in nats, with a gradient unless it is
         switched off. Both are at the sampling temperature of the batch's player, or at 1 if it
-        decodes greedily. In `step`, take `log_probs`.
+        decodes greedily. In `step`, call `log_probs` in place of `score`.
         """
         temperature = self.player_named(batch.player).temperature or 1.0
         with self.accelerator.autocast():
