@@ -312,22 +312,6 @@ def test_every_verb_of_the_page_exists():
         assert name in elsewhere or any(hasattr(place, name) for place in places), name
 
 
-def test_the_readmes_script_runs(tmp_path):
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "mine.py").write_text(block)
-    small = f"{SMALL['tango.py']} --steps 2 --eval-questions 4 --eval-every 0 --show-every 0"
-    command = [sys.executable, "mine.py", *small.split(), "--out", str(tmp_path / "run")]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "generator/total_reward" in steps_of(tmp_path / "run")[-1]
-    assert "step 2/2  generator  generator/accuracy" in done.stdout
-    assert "note: " not in done.stdout
-    command += "--dataset", "nofile.jsonl"
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: --dataset nofile.jsonl: ")
-
-
 def test_exercise_1_of_the_idea_gives_what_it_should(capsys):
     (block,) = re.findall(r"```python\n(.*?)```", PAGES["docs/idea.md"], re.DOTALL)
     exec(block, {})
