@@ -106,7 +106,8 @@ def read(file: str, timed: bool = False) -> dict:
 def runs_of(name: str, variant: str, file: str = "") -> dict[int, dict]:
     """Seed -> run, of lab/evidence/NAME.json or another file."""
     its = recorded(name, variant)
-    return {r["seed"]: r for r in read(file or name)["runs"] if r["variant"] == its}
+    runs = [run for run in read(file or name)["runs"] if run["variant"] == its]
+    return {run["seed"]: run for run in sorted(runs, key=lambda run: run["seed"])}
 
 
 def recorded(name: str, variant: str) -> str:
