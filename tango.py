@@ -12,7 +12,8 @@ The loop (algorithm 1; the loss of both players is `CoTrainer.loss` in common/co
     VERIFIER = `verifier_step`
       sample one solution of each question, and M judgements of it
       r = [final verdict is right] + 0.8 * format                                       eq. 8
-      A = s (r - mean) / std; the rarer class, right or wrong, has the larger s         eq. 9
+      A = s (r - mean) / std                                                            eq. 9
+      right and wrong solutions are two classes; s is larger in the rarer class
 
 RL sees no labels of steps: the verifier gets better at judging steps only if that improves its
 final verdict. (The small model, which comes with the repository, learnt to judge steps before RL.)
@@ -183,10 +184,10 @@ def alpha_at(n: int, total: int, alpha: float, end: float) -> float:
 
 def step_rewards(verdicts: list[list[bool]], ends: list[list[int]], device="cpu") -> tuple:
     """Eq. 3: r = +1/K or -1/K at the last token of each of a solution's K steps -> (B, K) rewards
-    and (B, K) token indices. Where a solution has fewer steps, the rewards are NaN and the indices
-    are -1. If the number of verdicts is not the number of steps, all rewards of the solution are
-    NaN, and its A_step is 0. Trap: a rejected step mostly makes A_step negative, so a solution can
-    gain if the number of verdicts is wrong.
+    and (B, K) token indices. In the rows of shorter solutions the rest is NaN in the rewards and -1
+    in the indices. If the number of verdicts is not the number of steps, all rewards of the
+    solution are NaN, and its A_step is 0. Trap: a rejected step mostly makes A_step negative, so a
+    solution can gain if the number of verdicts is wrong.
     """
     K = max([1, *map(len, ends)])
     r_step = torch.full((len(ends), K), torch.nan, device=device)  # (B, K)
@@ -393,7 +394,8 @@ def evaluate_generator(trainer, held_out) -> tuple:
 
 def evaluate_verifier(trainer, held_out, solutions) -> dict[str, float]:
     """Asks for judgements twice: sampled, as in training, and greedy. An untrained verifier judges
-    better greedily, so compare sampled with sampled before training, and greedy with greedy.
+    better greedily. So compare a sampled figure only with the sampled figure from before training,
+    and a greedy figure only with the greedy figure.
     """
     labels = [is_correct(text, row["answer"]) for text, row in zip(solutions, held_out)]
     gold = [gold_steps(row["question"], text) for row, text in zip(held_out, solutions)]
@@ -422,7 +424,8 @@ def evaluate(trainer: Tango, held_out: list[dict]) -> dict[str, float]:
     # these figures comes from the verifier.
     solutions = trainer.saved.setdefault("base_solutions", samples[::n])
     result |= evaluate_verifier(trainer, held_out, solutions)
-    # This takes a quarter of the questions and ranks by final verdict, then by accepted steps.
+    # The pick is made for a quarter of the questions. Samples rank by final verdict, and among
+    # equal final verdicts by the share of accepted steps.
     count = n * max(1, len(held_out) // 4)
     rows = [row for row in held_out for _ in range(n)][:count]
     scores = []
