@@ -115,9 +115,10 @@ class CoTrainer(PlayersTrainer):
         raise NotImplementedError
 
     def training_step(self, model, rows, num_items_in_batch=None):
-        """Runs the script's step and trains on its batches. Trainer calls this once per optimiser
-        step. `update` sets, uses and clears p.grad; so Trainer's own optimiser step afterwards
-        finds no gradient and does nothing. Returns 0 for Trainer's loss, which nobody reads.
+        """Runs the script's step and makes one update for each batch that it returns. Trainer calls
+        this method once per training step, and its own optimiser afterwards. `update` has cleared
+        p.grad by then, so Trainer's optimiser finds no gradient and does nothing. Returns 0 for
+        Trainer's loss, which nobody reads.
         """
         start, self.sampled_tokens, self.sample_calls = time.perf_counter(), 0, 0
         model.train()
@@ -189,8 +190,8 @@ class CoTrainer(PlayersTrainer):
         """Logs the mean of each tensor that `loss` has returned by name, as {player}/{name}. A
         script that shows more, or something else, overrides this method.
 
-        shown: tensors without gradients. The mean of (b, T), or of (2b, T) for pairs, is taken over
-            all tokens of the completions, and the mean of any other shape over all entries.
+        shown: tensors without gradients. A tensor of shape (b, T), or (2b, T) for pairs, is
+            averaged over all tokens of the completions, and any other tensor over all entries.
             "credit", (b, T) or (2b, T), is not logged: it is for `record_part`.
         """
         mask = batch.completion_mask.flatten(0, -2).bool()  # (b, T) or (2b, T)
@@ -273,13 +274,15 @@ class CoTrainer(PlayersTrainer):
     def teaches_nothing(self, batch: Batch, norm: float) -> bool:
         """Whether the adapter must not move after this batch.
 
-        If all advantages on all processes are 0 and there is no KL term, Adam's momentum alone
-        would move the adapter. With a KL term the pull to the base remains, and the adapter follows
-        this pull, as in TRL and in the papers' releases (verl). But before an adapter's first
-        update the adapter equals the base, and the gradient of the KL term is only rounding. Adam
-        divides a gradient by the size of the gradients so far, so it would move each weight by the
-        learning rate. If a batch has no advantages, or if a loss has a gradient where advantages
-        are 0, the norm of the gradient decides.
+        If all advantages on all processes are 0 and there is no KL term, the adapter must not move:
+        Adam's momentum alone would move it. With a KL term the pull to the base remains, and the
+        adapter follows this pull, as in TRL and in the papers' releases (verl). But the adapter
+        must not move if this would be its first update. The adapter then equals the base, and the
+        gradient of the KL term is only rounding. Adam divides a gradient by the size of the
+        gradients so far, so it would move each weight by the learning rate.
+
+        If a batch has no advantages, or if the script's loss has a gradient where advantages are 0,
+        the adapter must not move if the norm of the gradient is 0.
         """
         A = batch.advantages
         if A is None or self.all_rows:
@@ -327,8 +330,8 @@ class CoTrainer(PlayersTrainer):
     def rollout(self, name: str, rows: list[dict]) -> Batch:
         """Samples a completion for each row, has TRL call the player's reward functions, and
         computes the advantages of each group. If the player has no reward functions, the batch has
-        no advantages before `set_rewards`. All processes call `rollout` together, with equally many
-        rows. If the player has no reward functions, processes may have different numbers of rows.
+        no advantages before `set_rewards`. All processes call `rollout` together. They need equally
+        many rows if the player has reward functions.
 
         Args:
             name: the player.
@@ -525,9 +528,9 @@ class CoTrainer(PlayersTrainer):
 
     def concat(self, batches: list[Batch]) -> Batch:
         """Returns one batch with the rows of several rollouts of ONE adapter, for one update; see
-        `Batch.join`. The joined batch has the adapter's name as its player, and is scored at the
-        temperature of that name. So all players must have sampled at this temperature. Advantages
-        are copied, so set them before the call.
+        `Batch.join`. The player of the joined batch is the adapter's name, because the rows may
+        come from several players. The batch is scored at one temperature, so these players must all
+        have sampled at the same temperature. Advantages are copied, so set them before the call.
         """
         adapter = self.player_named(batches[0].player).adapter
         return Batch.join(adapter, batches, self.processing_class.pad_token_id)
