@@ -173,7 +173,7 @@ DOES = {  # edit: arguments besides the small run's, function whose calls are re
         lambda d, m: all(0 <= call[1] <= 1 for call in d.calls),
     ),
     "coverrl-clear": (
-        "--steps 1 --filter none --seed 2",
+        "--steps 1 --filter none",
         "",
         lambda d, m: d.steps[0]["co/kept"] < 1,
     ),

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, evaluated_once, load, run_module
 
 PAGE = (ROOT / "docs" / "your-own-script.md").read_text()
-EXAMPLE, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHORT = "--steps 1 --questions 2 --group-size 4 --eval-questions 4 --tokens 24 --eval-samples 1"
 
 REWARD = "self.set_rewards(solver, [r + 0.5 * a for r, a in zip(right, accepted)])"
