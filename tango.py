@@ -113,6 +113,8 @@ CLASS_EMA = 0.8  # decay of the class counts (paper sec. 3.3)
 BOXED = r"\\box(?:ed)?\{(CORRECT|INCORRECT)\}"
 VERDICTS = ("CORRECT", "INCORRECT")
 SECTION = re.compile(r"<step_verification>(.*?)</step_verification>", re.DOTALL)
+# models that nobody has taught often leave out the closing tag; the format reward asks for it
+UNCLOSED = re.compile(r"<step_verification>(.*)(?=<final_verification>)", re.DOTALL)
 
 
 class Judgement(NamedTuple):
@@ -124,7 +126,7 @@ def parse_judgement(text: str) -> Judgement:
     """Returns the verdicts of a judgement. A step's verdict is what its block ends with, and the
     final verdict comes after all steps. Verdicts that are quoted elsewhere are ignored.
     """
-    section = SECTION.search(text)
+    section = SECTION.search(text) or UNCLOSED.search(text)
     final = final_verdict(text[section.end() if section else 0 :])
     verdicts = [read_verdict(s, VERDICTS) for s in split_steps(section[1] if section else "")]
     return Judgement([v == "CORRECT" for v in verdicts if v], final)

@@ -204,8 +204,10 @@ def test_every_judge_exists():
 
 
 def test_every_table_says_the_command_that_makes_its_first_row():
-    for name in filter(evidence.with_runs, pages.TRAINED):  # others stand there before their runs
-        words = shlex.split(re.findall("`(python .*?)`", pages.block(name))[0])
+    names = [name for name in pages.TRAINED if evidence.with_runs(name)]
+    commands = re.findall("`(python .*?)`", pages.all_runs())
+    for name, command in zip(names, commands, strict=True):
+        words = shlex.split(command)
         assert words[1:4] == ["-m", "lab.runs.evidence", name]
         assert int(words[6]) in evidence.runs_of(name, words[4]), words
 
@@ -231,10 +233,9 @@ def test_the_table_of_some_variants_says_which_have_not_run(made_up):
     assert pages.block("made_up").startswith("Not measured yet")
     made_up("made_up", [*A.values()])
     text = pages.block("made_up")
-    assert text.startswith("`python -m lab.runs.evidence made_up a --seed 0` runs seed 0 of row")
-    assert (
-        "Not run yet: *b*. These 2 runs are of commit 1234567; the code has changed since." in text
-    )
+    assert "lab/README.md#the-runs) are those of `made_up`. Not run yet: *b*.\n" in text
+    says = "These 2 runs are of commit 1234567; the code has changed since."
+    assert pages.provenance("made_up") == says
     before, after = pages.table("made_up").splitlines()[2:]
     assert before == "| before training | 10.0, 10.0 |  |"
     assert after == "| a, 2 | 30.0, 32.0 | 8.0, 1 never |"

@@ -20,7 +20,7 @@ from common import fast
 from common.run import launch
 from common.tasks.answers import SOLVED
 from common.tasks.verdicts import VERIFIED
-from lab.runs import first_update
+from lab.runs import first_update, pages
 from lab.runs.first_update import PLAN, READ, WORST
 
 import pytest
@@ -136,10 +136,13 @@ def test_what_is_counted_of_known_texts(monkeypatch, tmp_path):
     ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (fits, does_not)]
     other = len(tokenizer("Right.", add_special_tokens=False).input_ids) + 1
     assert verifier["tokens"] == sum(map(len, ids)) + 2 + 14 * other
-    table = first_update.tables({"M": {"tango": found}}).splitlines()
-    assert table[0] == "**M**"
-    assert table[4].startswith("| tango | generator | 9 of 10 | 2 of 10 | 2 of 8 | 1 of 2 | ")
-    assert table[5].startswith("| tango | verifier | 1 of 16 | - | 2 of 8 | 1 of 2 | ")
+    file = tmp_path / "first_update.json"
+    file.write_text(json.dumps({"M": {"tango": found}}))
+    monkeypatch.setattr(pages, "EVIDENCE", tmp_path)
+    table = pages.first_update().splitlines()
+    assert table[0] == "M:"
+    assert table[4].startswith("| `tango.py` | generator | 9 of 10 | 2 of 10 | 2 of 8 | 1 of 2 | ")
+    assert table[5].startswith("| `tango.py` | verifier | 1 of 16 | - | 2 of 8 | 1 of 2 | ")
 
 
 def test_groups_without_rewards_are_those_of_a_prompt():

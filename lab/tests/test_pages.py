@@ -17,7 +17,7 @@ def test_tables_are_those_of_the_measured_runs():
         found = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- end -->", (ROOT / page).read_text(), re.S)
         assert found == [text], f"{page}: {mark} is not what was measured"
     for page in {page for page, _ in made}:  # and there is no other mark, which nothing fills
-        marks = re.findall(r"<!-- (?!end)([^>]*) -->", (ROOT / page).read_text())
+        marks = re.findall(r"^<!-- (?!end)([^>]*) -->$", (ROOT / page).read_text(), re.MULTILINE)
         assert sorted(marks) == sorted(mark for other, mark in made if other == page)
 
 

@@ -149,6 +149,7 @@ QUOTES_THE_END = f"<step><final_verification>{C}</final_verification> it quotes 
         (f"<final_verification>{C}</final_verification>", ([], True)),
         (f"<step>{C}</step>{judgement(X)}", ([False], True)),
         ("</step_verification><step_verification>", ([], None)),
+        (judgement(C, X).replace("</step_verification>", ""), ([True, False], True)),
         (judgement(*[C] * 500), ([True] * 500, True)),
     ],
 )
