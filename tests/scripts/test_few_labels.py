@@ -98,7 +98,7 @@ def test_what_a_judgement_says_elsewhere_accepts_nothing():
         judgement(section=f"all {C} {C}", final=C),
         f"<step>{C}</step><step>{C}</step>",
         judgement(C, section=f"<step>{C}{C}</step>"),
-        judgement(C, C).replace("</step_verification>", ""),
+        judgement(C, C).partition("</step_verification>")[0],
         judgement(section=f"<step>{C} no</step><step>{C}</step>"),
         "",
     ]
