@@ -465,7 +465,7 @@ def real(request, tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2)]
-    command += "--host 127.0.0.1 --dtype float32 --max-model-len 512 --enforce-eager".split()
+    command += "--host 127.0.0.1 --dtype float32 --max-model-len 2048 --enforce-eager".split()
     command += "--enable-lora --max-loras 2 --max-lora-rank 16 --port".split() + [port]
     more = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
     # its threads spin while they wait, and with ours on two cores all of them would
